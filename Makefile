@@ -33,7 +33,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-tritonclient test-gpu test-pytorch fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-tritonclient test-gpu test-pytorch fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -116,6 +116,11 @@ test-pytorch: $(STAMPS)/install $(STAMPS)/test ## Run the tests of PyTorch with 
 VERIFY_REPEATS ?= 300
 test-unchanged: $(STAMPS)/install $(STAMPS)/test ## Verify an unchanged model VERIFY_REPEATS times; make test does so 30 times
 	XPURUNTIME_VERIFY_REPEATS=$(VERIFY_REPEATS) $(PY) -m pytest -s --timeout 0 tests/unit/locks/test_unchanged.py $(PYTEST)
+
+# Searches that are killed at random moments and resumed.
+TUNE_KILLS ?= 50
+test-killed: $(STAMPS)/install $(STAMPS)/test ## Kill searches of xrt tune TUNE_KILLS times and resume them; make test does so 3 times
+	XPURUNTIME_TUNE_KILLS=$(TUNE_KILLS) $(PY) -m pytest -s --timeout 0 tests/unit/tuning/test_killed.py $(PYTEST)
 
 # Another protobuf than ours, so an environment of its own.
 TRITONCLIENT ?= tritonclient[http,grpc]==2.73.0

@@ -60,12 +60,12 @@ class Connection:
         host, _, port = address.rpartition(":")
         self.socket = socket.create_connection((host, int(port)))
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        self._request = request
+        self.request = request
         self._received = b""
 
     def send(self) -> None:
         self._received = b""
-        self.socket.sendall(self._request)
+        self.socket.sendall(self.request)
 
     def receive(self) -> bytes:
         """Return the response once it is whole, and nothing before."""

@@ -9,6 +9,8 @@ import os
 import platform
 import statistics
 import sys
+import threading
+import time
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +68,25 @@ def interleaved(
     """Return microseconds a call of cases timed side by side, the mean of each round; see `rounds_of`."""
     found = rounds_of(cases, calls=calls, rounds=rounds, warm=warm, finish=finish, rotate=rotate)
     return {name: [seconds * 1e6 for seconds in times] for name, times in found.items()}
+
+
+def rate(run: Callable[[], Any], rows: int, seconds: float, threads: int) -> float:
+    """Return rows a second of a function that threads call over and over."""
+    counts = [0] * threads
+    stop = time.perf_counter() + seconds
+
+    def work(index: int) -> None:
+        while time.perf_counter() < stop:
+            run()
+            counts[index] += 1
+
+    start = time.perf_counter()
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    for one in workers:
+        one.start()
+    for one in workers:
+        one.join()
+    return rows * sum(counts) / (time.perf_counter() - start)
 
 
 def table(samples: dict[str, list[float]], unit: str = "us", scale: float = 1.0) -> dict[str, float]:

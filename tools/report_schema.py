@@ -53,13 +53,21 @@ def table(properties: dict[str, Any]) -> str:
     return "| key | value | meaning |\n|---|---|---|\n" + "".join(rows)
 
 
+def table_of(one: dict[str, Any]) -> str:
+    """Return the properties of an object, or the words of an enumeration with their meanings, as a Markdown table."""
+    if "properties" in one:
+        return table(one["properties"])
+    rows = [f"| `{word}` | {text} |\n" for word, text in zip(one["enum"], one["enumDescriptions"], strict=True)]
+    return "| word | meaning |\n|---|---|\n" + "".join(rows)
+
+
 def tables() -> str:
     """Return the tables of all schemas, each type once."""
     tops = {"Report": report_schema(), "ReportComparison": comparison_schema()}
     tops["VerificationResult"] = verification_schema()
     tops["Lock"] = lock_schema()
     parts = [*tops.items(), *sorted({name: one for top in tops.values() for name, one in top["$defs"].items()}.items())]
-    return "".join(f"\n### {name}\n\n{one['description']}\n\n{table(one['properties'])}" for name, one in parts)
+    return "".join(f"\n### {name}\n\n{one['description']}\n\n{table_of(one)}" for name, one in parts)
 
 
 def main() -> int:

@@ -7,13 +7,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
-import typing
 from pathlib import Path
 
 import pytest
 
 import xpuruntime
-from xpuruntime.evidence.records import VerdictCode
+from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.runtime.doctor.finding import FindingCode
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"
@@ -73,6 +73,12 @@ def test_version_is_that_of_the_package():
     assert xpuruntime.__version__ == declared[1]
 
 
+def test_every_finding_of_doctor_is_documented():
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8")
+    table = page.partition("| code | finding |")[2].partition("## ")[0]
+    assert re.findall(r"^\| `([a-z_]+)` \|", table, re.M) == list(FindingCode)
+
+
 def test_every_code_of_a_verdict_is_documented():
     page = (ROOT / "docs" / "reference" / "errors.md").read_text(encoding="utf-8")
-    assert re.findall(r"^\| `([a-z_]+)` \|", page, re.M) == list(typing.get_args(VerdictCode))
+    assert re.findall(r"^\| `([a-z_]+)` \|", page, re.M) == list(VerdictCode)

@@ -17,7 +17,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 SOURCE = ROOT / "src" / "python" / "xpuruntime"
 
-#: The rooms in order: each may import those before it. `errors` is for all; `testing` imports what it tests.
+#: The rooms in order: each may import those before it. `SHARED` is for all; `testing` imports what it tests.
 ORDER = (
     "files",
     "policies",
@@ -44,7 +44,7 @@ ALLOWED["serving"] -= {"tuning"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["training"] = {"pytorch"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
-SHARED = {"errors", "lazy_names", "notebook", "printable", "_core", "_version"}
+SHARED = {"codes", "errors", "lazy_names", "notebook", "printable", "_core", "_version"}
 
 VENDORS = {
     "onnxruntime", "onnx", "torch", "tensorrt", "openvino", "cupy", "nncf", "ml_dtypes", "google.protobuf", "nvidia",
@@ -287,3 +287,13 @@ def test_rooms_of_evidence_import_one_way():
         or (name.startswith("xpuruntime.evidence.") and name.split(".")[2] not in EVIDENCE[own] | {own})
     ]
     assert not wrong, "\n".join(wrong)
+
+
+def test_one_place_asks_an_engine_for_its_judgement():
+    asking = {
+        str(path.relative_to(SOURCE))
+        for path in modules()
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "judge"
+    }
+    assert {one for one in asking if not one.startswith("testing")} == {"engines/judging.py"}

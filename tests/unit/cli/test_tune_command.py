@@ -88,6 +88,7 @@ def test_a_budget_that_is_too_short(xrt: Xrt, digits: str, spec: Path) -> None:
         (("--input", "random", "--budget", "10"), "--budget: '10' is not a duration"),
         (("--input", "random", "--tune", "bad.yaml"), "bad.yaml:1:9: unknown key 'thread' in space"),
         (("--input", "random", "--tune", "none.yaml"), "none.yaml: cannot be read: no such file"),
+        (("--input", "random", "--devices", "cpu:0-1,cpu:1"), "devices: cpu:0-1 and cpu:1 share core 1"),
         (("--input", "random", "-o", "no/such/folder.yaml"), "no/such"),
         (("--input", "random", "-o", "a.yaml", "--lock", "a.yaml"), "name the same file"),
     ],
@@ -97,6 +98,12 @@ def test_what_is_wrong_is_said(xrt: Xrt, digits: str, spec: Path, options: tuple
     found = xrt("tune", digits, "-d", "cpu", *options)
     assert found.code == 2, found
     assert message in found.err
+
+
+def test_a_device_that_is_not_there(xrt: Xrt, digits: str, spec: Path) -> None:
+    found = xrt("tune", digits, "-d", "cpu", "--input", "random", "--devices", "cuda:99")
+    assert found.code == 1, "as for any device that no engine here has"
+    assert "devices: cuda:99 is not there" in found.err
 
 
 def test_a_search_that_did_not_end_is_not_thrown_away(xrt: Xrt, digits: str, spec: Path, tmp_path: Path) -> None:

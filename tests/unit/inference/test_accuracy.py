@@ -16,6 +16,7 @@ from xpuruntime.engines.accuracy import Reference, read_reference, write_referen
 from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.null import NullEngine
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
+from xpuruntime.engines.onnxruntime.settings import Settings
 from xpuruntime.engines.precision import TOLERANCES
 from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.runtime.machine import EngineFacts
@@ -114,12 +115,17 @@ def test_limits_that_are_not_stated_are_those_of_the_precision() -> None:
         opened(OffEngine(5.0), accuracy={"rtol": 0.5})
 
 
+class CoarseSettings(Settings, kw_only=True):
+    computes: str = "fp16"
+
+
 class CoarseEngine(OffEngine):
     """One that computes float32 tensors in fp16, and says so."""
 
     def judge(self, request: Request, machine: Machine) -> Judgement:
         judgement = super().judge(request, machine)
-        return msgspec.structs.replace(judgement, settings={**judgement.settings, "computes": "fp16"})
+        settings = CoarseSettings(**msgspec.structs.asdict(judgement.settings))
+        return msgspec.structs.replace(judgement, settings=settings)
 
     def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
         return {"off": "1"}

@@ -93,8 +93,8 @@ def test_each_key_has_a_control(engine: SlowEngine, cache: Path) -> None:
 
 def key_of(engine: SlowEngine, model: Path, **execution: Any) -> str:
     policy = xrt.Policy.coerce(policy_of(Path("/cache"), **execution))
-    request, plan, machine, *_ = plan_asked(model, Asked(policy=policy), engine.registry(), None)
-    return cache_key(Recipe(engine, request.on(plan.device, policy), plan.judgement(), machine))
+    found = plan_asked(model, Asked(policy=policy), engine.registry(), None)
+    return cache_key(Recipe(engine, found.request.on(found.plan.device, policy), found.judgement, found.machine))
 
 
 def test_what_makes_another_entry(engine: SlowEngine, tmp_path: Path) -> None:

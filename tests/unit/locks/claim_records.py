@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 #: Text that means something to XML, HTML, Markdown, JSON, OpenMetrics, GitHub and terminals.
@@ -13,8 +14,15 @@ HOSTILE = 'a|b`c`<b>&amp;"q" %0A::error::x\r\n\x1b[31m\x00 \ud800 ]]> \\n @team,
 def claim(id: str, verdict: str = "pass", **more: object) -> Claim:
     """Make a claim of the section that its id begins with."""
     codes = {"pass": "ok", "fail": "substituted", "inconclusive": "key_inconclusive", "skipped": "allowed"}
-    facts = {"requested": "asked", "observed": "seen", "reason": "a reason", "code": codes.get(verdict, verdict)}
-    return Claim(id=id, section=id.partition(".")[0], verdict=verdict, **{**facts, **more})  # type: ignore[arg-type]
+    facts = {
+        "requested": "asked",
+        "observed": "seen",
+        "reason": "a reason",
+        "code": codes.get(verdict, verdict),
+        **more,
+    }
+    facts["code"] = ClaimCode(facts["code"])
+    return Claim(id=id, section=id.partition(".")[0], verdict=verdict, **facts)  # type: ignore[arg-type]
 
 
 def result(*claims: Claim, **more: object) -> VerificationResult:

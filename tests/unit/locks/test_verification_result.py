@@ -11,7 +11,7 @@ import jsonschema
 import pytest
 from claim_records import HOSTILE, claim, result
 
-from xpuruntime.locks.verification.claim_codes import RULES
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import VERDICTS
 from xpuruntime.locks.verification.schema import verification_schema
 
@@ -86,13 +86,10 @@ def test_a_notebook_shows_no_markup_of_a_claim(mixed):
 
 
 def test_identifiers_of_rules_are_unique_and_of_one_form():
-    ids = [rule.id for rule in RULES.values()]
+    ids = [code.rule for code in ClaimCode]
     assert len(ids) == len(set(ids))
     assert all(one[:3] == "XRT" and one[3:].isdigit() and len(one) == 7 for one in ids)
-    assert all(rule.text.endswith(".") and rule.name.isidentifier() for rule in RULES.values())
+    assert all(code.rule_name.isidentifier() for code in ClaimCode)
     # what was given out stays: tools keep a history by these
-    assert (RULES["substituted"].id, RULES["out_of_tolerance"].id, RULES["slower"].id) == (
-        "XRT1001",
-        "XRT2001",
-        "XRT4001",
-    )
+    given_out = (ClaimCode.SUBSTITUTED, ClaimCode.OUT_OF_TOLERANCE, ClaimCode.SLOWER)
+    assert [code.rule for code in given_out] == ["XRT1001", "XRT2001", "XRT4001"]

@@ -14,7 +14,8 @@ import pytest
 from xpuruntime.errors import InputError
 from xpuruntime.measuring.rounds import in_worker, measure, rounds_of, time_calls, timed
 from xpuruntime.measuring.statistics import Margin
-from xpuruntime.measuring.worker import Worker, WorkerFailure
+from xpuruntime.measuring.worker import Worker
+from xpuruntime.measuring.worker_failure import WorkerFailure
 
 HERE = Path(__file__).parent
 

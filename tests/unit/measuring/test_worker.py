@@ -18,7 +18,8 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import InputError, XpuRuntimeError
-from xpuruntime.measuring.worker import FailureKind, Worker, WorkerFailure
+from xpuruntime.measuring.worker import Worker
+from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 
 HERE = Path(__file__).parent
 F = "worker_functions:"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import msgspec
 import pytest
 
 from xpuruntime.demo import demo_model_path
@@ -16,7 +17,7 @@ from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.errors import CudaError, EngineError, InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.records import Control, Verdict
-from xpuruntime.planning import Plan, PlanRequest, resolve
+from xpuruntime.planning import Plan, PlanRequest, decide, resolve
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 
@@ -99,6 +100,19 @@ class FactsEngine(Engine):
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
         raise AssertionError("planning must not load")
+
+
+class Settings(msgspec.Struct, frozen=True):
+    threads: int
+    order: tuple[str, ...]
+
+
+class TypedEngine(FactsEngine):
+    SETTINGS: ClassVar[Settings] = Settings(threads=2, order=("b", "a"))
+
+    def judge(self, request: Request, machine: Machine) -> Judgement:
+        found = super().judge(request, machine)
+        return msgspec.structs.replace(found, settings=self.SETTINGS, uncompilable="it is typed")
 
 
 MODEL = inspect_model(demo_model_path())
@@ -350,10 +364,14 @@ class TestPlan:
             ):  # fmt: skip
                 assert part in text, part
 
-    def test_judgement_is_what_the_engine_said(self) -> None:
-        judgement = settle().judgement()
-        assert judgement.verdict.accepted
-        assert judgement.settings == {"options": {"threads": 2}}
+    def test_the_judgement_is_what_the_engine_said_in_a_type_of_its_own(self) -> None:
+        engine = TypedEngine(devices=("cpu",))
+        found = decide(PlanRequest(model=MODEL), Policy(), CPU, {engine.name: engine})
+        assert found.judgement.verdict == found.plan.accepted
+        assert found.judgement.settings is TypedEngine.SETTINGS
+        assert found.judgement.uncompilable == "it is typed"
+        assert found.plan.settings == {"threads": 2, "order": ["b", "a"]}
+        assert Plan.from_json(found.plan.to_json()) == found.plan
 
     def test_equal_arguments_give_equal_plans(self) -> None:
         assert settle(TestModes.POLICY, GPU) == settle(TestModes.POLICY, GPU)

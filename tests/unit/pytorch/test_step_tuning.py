@@ -18,6 +18,7 @@ torch = pytest.importorskip("torch")
 import xpuruntime.pytorch as xrt_torch  # noqa: E402
 from xpuruntime.errors import InputError  # noqa: E402
 from xpuruntime.policies import KernelPolicy  # noqa: E402
+from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory  # noqa: E402
 from xpuruntime.pytorch.step_tuning.losses import difference  # noqa: E402
 from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep  # noqa: E402
 
@@ -108,6 +109,40 @@ def test_a_variant_that_fails_is_out_with_its_reason(monkeypatch: pytest.MonkeyP
     assert rows_of(tuned)["compile"].code == "failed"
     assert "no-such-compiler" in rows_of(tuned)["compile"].reason
     assert all(torch.equal(value, before[name]) for name, value in work.model.state_dict().items())
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_the_tolerance_is_that_of_what_is_computed_in(autocast: bool) -> None:
+    work = Work()
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            return (work.model(x).float() - y).square().mean()
+
+    tuned = xrt_torch.tune(loss, work.batch, optimizer=work.optimizer, launches=["eager"], kernels=NATIVE, **QUICK)
+    assert tuned.tolerance == (2e-2 if autocast else 1e-3)
+
+
+def test_memory_of_a_variant_is_without_that_of_others_and_of_copies() -> None:
+    held = {"now": 100, "most": 0}
+    memory = DeviceMemory(
+        torch.device("cpu"),
+        allocated=lambda _: held["now"],
+        peak=lambda _: held["most"],
+        reset=lambda _: held.update(most=held["now"]),
+    )
+    held["now"] += 50  # copies of parameters
+    memory.begin()
+    held["most"] = 150 + 70  # activations, and 20 bytes of state that stay
+    assert memory.peak() == 170
+    held["now"] += 20
+    memory.begin()
+    held["most"] = 170 + 40
+    assert memory.peak() == 160
+    held["now"] += 30  # what this variant keeps
+    memory.begin()
+    held["most"] = 200 + 60
+    assert memory.peak() == 180
 
 
 def test_random_numbers_widen_the_tolerance_and_are_noted() -> None:

@@ -11,7 +11,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xpuruntime.policies import Policy
+from xpuruntime.tuning.bench import Bench
+from xpuruntime.tuning.devices import TrialDevice
 from xpuruntime.tuning.journal import Journal
+from xpuruntime.tuning.measurements import Measurements
 from xpuruntime.tuning.planner import Planned, Rejected
 from xpuruntime.tuning.records import Candidate, CandidateFailed, Trial
 from xpuruntime.tuning.search import Outcome, Search
@@ -23,7 +26,7 @@ Seconds = Callable[[Mapping[str, Any]], float]
 TURN, OPEN = 0.02, 1.0
 
 
-class SimulatedBench:
+class SimulatedBench(Bench):
     """Candidates take ``seconds(changes)``; `fails` gives a trial or an exception in place of it."""
 
     def __init__(
@@ -34,7 +37,9 @@ class SimulatedBench:
         turns: float = 0.03,
         processes: float = 0.01,
         fails: Callable[[Candidate], Trial | CandidateFailed | None] = lambda one: None,
+        device: str = "cpu",
     ) -> None:
+        self.device = TrialDevice(name=device, device="cpu")
         self.seconds, self.fails, self.seed = seconds, fails, seed
         self.turns, self.processes = turns, processes
         self.now = 0.0
@@ -108,16 +113,17 @@ def planner(changes: Mapping[str, Any]) -> Planned | Rejected:
 
 
 def run(
-    bench: SimulatedBench,
+    bench: SimulatedBench | Sequence[SimulatedBench],
     space: Space,
     spec: TuneSpec | None = None,
     journal: Journal | None = None,
     progress: Callable[[TuneProgress], None] | None = None,
+    cancel: Callable[[], bool] | None = None,
     **more: Any,
 ) -> Outcome:
-    """Run a search on a bench."""
+    """Run a search on a bench, or on several: the time is then that of the one that took most."""
+    benches = [bench] if isinstance(bench, SimulatedBench) else list(bench)
     book = journal or Journal(None, {})
     earlier = book.elapsed
-    return Search(
-        spec or TuneSpec(), space, planner, bench, book, lambda: earlier + bench.now, progress=progress, **more
-    ).run()
+    measurements = Measurements(book, benches, lambda: earlier + max(one.now for one in benches), cancel)
+    return Search(spec or TuneSpec(), space, planner, measurements, progress=progress, **more).run()

@@ -14,7 +14,8 @@ from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
 from xpuruntime.tuning.schema import tune_schema
 from xpuruntime.tuning.space import apply_changes, build_space
-from xpuruntime.tuning.spec import OBJECTIVES, Objective, SearchSpace, TuneSpec
+from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.spec_parts import OBJECTIVES, Objective, SearchSpace
 
 FULL = """
 schema: xpuruntime.tune/1

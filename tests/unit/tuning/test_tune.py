@@ -30,7 +30,7 @@ def samples(count: int):
 
 
 def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, monkeypatch):
-    monkeypatch.setattr("xpuruntime.tuning.bench._OPEN", 8.0)  # seconds that the one that hangs is waited for
+    monkeypatch.setattr("xpuruntime.tuning.process_bench._OPEN", 8.0)  # seconds that the one that hangs is waited for
     faults = ["two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "leak", "noise"]
     found = xrt.tune(
         DEMO,

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
 from xpuruntime.engines.control_builder import ControlBuilder
 from xpuruntime.engines.options import Option, check_options, own_options
+from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.runtime.machine import EngineFacts, Machine
 
 if TYPE_CHECKING:
@@ -60,17 +62,15 @@ class ReferenceEngine(Engine):
     def judge(self, request: Request, machine: Machine) -> Judgement:
         """Accept or reject from facts, with one control for each key that the policy states."""
         rejected = self._reject(request, machine)
-        candidate = f"{self.name}@{request.device}"
         if rejected is not None:
-            code, reason, fix = rejected
-            return Judgement(verdict=Verdict(candidate=candidate, accepted=False, code=code, reason=reason, fix=fix))
+            return rejected.judgement(self.name, request.device)
         try:
             settings, controls = _settle(request)
         except PolicyError as error:
-            reason = str(error)
-            return Judgement(verdict=Verdict(candidate=candidate, accepted=False, code="option_invalid", reason=reason))
+            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
         reason = f"the reference evaluator of onnx {machine.engines[self.name].version}"
-        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
+        candidate = f"{self.name}@{request.device}"
+        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
         return Judgement(verdict=verdict, controls=controls, settings=settings)
 
     def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
@@ -79,25 +79,33 @@ class ReferenceEngine(Engine):
 
         return load_model(request, judgement.settings, machine.engines[self.name].version or "")
 
-    def _reject(self, request: Request, machine: Machine) -> tuple[str, str, str | None] | None:
-        """Return code, reason and fix, or ``None``."""
+    def _reject(self, request: Request, machine: Machine) -> Refusal | None:
+        """Return why it cannot run, or ``None``."""
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
-            return "engine_missing", "the package onnx is not installed", "pip install onnx"
+            return Refusal(VerdictCode.ENGINE_MISSING, "the package onnx is not installed", "pip install onnx")
         if request.device != "cpu":
-            return "device_unsupported", f"it computes in NumPy and has no device {request.device}", "use device cpu"
+            return Refusal(
+                VerdictCode.DEVICE_UNSUPPORTED,
+                f"it computes in NumPy and has no device {request.device}",
+                "use device cpu",
+            )
         precision = request.policy.execution.precision
         if precision not in ("model", "fp32"):
             reason = f"it computes in the types of the model and converts nothing to {precision}"
-            return "precision_unsupported", reason, "use precision model"
+            return Refusal(VerdictCode.PRECISION_UNSUPPORTED, reason, "use precision model")
         foreign = {domain: ops for domain, ops in request.model.custom_domains.items() if domain not in _DOMAINS}
         if foreign:
             named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())
-            return "op_unsupported", f"it has no operators outside the standard, such as {named}", "use another engine"
+            return Refusal(
+                VerdictCode.OP_UNSUPPORTED,
+                f"it has no operators outside the standard, such as {named}",
+                "use another engine",
+            )
         for tensor in (*request.model.inputs, *request.model.outputs):
             if tensor.dtype not in _DTYPES:
                 reason = f"{tensor.name!r} is of type {tensor.dtype}, which NumPy does not have"
-                return "op_unsupported", reason, "put a Cast at it into the model"
+                return Refusal(VerdictCode.OP_UNSUPPORTED, reason, "put a Cast at it into the model")
         return None
 
 

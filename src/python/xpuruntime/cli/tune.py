@@ -44,6 +44,13 @@ InputsOption = Annotated[
     ),
 ]  # fmt: skip
 BudgetOption = Annotated[str | None, text_option("--budget", metavar="TIME", help="Time of the search, such as 10m.")]
+DevicesOption = Annotated[
+    str | None,
+    text_option(
+        "--devices", metavar="LIST",
+        help="Measure on several at once: cuda:0,cuda:1, or disjoint sets of cores, cpu:0-3,cpu:4-7.",
+    ),
+]  # fmt: skip
 OutputOption = Annotated[
     str | None,
     text_option("--output", "-o", metavar="FILE", help="Write the policy that was found, as YAML."),
@@ -69,6 +76,7 @@ def tune(
     objective: ForOption = None,
     input: InputsOption = None,
     choice: Choice,
+    devices: DevicesOption = None,
     budget: BudgetOption = None,
     output: OutputOption = None,
     journal: JournalOption = None,
@@ -105,6 +113,7 @@ def tune(
                 objective=objective,
                 inputs=input,
                 budget=seconds,
+                devices=None if devices is None else [one.strip() for one in devices.split(",")],
                 journal=kept,
                 resume=resume,
                 progress=progress,
@@ -120,7 +129,7 @@ def tune(
 
 def _check_objective(name: str | None) -> None:
     from xpuruntime.policies.refusal import did_you_mean
-    from xpuruntime.tuning.spec import OBJECTIVES
+    from xpuruntime.tuning.spec_parts import OBJECTIVES
 
     if name is not None and name not in OBJECTIVES:
         raise InputError(f"--for {name}: this is not an objective{did_you_mean(name, OBJECTIVES, 'objectives')}")

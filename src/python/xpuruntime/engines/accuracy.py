@@ -79,8 +79,8 @@ def check_due(request: Request, judgement: Judgement) -> Check | None:
     precision = request.policy.execution.precision
     changed = precision in _CONVERTED or (precision == "int8" and _was_quantised(request))
     if levels.get("execution.precision") == "unsupported":  # of some nodes, where others are converted all the same
-        changed = any(judgement.settings.get(name) for name in _CONVERTING)
-    computes = judgement.settings.get("computes")
+        changed = any(judgement.setting(name) for name in _CONVERTING)
+    computes = judgement.setting("computes")
     if wanted is None and not changed and computes is None:
         return None
     asked = wanted is not None or changed or request.policy.mode == "strict"
@@ -201,6 +201,7 @@ def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
 def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:
     """Return the model as it is, loaded on the CPU."""
     from xpuruntime.engines.base import Request as Plain
+    from xpuruntime.engines.judging import judge
     from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
     from xpuruntime.policies import ExecutionPolicy, Policy
 
@@ -210,7 +211,7 @@ def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedM
     plain = Plain(model=request.model, device="cpu", policy=policy)
     if reference.name not in machine.engines:  # the registry of this session may not have it
         machine = msgspec.structs.replace(machine, engines={reference.name: reference.probe()})
-    judgement = reference.judge(plain, machine)
+    judgement = judge(reference, plain, machine)
     if not judgement.verdict.accepted:
         verdict = judgement.verdict
         msg = f"{reference.name} refuses it: {verdict.reason}." + (f" Fix: {verdict.fix}." if verdict.fix else "")

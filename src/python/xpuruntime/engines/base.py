@@ -7,7 +7,7 @@ from __future__ import annotations
 import os
 from abc import ABC, abstractmethod
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, NoReturn
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NoReturn
 
 import msgspec
 
@@ -21,9 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
-    from typing_extensions import Self
+    from typing_extensions import Self, TypeVar
 
     from xpuruntime.engines.artifact import Artifact, Compiled
+    from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.options import Option
@@ -33,6 +34,12 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
+
+    SettingsT = TypeVar("SettingsT", default=Any)
+else:
+    from typing import TypeVar
+
+    SettingsT = TypeVar("SettingsT")
 
 __all__ = ["Binding", "Engine", "Judgement", "LoadedModel", "Observed", "Request", "closed"]
 
@@ -75,7 +82,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Literal["run", "compile"] = "run"
 
 
-class Judgement(msgspec.Struct, frozen=True, kw_only=True):
+class Judgement(msgspec.Struct, Generic[SettingsT], frozen=True, kw_only=True):
     """An engine's answer to a request, made from facts alone.
 
     Attributes
@@ -83,18 +90,25 @@ class Judgement(msgspec.Struct, frozen=True, kw_only=True):
     verdict : Verdict
     controls : tuple of Control
         One for each policy key that the policy states.
-    settings : dict
-        What `load` will hand to the vendor, resolved now so that the plan can show it. ``computes`` is a precision,
-        such as ``"fp16"``, where the engine computes tensors of the model in another one than their own: the loaded
-        model is then compared with fp32 on the CPU.
+    settings : struct or dict
+        What `load` will hand to the vendor, resolved now so that the plan can show it: a type of the engine's own,
+        which `load`, `target` and `compile` get as it is. A member ``computes`` is a precision, such as ``"fp16"``,
+        where the engine computes tensors of the model in another one than their own: the loaded model is then compared
+        with fp32 on the CPU.
     uncompilable : str or None
         Why this request cannot be compiled, although the engine compiles others; `Engine.compile` refuses it too.
     """
 
     verdict: Verdict
     controls: tuple[Control, ...] = ()
-    settings: dict[str, Any] = {}
+    settings: SettingsT = {}  # type: ignore[assignment]
     uncompilable: str | None = None
+
+    def setting(self, name: str) -> Any:
+        """Return one of the settings; ``None`` where the engine has none of that name."""
+        if isinstance(self.settings, dict):
+            return self.settings.get(name)
+        return getattr(self.settings, name, None)
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,6 +201,10 @@ class LoadedModel(ABC):
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return the hot path: `run`, with as little work a call as the engine can. It keeps the model alive."""
         return self.run
+
+    def host_runner(self) -> HostRunner | None:
+        """Return what runs arrays of the host for a server, or ``None`` where `run` does it as well."""
+        return None
 
     def run_async(
         self, feeds: Mapping[str, Any], stream: Any = None, *, limits: QueueLimits | None = None
@@ -290,7 +308,7 @@ def _on_device(feeds: Mapping[str, Any]) -> bool:
 _HOST = (1, 3, 11)
 
 
-class Engine(ABC):
+class Engine(ABC, Generic[SettingsT]):
     """An inference engine. Stateless; importing its module must not import the vendor's package.
 
     Attributes
@@ -343,11 +361,11 @@ class Engine(ABC):
         return None
 
     @abstractmethod
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[SettingsT]:
         """Accept or reject, with the enforceability of every policy key. Pure: reads facts, touches no device."""
 
     @abstractmethod
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[SettingsT], machine: Machine) -> LoadedModel:
         """Load the model. Slow; raises an `XpuRuntimeError` and leaves nothing behind when it fails."""
 
     def exporter(self) -> type[NativeExporter] | None:
@@ -368,7 +386,7 @@ class Engine(ABC):
         del model, machine
         return (*of_policy(device), *of_options(self.name, self.option_table(device)))
 
-    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[SettingsT], machine: Machine) -> dict[str, str]:
         """Return what a compiled artifact of this request is tied to: versions of engine and libraries, chip, device.
 
         Pure. An artifact is loaded only where every entry is the same as when it was made: leave out what does not
@@ -377,7 +395,7 @@ class Engine(ABC):
         """
         raise _nothing_to_compile(self.name, request, judgement, machine)
 
-    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[SettingsT], machine: Machine, folder: Path) -> Compiled:
         """Write the compiled model into an empty folder that exists. Slow.
 
         Raises

@@ -29,13 +29,14 @@ from xpuruntime.engines.input_binding import (
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Control, Time, Unit, Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.model import ModelInfo, TensorInfo
-    from xpuruntime.evidence.records import Conversion, VerdictCode
+    from xpuruntime.evidence.records import Conversion
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["NullEngine"]
@@ -70,19 +71,26 @@ class NullEngine(Engine):
         listed += () if isinstance(fallback, str) else tuple(entry.partition("@")[0] for entry in fallback)
         if self.name not in listed:
             return refuse(
-                "not_named", "it computes nothing and is used only when named", "state engine: null if you want zeros"
+                VerdictCode.NOT_NAMED,
+                "it computes nothing and is used only when named",
+                "state engine: null if you want zeros",
             )
         if request.device != "cpu":
-            return refuse("device_unsupported", "the null engine has only the device cpu", "use device cpu")
+            return refuse(VerdictCode.DEVICE_UNSUPPORTED, "the null engine has only the device cpu", "use device cpu")
         shapeless = [o.name for o in request.model.outputs if o.shape is None or not is_tensor(o)]
         if shapeless:
             return refuse(
-                "op_unsupported", f"output {shapeless[0]!r} is no tensor with a known rank", "use another engine"
+                VerdictCode.OP_UNSUPPORTED,
+                f"output {shapeless[0]!r} is no tensor with a known rank",
+                "use another engine",
             )
         controls = tuple(_control(key, value) for key, value in request.policy.stated().items())
         candidate = f"{self.name}@{request.device}"
         verdict = Verdict(
-            candidate=candidate, accepted=True, code="accepted", reason="named in the policy; computes nothing"
+            candidate=candidate,
+            accepted=True,
+            code=VerdictCode.ACCEPTED,
+            reason="named in the policy; computes nothing",
         )
         return Judgement(verdict=verdict, controls=controls)
 

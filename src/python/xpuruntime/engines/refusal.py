@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.engines.base import Judgement
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
-    from xpuruntime.evidence.records import VerdictCode
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["Refusal", "missing_cuda_device"]
@@ -35,8 +35,8 @@ def missing_cuda_device(device: str, machine: Machine) -> Refusal | None:
     """Refuse a CUDA device that is not on this machine; ``"cuda"`` is the first one."""
     if not machine.cuda:
         reason = f"{device} is not there: {machine.cuda_reason or 'no CUDA device'}"
-        return Refusal("device_missing", reason)
+        return Refusal(VerdictCode.DEVICE_MISSING, reason)
     if int(device.partition(":")[2] or 0) not in {one.index for one in machine.cuda}:
         have = ", ".join(f"cuda:{one.index}" for one in machine.cuda)
-        return Refusal("device_missing", f"{device} is not there: this machine has {have}")
+        return Refusal(VerdictCode.DEVICE_MISSING, f"{device} is not there: this machine has {have}")
     return None

@@ -12,6 +12,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from xpuruntime.evidence.verdict_codes import VerdictCode
+
 __all__ = [
     "BESIDE",
     "Boundary",
@@ -28,37 +30,11 @@ __all__ = [
     "Unit",
     "UnitStatus",
     "Verdict",
-    "VerdictCode",
 ]
 
 Enforceability = Literal["enforced", "advisory", "unsupported"]
 Status = Literal["honoured", "fallback", "substituted", "unsupported", "inconclusive", "unobservable"]
 UnitStatus = Literal["honoured", "substituted", "unsupported", "unobservable"]
-#: Why a candidate of a plan is accepted or rejected; the reference of errors explains each.
-VerdictCode = Literal[
-    "accepted",
-    "not_tried",
-    "not_named",
-    "engine_unknown",
-    "engine_missing",
-    "engine_broken",
-    "library_missing",
-    "device_missing",
-    "device_unsupported",
-    "format_unsupported",
-    "op_unsupported",
-    "precision_unsupported",
-    "calibration_missing",
-    "calibration_unused",
-    "shape_unsupported",
-    "shapes_open",
-    "target_missing",
-    "option_invalid",
-    "not_enforceable",
-    "compile_unsupported",
-    "artifact_stale",
-    "artifact_foreign",
-]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
@@ -73,8 +49,8 @@ class Verdict(_Record, frozen=True, kw_only=True):
     candidate : str
         ``"engine"`` or ``"engine@device"``, such as ``"onnxruntime@cuda:0"``.
     accepted : bool
-    code : str
-        Machine-readable reason, one of `VerdictCode`, such as ``"engine_missing"``.
+    code : VerdictCode
+        Machine-readable reason.
     reason : str
         One sentence why.
     fix : str or None

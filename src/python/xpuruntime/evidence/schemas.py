@@ -10,6 +10,7 @@ from typing import Any
 
 import msgspec
 
+from xpuruntime.codes import Code
 from xpuruntime.evidence.report import SCHEMA, Report
 from xpuruntime.evidence.report_comparison import COMPARISON_SCHEMA, ReportComparison
 
@@ -57,7 +58,7 @@ def schema_of(kind: type, version: str, title: str, added: dict[str, Any]) -> di
     (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     top = parts.pop(root["$ref"].rpartition("/")[2])
     _describe(top, kind)
-    types = {one.__name__: one for one in _structs(kind)}
+    types = {one.__name__: one for one in _named_types(kind)}
     for name, part in parts.items():
         _describe(part, types[name])
     properties = {"schema": {"const": version}, **added}
@@ -77,6 +78,9 @@ def _describe(part: dict[str, Any], kind: type) -> None:
     """Take descriptions from the docstring, and require all: what is written has every field, defaults included."""
     text = inspect.cleandoc(kind.__doc__ or "")
     part["description"] = " ".join(_SECTION.split("\n" + text)[0].split())
+    if issubclass(kind, Code):
+        part["enumDescriptions"] = [kind(word).meaning for word in part["enum"]]
+        return
     told = _attributes(text)
     for name, one in part["properties"].items():
         one.pop("default", None)
@@ -99,8 +103,8 @@ def _attributes(text: str) -> dict[str, str]:
     return found
 
 
-def _structs(kind: type) -> set[type]:
-    """Return all struct types that a type is made of."""
+def _named_types(kind: type) -> set[type]:
+    """Return all structs and enumerations that a type is made of."""
     found: set[type] = set()
 
     def look(info: Any) -> None:
@@ -110,6 +114,9 @@ def _structs(kind: type) -> set[type]:
             found.add(info.cls)
             for field in info.fields:
                 look(field.type)
+            return
+        if isinstance(info, msgspec.inspect.EnumType):
+            found.add(info.cls)
             return
         for name in ("item_type", "key_type", "value_type"):
             if hasattr(info, name):

@@ -22,6 +22,7 @@ from xpuruntime.engines.artifact import (
     calibration_digest,
     model_digest,
 )
+from xpuruntime.engines.judging import judge
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.folders import make_private
@@ -283,7 +284,7 @@ def _compile(recipe: Recipe, folder: Path) -> None:
         version=__version__,
     )
     asked = msgspec.structs.replace(request, artifact=Artifact(folder=folder, manifest=manifest), purpose="run")
-    here = engine.judge(asked, machine)
+    here = judge(engine, asked, machine)
     if here.verdict.accepted:
         loaded = engine.load(asked, here, machine)
         try:

@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.engines.accuracy import limits_of, make_reference
 from xpuruntime.engines.control_builder import REFERENCE
+from xpuruntime.engines.judging import judge
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.accuracy import Reference
+    from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.engines.registry import EngineRegistry
@@ -154,7 +156,7 @@ def answers_of(
 
     def answer(model: ModelInfo) -> Mapping[str, Any]:
         asked = msgspec.structs.replace(request, model=model).on(plan.device, policy)
-        judgement = engine.judge(asked, machine)
+        judgement = judge(engine, asked, machine)
         if not judgement.verdict.accepted:
             raise XpuRuntimeError(judgement.verdict.reason, engine=engine.name, device=plan.device)
         try:
@@ -198,12 +200,12 @@ class _Bench(NamedTuple):
         policy = policy.replace(execution=execution)
         where, precision = str(execution.device), execution.precision
         try:
-            plan, machine = plan_request(self.request, policy, self.registry, self.machine)
+            (plan, judgement), machine = plan_request(self.request, policy, self.registry, self.machine)
         except XpuRuntimeError as error:
             return EngineRow(engine=engine, device=where, precision=precision, status="rejected", reason=_said(error))
         named: dict[str, Any] = {"engine": plan.engine, "device": plan.device, "precision": plan.precision}
         try:
-            result, latency = self._run(plan, policy, machine)
+            result, latency = self._run(plan, judgement, policy, machine)
         except XpuRuntimeError as error:
             return EngineRow(**named, status="failed", reason=str(error), notes=plan.warnings)
         except Exception as error:  # an engine of someone else's may raise anything, and the others go on
@@ -239,12 +241,12 @@ class _Bench(NamedTuple):
             drift=drift,
         )
 
-    def _run(self, plan: Plan, policy: Policy, machine: Machine) -> tuple[ProbeResult, float]:
+    def _run(self, plan: Plan, judgement: Judgement, policy: Policy, machine: Machine) -> tuple[ProbeResult, float]:
         asked = self.request.on(plan.device, policy)
-        loaded = self.registry.get(plan.engine).load(asked, plan.judgement(), machine)
+        loaded = self.registry.get(plan.engine).load(asked, judgement, machine)
         try:
             feeds = self.reference.feeds
-            limits = limits_of(asked, plan.settings.get("computes"))
+            limits = limits_of(asked, judgement.setting("computes"))
             result = compare_within(self.reference.outputs, dict(loaded.run(feeds)), limits)
             return result, measure(lambda: loaded.run(feeds), self.runs).median_us
         finally:

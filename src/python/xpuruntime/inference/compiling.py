@@ -16,10 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.engines.artifact import Artifact
-    from xpuruntime.engines.base import Engine, Request
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.plan_request import PolicyLike, Precision
-    from xpuruntime.planning import Plan
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy
     from xpuruntime.runtime.machine import Machine
 
@@ -93,20 +91,17 @@ def compile_model(
     asked = Asked(
         device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, lock=lock, frozen=frozen
     )
-    request, plan, facts, stated, _ = plan_asked(
-        model, asked, engines, machine, calibration=calibration, purpose="compile"
-    )
+    planned = plan_asked(model, asked, engines, machine, calibration=calibration, purpose="compile")
+    plan = planned.plan
     warn_of(plan, stacklevel=3)
-    recipe = Recipe(engines.get(plan.engine), request.on(plan.device, stated), plan.judgement(), facts)
+    wanted = planned.request.on(plan.device, planned.policy)
+    recipe = Recipe(engines.get(plan.engine), wanted, planned.judgement, planned.machine)
     return build(recipe, place, existing="replace" if overwrite else "refuse")[0]
 
 
-def save_compiled(
-    engine: Engine, request: Request, plan: Plan, machine: Machine, output: str | os.PathLike[str], *, overwrite: bool
-) -> Artifact:
+def save_compiled(recipe: Recipe, output: str | os.PathLike[str], *, overwrite: bool) -> Artifact:
     """Write the artifact of an open session; see `InferenceSession.save_compiled`."""
     place = user_path(output, "the artifact")
-    if request.artifact is not None:
-        return copy_artifact(request.artifact, place, overwrite=overwrite)
-    recipe = Recipe(engine, request, plan.judgement(), machine)
+    if recipe.request.artifact is not None:
+        return copy_artifact(recipe.request.artifact, place, overwrite=overwrite)
     return build(recipe, place, existing="replace" if overwrite else "refuse")[0]

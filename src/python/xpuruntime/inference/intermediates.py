@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.judging import judge
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ def _copy(
         msg = f"{request.artifact.folder} is compiled, and gives no tensors inside of it; open the model {info.path}"
         raise UnsupportedOperationError(msg, engine=engine.name, device=request.device)
     more = msgspec.structs.replace(request, model=_with_outputs(info, names))
-    judgement = engine.judge(more, machine)
+    judgement = judge(engine, more, machine)
     if not judgement.verdict.accepted:
         msg = f"{info.path} was refused with more outputs: {judgement.verdict.reason}"
         raise UnsupportedOperationError(msg, engine=engine.name, device=request.device)

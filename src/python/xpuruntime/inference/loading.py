@@ -13,6 +13,7 @@ import msgspec
 
 from xpuruntime.engines.accuracy import ProbeRefusedError, check_accuracy, check_due, make_reference, read_reference
 from xpuruntime.engines.artifact import PROBE, SCHEMA, calibration_digest, model_digest
+from xpuruntime.engines.judging import judge
 from xpuruntime.engines.precision import ProbeResult
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
@@ -48,7 +49,7 @@ class Ready(NamedTuple):
     conversions: tuple[Conversion, ...]
 
 
-def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine) -> Ready:
+def load_planned(recipe: Recipe, plan: Plan) -> Ready:
     """Load what was planned. Slow; leaves nothing behind when it fails.
 
     Raises
@@ -56,12 +57,12 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
     XpuRuntimeError
         As `Engine.load` and `build`; EngineError where the accuracy probe is out of tolerance.
     """
-    judgement = plan.judgement()
+    engine, request, judgement, machine = recipe
     cache = plan.control("execution.artifacts.cache")
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
-        artifact, made, warning = _cached(Recipe(engine, request, judgement, machine))
+        artifact, made, warning = _cached(recipe)
         request = msgspec.structs.replace(request, artifact=artifact)
-        judgement = engine.judge(request, machine)
+        judgement = judge(engine, request, machine)
         if not judgement.verdict.accepted:
             raise UnsupportedOperationError(judgement.verdict.reason, engine=engine.name, device=request.device)
         how = "which was compiled now" if made else "from the cache"
@@ -89,7 +90,7 @@ def load_planned(engine: Engine, request: Request, plan: Plan, machine: Machine)
         plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, told))
     if proof is not None and not proof.passed:  # in a precision that nobody asked for: else it had been refused
         told = (
-            f"{engine.name} computes float32 in {judgement.settings['computes']}, and on a probe input "
+            f"{engine.name} computes float32 in {judgement.setting('computes')}, and on a probe input "
             f"{request.model.path} does not agree with fp32 on the CPU: {proof.figures}. Fix: find the node with "
             "`xrt compare`, or use another engine; with `accuracy` in the policy, such a session is refused"
         )

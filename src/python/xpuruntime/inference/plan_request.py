@@ -20,10 +20,11 @@ if TYPE_CHECKING:
     from typing import Literal
 
     from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.locked import LockInForce
-    from xpuruntime.planning import Plan, PlanRequest
+    from xpuruntime.planning import Decision, Plan, PlanRequest
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -74,7 +75,7 @@ def plan(
     """
     engines = registry if registry is not None else default_registry()
     asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
-    return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration)[1]
+    return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
 
 
 class Asked(NamedTuple):
@@ -125,6 +126,17 @@ class Asked(NamedTuple):
         )
 
 
+class Planned(NamedTuple):
+    """A model that was read and planned: all that a session is opened from."""
+
+    request: PlanRequest
+    plan: Plan
+    judgement: Judgement
+    machine: Machine
+    policy: Policy
+    lock: LockInForce | None
+
+
 def plan_asked(
     model: ModelLike,
     asked: Asked,
@@ -134,15 +146,11 @@ def plan_asked(
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
     purpose: Literal["run", "compile"] = "run",
-) -> tuple[PlanRequest, Plan, Machine, Policy, LockInForce | None]:
+) -> Planned:
     """Read a model, settle its policy and plan it.
 
     The policy is that of the lock where there is one, else the one that was asked for; where none was, that of the
     artifact or of the model itself.
-
-    Returns
-    -------
-    tuple of (PlanRequest, Plan, Machine, Policy, LockInForce or None)
 
     Raises
     ------
@@ -181,10 +189,10 @@ def plan_asked(
         if lock is not None:
             stated, calibration = lock.policy, lock.calibration
     request = _request(info, stated, calibration, artifact, purpose)
-    plan, here = plan_request(request, stated, registry, machine)
+    (plan, judgement), here = plan_request(request, stated, registry, machine)
     plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
     plan = held_against_lock(info, plan) if lock is None else lock.checked(plan)
-    return request, plan, here, stated, lock
+    return Planned(request, plan, judgement, here, stated, lock)
 
 
 def reopen_plan(
@@ -196,13 +204,8 @@ def reopen_plan(
     *,
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
-) -> tuple[PlanRequest, Plan, Machine, Policy]:
+) -> Planned:
     """Read a model and check that a plan of before holds for it here; only the plan's engine is probed and asked.
-
-    Returns
-    -------
-    tuple of (PlanRequest, Plan, Machine, Policy)
-        As `plan_asked`, with the plan itself.
 
     Raises
     ------
@@ -225,8 +228,8 @@ def reopen_plan(
     engines = registry.engines()
     if machine is None:
         machine = _machine_of(registry, (plan.engine,) if plan.engine in engines else ())
-    check_plan(plan, request, stated, machine, engines)
-    return request, plan, machine, stated
+    judgement = check_plan(plan, request, stated, machine, engines)
+    return Planned(request, plan, judgement, machine, stated, None)
 
 
 def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
@@ -266,13 +269,13 @@ def _request(
 
 def plan_request(
     request: PlanRequest, policy: Policy, registry: EngineRegistry, machine: Machine | None
-) -> tuple[Plan, Machine]:
-    """Plan for a machine, or for this one. Return the plan and the machine it was made for."""
-    from xpuruntime.planning import plan_here, resolve
+) -> tuple[Decision, Machine]:
+    """Plan for a machine, or for this one. Return the plan with its judgement, and the machine it was made for."""
+    from xpuruntime.planning import decide, plan_here
 
     engines = registry.engines()
     if machine is not None:
-        return resolve(request, policy, machine, engines), machine
+        return decide(request, policy, machine, engines), machine
     return plan_here(request, policy, engines, functools.partial(_machine_of, registry))
 
 

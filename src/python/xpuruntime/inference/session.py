@@ -152,23 +152,23 @@ class InferenceSession:
         engines = registry if registry is not None else default_registry()
         asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
         given = {"example_inputs": example_inputs, "calibration": calibration}
-        self._lock: LockInForce | None = None
         if plan is None:
             planned = plan_asked(model, asked, engines, machine, **given)
-            request, self.plan, self._machine, self.policy, self._lock = planned
         elif lock is not None or frozen:
             raise InputError("a lock has a plan of its own: leave out plan, or lock and frozen")
         else:
-            reopened = reopen_plan(model, plan, asked, engines, machine, **given)
-            request, self.plan, self._machine, self.policy = reopened
-        open_batch = self.policy.execution.static_batch is not None
-        self._model = with_open_batch(request.model) if open_batch else request.model
+            planned = reopen_plan(model, plan, asked, engines, machine, **given)
+        self.plan, self.policy, self._machine, self._lock = planned.plan, planned.policy, planned.machine, planned.lock
+        info, open_batch = planned.request.model, self.policy.execution.static_batch is not None
+        self._model = with_open_batch(info) if open_batch else info
         warn_of(self.plan, stacklevel=3)
+        from xpuruntime.inference.building import Recipe
         from xpuruntime.inference.loading import load_planned
 
         self._engine = engines.get(self.plan.engine)
-        self._request = request.on(self.plan.device, self.policy)
-        ready = load_planned(self._engine, self._request, self.plan, self._machine)
+        self._request = planned.request.on(self.plan.device, self.policy)
+        self._recipe = Recipe(self._engine, self._request, planned.judgement, self._machine)
+        ready = load_planned(self._recipe, self.plan)
         warn_of(ready.plan, stacklevel=3, after=len(self.plan.warnings))
         self.plan, self._artifact = ready.plan, ready.artifact
         self._proof, self._checks = ready.proof, ready.conversions
@@ -403,7 +403,7 @@ class InferenceSession:
 
         self._open()
         request = msgspec.structs.replace(self._request, artifact=self._artifact)
-        return save_compiled(self._engine, request, self.plan, self._machine, folder, overwrite=overwrite)
+        return save_compiled(self._recipe._replace(request=request), folder, overwrite=overwrite)
 
     def memory(self) -> dict[str, int]:
         """Return bytes in use by owner, as far as the engine reports them."""

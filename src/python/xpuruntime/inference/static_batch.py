@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.base import Binding, Observed
+    from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.engines.model import ModelInfo
 
 __all__ = ["StaticBatchModel"]
@@ -163,6 +164,22 @@ class StaticBatchModel(LoadedModel):
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run`."""
         return self.run
+
+    def host_runner(self) -> HostRunner | None:
+        """Return that of the model, whose runs are padded and cut."""
+        found = self._model.host_runner()
+        if found is not None:
+            run = found.run
+
+            def run_whole(feeds: dict[str, Any]) -> Mapping[str, Any]:
+                full, rows = self.padded(feeds)
+                outputs = run(dict(full))
+                if rows == self._size:
+                    return outputs
+                return {name: _cut(array, self._outputs.get(name, 0), rows) for name, array in outputs.items()}
+
+            found.run = run_whole
+        return found
 
     def stop_async(self, caller: int | None = None) -> None:
         """Cancel runs that wait, here and in the model."""

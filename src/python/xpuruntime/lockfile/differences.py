@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.drift import Drift, shown
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedOutput, LockedPlan, LockedPolicy, UnitEntry
 from xpuruntime.lockfile.validators import validator_drift
@@ -22,7 +23,12 @@ __all__ = [
 ]  # fmt: skip
 
 #: Field of an entry to the code of its drift, in the order in which they are looked at.
-_FIELDS = (("on", "placement"), ("precision", "precision"), ("accumulate", "accumulate"), ("layout", "layout"))
+_FIELDS = (
+    ("on", DriftCode.PLACEMENT),
+    ("precision", DriftCode.PRECISION),
+    ("accumulate", DriftCode.ACCUMULATE),
+    ("layout", DriftCode.LAYOUT),
+)
 _RELOCK = "xrt lock --upgrade-unit"
 
 
@@ -43,7 +49,7 @@ def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...])
     grouped = {source for one in locked for source in one.sources}
     for key, other in now.items():
         if key not in before and not grouped.intersection(other.sources):
-            drifts.append(_entry_drift(other, "new", "no such unit", _describe(other)))
+            drifts.append(_entry_drift(other, DriftCode.NEW, "no such unit", _describe(other)))
     return tuple(drifts)
 
 
@@ -51,24 +57,28 @@ def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> Drift:
     wanted = set(one.sources)
     others = [other.unit for other in found if other.at == one.at and wanted.intersection(other.sources)]
     if others:
-        return _entry_drift(one, "fusion", one.unit, " | ".join(others))
-    return _entry_drift(one, "gone", _describe(one), "no such unit")
+        return _entry_drift(one, DriftCode.FUSION, one.unit, " | ".join(others))
+    return _entry_drift(one, DriftCode.GONE, _describe(one), "no such unit")
 
 
 def _compare_unit(one: UnitEntry, other: UnitEntry) -> list[Drift]:
     drifts = []
     if one.kernel != other.kernel and one.kernel is not None:
         if other.kernel is None:
-            drifts.append(_entry_drift(one, "unobservable", one.kernel, "a kernel that was not reported"))
+            drifts.append(_entry_drift(one, DriftCode.UNOBSERVABLE, one.kernel, "a kernel that was not reported"))
         else:
             same = one.kernel.partition("@")[0] == other.kernel.partition("@")[0]
-            drifts.append(_entry_drift(one, "configuration" if same else "kernel", one.kernel, other.kernel))
+            drifts.append(
+                _entry_drift(one, DriftCode.CONFIGURATION if same else DriftCode.KERNEL, one.kernel, other.kernel)
+            )
     for name, code in _FIELDS:
         before, now = getattr(one, name), getattr(other, name)
         if before != now:
             drifts.append(_entry_drift(one, code, shown(before), shown(now)))
     if not drifts and (one.op, one.relation) != (other.op, other.relation):
-        drifts.append(_entry_drift(one, "fusion", f"{one.op} ({one.relation})", f"{other.op} ({other.relation})"))
+        drifts.append(
+            _entry_drift(one, DriftCode.FUSION, f"{one.op} ({one.relation})", f"{other.op} ({other.relation})")
+        )
     return drifts
 
 
@@ -76,7 +86,7 @@ def _describe(one: UnitEntry) -> str:
     return f"{one.op} on {one.on}"
 
 
-def _entry_drift(one: UnitEntry, code: str, expected: str, found: str) -> Drift:
+def _entry_drift(one: UnitEntry, code: DriftCode, expected: str, found: str) -> Drift:
     name = one.unit if one.at == "s0" else f"{one.unit} at {one.at}"
     fix = f"restore what it depends on (validators {', '.join(one.depends_on)}), or take it: {_RELOCK} '{one.unit}'"
     return Drift(code=code, subject=name, expected=expected, found=found, entries=(one.unit,), restore=fix)
@@ -87,7 +97,7 @@ def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[Drift, ...]:
     before, now = _keys_of(locked), _keys_of(found)
     return tuple(
         Drift(
-            code="plan",
+            code=DriftCode.PLAN,
             subject=key,
             expected=shown(before.get(key)),
             found=shown(now.get(key)),
@@ -114,7 +124,9 @@ def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> t
         before, now = locked.stated.get(key), found.stated.get(key)
         if before != now:
             fix = f"state {key}: {before}" if before is not None else f"leave {key} out"
-            drifts.append(Drift(code="policy", subject=key, expected=shown(before), found=shown(now), restore=fix))
+            drifts.append(
+                Drift(code=DriftCode.POLICY, subject=key, expected=shown(before), found=shown(now), restore=fix)
+            )
     return tuple(drifts)
 
 
@@ -142,7 +154,7 @@ def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput,
             expected, got = f"sha256 {one.sha256[:16]}", f"sha256 {other.sha256[:16]}"
         drifts.append(
             Drift(
-                code="output",
+                code=DriftCode.OUTPUT,
                 subject=key[2],
                 expected=expected,
                 found=got,
@@ -166,11 +178,15 @@ def compare_calls(locked: tuple[CallEntry, ...], found: tuple[CallEntry, ...]) -
     for key, one in before.items():
         other = now.get(key)
         if other is None:
-            drifts.append(_call_drift(one, "gone", one.kernel, "no such call"))
+            drifts.append(_call_drift(one, DriftCode.GONE, one.kernel, "no such call"))
         elif other.kernel != one.kernel:
             same = one.kernel.partition("@")[0] == other.kernel.partition("@")[0]
-            drifts.append(_call_drift(one, "configuration" if same else "kernel", one.kernel, other.kernel))
-    drifts += [_call_drift(one, "new", "no such call", one.kernel) for key, one in now.items() if key not in before]
+            drifts.append(
+                _call_drift(one, DriftCode.CONFIGURATION if same else DriftCode.KERNEL, one.kernel, other.kernel)
+            )
+    drifts += [
+        _call_drift(one, DriftCode.NEW, "no such call", one.kernel) for key, one in now.items() if key not in before
+    ]
     return tuple(drifts)
 
 
@@ -178,7 +194,7 @@ def _call_key(one: CallEntry) -> tuple[object, ...]:
     return one.op, one.dtype, tuple(sorted(one.facts.items())), one.phase, one.module, one.node
 
 
-def _call_drift(one: CallEntry, code: str, expected: str, found: str) -> Drift:
+def _call_drift(one: CallEntry, code: DriftCode, expected: str, found: str) -> Drift:
     fix = "restore what it depends on, or make the lock again"
     return Drift(code=code, subject=one.name, expected=expected, found=found, entries=(one.name,), restore=fix)
 
@@ -200,7 +216,13 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
         drifts += compare_plans(old.plan, new.plan)
     if old.shapes != new.shapes:
         drifts.append(
-            Drift(code="shapes", subject="shapes", expected=_shapes(old), found=_shapes(new), restore="give --shapes")
+            Drift(
+                code=DriftCode.SHAPES,
+                subject="shapes",
+                expected=_shapes(old),
+                found=_shapes(new),
+                restore="give --shapes",
+            )
         )
     drifts += compare_entries(old.entries, new.entries)
     drifts += compare_calls(old.calls, new.calls)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import LockError
+from xpuruntime.lockfile.codes import DriftCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,10 +26,8 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    code : str
-        What ``--accept`` takes: the kind of a validator, ``"plan"``, or of an entry ``"kernel"``, ``"configuration"``,
-        ``"precision"``, ``"accumulate"``, ``"layout"``, ``"placement"``, ``"fusion"``, ``"gone"``, ``"new"``,
-        ``"unobservable"``, or ``"output"``.
+    code : DriftCode
+        What ``--accept`` takes.
     subject : str
         Which one, such as ``"libcublasLt.so.13"`` or ``"conv1+relu1"``.
     validator : str
@@ -40,7 +39,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
         The pin or the command that restores it.
     """
 
-    code: str
+    code: DriftCode
     subject: str
     validator: str = ""
     expected: str

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
+from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.records import CallEntry, UnitEntry
 
 if TYPE_CHECKING:
@@ -128,9 +129,11 @@ class _Dependencies:
     """Which validators an entry depends on."""
 
     def __init__(self, validators: Sequence[Validator]) -> None:
-        self._own = [one.id for one in validators if one.kind == "kernel_source"]
-        self._libraries = {one.id: one.key for one in validators if one.kind == "library"}
-        self._all = tuple(one.id for one in validators if one.kind not in ("library", "kernel_source"))
+        self._own = [one.id for one in validators if one.kind == ValidatorKind.KERNEL_SOURCE]
+        self._libraries = {one.id: one.key for one in validators if one.kind == ValidatorKind.LIBRARY}
+        self._all = tuple(
+            one.id for one in validators if one.kind not in (ValidatorKind.LIBRARY, ValidatorKind.KERNEL_SOURCE)
+        )
         self._every = tuple(sorted((*self._all, *self._libraries)))
 
     def of(self, kernel: str | None) -> tuple[str, ...]:

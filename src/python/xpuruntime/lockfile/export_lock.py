@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.errors import LockError
 from xpuruntime.lockfile.canonical import parse_lock
+from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.records import CallEntry, Identity, Lock, LockedModel, Provenance, Validator, stable_id
 from xpuruntime.runtime.json_reading import decode_json
 
@@ -56,13 +57,13 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_lock(self) -> Lock:
         """Return it as a lock, in the one format that locks have."""
-        facts: dict[tuple[str, str], Any] = {
-            ("device", self.device): {"arch": self.arch, "name": self.device_name},
-            ("engine", "torch"): {"version": self.torch},
-            ("package", "xpuruntime"): self.xpuruntime,
+        facts: dict[tuple[ValidatorKind, str], Any] = {
+            (ValidatorKind.DEVICE, self.device): {"arch": self.arch, "name": self.device_name},
+            (ValidatorKind.ENGINE, "torch"): {"version": self.torch},
+            (ValidatorKind.PACKAGE, "xpuruntime"): self.xpuruntime,
         }
         validators = tuple(
-            Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)  # type: ignore[arg-type]
+            Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)
             for (kind, key), value in sorted(facts.items())
         )
         ids = tuple(one.id for one in validators)
@@ -82,7 +83,9 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
         """Return the view of a lock. Raises `LockError` where it is none of an export."""
         identity = lock.identity
         found = {one.kind: one for one in identity.validators}
-        device, engine, package = found.get("device"), found.get("engine"), found.get("package")
+        device, engine, package = (
+            found.get(kind) for kind in (ValidatorKind.DEVICE, ValidatorKind.ENGINE, ValidatorKind.PACKAGE)
+        )
         opset = lock.provenance.facts.get("opset", "")
         if identity.subject != "export" or identity.model is None or not opset.isdecimal() or len(opset) > 6:
             raise LockError(

@@ -10,6 +10,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
+
 __all__ = [
     "SCHEMA",
     "AcceptedDrift",
@@ -27,29 +29,12 @@ __all__ = [
     "Provenance",
     "UnitEntry",
     "Validator",
-    "ValidatorKind",
     "digest_of_identity",
     "stable_id",
     "utc_now",
 ]
 
 SCHEMA = "xpuruntime.lock/1"
-
-ValidatorKind = Literal[
-    "model",
-    "external_data",
-    "policy",
-    "device",
-    "driver",
-    "engine",
-    "library",
-    "kernel_source",
-    "cpu_isa",
-    "environment",
-    "package",
-    "calibration",
-    "artifact",
-]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -63,8 +48,7 @@ class Validator(_Record, frozen=True, kw_only=True):
     ----------
     id : str
         Short, unique in the lock, and a function of `kind` and `key`.
-    kind : str
-        ``"model"``, ``"library"``, ``"device"``, …
+    kind : ValidatorKind
     key : str
         Which one, such as ``"libonnxruntime.so.1"`` or ``"cuda:0"``.
     expect : object
@@ -352,7 +336,7 @@ class Measured(_Record, frozen=True, kw_only=True):
 class AcceptedDrift(_Record, frozen=True, kw_only=True):
     """A difference that a user accepted: its code, what it was of, from and to, and why."""
 
-    code: str
+    code: DriftCode
     subject: str
     expected: str
     found: str

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
+from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.lockfile.drift import Drift, shown
 from xpuruntime.lockfile.entries import OWN_KERNELS
 from xpuruntime.lockfile.records import Validator, stable_id
@@ -104,31 +105,31 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     kernels : iterable of str
         Ids of the kernels that ran; those of the core depend on its build.
     """
-    expected: dict[tuple[str, str], Any] = {
-        ("engine", here.engine): here.engine_facts(),
-        ("device", here.device): here.device_facts(),
-        ("environment", here.engine): variables_of(here.engine, here.device, here.environment),
-        ("package", "xpuruntime"): _version_of("xpuruntime"),
+    expected: dict[tuple[ValidatorKind, str], Any] = {
+        (ValidatorKind.ENGINE, here.engine): here.engine_facts(),
+        (ValidatorKind.DEVICE, here.device): here.device_facts(),
+        (ValidatorKind.ENVIRONMENT, here.engine): variables_of(here.engine, here.device, here.environment),
+        (ValidatorKind.PACKAGE, "xpuruntime"): _version_of("xpuruntime"),
     }
     if here.model is not None:
-        expected["model", here.model.name] = _model_facts(here.model)
-        expected.update({("external_data", name): sha for name, sha in here.model.external.items()})
+        expected[ValidatorKind.MODEL, here.model.name] = _model_facts(here.model)
+        expected.update({(ValidatorKind.EXTERNAL_DATA, name): sha for name, sha in here.model.external.items()})
     if here.policy is not None:
-        expected["policy", "policy"] = dict(here.policy)
+        expected[ValidatorKind.POLICY, "policy"] = dict(here.policy)
     if not here.device.startswith("cuda"):
-        expected["cpu_isa", here.machine.architecture] = sorted(here.machine.cpu.features)
+        expected[ValidatorKind.CPU_ISA, here.machine.architecture] = sorted(here.machine.cpu.features)
     if here.device.startswith("cuda"):
-        expected["driver", "nvidia"] = here.driver_facts()
+        expected[ValidatorKind.DRIVER, "nvidia"] = here.driver_facts()
     if here.calibration is not None:
-        expected["calibration", "calibration"] = dict(here.calibration)
+        expected[ValidatorKind.CALIBRATION, "calibration"] = dict(here.calibration)
     if here.artifact is not None:
-        expected["artifact", "artifact"] = here.artifact
+        expected[ValidatorKind.ARTIFACT, "artifact"] = here.artifact
     for name, path in libraries_of(here.engine, here.device, here.mapped).items():
-        expected["library", name] = {**library_identity(path), "place": place_of(path)}
+        expected[ValidatorKind.LIBRARY, name] = {**library_identity(path), "place": place_of(path)}
     if any(one.startswith(OWN_KERNELS) for one in kernels) and (core := _core_identity()) is not None:
-        expected["kernel_source", CORE] = core
+        expected[ValidatorKind.KERNEL_SOURCE, CORE] = core
     return tuple(
-        Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)  # type: ignore[arg-type]
+        Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)
         for (kind, key), value in sorted(expected.items())
     )
 
@@ -151,7 +152,7 @@ def compare_libraries(identity: Identity) -> tuple[Drift, ...]:
     mapped = mapped_libraries()
     drifts = []
     for one in identity.validators:
-        path = mapped.get(one.key) if one.kind == "library" else None
+        path = mapped.get(one.key) if one.kind == ValidatorKind.LIBRARY else None
         if path is None:
             continue
         found, expected = library_identity(path), _expected(one)
@@ -162,7 +163,7 @@ def compare_libraries(identity: Identity) -> tuple[Drift, ...]:
 
 def _expected(one: Validator) -> Any:
     """Return what a validator expects, of a library without the place where it was."""
-    if one.kind == "library" and isinstance(one.expect, dict):
+    if one.kind == ValidatorKind.LIBRARY and isinstance(one.expect, dict):
         return {name: value for name, value in one.expect.items() if name != "place"}
     return one.expect
 
@@ -177,34 +178,34 @@ def _drifts(found: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> 
 def _found(one: Validator, here: Surroundings) -> Any:
     """Return what stands here where the lock has a validator; ``None`` where there is no such thing."""
     kind, key = one.kind, one.key
-    if kind == "library":
+    if kind == ValidatorKind.LIBRARY:
         place = one.expect.get("place", "") if isinstance(one.expect, dict) else ""
         path = find_file(key, str(place), here.mapped)
         try:
             return None if path is None else library_identity(path)
         except InputError as error:
             return str(error)
-    if kind == "model":
+    if kind == ValidatorKind.MODEL:
         return None if here.model is None else _model_facts(here.model)
-    if kind == "external_data":
+    if kind == ValidatorKind.EXTERNAL_DATA:
         return None if here.model is None else here.model.external.get(key)
-    if kind == "policy":
+    if kind == ValidatorKind.POLICY:
         return one.expect if here.policy is None else dict(here.policy)
-    if kind == "engine":
+    if kind == ValidatorKind.ENGINE:
         return here.engine_facts() if key == here.engine else None
-    if kind == "device":
+    if kind == ValidatorKind.DEVICE:
         return here.device_facts() if key == here.device else None
-    if kind == "driver":
+    if kind == ValidatorKind.DRIVER:
         return here.driver_facts()
-    if kind == "cpu_isa":
+    if kind == ValidatorKind.CPU_ISA:
         return sorted(here.machine.cpu.features) if key == here.machine.architecture else None
-    if kind == "environment":
+    if kind == ValidatorKind.ENVIRONMENT:
         return variables_of(key, here.device, here.environment)
-    if kind == "package":
+    if kind == ValidatorKind.PACKAGE:
         return _version_of(key)
-    if kind == "kernel_source":
+    if kind == ValidatorKind.KERNEL_SOURCE:
         return _core_identity() if key == CORE else None
-    if kind == "calibration":
+    if kind == ValidatorKind.CALIBRATION:
         return None if here.calibration is None else dict(here.calibration)
     return here.artifact
 
@@ -230,11 +231,11 @@ def validator_drift(one: Validator, expected: Any, found: Any, entries: tuple[st
         differ = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
         before = ", ".join(f"{name} {shown(expected.get(name))}" for name in differ)
         now = ", ".join(f"{name} {shown(found.get(name))}" for name in differ)
-    if one.kind == "cpu_isa" and isinstance(expected, list) and isinstance(found, list):
+    if one.kind == ValidatorKind.CPU_ISA and isinstance(expected, list) and isinstance(found, list):
         before = f"{len(expected)} features" + _features(" with", set(expected) - set(found))
         now = f"{len(found)} features" + _features(" with", set(found) - set(expected))
     return Drift(
-        code=one.kind,
+        code=DriftCode(one.kind),
         subject=one.key,
         validator=one.id,
         expected=before,
@@ -251,31 +252,33 @@ def _features(word: str, names: set[str]) -> str:
 def _restore_command(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
     """Return the pin or the command that restores what a validator of a lock expects."""
     kind = one.kind
-    if kind in ("engine", "library"):
-        pin = next((_pin(other) for other in identity.validators if other.kind == "engine"), None)
+    if kind in (ValidatorKind.ENGINE, ValidatorKind.LIBRARY):
+        pin = next((_pin(other) for other in identity.validators if other.kind == ValidatorKind.ENGINE), None)
         own = str(expected.get("place", "")) if isinstance(expected, dict) else ""
         return pin or f"install the build of {own or one.key} that the lock was made with"
-    if kind == "environment" and isinstance(expected, dict) and isinstance(found, dict):
+    if kind == ValidatorKind.ENVIRONMENT and isinstance(expected, dict) and isinstance(found, dict):
         differ = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
         return "; ".join(f"export {name}={expected[name]}" if name in expected else f"unset {name}" for name in differ)
-    if kind == "package":
+    if kind == ValidatorKind.PACKAGE:
         return f"pip install {one.key}=={expected}"
-    if kind == "kernel_source":
-        version = next((v.expect for v in identity.validators if v.kind == "package" and v.key == "xpuruntime"), None)
+    if kind == ValidatorKind.KERNEL_SOURCE:
+        version = next(
+            (v.expect for v in identity.validators if v.kind == ValidatorKind.PACKAGE and v.key == "xpuruntime"), None
+        )
         return f"install the build of xpuruntime {version or ''}".rstrip() + " that the lock was made with"
-    if kind == "calibration" and isinstance(expected, dict) and isinstance(found, dict):
+    if kind == ValidatorKind.CALIBRATION and isinstance(expected, dict) and isinstance(found, dict):
         if expected.get("content") == found.get("content"):
             return "restore the order of the samples: they are the same, in another order"
         return "restore the samples that were locked; `xrt policy calibration MODEL PATH` prints the digest of others"
     return {
-        "model": "restore the file that was locked",
-        "external_data": f"restore {one.key} beside the model",
-        "policy": "state the policy that was locked, or use --frozen to take it from the lock",
-        "device": f"run on {shown(expected)}",
-        "driver": f"install the driver {shown(expected)}",
-        "cpu_isa": "run on a processor with the same instruction sets",
-        "calibration": "name the inputs that were locked with calibration= (--calibration PATH)",
-        "artifact": "restore the artifact that was locked, or compile it again",
+        ValidatorKind.MODEL: "restore the file that was locked",
+        ValidatorKind.EXTERNAL_DATA: f"restore {one.key} beside the model",
+        ValidatorKind.POLICY: "state the policy that was locked, or use --frozen to take it from the lock",
+        ValidatorKind.DEVICE: f"run on {shown(expected)}",
+        ValidatorKind.DRIVER: f"install the driver {shown(expected)}",
+        ValidatorKind.CPU_ISA: "run on a processor with the same instruction sets",
+        ValidatorKind.CALIBRATION: "name the inputs that were locked with calibration= (--calibration PATH)",
+        ValidatorKind.ARTIFACT: "restore the artifact that was locked, or compile it again",
     }.get(kind, "")
 
 

@@ -5,16 +5,17 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
+from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import Drift, drift_error
-from xpuruntime.lockfile.records import AcceptedDrift, Lock, ValidatorKind, utc_now
+from xpuruntime.lockfile.records import AcceptedDrift, Lock, utc_now
 from xpuruntime.locks.create import create_lock
 from xpuruntime.policies.refusal import did_you_mean
 
@@ -23,17 +24,12 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
-__all__ = ["CODES", "LockResult", "lock"]
+__all__ = ["LockResult", "lock"]
 
-#: Codes of differences that a user may accept.
-CODES = (
-    *get_args(ValidatorKind), "plan", "shapes", "kernel", "configuration", "precision", "accumulate", "layout",
-    "placement", "fusion", "gone", "new", "unobservable", "output",
-)  # fmt: skip
 #: Kinds of validators that an upgrade of a package may change.
-_OF_PACKAGES = ("engine", "library", "package", "kernel_source")
+_OF_PACKAGES = (DriftCode.ENGINE, DriftCode.LIBRARY, DriftCode.PACKAGE, DriftCode.KERNEL_SOURCE)
 #: Of entries and outputs: what follows from a change of the surroundings.
-_FOLLOWS = frozenset(CODES) - frozenset(get_args(ValidatorKind)) - {"shapes"}
+_FOLLOWS = frozenset(DriftCode).difference(ValidatorKind, (DriftCode.SHAPES,))
 
 
 class LockResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -180,8 +176,8 @@ def lock(
 
 def _check_codes(accept: Sequence[str], why: str) -> None:
     for code in accept:
-        if code not in CODES:
-            raise InputError(f"{code!r} is not a code of a difference{did_you_mean(code, CODES, 'codes')}")
+        if code not in list(DriftCode):
+            raise InputError(f"{code!r} is not a code of a difference{did_you_mean(code, list(DriftCode), 'codes')}")
     if accept and not why.strip():
         raise InputError("accepting a difference needs a reason, which is kept in the lock. Fix: add --why TEXT")
     if why and not accept:
@@ -217,7 +213,7 @@ def _allowed(
     names = [part for entry in drift.entries for part in (entry, *entry.split("+"), *entry.split())]
     if units and not drift.validator and _matches(units, names):
         return True
-    if units and drift.code == "output":
+    if units and drift.code == DriftCode.OUTPUT:
         return any(_matches(units, [part for e in one.entries for part in (e, *e.split("+"))]) for one in drifts)
     wanted = {name.lower().replace("_", "-") for name in packages}
     if not wanted:
@@ -229,12 +225,12 @@ def _allowed(
 
 def _packages(drift: Drift, old: Lock) -> set[str]:
     """Return the packages that a validator is of."""
-    if drift.code == "package":
+    if drift.code == DriftCode.PACKAGE:
         return {drift.subject}
-    if drift.code == "kernel_source":
+    if drift.code == DriftCode.KERNEL_SOURCE:
         return {"xpuruntime"}
-    found = {drift.subject} if drift.code == "engine" else set()
+    found = {drift.subject} if drift.code == DriftCode.ENGINE else set()
     for one in old.identity.validators:
-        if one.kind == "engine" and isinstance(one.expect, dict):
+        if one.kind == ValidatorKind.ENGINE and isinstance(one.expect, dict):
             found |= {one.key, str(one.expect.get("package", "")).partition("==")[0]}
     return found

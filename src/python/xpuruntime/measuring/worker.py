@@ -10,7 +10,6 @@ when the parent is interrupted, and by the kernel when the parent itself is kill
 from __future__ import annotations
 
 import contextlib
-import enum
 import errno
 import json
 import os
@@ -20,16 +19,17 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
-from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.errors import InputError
+from xpuruntime.measuring.worker_failure import FailureKind, Outcome, WorkerFailure
 from xpuruntime.runtime.process_memory import read_status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["FailureKind", "Outcome", "Worker", "WorkerFailure"]
+__all__ = ["Worker"]
 
 _BOOTSTRAP = Path(__file__).with_name("worker_bootstrap.py")
 #: Run as text, since a script's own folder would come first where the worker imports from.
@@ -43,70 +43,6 @@ _KEPT, _LONGEST = 1 << 16, 1 << 26
 #: Where Python finds modules; of no use to another interpreter.
 _PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 _CLEAN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
-
-
-class FailureKind(str, enum.Enum):
-    """How a call in a worker failed. After all but `EXCEPTION` and `OUT_OF_MEMORY` by an exception it has ended."""
-
-    CRASHED = "crashed"
-    TIMEOUT = "timeout"
-    OUT_OF_MEMORY = "out_of_memory"
-    EXITED = "exited"
-    PROTOCOL = "protocol"
-    EXCEPTION = "exception"
-
-
-class WorkerFailure(XpuRuntimeError):  # noqa: N818  the name of a result, which is also raised
-    """A call in a worker gave no value.
-
-    Attributes
-    ----------
-    kind : FailureKind
-    reason : str
-        One sentence without the output.
-    signal : str or None
-        The name of the signal that ended the worker, such as ``"SIGSEGV"``.
-    exit_code : int or None
-        The exit status of a worker that ended by itself.
-    exceptions : tuple of str
-        Names of the class of the exception and of those it is derived from.
-    traceback : str
-        Of the exception, in the worker.
-    output : str
-        What the worker wrote last to stdout and stderr.
-    """
-
-    def __init__(
-        self,
-        kind: FailureKind,
-        reason: str,
-        *,
-        signal: str | None = None,
-        exit_code: int | None = None,
-        exceptions: Sequence[str] = (),
-        traceback: str = "",
-        output: str = "",
-    ) -> None:
-        last = output.strip().splitlines()[-12:]
-        super().__init__(reason + (f" (its last output: {' | '.join(last)})" if last else ""))
-        self.kind, self.reason, self.signal, self.exit_code = kind, reason, signal, exit_code
-        self.exceptions, self.traceback, self.output = tuple(exceptions), traceback, output
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuilt, (self.kind, self.reason, self.__dict__)
-
-
-def _rebuilt(kind: FailureKind, reason: str, attributes: dict[str, Any]) -> WorkerFailure:
-    failure = WorkerFailure(kind, reason, output=attributes["output"])
-    failure.__dict__.update(attributes)
-    return failure
-
-
-class Outcome(NamedTuple):
-    """The value of a call in a worker, or how it failed."""
-
-    value: Any
-    failure: WorkerFailure | None
 
 
 class Worker:
@@ -131,6 +67,8 @@ class Worker:
         Seconds that a call may take, unless the call says otherwise; ``math.inf`` is no limit.
     folder : path-like, optional
         The working directory.
+    cores : collection of int
+        Processors, as Linux counts them, that the worker begins on, and with it all that it starts; all if left out.
 
     Examples
     --------
@@ -149,6 +87,7 @@ class Worker:
         memory_limit: int | None = None,
         timeout: float = 600.0,
         folder: str | os.PathLike[str] | None = None,
+        cores: Collection[int] = (),
     ) -> None:
         self.python = os.fspath(python if python is not None else sys.executable)
         if not (Path(self.python).is_file() and os.access(self.python, os.X_OK)):
@@ -165,7 +104,7 @@ class Worker:
         self._fds: dict[str, int] = {}
         env = _environment(environment or {}, pythonpath, clean=clean, own=self.python == sys.executable)
         try:
-            self._start(env, folder)
+            self._start(env, folder, cores)
             #: ``python``, ``executable`` and ``pid`` of the worker.
             self.facts: dict[str, Any] = self._exchange(b"", _START_SECONDS, "starting").get("hello", {})
             if not self.facts:
@@ -231,6 +170,13 @@ class Worker:
         except WorkerFailure as failure:
             return Outcome(None, failure)
 
+    def kill(self) -> None:
+        """Kill the process group, from any thread: a call that is under way in another one then fails."""
+        process = self._process
+        if process is not None:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(process.pid, signal.SIGKILL)
+
     def close(self) -> None:
         """Kill the process group, collect the exit status and close the pipes; once is enough."""
         process, self._process = self._process, None
@@ -257,7 +203,7 @@ class Worker:
         if getattr(self, "_process", None) is not None:
             self.close()
 
-    def _start(self, env: dict[str, str], folder: str | os.PathLike[str] | None) -> None:
+    def _start(self, env: dict[str, str], folder: str | os.PathLike[str] | None, cores: Collection[int]) -> None:
         theirs: list[int] = []
         try:
             for name, ours in (("requests", 1), ("answers", 0), ("lifeline", 1), ("output", 0)):
@@ -265,7 +211,7 @@ class Worker:
                 self._fds[name] = pair[ours]
                 theirs.append(pair[1 - ours])
                 os.set_blocking(pair[ours], False)
-            command = [self.python, "-c", _START, str(_BOOTSTRAP), *map(str, theirs[:3])]
+            command = [self.python, "-c", _START, str(_BOOTSTRAP), *map(str, theirs[:3]), *map(str, cores)]
             self._process = subprocess.Popen(
                 command, stdin=subprocess.DEVNULL, stdout=theirs[3], stderr=theirs[3], pass_fds=theirs[:3],
                 start_new_session=True, env=env, cwd=folder,

@@ -61,8 +61,10 @@ def answer(line: bytes) -> str:
         return json.dumps({"id": request["id"], "error": {"kinds": kinds, "message": str(error), "traceback": text}})
 
 
-def main(requests: int, answers: int, lifeline: int) -> None:
+def main(requests: int, answers: int, lifeline: int, *cores: int) -> None:
     """Serve calls until the parent closes its end."""
+    if cores:  # before anything is imported that starts threads
+        os.sched_setaffinity(0, cores)
     for fd in (requests, answers, lifeline):
         os.set_inheritable(fd, False)
     follow_parent(lifeline)
@@ -90,4 +92,4 @@ def _send(out: object, text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:4]))
+    main(*map(int, sys.argv[1:]))

@@ -6,6 +6,16 @@ from __future__ import annotations
 
 from xpuruntime.planning.plan import InputFacts, ModelFacts, Plan, PlanRequest
 from xpuruntime.planning.probing import plan_here, possible_engines
-from xpuruntime.planning.resolve import resolve
+from xpuruntime.planning.resolve import Decision, decide, resolve
 
-__all__ = ["InputFacts", "ModelFacts", "Plan", "PlanRequest", "plan_here", "possible_engines", "resolve"]
+__all__ = [
+    "Decision",
+    "InputFacts",
+    "ModelFacts",
+    "Plan",
+    "PlanRequest",
+    "decide",
+    "plan_here",
+    "possible_engines",
+    "resolve",
+]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.artifact import calibration_digest
 from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
@@ -55,7 +56,7 @@ def foreign_artifact(artifact: Artifact, engine: str, device: str) -> Verdict | 
     return Verdict(
         candidate=f"{engine}@{device}",
         accepted=False,
-        code="artifact_foreign",
+        code=VerdictCode.ARTIFACT_FOREIGN,
         reason=f"the artifact {artifact.folder} was compiled by {made.engine} for {made.device}",
         fix=f"leave engine and device out, or compile the model for {engine}@{device}",
     )
@@ -82,7 +83,7 @@ def stale_artifact(engine: Engine, request: Request, judgement: Judgement, machi
     return Verdict(
         candidate=f"{engine.name}@{request.device}",
         accepted=False,
-        code="artifact_stale",
+        code=VerdictCode.ARTIFACT_STALE,
         reason=f"the artifact {artifact.folder} does not fit: " + "; ".join((*policy, *inputs, *target)),
         fix=_AGAIN if target else f"ask for the same, or {_AGAIN}",
     )
@@ -110,7 +111,7 @@ def refuse_compiling(engine: Engine, request: Request, judgement: Judgement) -> 
     return Verdict(
         candidate=f"{engine.name}@{request.device}",
         accepted=False,
-        code="compile_unsupported",
+        code=VerdictCode.COMPILE_UNSUPPORTED,
         reason=judgement.uncompilable,
         fix="leave that out, or load the model itself",
     )

@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.base import Judgement
-from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.runtime.plugin_points import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from xpuruntime.engines.base import Engine, Request
+    from xpuruntime.engines.base import Engine
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
@@ -55,23 +53,6 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 def devices_of(engine: Engine, machine: Machine) -> tuple[str, ...]:
     """Return the devices that an engine offers; none where a plugin fails to say, as its `judge` then tells."""
     return guarded(engine, lambda: tuple(map(str, engine.devices(machine))), lambda _: ())
-
-
-def judged(engine: Engine, request: Request, machine: Machine) -> Judgement:
-    """Return the answer of an engine; where a plugin fails to give one, that it is broken, and why."""
-
-    def failed(reason: str) -> Judgement:
-        told = f"its plugin failed to judge the request: {reason}"
-        fix = "upgrade or uninstall the package that the plugin is of"
-        return Refusal("engine_broken", told, fix).judgement(engine.name, request.device)
-
-    def call() -> Judgement:
-        found = engine.judge(request, machine)
-        if not isinstance(found, Judgement):
-            raise TypeError(f"judge() returned an object of type {type(found).__name__}, not Judgement")
-        return found
-
-    return guarded(engine, call, failed)
 
 
 def find_engine(name: str, engines: Mapping[str, Engine]) -> str | None:

@@ -6,7 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.planning.candidates import asks_for_every_engine, devices_of, find_engine, judged
+from xpuruntime.engines.judging import judge
+from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.planning.candidates import asks_for_every_engine, devices_of, find_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = ["device_fix", "kinds_of"]
 
-_NO_DEVICE = frozenset({"device_missing", "device_unsupported"})
+_NO_DEVICE = frozenset({VerdictCode.DEVICE_MISSING, VerdictCode.DEVICE_UNSUPPORTED})
 
 
 def kinds_of(engine: Engine, machine: Machine) -> tuple[str, ...]:
@@ -39,11 +41,11 @@ def device_fix(
     """
 
     def code(name: str, device: str) -> str:
-        return judged(engines[name], request.on(device, policy), machine).verdict.code
+        return judge(engines[name], request.on(device, policy), machine).verdict.code
 
     own = engines[candidate.engine]
     kind = candidate.device.partition(":")[0]
-    here = [one for one in devices_of(own, machine) if code(candidate.engine, one) == "accepted"]
+    here = [one for one in devices_of(own, machine) if code(candidate.engine, one) == VerdictCode.ACCEPTED]
     parts = [f"use device {' or '.join(here)}"] if here else []
     if asks_for_every_engine(policy):
         if policy.execution.device == "auto":  # every device of every engine is tried
@@ -60,7 +62,7 @@ def device_fix(
         and (request.purpose != "compile" or engine.compiles)
     ]
     codes = {name: code(name, candidate.device) for name in others if kind in kinds_of(engines[name], machine)}
-    serving = [name for name, found in codes.items() if found == "accepted"] or [
+    serving = [name for name, found in codes.items() if found == VerdictCode.ACCEPTED] or [
         name for name, found in codes.items() if found not in _NO_DEVICE
     ]
     if serving:

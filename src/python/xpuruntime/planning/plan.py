@@ -13,6 +13,7 @@ import msgspec
 from xpuruntime.engines.artifact import model_digest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.execution import ExecutionFacts  # a field of `Plan`
 from xpuruntime.runtime.json_reading import decode_json
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from xpuruntime.engines.artifact import Artifact
-    from xpuruntime.engines.base import Judgement, Request
+    from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.policies import Policy
 
@@ -186,7 +187,7 @@ class Plan(_Value, frozen=True, kw_only=True):
     @property
     def rejected(self) -> tuple[Verdict, ...]:
         """The candidates that were tried and refused, in order."""
-        return tuple(v for v in self.verdicts if not v.accepted and v.code != "not_tried")
+        return tuple(v for v in self.verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED)
 
     @property
     def request_hash(self) -> str:
@@ -227,12 +228,6 @@ class Plan(_Value, frozen=True, kw_only=True):
     def control(self, key: str) -> Control | None:
         """Return the control of one policy key, or ``None`` when the policy does not state it."""
         return next((c for c in self.controls if c.key == key), None)
-
-    def judgement(self) -> Judgement:
-        """Return the chosen engine's judgement, as `Engine.load` takes it."""
-        from xpuruntime.engines.base import Judgement
-
-        return Judgement(verdict=self.accepted, controls=self.controls, settings=self.settings)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain values, with its hashes."""

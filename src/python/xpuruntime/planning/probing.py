@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.errors import PolicyError, XpuRuntimeError
 from xpuruntime.planning.candidates import asks_for_every_engine, find_engine, normal_device
-from xpuruntime.planning.resolve import resolve
+from xpuruntime.planning.resolve import decide
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import Engine
-    from xpuruntime.planning.plan import Plan, PlanRequest
+    from xpuruntime.planning.plan import PlanRequest
+    from xpuruntime.planning.resolve import Decision
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
@@ -48,8 +49,8 @@ def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str,
 
 def plan_here(
     request: PlanRequest, policy: Policy, engines: Mapping[str, Engine], snapshot: Callable[[tuple[str, ...]], Machine]
-) -> tuple[Plan, Machine]:
-    """Return the plan, and the machine it was made for.
+) -> tuple[Decision, Machine]:
+    """Return the plan with its judgement, and the machine it was made for.
 
     Engines are probed one after the other until one is accepted. Where ``engine`` and ``device`` are both ``auto``,
     the accelerators of all engines come before any CPU, so all are probed at once.
@@ -72,12 +73,12 @@ def plan_here(
     for count in range(min(first, len(possible)), len(possible)):
         machine = snapshot(possible[:count])
         try:
-            plan = resolve(request, policy, machine, engines)
+            found = decide(request, policy, machine, engines)
         except PolicyError:
             raise
         except XpuRuntimeError:
             continue  # an engine that was not probed yet may take it
-        if plan.engine in possible[:count]:
-            return plan, machine
+        if found.plan.engine in possible[:count]:
+            return found, machine
     machine = snapshot(possible)
-    return resolve(request, policy, machine, engines), machine
+    return decide(request, policy, machine, engines), machine

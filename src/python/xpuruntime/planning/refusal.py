@@ -14,6 +14,7 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.runtime.extras import reinstall_command
 
 if TYPE_CHECKING:
@@ -24,10 +25,12 @@ if TYPE_CHECKING:
 
 __all__ = ["control_lines", "refusal"]
 
-_ENGINE_CODES = frozenset({"engine_missing", "engine_broken", "library_missing"})
+_ENGINE_CODES = frozenset({VerdictCode.ENGINE_MISSING, VerdictCode.ENGINE_BROKEN, VerdictCode.LIBRARY_MISSING})
 #: Of engines that do not count where another one is broken: they are not there, or never had the device.
-_ELSEWHERE = frozenset({"engine_missing", "device_unsupported", "format_unsupported", "not_named"})
-_ARTIFACT_CODES = frozenset({"artifact_foreign", "artifact_stale"})
+_ELSEWHERE = frozenset(
+    {VerdictCode.ENGINE_MISSING, VerdictCode.DEVICE_UNSUPPORTED, VerdictCode.FORMAT_UNSUPPORTED, VerdictCode.NOT_NAMED}
+)
+_ARTIFACT_CODES = frozenset({VerdictCode.ARTIFACT_FOREIGN, VerdictCode.ARTIFACT_STALE})
 
 
 def refusal(
@@ -52,7 +55,7 @@ def refusal(
         not there, `EngineUnavailable` when engines, their libraries or another device are missing, `EngineError` when a
         compiled artifact does not fit, `UnsupportedOperationError` otherwise.
     """
-    absent = [v for v in verdicts if v.code == "device_missing" and v.candidate.endswith("@auto")]
+    absent = [v for v in verdicts if v.code == VerdictCode.DEVICE_MISSING and v.candidate.endswith("@auto")]
     counted = [verdict for verdict in verdicts if verdict not in absent] or verdicts
     codes = {verdict.code for verdict in counted}
     device, engine = _one({c.device for c in candidates}), _one({c.engine for c in candidates})
@@ -70,18 +73,18 @@ def refusal(
 
     if len(absent) == len(verdicts):  # engines were named, and there is none of their devices
         return EngineUnavailable(message, engine=engine)
-    if codes <= {"engine_unknown", "option_invalid"}:
+    if codes <= {VerdictCode.ENGINE_UNKNOWN, VerdictCode.OPTION_INVALID}:
         return PolicyError(message, engine=engine)
     cuda = [c.device.startswith("cuda") for c in candidates]
-    if "device_missing" in codes and (all(cuda) or (codes == {"device_missing"} and any(cuda))):
+    if VerdictCode.DEVICE_MISSING in codes and (all(cuda) or (codes == {VerdictCode.DEVICE_MISSING} and any(cuda))):
         return CudaError(message, device=device, engine=engine)
-    if "device_missing" in codes and codes <= _ELSEWHERE | {"device_missing"}:
+    if VerdictCode.DEVICE_MISSING in codes and codes <= _ELSEWHERE | {VerdictCode.DEVICE_MISSING}:
         return EngineUnavailable(message, device=device, engine=engine)
-    if codes - _ELSEWHERE and codes - _ELSEWHERE <= {"library_missing", "engine_broken"}:
+    if codes - _ELSEWHERE and codes - _ELSEWHERE <= {VerdictCode.LIBRARY_MISSING, VerdictCode.ENGINE_BROKEN}:
         return EngineUnavailable(message, device=device, engine=engine)  # one engine could, once its fault is fixed
     if codes & _ARTIFACT_CODES:
         return EngineError(message, device=device, engine=engine)
-    if codes <= _ENGINE_CODES | {"engine_unknown"} and codes & _ENGINE_CODES:
+    if codes <= _ENGINE_CODES | {VerdictCode.ENGINE_UNKNOWN} and codes & _ENGINE_CODES:
         return EngineUnavailable(message, device=device, engine=engine)
     return UnsupportedOperationError(message, device=device, engine=engine)
 
@@ -102,7 +105,7 @@ def control_lines(controls: Sequence[Control], mode: str = "strict") -> list[str
 
 
 def _summary(codes: set[str], count: int) -> str:
-    if codes == {"not_enforceable"}:
+    if codes == {VerdictCode.NOT_ENFORCEABLE}:
         return "mode is strict, and a key of the policy cannot be enforced"
     return "the one candidate was rejected" if count == 1 else f"all {count} candidates were rejected"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
@@ -45,13 +46,13 @@ def plan_tables(plan: Plan) -> RenderableType:
     tried.add_column("verdict", no_wrap=True)
     tried.add_column("reason", overflow="fold")
     for verdict in plan.verdicts:
-        if verdict.code != "not_tried":
+        if verdict.code != VerdictCode.NOT_TRIED:
             colour = "green" if verdict.accepted else "red"
             reason = _reason(verdict.reason, verdict.fix)
             tried.add_row(Text(verdict.candidate), Text(verdict.code, style=colour), reason)
 
     parts: list[RenderableType] = [head, tried]
-    after = [verdict.candidate for verdict in plan.verdicts if verdict.code == "not_tried"]
+    after = [verdict.candidate for verdict in plan.verdicts if verdict.code == VerdictCode.NOT_TRIED]
     if after:
         parts.append(Text(f"not tried, because {plan.candidate} comes before: {', '.join(after)}", style="dim"))
     if plan.controls:

@@ -16,7 +16,7 @@ from xpuruntime.planning.resolve import judge_candidate, plan_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from xpuruntime.engines.base import Engine
+    from xpuruntime.engines.base import Engine, Judgement
     from xpuruntime.planning.execution import LibraryIdentity
     from xpuruntime.planning.plan import Plan, PlanRequest
     from xpuruntime.policies import Policy
@@ -27,7 +27,7 @@ __all__ = ["check_plan"]
 
 def check_plan(
     plan: Plan, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
-) -> None:
+) -> Judgement:
     """Judge the candidate of a plan again, and only that one, and refuse the plan where anything of it differs.
 
     Parameters
@@ -40,6 +40,11 @@ def check_plan(
     machine : Machine
         With the facts of the plan's engine.
     engines : mapping of str to Engine
+
+    Returns
+    -------
+    Judgement
+        What the engine of the plan loads from.
 
     Raises
     ------
@@ -74,6 +79,7 @@ def check_plan(
             engine=plan.engine,
             device=plan.device,
         )
+    return judgement
 
 
 def _compared(plan: Plan, now: Plan) -> Iterator[tuple[str, bool]]:

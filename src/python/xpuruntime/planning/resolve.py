@@ -4,21 +4,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
 from xpuruntime.engines.artifact import calibration_digest
 from xpuruntime.engines.base import Judgement
+from xpuruntime.engines.judging import judge
 from xpuruntime.engines.known_errors import control_of
 from xpuruntime.evidence.records import Control, Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.artifacts import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.planning.candidates import (
     KNOWN_EXTRAS,
     asks_for_every_engine,
     devices_of,
-    judged,
     list_candidates,
     nearest_engine,
 )
@@ -38,14 +39,26 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["judge_candidate", "plan_of", "resolve"]
+__all__ = ["Decision", "decide", "judge_candidate", "plan_of", "resolve"]
 
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is fixed.
-_MENDABLE = frozenset({"library_missing", "engine_broken"})
+_MENDABLE = frozenset({VerdictCode.LIBRARY_MISSING, VerdictCode.ENGINE_BROKEN})
+
+
+class Decision(NamedTuple):
+    """What will run: the plan for the record, and the judgement that its engine loads from."""
+
+    plan: Plan
+    judgement: Judgement
 
 
 def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Plan:
+    """Decide which engine and device run a model, touching neither; as `decide`, for the plan alone."""
+    return decide(request, policy, machine, engines).plan
+
+
+def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Decision:
     """Decide which engine and device run a model, touching neither.
 
     Parameters
@@ -59,8 +72,8 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
 
     Returns
     -------
-    Plan
-        With a verdict for every candidate: those after the chosen one have the code ``not_tried``.
+    Decision
+        Its plan has a verdict for every candidate: those after the chosen one have the code ``not_tried``.
 
     Raises
     ------
@@ -91,7 +104,9 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
             verdicts.append(_unknown(candidate, engines))
             continue
         judgement = judge_candidate(candidate, request, policy, machine, engines)
-        if judgement.verdict.code == "option_invalid":  # a mistake in the policy: no other engine runs in spite of it
+        if (
+            judgement.verdict.code == VerdictCode.OPTION_INVALID
+        ):  # a mistake in the policy: no other engine runs in spite of it
             raise refusal([candidate], [judgement.verdict], {}, str(request.model.path))
         short = [control for control in judgement.controls if control.enforceability != "enforced"]
         if judgement.verdict.accepted and policy.mode == "strict" and short:
@@ -104,7 +119,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
     if chosen is None:
         raise refusal(candidates, verdicts, unmet, str(request.model.path))
     winner, judgement = chosen
-    return plan_of(request, policy, machine, engines, winner, judgement, verdicts)
+    return Decision(plan_of(request, policy, machine, engines, winner, judgement, verdicts), judgement)
 
 
 def plan_of(
@@ -147,7 +162,7 @@ def judge_candidate(
             verdict=Verdict(
                 candidate=str(candidate),
                 accepted=False,
-                code="format_unsupported",
+                code=VerdictCode.FORMAT_UNSUPPORTED,
                 reason=f"the model is of the format {request.model.format}, and {candidate.engine} takes {takes}",
                 fix="export the model to a format of it, or name an engine that takes this one: "
                 + (" or ".join(_taking(request, candidate, machine, engines)) or "none that is registered does"),
@@ -161,7 +176,7 @@ def judge_candidate(
             verdict=Verdict(
                 candidate=str(candidate),
                 accepted=False,
-                code="compile_unsupported",
+                code=VerdictCode.COMPILE_UNSUPPORTED,
                 reason=f"{candidate.engine} makes no compiled artifact: it loads the model itself each time",
                 fix="name an engine that compiles: "
                 + (", ".join(name for name, one in engines.items() if one.compiles) or "none is registered"),
@@ -172,7 +187,7 @@ def judge_candidate(
             verdict=Verdict(
                 candidate=str(candidate),
                 accepted=False,
-                code="not_named",
+                code=VerdictCode.NOT_NAMED,
                 reason=f"this machine has no such device, and the simulator of {candidate.engine} runs only when named",
                 fix=f"state engine: {candidate.engine}",
             )
@@ -181,12 +196,12 @@ def judge_candidate(
         # The engine offers no device here: ask it about one that it drives, so that its own reason is reported.
         kinds = kinds_of(engine, machine) or ("cpu",)
         device = "cpu" if "cpu" in kinds else f"{kinds[0]}:0" if kinds[0] == "cuda" else kinds[0]
-        answer = judged(engine, request.on(device, policy), machine).verdict
+        answer = judge(engine, request.on(device, policy), machine).verdict
         if answer.accepted:
             answer = Verdict(
                 candidate=str(candidate),
                 accepted=False,
-                code="device_missing",
+                code=VerdictCode.DEVICE_MISSING,
                 reason="it has no device on this machine",
             )
         answer = _with_device_fix(
@@ -194,7 +209,7 @@ def judge_candidate(
         )
         return Judgement(verdict=_signed(answer, candidate, engine))
     asked = request.on(candidate.device, policy)
-    judgement = judged(engine, asked, machine)
+    judgement = judge(engine, asked, machine)
     verdict = judgement.verdict
     if verdict.accepted:
         verdict = (
@@ -214,6 +229,7 @@ def judge_candidate(
             candidate, policy, (*without_nodes(asked, told), *about_artifacts.values(), *((known,) if known else ()))
         ),
         settings=judgement.settings,
+        uncompilable=judgement.uncompilable,
     )
 
 
@@ -226,7 +242,7 @@ def _with_device_fix(
     engines: Mapping[str, Engine],
 ) -> Verdict:
     """Return the verdict, with a fix where the engine does not have the device and states none."""
-    if verdict.code not in ("device_missing", "device_unsupported") or verdict.fix is not None:
+    if verdict.code not in (VerdictCode.DEVICE_MISSING, VerdictCode.DEVICE_UNSUPPORTED) or verdict.fix is not None:
         return verdict
     return msgspec.structs.replace(verdict, fix=device_fix(candidate, request, policy, machine, engines))
 
@@ -253,7 +269,7 @@ def _signed(verdict: Verdict, candidate: Candidate, engine: Engine) -> Verdict:
     """Return a verdict under the name of its candidate; one on a missing engine names the extra that installs it."""
     fix = verdict.fix
     if (
-        verdict.code == "engine_missing"
+        verdict.code == VerdictCode.ENGINE_MISSING
         and engine.extra is not None
         and f"xpuruntime[{engine.extra}]" not in (fix or "")
     ):
@@ -320,14 +336,14 @@ def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
         return Verdict(
             candidate=str(candidate),
             accepted=False,
-            code="engine_missing",
+            code=VerdictCode.ENGINE_MISSING,
             reason=f"no adapter for {candidate.engine} is registered (registered: {', '.join(engines) or 'none'})",
             fix=f"install a package that registers {candidate.engine}; the vendor's own package comes with {install}",
         )
     return Verdict(
         candidate=str(candidate),
         accepted=False,
-        code="engine_unknown",
+        code=VerdictCode.ENGINE_UNKNOWN,
         reason=f"no engine is named '{candidate.engine}'; {nearest_engine(candidate.engine, engines)}",
         fix="correct the name in execution.engine, or install the package that registers it",
     )
@@ -335,7 +351,10 @@ def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
 
 def _not_tried(candidate: Candidate, winner: Candidate) -> Verdict:
     return Verdict(
-        candidate=str(candidate), accepted=False, code="not_tried", reason=f"{winner} comes before it and was accepted"
+        candidate=str(candidate),
+        accepted=False,
+        code=VerdictCode.NOT_TRIED,
+        reason=f"{winner} comes before it and was accepted",
     )
 
 
@@ -344,7 +363,7 @@ def _not_enforceable(candidate: Candidate, short: Sequence[Control]) -> Verdict:
     return Verdict(
         candidate=str(candidate),
         accepted=False,
-        code="not_enforceable",
+        code=VerdictCode.NOT_ENFORCEABLE,
         reason=f"mode is strict and these keys cannot be enforced: {keys}",
         fix="remove these keys, or set mode: prefer to run without them",
     )
@@ -352,11 +371,13 @@ def _not_enforceable(candidate: Candidate, short: Sequence[Control]) -> Verdict:
 
 def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
     lines: list[str] = []
-    before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
+    before = [v for v in verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED]
     if winner.fallback:
         lines.append(f"execution.fallback was used: {winner} runs, because " + "; ".join(map(_why, before)))
     else:
-        lines.extend(f"{_why(v)}; {winner} runs instead" for v in before if v.code in _MENDABLE | {"engine_unknown"})
+        lines.extend(
+            f"{_why(v)}; {winner} runs instead" for v in before if v.code in _MENDABLE | {VerdictCode.ENGINE_UNKNOWN}
+        )
     if policy.mode == "prefer":
         short = [control for control in judgement.controls if control.enforceability != "enforced"]
         lines.extend(line.strip() for line in control_lines(short, policy.mode))
@@ -370,7 +391,7 @@ _NOTED = 8
 def _notes(
     request: PlanRequest, policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]
 ) -> list[str]:
-    before = [v for v in verdicts if not v.accepted and v.code != "not_tried"]
+    before = [v for v in verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED]
     which = "the only candidate" if len(verdicts) == 1 else "the first candidate that can run it"
     lines = [f"{winner} is {which}: {judgement.verdict.reason}"]
     if request.artifact is not None:

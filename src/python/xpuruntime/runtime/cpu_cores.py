@@ -7,7 +7,10 @@ from __future__ import annotations
 import contextlib
 import os
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 __all__ = ["CpuCores", "cpu_cores"]
 
@@ -21,10 +24,10 @@ class CpuCores(NamedTuple):
     logical: int
 
 
-def cpu_cores(folder: Path = _FOLDER) -> CpuCores:
-    """Return the cores that the affinity of this process allows."""
+def cpu_cores(allowed: Collection[int] | None = None, folder: Path = _FOLDER) -> CpuCores:
+    """Return how many cores a set of processors has, by default the one that the affinity of this process allows."""
     try:
-        allowed = sorted(os.sched_getaffinity(0))
+        allowed = sorted(os.sched_getaffinity(0) if allowed is None else allowed)
     except AttributeError:  # not Linux
         count = os.cpu_count() or 1
         return CpuCores(count, count)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.tuning.records import Code
-    from xpuruntime.tuning.spec import Decide
+    from xpuruntime.tuning.spec_parts import Decide
 
 __all__ = ["Duelled", "duel"]
 

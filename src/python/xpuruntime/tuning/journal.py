@@ -2,14 +2,16 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """`Journal`: what a search measured, one line each, so that it goes on after it was killed.
 
-A line is a JSON object with a key, a value, the seconds that the search had taken, and a digest over the line and the
-one before. What was measured is recalled by its key and not measured again: all decisions follow from it.
+A line is a JSON object with a key, a value, the device that it was measured on, the seconds that the search had taken,
+and a digest over the line and the one before. What was measured is recalled by its key and not measured again: all
+decisions follow from it. Several threads may write.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SCHEMA", "Journal"]
 
-SCHEMA = "xpuruntime.tune_journal/1"
+SCHEMA = "xpuruntime.tune_journal/2"
 
 _HEAD, _END = "request", "end"
 _LARGEST = 1 << 30
@@ -51,6 +53,8 @@ class Journal:
         self.elapsed = 0.0
         self.resumed = 0
         self._values: dict[str, Any] = {}
+        self._devices: dict[str, str | None] = {}
+        self._lock = threading.Lock()
         self._digest = ""
         self._descriptor: int | None = None
         if self.path is None:
@@ -74,7 +78,11 @@ class Journal:
         """Return a value that was recorded; ``None`` where there is none."""
         return self._values.get(key)
 
-    def record(self, key: str, value: Any, elapsed: float) -> Any:
+    def device(self, key: str) -> str | None:
+        """Return the device that a value was measured on."""
+        return self._devices.get(key)
+
+    def record(self, key: str, value: Any, elapsed: float, device: str | None = None) -> Any:
         """Keep a value, and write it before anything else happens. Return it as it will be recalled.
 
         Raises
@@ -82,20 +90,21 @@ class Journal:
         InputError
             The file cannot be written.
         """
-        line, self._digest = journal_line(
-            {"key": key, "value": value, "elapsed": round(float(elapsed), 3)}, self._digest
-        )
-        if self._descriptor is not None:
-            try:
-                left = memoryview(line)
-                while left:
-                    left = left[os.write(self._descriptor, left) :]
-            except OSError as error:
-                msg = f"cannot write the journal '{self.path}': {reason_of(error)}. What is in it can be resumed"
-                raise InputError(msg) from error
-        self.elapsed = elapsed
-        self._values[key] = json.loads(line)["value"]
-        return self._values[key]
+        with self._lock:
+            self.elapsed = max(self.elapsed, round(float(elapsed), 3))
+            line, self._digest = journal_line(
+                {"key": key, "value": value, "device": device, "elapsed": self.elapsed}, self._digest
+            )
+            if self._descriptor is not None:
+                try:
+                    left = memoryview(line)
+                    while left:
+                        left = left[os.write(self._descriptor, left) :]
+                except OSError as error:
+                    msg = f"cannot write the journal '{self.path}': {reason_of(error)}. What is in it can be resumed"
+                    raise InputError(msg) from error
+            self._values[key], self._devices[key] = json.loads(line)["value"], device
+            return self._values[key]
 
     def finish(self, elapsed: float) -> None:
         """Say that the search ended, so that the file may be replaced."""
@@ -141,6 +150,7 @@ class Journal:
             return
         self._check_same(path, entries[0]["value"], json.loads(json_bytes(head)))
         self._values = {one["key"]: one["value"] for one in entries}
+        self._devices = {one["key"]: one["device"] for one in entries}
         self.elapsed = float(entries[-1]["elapsed"])
         self.resumed = len(entries) - 1
 
@@ -151,7 +161,7 @@ class Journal:
         except DamagedLineError as error:
             raise InputError(f"{path}:{error.number}: {error}. Fix: remove the file and start again") from None
         for number, entry in enumerate(entries, 1):
-            if entry.keys() != {"key", "value", "elapsed"}:
+            if entry.keys() != {"key", "value", "device", "elapsed"}:
                 raise InputError(f"{path}:{number}: this is no line of a search. Fix: remove the file and start again")
         return entries
 

@@ -40,10 +40,18 @@ class Rejected(NamedTuple):
 
 
 class Planner:
-    """Plans changes of a base policy."""
+    """Plans changes of a base policy; `most_threads` are those of the cores that candidates have."""
 
-    def __init__(self, request: PlanRequest, base: Policy, registry: EngineRegistry, machine: Machine | None) -> None:
-        self._request, self._base = request, base
+    def __init__(
+        self,
+        request: PlanRequest,
+        base: Policy,
+        registry: EngineRegistry,
+        machine: Machine | None,
+        *,
+        most_threads: int | None = None,
+    ) -> None:
+        self._request, self._base, self._most = request, base, most_threads
         self._registry, self._machine = registry, machine
 
     def plan(self, changes: Mapping[str, Any]) -> Planned | Rejected:
@@ -54,7 +62,10 @@ class Planner:
         """
         try:
             policy = apply_changes(self._base, changes)
-            plan, _ = plan_request(self._request, policy, self._registry, self._machine)
+            threads = policy.execution.threads
+            if self._most is not None and threads is not None and threads > self._most:
+                return Rejected(f"execution.threads: {threads} are more than the device has, which is {self._most}")
+            (plan, _), _ = plan_request(self._request, policy, self._registry, self._machine)
         except XpuRuntimeError as error:
             return Rejected(_reason(error))
         for key in changes:

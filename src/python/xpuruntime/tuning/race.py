@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.tuning.records import Code
-    from xpuruntime.tuning.spec import Decide
+    from xpuruntime.tuning.spec_parts import Decide
 
 __all__ = ["Failure", "Out", "Race"]
 
@@ -54,7 +54,8 @@ class Race:
     """
 
     def __init__(self, incumbent: str, challengers: Sequence[str], decide: Decide, seed: int = 0) -> None:
-        self.incumbent = incumbent
+        #: Who was the incumbent at the start, and who is now.
+        self.start = self.incumbent = incumbent
         self.out: dict[str, Out] = {}
         self.figures: dict[str, list[float | None]] = {name: [] for name in (incumbent, *challengers)}
         self._decide, self._seed = decide, seed

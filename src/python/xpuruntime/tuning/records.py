@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
 
-__all__ = ["CONTROL", "Candidate", "CandidateFailed", "Code", "Trial"]
+__all__ = ["CONTROL", "Candidate", "CandidateFailed", "Code", "DeviceLost", "Trial"]
 
 #: The id of the user's own policy.
 CONTROL = "c0"
@@ -18,7 +18,8 @@ CONTROL = "c0"
 #: Why a candidate did not win, or that it did.
 Code = Literal[
     "infeasible", "duplicate", "open_failed", "run_failed", "crashed", "timeout", "inaccurate", "memory", "slow_start",
-    "latency", "slower", "not_faster", "beaten", "nondeterministic", "not_tried", "undecided", "control", "winner",
+    "latency", "slower", "not_faster", "beaten", "nondeterministic", "node_lost", "not_tried", "undecided", "control",
+    "winner",
 ]  # fmt: skip
 
 
@@ -82,3 +83,7 @@ class CandidateFailed(XpuRuntimeError):  # noqa: N818  read as a sentence
     def __init__(self, code: Code, reason: str) -> None:
         super().__init__(reason)
         self.code, self.reason = code, reason
+
+
+class DeviceLost(XpuRuntimeError):  # noqa: N818  read as a sentence
+    """The device that candidates were measured on went away: no fault of theirs."""

@@ -57,7 +57,9 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     id : str
         ``"c0"`` is the user's own policy.
-    engine, device : str
+    engine : str
+    device : str
+        Where it was opened and raced.
     changes : dict of str to object
         Policy keys that it states beside or in place of those of the base policy.
     code : str
@@ -107,6 +109,10 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     batch, concurrency : int
     inputs : str
         Where the inputs are from.
+    devices : tuple of str
+        Those that candidates were measured on.
+    hardware : dict of str to object
+        What these devices are of.
     verdict : {"winner", "tied", "none", "undecided"}
         ``none``: no candidate keeps the constraints. ``undecided``: the budget ended before anything was proven.
     reason : str
@@ -140,6 +146,8 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     batch: int = 1
     concurrency: int = 1
     inputs: str = ""
+    devices: tuple[str, ...] = ()
+    hardware: dict[str, Any] = {}
     verdict: Literal["winner", "tied", "none", "undecided"]
     reason: str
     winner: str | None = None

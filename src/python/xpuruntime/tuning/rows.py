@@ -39,6 +39,8 @@ class Row:
         self.trial = Trial()
         self.figures: list[float] = []
         self.gain: Ratio | None = None
+        #: Where it was opened at last.
+        self.device: str | None = None
         #: Estimated ratio of its figure to that of the control.
         self.estimate: float | None = None
 
@@ -46,9 +48,9 @@ class Row:
         """Return it as a record."""
         one, trial = self.candidate, self.trial
         return CandidateResult(
-            id=one.id, engine=one.engine, device=one.device, changes=one.changes, code=self.code, reason=self.reason,
-            figure=statistics.median(self.figures) if self.figures else None, gain=self.gain, start=trial.start,
-            memory=trial.memory, error=trial.error, cosine=trial.cosine,
+            id=one.id, engine=one.engine, device=self.device or one.device, changes=one.changes, code=self.code,
+            reason=self.reason, figure=statistics.median(self.figures) if self.figures else None, gain=self.gain,
+            start=trial.start, memory=trial.memory, error=trial.error, cosine=trial.cosine,
         )  # fmt: skip
 
 

@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Outcome", "Search"]
 
-#: Candidates that are open at once.
-_AT_ONCE = 7
 #: Candidates that are planned at most.
 _MOST_ROWS = 2000
 #: Finalists that are duelled at most; share of the budget that the final duel may keep back.
@@ -72,8 +70,9 @@ class Search(Stages):
         row = self._new({})
         row.code = "control"
         row.reason = "the policy that was given"
-        if row.trial.code is None and self._try(row):
-            self._bench.pace(row.trial.run)
+        if row.trial.code is None and self._room(row) and self._try(row, self._all.main):
+            for bench in self._all.benches:
+                bench.pace(row.trial.run)
             self._incumbent, row.estimate = row.candidate.id, 1.0
             looks = look_rounds(*self._spec.decide.rounds, confidence=self._spec.decide.confidence)
             pair = 2.5 * row.trial.seconds + 0.2
@@ -88,16 +87,13 @@ class Search(Stages):
             points = self._promising(points)
         if size > 0:
             points.sort(key=self._gains.promise)
-        heat: list[str] = []
+        rows = []
         for point in points:
             row = self._point(point, size) if len(self._rows) < _MOST_ROWS else None
             self._untried += len(self._rows) >= _MOST_ROWS
-            if row is not None and self._allowed(row) and self._try(row):
-                heat.append(row.candidate.id)
-            if len(heat) == _AT_ONCE:
-                self._race(heat)
-                heat = []
-        self._race(heat)
+            if row is not None and self._room(row):
+                rows.append(row)
+        self._heats(rows)
 
     def _point(self, point: Point, size: int) -> Row | None:
         """Plan a point; ``None`` where it is rejected, or gets what another gets."""
@@ -111,10 +107,9 @@ class Search(Stages):
     def _race_kernels(self) -> None:
         """Try kernels of the leader, an operation at a time, those that take most time first."""
         leader = self._leader()
-        if leader is None or not self._kernels or not self._due("shares", self._deadline):
+        if leader is None or not self._kernels or not self._all.due("shares", self._deadline):
             return
-        self._stage = "kernels"
-        row = self._rows[leader]
+        row, bench = self._rows[leader], self._all.main
         choices = {
             op: planned
             for op, names in self._kernels.items()
@@ -127,8 +122,9 @@ class Search(Stages):
                                f"{sum(map(len, choices.values()))} on {on}, and refuses {refused}")  # fmt: skip
         if not choices:
             return
+        self._report("kernels", bench, (leader,))
         try:
-            shares = self._measured("shares", lambda: self._bench.shares(row.candidate))
+            shares = self._all.measured(bench, "shares", lambda: bench.shares(row.candidate))
         except CandidateFailed as failed:
             self._notes.append(f"kernels were not searched: {failed.reason}")
             return
@@ -137,8 +133,7 @@ class Search(Stages):
                 continue
             changes = self._rows[self._leader() or leader].candidate.changes
             rows = [self._new({**changes, f"kernels.{op}": name}) for name in choices[op]]
-            mine = [one for one in rows if one.code == "undecided" and self._allowed(one) and self._try(one)]
-            self._race([one.candidate.id for one in mine])
+            self._heats([one for one in rows if one.code == "undecided" and self._room(one)])
 
     def _with_kernel(self, row: Row, op: str, name: str) -> Planned | Rejected:
         return self._plan({**row.candidate.changes, f"kernels.{op}": name})
@@ -182,11 +177,14 @@ class Search(Stages):
 
     def _no_better(self, gain: Ratio | None = None) -> Outcome:
         open_ = [name for name, row in self._rows.items() if row.code == "undecided"]
-        if self._untried and self._deadline <= self._clock():
+        if self._untried and self._deadline <= self._all.clock():
             reason = f"nothing that was tried is better, and {self._untried} candidates were not tried in the budget"
             return self._outcome("undecided", reason, gain=gain)
         if open_:
             reason = f"nothing is proven to be better, and {', '.join(open_[:5])} could still be, by little"
+            return self._outcome("undecided", reason, gain=gain)
+        if lost := [name for name, row in self._rows.items() if row.code == "node_lost"]:
+            reason = f"nothing is proven to be better, and {', '.join(lost[:5])} could still be: their node was lost"
             return self._outcome("undecided", reason, gain=gain)
         if self._untried:
             self._notes.append(f"{self._untried} candidates were not tried: budget.candidates allows no more")
@@ -213,18 +211,19 @@ class Search(Stages):
 
     def _keeps(self, row: Row) -> bool:
         """Test determinism and the 99th percentile."""
-        one, constraints = row.candidate, self._spec.constraints
+        one, constraints, bench = row.candidate, self._spec.constraints, self._all.main
         try:
             if self._grade != "none":
-                self._stage = "determinism"
-                self._report((one.id,))
-                found = self._measured(f"determinism/{one.id}", lambda: self._bench.determinism(one, self._grade))
+                self._report("determinism", bench, (one.id,))
+                key = f"determinism/{one.id}"
+                found = self._all.measured(bench, key, lambda: bench.determinism(one, self._grade))
                 if not found["reached"]:
                     return self._fails(row, "nondeterministic", f"{self._grade} did not pass: {found['reason']}")
             if constraints.latency_p99 is not None:
-                self._stage = "tail"
-                limit, runs = constraints.latency_p99, runs_required(0.99)
-                found = self._measured(f"tail/{one.id}", lambda: self._bench.tail(one, limit, 2 * runs, _TAIL_SECONDS))
+                self._report("tail", bench, (one.id,))
+                limit, runs = constraints.latency_p99, 2 * runs_required(0.99)
+                key = f"tail/{one.id}"
+                found = self._all.measured(bench, key, lambda: bench.tail(one, limit, runs, _TAIL_SECONDS))
                 runs, over = found["runs"], found["over"]
                 if over > 0.01 * runs or runs < runs_required(0.99, beyond=over):
                     share = f"{over} of {runs} runs took longer than {limit:g} s"
@@ -232,7 +231,7 @@ class Search(Stages):
         except CandidateFailed as failed:
             return self._fails(row, failed.code, failed.reason)
         finally:
-            self._bench.close(one)
+            bench.close(one)
         return True
 
     def _fails(self, row: Row, code: Code, reason: str) -> bool:
@@ -242,15 +241,15 @@ class Search(Stages):
 
     def _duel(self, name: str, family: int) -> Duelled:
         """Race a finalist against the policy that was given; `family` is how many such duels there may be."""
-        self._stage = "duel"
+        bench = self._all.main
         decide, pair = self._spec.decide, (self._rows[CONTROL].candidate, self._rows[name].candidate)
 
         def measured(number: int) -> Sequence[float] | None:
             key = f"duel/{name}/{number}"
-            if not self._due(key, self._spec.budget.time):
+            if not self._all.due(key, self._spec.budget.time):
                 return None
-            self._report((CONTROL, name), number, decide.rounds[1])
-            figures: list[float] = self._measured(key, lambda: self._bench.fresh(pair))
+            self._report("duel", bench, (CONTROL, name), number, decide.rounds[1])
+            figures: list[float] = self._all.measured(bench, key, lambda: bench.fresh(pair))
             return figures
 
         return duel(measured, decide, family=family, seed=self._spec.seed)
@@ -267,7 +266,7 @@ class Search(Stages):
         return kept
 
     def _outcome(self, verdict: str, reason: str, *, winner: str | None = None, gain: Ratio | None = None) -> Outcome:
-        if self._cancel is not None and self._cancel() and verdict != "winner":
+        if self._all.cancelled and verdict != "winner":
             verdict, reason = "undecided", f"it was cancelled: {reason}"
         rows = tuple(row.result() for row in self._rows.values())
         return Outcome(verdict, reason, winner, gain, rows, self._stages, tuple(self._notes))

@@ -14,11 +14,12 @@ import numpy as np
 from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.artifact import model_digest
 from xpuruntime.errors import PlanError, PolicyError, UnsupportedOperationError
-from xpuruntime.inference.plan_request import plan_asked
+from xpuruntime.inference.plan_request import Planned, plan_asked
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import cpu_cores
 from xpuruntime.runtime.snapshot import probed
+from xpuruntime.tuning.devices import policy_device, trial_devices
 from xpuruntime.tuning.planner import Planner
 from xpuruntime.tuning.runner import Job
 from xpuruntime.tuning.space import build_space
@@ -28,10 +29,11 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.plan_request import Asked
-    from xpuruntime.planning import Plan, PlanRequest
+    from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.records import Candidate
     from xpuruntime.tuning.spec import TuneSpec
+    from xpuruntime.tuning.spec_parts import SearchSpace
 
 __all__ = ["Setting"]
 
@@ -53,15 +55,26 @@ class Setting:
         if asked.policy is not None and (lock := Policy.coerce(asked.policy).execution.lock) is not None:
             msg = f"the policy states execution.lock: {lock}, and a search changes what a lock holds. Fix: leave it out"
             raise PolicyError(msg)
-        request, plan, here, policy, _ = _planned(model, asked, registry, machine, self.calibration)
+        found = _planned(model, asked, registry, machine, self.calibration)
+        if spec.devices and found.policy.execution.device == "auto":
+            asked = asked._replace(device=policy_device(spec.devices[0]))
+            found = _planned(model, asked, registry, machine, self.calibration)
+        request, plan, here, policy = found.request, found.plan, found.machine, found.policy
         self.request: PlanRequest = request
         self.plan, self.registry = plan, registry
         given = spec.constraints.accuracy
         self.base = policy if isinstance(given, str) else policy._replaced({"accuracy": given})
         self.digest = model_digest(request.model)
-        self.planner = Planner(request, self.base, registry, machine)
         self.grade = spec.constraints.determinism or policy.execution.determinism
-        self.cores = cpu_cores()
+        self.devices = trial_devices(spec.devices, plan.device, here)
+        self.notes: tuple[str, ...] = ()
+        wanted, within = spec.space, self.devices[0].cores
+        self.cores = cpu_cores(within or None)
+        if within:
+            wanted = self._keep_within(policy)
+        self.planner = Planner(
+            request, self.base, registry, machine, most_threads=self.cores.logical if within else None
+        )
         names = spec.space.engine or _engines(policy, registry)
         missing = {one.name: probed(one) for one in map(registry.get, names) if one.name not in here.engines}
         self.machine = full = here.with_engines({**here.engines, **missing})
@@ -70,14 +83,27 @@ class Setting:
             for known in (registry.get(name) for name in names)
         }
         self.space = build_space(
-            policy, spec.space, declared, device=plan.device, cores=self.cores, accuracy=self.base.accuracy is not None
+            policy, wanted, declared, device=plan.device, cores=self.cores, accuracy=self.base.accuracy is not None
         )
         self.stated_keys = _stated_keys(spec)
+
+    def _keep_within(self, policy: Policy) -> SearchSpace:
+        """Keep candidates to the cores of a set: engines take and bind those of the machine unless they are told."""
+        wanted, most = self.spec.space, self.cores.physical
+        stated = policy.execution.threads
+        if stated is not None:
+            return wanted
+        self.base = self.base._replaced({"execution": self.base.execution._replaced({"threads": most})})
+        self.notes = (
+            f"candidates had the cores of {self.devices[0].name}: where the policy leaves threads open, it states "
+            f"{most} here",
+        )
+        return wanted if wanted.threads else wanted._replaced({"threads": ("engine", 1, "logical")})
 
     def facts(self, inputs: str) -> dict[str, Any]:
         """Return what a journal must be of."""
         what = self.spec.to_dict()
-        for name in ("budget", "isolation", "inputs", "base"):
+        for name in ("budget", "isolation", "inputs", "base", "devices"):
             what.pop(name, None)
         return {
             "version": version("xpuruntime"),
@@ -88,6 +114,8 @@ class Setting:
             "calibration": self.calibration,
             "engines": {name: one.version for name, one in sorted(self.machine.engines.items())},
             "cores": list(self.cores),
+            "devices": [one.name for one in self.devices],
+            "hardware": self.devices[0].hardware,
         }
 
     def write_samples(self, feeds: list[dict[str, Any]], room: Path) -> int:
@@ -118,9 +146,7 @@ class Setting:
         )  # fmt: skip
 
 
-def _planned(
-    model: Any, asked: Asked, registry: EngineRegistry, machine: Machine | None, calibration: Any
-) -> tuple[PlanRequest, Plan, Machine, Policy, Any]:
+def _planned(model: Any, asked: Asked, registry: EngineRegistry, machine: Machine | None, calibration: Any) -> Planned:
     try:
         return plan_asked(model, asked, registry, machine, calibration=calibration)
     except PlanError as error:

@@ -8,38 +8,24 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.measuring.statistics import LEAST_GAIN
-from xpuruntime.policies import AccuracyPolicy, files
+from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
-from xpuruntime.policies.document import Node, describe_value, from_python
-from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
-from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.kernel_ids import OPS
-from xpuruntime.policies.kernel_rule import KernelName
-from xpuruntime.policies.kinds import Choice, Integer, Kind, Number, Text
-from xpuruntime.policies.memory_policy import ByteSize
-from xpuruntime.policies.provider_options import ENGINE_PATTERN, check_engine
-from xpuruntime.policies.quantities import Duration, Share, ShortDuration
+from xpuruntime.policies.document import describe_value, from_python
+from xpuruntime.policies.kinds import Choice, Integer, Kind, Text
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
-from xpuruntime.tuning.spec_kinds import AtMost, OptionValues, Rounds, ThreadCount, WordOr
+from xpuruntime.tuning.devices import DEVICE_NAMES, check_devices, check_trial_device
+from xpuruntime.tuning.spec_parts import Budget, Constraints, ConstraintsKind, Decide, Objective, SearchSpace
 
 if TYPE_CHECKING:
     import os
 
     from typing_extensions import Self
 
-__all__ = [
-    "OBJECTIVES", "SCHEMA", "Budget", "Constraints", "Decide", "Objective", "SearchSpace", "TuneSpec",
-]  # fmt: skip
+__all__ = ["SCHEMA", "TuneSpec"]
 
 #: The version of the file format.
 SCHEMA = "xpuruntime.tune/1"
-
-_MINIMISED = ("latency.p50", "latency.p99", "memory", "energy", "cold_start")
-_MAXIMISED = ("throughput",)
-#: What ``--for`` takes.
-OBJECTIVES = (*_MINIMISED[:2], *_MAXIMISED, *_MINIMISED[2:])
 
 
 def _check_schema(text: str) -> str:
@@ -47,209 +33,6 @@ def _check_schema(text: str) -> str:
         near = "; upgrade xpuruntime to read it" if text.startswith("xpuruntime.tune/") else ""
         raise Refused(f"{quote(text)} is not a version that this release reads; it reads {SCHEMA}{near}")
     return text
-
-
-class Objective(PolicyValue, frozen=True, kw_only=True):
-    """What is made small or large, and under which load.
-
-    Attributes
-    ----------
-    minimise : {"latency.p50", "latency.p99", "memory", "energy", "cold_start"} or None
-        Of single runs: their median and 99th percentile. ``memory``: the peak of a fresh process that opens and runs
-        the model. ``energy``: joules of a run. ``cold_start``: seconds until the first result of a fresh process.
-    maximise : {"throughput"} or None
-        Rows a second.
-    batch : int
-        Rows of one run.
-    concurrency : int
-        Threads that call the session at the same time.
-    """
-
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "minimise": Choice(_MINIMISED, "What is made small.", what="objectives", optional=True),
-        "maximise": Choice(_MAXIMISED, "What is made large.", what="objectives", optional=True),
-        "batch": Integer(1, 65536, "Rows of one run."),
-        "concurrency": Integer(1, 1024, "Threads that call the session at the same time."),
-    }
-
-    minimise: str | None = None
-    maximise: str | None = None
-    batch: int = 1
-    concurrency: int = 1
-
-    def check_together(self) -> None:
-        """Refuse two objectives, and a load where none is measured."""
-        if self.minimise is not None and self.maximise is not None:
-            raise Refused(f"contradicts maximise {self.maximise!r}; state one objective", "minimise")
-        if self.concurrency > 1 and self.name in ("memory", "energy", "cold_start"):
-            raise Refused(f"{self.concurrency} has no meaning for {self.name}; leave it out", "concurrency")
-
-    @property
-    def name(self) -> str:
-        """The objective as ``--for`` takes it; ``latency.p50`` where none is stated."""
-        return self.maximise or self.minimise or "latency.p50"
-
-    @classmethod
-    def named(cls, name: str, **load: Any) -> Objective:
-        """Return the objective of a name. Raises `PolicyError`."""
-        which: dict[str, Any] = {"maximise" if name in _MAXIMISED else "minimise": name}
-        return cls(**which, **load)
-
-
-class Constraints(PolicyValue, frozen=True, kw_only=True):
-    """What a candidate must keep to be chosen. In a file ``memory_peak`` is ``memory.peak``, and so on.
-
-    Attributes
-    ----------
-    accuracy : AccuracyPolicy or "inherit"
-        How close all outputs for all inputs must be to the reference. ``"inherit"``: as the base policy states, else as
-        the precision of the candidate allows.
-    memory_peak : int or None
-        Most bytes that a process may have resident while it opens and runs the model.
-    latency_p99 : float or None
-        Seconds that 99 of 100 runs must keep.
-    determinism : str or None
-        The grade that must pass; ``None``: that of the base policy.
-    start : float or None
-        Most seconds until the first result.
-    """
-
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "accuracy": WordOr(("inherit",), Nested(AccuracyPolicy), "How close outputs must be to the reference."),
-        "memory_peak": AtMost(ByteSize(), "Most memory of the process."),
-        "latency_p99": AtMost(ShortDuration(), "Time that 99 of 100 runs must keep."),
-        "determinism": Choice(DETERMINISM_GRADES, "Grade that must pass.", what="grades", optional=True),
-        "start": AtMost(Duration(), "Longest time until the first result."),
-    }
-    #: The keys of a file.
-    DOCUMENT: ClassVar[dict[str, str]] = {"memory.peak": "memory_peak", "latency.p99": "latency_p99"}
-
-    accuracy: AccuracyPolicy | str = "inherit"
-    memory_peak: int | None = None
-    latency_p99: float | None = None
-    determinism: Determinism | None = None
-    start: float | None = None
-
-    @classmethod
-    def document_kinds(cls) -> dict[str, Kind]:
-        """Return the keys of a file and their kinds."""
-        names = {field: key for key, field in cls.DOCUMENT.items()}
-        return {names.get(field, field): kind for field, kind in cls.KINDS.items()}
-
-    @classmethod
-    def read(cls, node: Node, kinds: dict[str, Kind] | None = None) -> Self:
-        """Read a mapping of a document. Raises `Refused` with the node concerned."""
-        del kinds
-        fields = read_fields(node, cls.document_kinds())
-        return cls(**{cls.DOCUMENT.get(key, key): value for key, value in fields.items()})
-
-    def to_plain(self, hidden: frozenset[str] = frozenset()) -> dict[str, Any]:
-        """Return what a file says of this value."""
-        names = {field: key for key, field in self.DOCUMENT.items()}
-        return {names.get(field, field): value for field, value in super().to_plain(hidden).items()}
-
-
-class _ConstraintsKind(Nested):
-    @property
-    def kinds(self) -> dict[str, Kind]:
-        return Constraints.document_kinds()
-
-
-def _kernels(op: str) -> OneOrMore:
-    return OneOrMore(KernelName(op), f"Kernels to try for {op}.", optional=True)
-
-
-class KernelChoices(PolicyValue, frozen=True, kw_only=True):
-    """Kernels to try, by operation."""
-
-    KINDS: ClassVar[dict[str, Kind]] = {op: _kernels(op) for op in OPS}
-
-    matmul: tuple[str, ...] | None = None
-    attention: tuple[str, ...] | None = None
-    layer_norm: tuple[str, ...] | None = None
-    rms_norm: tuple[str, ...] | None = None
-    conv: tuple[str, ...] | None = None
-
-
-class SearchSpace(PolicyValue, frozen=True, kw_only=True):
-    """Values to try. What is left out is searched as the engines declare it.
-
-    Attributes
-    ----------
-    engine : tuple of str
-        Default: all that ``engine: auto`` may choose.
-    precision : tuple of str
-        Default: the precision of the base policy; where an accuracy is stated, all that the engine declares.
-    cuda_graph, layout : tuple of str
-    threads : tuple of int or str
-        Numbers, ``"physical"`` and ``"logical"`` cores, and ``"engine"``: not stated.
-    kernels : KernelChoices, "auto" or "off"
-        ``"auto"``: what a plan accepts of the families of each operation.
-    options : dict of str to dict of str to tuple of str
-        Engine to option to values, in place of those that the engine declares.
-    """
-
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "engine": OneOrMore(
-            Text(what="the name of an engine", parse=check_engine, pattern=ENGINE_PATTERN),
-            "Engines to try.",
-            empty=True,
-        ),
-        "precision": OneOrMore(
-            Choice(("model", "fp32", "tf32", "fp16", "bf16", "int8"), what="precisions"),
-            "Precisions to try.",
-            empty=True,
-        ),
-        "cuda_graph": OneOrMore(Choice(("off", "prefer", "require")), "CUDA graphs to try.", empty=True),
-        "threads": OneOrMore(ThreadCount(), "Threads to try.", empty=True),
-        "layout": OneOrMore(Choice(("auto", "nchw", "nhwc"), what="layouts"), "Layouts to try.", empty=True),
-        "kernels": WordOr(("off", "auto"), Nested(KernelChoices), "Kernels to try."),
-        "options": OptionValues("Options of engines to try: engine to option to list."),
-    }
-
-    engine: tuple[str, ...] = ()
-    precision: tuple[str, ...] = ()
-    cuda_graph: tuple[str, ...] = ()
-    threads: tuple[int | str, ...] = ()
-    layout: tuple[str, ...] = ()
-    kernels: KernelChoices | str = "auto"
-    options: dict[str, dict[str, tuple[str, ...]]] = FrozenDict()
-
-
-class Budget(PolicyValue, frozen=True, kw_only=True):
-    """How long a search may take, in seconds (``"10m"`` in a file), and how many candidates it opens at most."""
-
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "time": Duration("Time that the search may take."),
-        "candidates": Integer(1, 100_000, "Most candidates that are opened."),
-    }
-
-    time: float = 600.0
-    candidates: int = 200
-
-
-class Decide(PolicyValue, frozen=True, kw_only=True):
-    """When a difference counts.
-
-    Attributes
-    ----------
-    min_effect : float
-        Smallest gain that makes a winner: 0.02, ``"2%"`` in a file.
-    confidence : float
-        Of the result, from 0.5 to 0.9999.
-    rounds : tuple of int
-        Fewest rounds before anything is decided, and most of one race.
-    """
-
-    KINDS: ClassVar[dict[str, Kind]] = {
-        "min_effect": Share("Smallest gain that makes a winner.", most=1.0),
-        "confidence": Number(0.5, 0.9999, "Confidence of the result."),
-        "rounds": Rounds("Fewest and most rounds of a race."),
-    }
-
-    min_effect: float = LEAST_GAIN
-    confidence: float = 0.99
-    rounds: tuple[int, int] = (7, 61)
 
 
 class TuneSpec(PolicyValue, frozen=True, kw_only=True):
@@ -268,6 +51,9 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     decide : Decide
     seed : int
         Of the bootstrap and of inputs that are made up.
+    devices : tuple of str
+        Devices that candidates are measured on at the same time, one on each: of the kind that the policy runs on, as
+        ``"cuda:1"``, or disjoint sets of cores, as ``"cpu:0-3"``. Default: the device of the policy.
     isolation : {"process", "none"}
         ``"none"``: candidates share this process, where a crash ends all.
 
@@ -287,11 +73,14 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         "base": Text("Policy whose stated keys are fixed.", what="the path of a policy file", optional=True),
         "inputs": Text("Real inputs; 'random' makes some up.", what="a path, or 'random'", optional=True),
         "objective": Nested(Objective, "What is made small or large, and under which load."),
-        "constraints": _ConstraintsKind(Constraints, "What a candidate must keep."),
+        "constraints": ConstraintsKind(Constraints, "What a candidate must keep."),
         "space": Nested(SearchSpace, "Values to try."),
         "budget": Nested(Budget, "How long a search may take."),
         "decide": Nested(Decide, "When a difference counts."),
         "seed": Integer(0, 2**31 - 1, "Of the bootstrap, and of inputs that are made up."),
+        "devices": OneOrMore(
+            Text(what=DEVICE_NAMES, parse=check_trial_device), "Devices that are measured on at once.", empty=True
+        ),
         "isolation": Choice(("process", "none"), "Whether each candidate has a process of its own."),
     }
     #: The keys of a file.
@@ -308,7 +97,17 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     budget: Budget = Budget()
     decide: Decide = Decide()
     seed: int = 0
+    devices: tuple[str, ...] = ()
     isolation: Literal["process", "none"] = "process"
+
+    def check_together(self) -> None:
+        """Refuse devices that share something, and several where all candidates share this process."""
+        try:
+            check_devices(self.devices)
+        except Refused as refused:
+            raise refused.under("devices") from None
+        if self.devices and self.isolation == "none":
+            raise Refused("contradicts devices: they need a process for each candidate", "isolation")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
@@ -365,7 +164,12 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         except Refused as refused:
             raise files.policy_error(refused, document.name, "the specification") from None
         fields.pop("schema", None)
-        return cls(**fields)
+        try:
+            return cls(**fields)
+        except PolicyError as error:  # each key is good by itself, so keys do not go together
+            why = error.__context__
+            assert isinstance(why, Refused)
+            raise files.policy_error(why.at(document.root), document.name, "the specification") from None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what a file says, without what is at its default."""

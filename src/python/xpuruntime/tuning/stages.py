@@ -1,13 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Stages`: what the stages of a search are made of: rows, trials, races, and measuring through the journal."""
+"""`Stages`: what the stages of a search are made of: rows, trials, and heats of races on all devices."""
 
 from __future__ import annotations
 
+import json
+import math
+import threading
+from collections import deque
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import json_bytes
 from xpuruntime.tuning.planner import Rejected
 from xpuruntime.tuning.race import Failure, Race
 from xpuruntime.tuning.records import CONTROL, Candidate, CandidateFailed, Trial
@@ -18,13 +25,16 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from xpuruntime.tuning.bench import Bench
-    from xpuruntime.tuning.journal import Journal
+    from xpuruntime.tuning.measurements import Measurements
     from xpuruntime.tuning.planner import Planned
     from xpuruntime.tuning.result import CandidateResult
     from xpuruntime.tuning.space import Space
     from xpuruntime.tuning.spec import TuneSpec
 
 __all__ = ["Stages", "TuneProgress"]
+
+#: Candidates that are open at once on a device.
+_AT_ONCE = 7
 
 
 class TuneProgress(NamedTuple):
@@ -38,9 +48,9 @@ class TuneProgress(NamedTuple):
     candidates : tuple of CandidateResult
         Those known so far.
     live : tuple of str
-        Those that are measured now.
+        Those that are measured now, on all devices.
     round, rounds : int
-        Of the race or duel, and the most it may have.
+        Of the race or duel that went on last, and the most it may have.
     """
 
     stage: str
@@ -61,17 +71,14 @@ class Stages:
     space : Space
     plan : callable
         From changed policy keys to `Planned` or `Rejected`.
-    bench : Bench
-    journal : Journal
-    clock : callable
-        Seconds that the search has taken; starts at what the journal says.
+    measurements : Measurements
     grade : str
         The grade of determinism that finalists must pass; ``"none"``: no test.
     kernels : dict of str to sequence of str
         Kernels to try by operation.
     stated : collection of str
         Keys whose values the user states: those are combined whatever they gain alone.
-    cancel, progress : callable, optional
+    progress : callable, optional
     """
 
     def __init__(
@@ -79,20 +86,18 @@ class Stages:
         spec: TuneSpec,
         space: Space,
         plan: Callable[[Mapping[str, Any]], Planned | Rejected],
-        bench: Bench,
-        journal: Journal,
-        clock: Callable[[], float],
+        measurements: Measurements,
         *,
         grade: str = "none",
         kernels: Mapping[str, Sequence[str]] | None = None,
         stated: Iterable[str] = (),
-        cancel: Callable[[], bool] | None = None,
         progress: Callable[[TuneProgress], None] | None = None,
     ) -> None:
-        self._spec, self._space, self._plan, self._bench = spec, space, plan, bench
-        self._journal, self._clock = journal, clock
+        self._spec, self._space, self._plan, self._all = spec, space, plan, measurements
         self._grade, self._kernels, self._gains = grade, kernels or {}, Gains(stated)
-        self._cancel, self._progress = cancel, progress
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._live: dict[Bench, tuple[str, ...]] = {}
         self._rows: dict[str, Row] = {}
         self._gets: dict[str, str] = {}
         self._incumbent: str | None = None
@@ -100,7 +105,6 @@ class Stages:
         self._reserve = 0.0
         self._stages = {"planned": 0, "rejected by the plan": 0, "opened": 0, "raced": 0, "finalists": 0}
         self._notes = list(space.notes)
-        self._stage = "plan"
 
     def _new(self, changes: Mapping[str, Any]) -> Row:
         """Plan changes and return the row of the candidate."""
@@ -124,61 +128,116 @@ class Stages:
         self._rows[name] = row
         return row
 
-    def _try(self, row: Row) -> bool:
+    def _try(self, row: Row, bench: Bench) -> bool:
         """Open a candidate and check the constraints; return whether it keeps them."""
-        self._stage = "open"
         one = row.candidate
         if row.trial.code is None:
-            self._opened += 1
-            self._stages["opened"] += 1
-            self._report((one.id,))
+            with self._lock:
+                self._stages["opened"] += 1
+            self._report("open", bench, (one.id,))
             key = f"trial/{one.id}"
-            found = self._measured(key, lambda: msgspec.to_builtins(self._bench.trial(one)))
-            row.trial = msgspec.convert(found, Trial)
+            try:
+                found = self._all.measured(bench, key, lambda: {"changes": one.changes, "trial": bench.trial(one)})
+                _check_same(one, found["changes"])
+                row.trial = msgspec.convert(found["trial"], Trial)
+            except CandidateFailed as failed:
+                row.trial = Trial(code=failed.code, reason=failed.reason)
+            row.device = self._all.device(key)
         if row.trial.code is not None:
             row.code, row.reason = row.trial.code, row.trial.reason
         return row.trial.code is None
 
-    def _race(self, heat: Sequence[str]) -> None:
-        """Race candidates against the incumbent, and keep what came of it."""
-        heat = list(heat)
-        if heat and self._incumbent is None:
-            self._incumbent = heat.pop(0)
-            self._rows[self._incumbent].estimate = 1.0
+    def _heats(self, rows: Sequence[Row]) -> None:
+        """Open candidates and race those that keep the constraints, in heats: one on each device at the same time.
+
+        All heats of a time have the same incumbent, on each device anew. Which candidate is in which heat follows from
+        what was measured, and not from which device was quicker.
+        """
+        waiting = list(rows)
+        while waiting:
+            benches = self._all.benches if self._incumbent is not None else [self._all.main]
+            lanes = [deque(waiting[index :: len(benches)]) for index in range(len(benches))]
+            jobs = [
+                partial(self._heat, bench, lane, self._races + number)
+                for number, (bench, lane) in enumerate(zip(benches, lanes, strict=True), 1)
+            ]
+            self._races += len(jobs)
+            start = self._incumbent
+            races = [one for one in self._all.side_by_side(jobs) if one is not None]
+            self._settle(races, start)
+            left = {row.candidate.id for lane in lanes for row in lane}
+            waiting = [row for row in waiting if row.candidate.id in left]
+
+    def _heat(self, bench: Bench, lane: deque[Row], number: int) -> Race | None:
+        """Open the next candidates of a device and race those that keep the constraints; ``None`` where none does."""
+        heat: list[str] = []
+        while lane and len(heat) < _AT_ONCE and bench in self._all.benches:
+            row = lane.popleft()
+            if self._in_time(row) and self._try(row, bench):
+                heat.append(row.candidate.id)
+        return self._race(bench, number, self._incumbent, heat)
+
+    def _race(self, bench: Bench, number: int, incumbent: str | None, heat: Sequence[str]) -> Race | None:
+        """Race candidates against the incumbent, or the first of them where there is none."""
         if not heat:
-            return
-        assert self._incumbent is not None
-        self._stage = "race"
-        self._stages["raced"] += len(heat)
-        start, self._races = self._incumbent, self._races + 1
+            return None
+        start, *heat = heat if incumbent is None else (incumbent, *heat)
+        if heat:
+            with self._lock:
+                self._stages["raced"] += len(heat)
         race = Race(start, heat, self._spec.decide, self._spec.seed)
         while not race.done:
-            key = f"race/{self._races}/{race.rounds}"
-            if not self._due(key, self._deadline):
+            key = f"race/{number}/{race.rounds}"
+            if not self._all.due(key, self._deadline):
                 break
             before = set(race.live)
-            self._report(race.live, race.rounds, self._spec.decide.rounds[1])
-            race.add(self._round(key, race.order()))
+            self._report("race", bench, race.live, race.rounds, self._spec.decide.rounds[1])
+            race.add(self._round(bench, key, race))
             for name in before.difference(race.live):
-                self._bench.close(self._rows[name].candidate)
-        self._settle(race, start)
+                bench.close(self._rows[name].candidate)
+        for name in race.figures:
+            if name != race.incumbent:
+                bench.close(self._rows[name].candidate)
+        return race
 
-    def _round(self, key: str, order: Sequence[str]) -> dict[str, float | Failure]:
+    def _round(self, bench: Bench, key: str, race: Race) -> dict[str, float | Failure]:
         def measure() -> dict[str, Any]:
             found: dict[str, Any] = {}
-            for name in order:
+            for name in race.order():
                 try:
-                    found[name] = self._bench.turn(self._rows[name].candidate)
+                    found[name] = bench.turn(self._rows[name].candidate)
                 except CandidateFailed as failed:
                     found[name] = [failed.code, failed.reason]
-            return found
+            return {"figures": found}
 
-        figures = self._measured(key, measure)
+        try:
+            figures = self._all.measured(bench, key, measure)["figures"]
+        except CandidateFailed as lost:  # twice, with its device: the incumbent has one elsewhere
+            return {name: Failure(lost.code, lost.reason) for name in race.live[1:]}
         return {name: Failure(*one) if isinstance(one, list) else one for name, one in figures.items()}
 
-    def _settle(self, race: Race, start: str) -> None:
+    def _settle(self, races: Sequence[Race], start: str | None) -> None:
+        """Take over how the heats of a time ended. Those that beat the incumbent on several devices race once more."""
+        self._live.clear()
+        for race in races:
+            self._take(race, race.start)
+        if not races:
+            return
+        failed = [race for race in races if race.start in race.out and race.out[race.start].code != "beaten"]
+        ahead = [race.incumbent for race in races if race.incumbent != start and race.incumbent not in race.out]
+        if len(ahead) > 1:
+            ahead.sort(key=lambda name: self._rows[name].estimate or math.inf)
+            self._races += 1
+            final = self._race(self._all.main, self._races, ahead[0], ahead[1:])
+            assert final is not None
+            self._take(final, final.start)
+            ahead = [final.incumbent] if final.incumbent not in final.out else []
+        self._incumbent = ahead[0] if ahead else None if failed else start
+
+    def _take(self, race: Race, start: str) -> None:
         """Take over how a race ended."""
         base = self._rows[start].estimate or 1.0
+        self._rows[start].estimate = base
         for name, figures in race.figures.items():
             row = self._rows[name]
             row.figures += [one for one in figures if one is not None]
@@ -197,43 +256,29 @@ class Stages:
             row.gain = gain_of(out.ratio, out.against, out.rounds)
             if name != CONTROL or out.code not in ("slower", "not_faster", "beaten"):
                 row.code, row.reason = out.code, out.reason or left_text(out.code, out.against, out.ratio, self._spec)
-            self._bench.close(row.candidate)
-        for name in race.live[1:]:
-            self._bench.close(self._rows[name].candidate)
-        self._incumbent = race.incumbent if race.incumbent not in race.out else None
 
-    def _allowed(self, row: Row) -> bool:
+    def _room(self, row: Row) -> bool:
         """Whether the budget has room for another candidate. Whatever it says, the candidate has been planned."""
         most = self._spec.budget.candidates
-        if self._opened < most and self._due(f"trial/{row.candidate.id}", self._deadline):
+        if self._opened < most:
+            self._opened += 1
             return True
         self._untried += 1
-        row.code = "not_tried"
-        row.reason = f"budget.candidates allows {most}" if self._opened >= most else "the budget of time was used up"
+        row.code, row.reason = "not_tried", f"budget.candidates allows {most}"
+        return False
+
+    def _in_time(self, row: Row) -> bool:
+        """Whether there is time for a candidate."""
+        if self._all.due(f"trial/{row.candidate.id}", self._deadline):
+            return True
+        with self._lock:
+            self._untried += 1
+        row.code, row.reason = "not_tried", "the budget of time was used up"
         return False
 
     @property
     def _deadline(self) -> float:
         return self._spec.budget.time - self._reserve
-
-    def _due(self, key: str, deadline: float) -> bool:
-        """Whether something may be measured: it was before, or there is time left."""
-        if self._journal.has(key):
-            return True
-        return self._clock() < deadline and not (self._cancel is not None and self._cancel())
-
-    def _measured(self, key: str, measure: Callable[[], Any]) -> Any:
-        if self._journal.has(key):
-            found = self._journal.recall(key)
-        else:
-            try:
-                found = measure()
-            except CandidateFailed as failed:
-                found = {"failed": [failed.code, failed.reason]}
-            found = self._journal.record(key, found, self._clock())
-        if isinstance(found, dict) and "failed" in found:
-            raise CandidateFailed(*found["failed"])
-        return found
 
     def _next(self) -> str:
         return f"c{len(self._rows)}"
@@ -247,9 +292,20 @@ class Stages:
         ]
         return min(open_)[1] if open_ and self._incumbent == CONTROL else self._incumbent
 
-    def _report(self, live: Sequence[str], round: int = 0, rounds: int = 0) -> None:
-        if self._progress is not None:
+    def _report(self, stage: str, bench: Bench, live: Sequence[str], round: int = 0, rounds: int = 0) -> None:
+        if self._progress is None:
+            return
+        with self._lock:
+            self._live[bench] = tuple(live)
+            now = tuple(dict.fromkeys(name for names in self._live.values() for name in names))
             rows = tuple(row.result() for row in self._rows.values())
-            self._progress(
-                TuneProgress(self._stage, self._clock(), self._spec.budget.time, rows, tuple(live), round, rounds)
-            )
+            self._progress(TuneProgress(stage, self._all.clock(), self._spec.budget.time, rows, now, round, rounds))
+
+
+def _check_same(one: Candidate, recorded: dict[str, Any]) -> None:
+    """Refuse the trial of another candidate: decisions would then differ from those that the journal is of."""
+    if recorded != json.loads(json_bytes(one.changes)):
+        raise InputError(
+            f"the journal has {one.id} with {recorded}, and this search has it with {one.changes}. Fix: remove the "
+            "journal and start again"
+        )

@@ -72,11 +72,16 @@ def render(result: TuneResult) -> RenderableType:
     parts.append(Text(f"{result.model}: {load}, confidence {result.confidence:g}, {result.elapsed:.0f} s"))
     if result.changes:
         parts.append(Text("changed: " + ", ".join(f"{key}: {value}" for key, value in result.changes.items())))
-    shown = table("candidates", ("id", "candidate", result.objective, "gain", "memory", "error", "code"))
+    several = len(result.devices) > 1
+    if several:
+        parts.append(Text(f"devices: {', '.join(result.devices)}"))
+    device = ("device",) if several else ()
+    shown = table("candidates", ("id", "candidate", *device, result.objective, "gain", "memory", "error", "code"))
     rows = ranked(result)
     for one in rows[:_MOST]:
         shown.add_row(
-            Text(one.id), Text(changes_text(one.changes)), figure_text(result.objective, one.figure),
+            Text(one.id), Text(changes_text(one.changes)), *((Text(one.device),) if several else ()),
+            figure_text(result.objective, one.figure),
             "-" if one.gain is None else f"{one.gain} of {one.gain.against}",
             "-" if one.memory is None else f"{one.memory / 2**20:.0f} MiB",
             "-" if one.error is None else f"{one.error:.2g}",

@@ -19,23 +19,29 @@ from xpuruntime.lockfile.records import utc_now
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.energy import open_meter
 from xpuruntime.policies.kernel_ids import FAMILIES
-from xpuruntime.tuning.bench import FRESH, LocalBench, ProcessBench
+from xpuruntime.tuning.bench import FRESH
 from xpuruntime.tuning.inputs import read_samples
 from xpuruntime.tuning.journal import Journal
+from xpuruntime.tuning.local_bench import LocalBench
+from xpuruntime.tuning.measurements import Measurements
 from xpuruntime.tuning.planner import Rejected
+from xpuruntime.tuning.process_bench import ProcessBench
 from xpuruntime.tuning.records import CONTROL, Candidate
 from xpuruntime.tuning.result import CandidateResult, TuneResult
 from xpuruntime.tuning.search import Search
 from xpuruntime.tuning.setting import Setting
 from xpuruntime.tuning.space import kernel_values
-from xpuruntime.tuning.spec import Objective, TuneSpec
+from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.spec_parts import Objective
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.plan_request import PolicyLike
     from xpuruntime.runtime.machine import Machine
+    from xpuruntime.tuning.bench import Bench
+    from xpuruntime.tuning.devices import TrialDevice
     from xpuruntime.tuning.runner import Job
     from xpuruntime.tuning.stages import TuneProgress
 
@@ -56,6 +62,7 @@ def tune(
     engine: Any = None,
     precision: Any = None,
     calibration: str | os.PathLike[str] | None = None,
+    devices: Sequence[str] | None = None,
     trust: bool = False,
     registry: EngineRegistry | None = None,
     machine: Machine | None = None,
@@ -88,6 +95,8 @@ def tune(
         As for `InferenceSession`.
     calibration : path, optional
         Inputs to quantise with; without them ``int8`` is refused by the plan of a model in floats.
+    devices : sequence of str, optional
+        As `TuneSpec.devices`, in place of them.
     registry : EngineRegistry, optional
         Needs ``isolation: none``, unless its engines are installed as plugins.
     cancel : callable, optional
@@ -106,7 +115,7 @@ def tune(
     InputError
         No inputs are given, they do not fit the model, or the journal is of another search.
     UnsupportedOperationError
-        The objective cannot be measured here.
+        The objective cannot be measured here, or a device is not there or unlike the others.
     XpuRuntimeError
         The model does not run as the reference, in fp32 on the CPU.
 
@@ -123,7 +132,7 @@ def tune(
     >>> found.candidates[0].id
     'c0'
     """
-    stated = _settled(TuneSpec.coerce(spec), objective, budget, policy)
+    stated = _settled(TuneSpec.coerce(spec), objective, budget, policy, devices)
     data = stated.inputs if inputs is None else inputs
     if not isinstance(model, (str, os.PathLike)):
         raise InputError("a search opens the model in other processes. Fix: export it to a file first")
@@ -134,7 +143,8 @@ def tune(
         )  # fmt: skip
         known = registry if registry is not None else default_registry()
         setting = Setting(model, asked, stated, known, machine, calibration)
-        _refuse_unmeasurable(stated, setting.plan.device)
+        for one in setting.devices:
+            _refuse_unmeasurable(stated, one)
         samples = read_samples(data, setting.request.model, batch=stated.objective.batch, seed=stated.seed)
         room = Path(stack.enter_context(ScratchFolder("tune")))
         count = setting.write_samples(samples.feeds, room)
@@ -147,21 +157,23 @@ def tune(
         def job_of(candidate: Candidate) -> Job:
             return setting.job(candidate, str(room), count)
 
-        bench: ProcessBench | LocalBench
-        if stated.isolation == "none":
-            bench = LocalBench(job_of, stated.constraints, registry)
-        else:
-            bench = ProcessBench(job_of, stated.constraints)
-        stack.callback(bench.close)
+        benches: list[Bench] = [
+            LocalBench(job_of, stated.constraints, one, registry)
+            if stated.isolation == "none"
+            else ProcessBench(job_of, stated.constraints, one)
+            for one in setting.devices
+        ]
+        for bench in benches:
+            stack.callback(bench.close)
         search = Search(
-            stated, setting.space, setting.planner.plan, bench, book, clock, grade=setting.grade,
-            kernels=kernel_values(stated.space, FAMILIES), stated=setting.stated_keys, cancel=cancel,
+            stated, setting.space, setting.planner.plan, Measurements(book, benches, clock, cancel),
+            grade=setting.grade, kernels=kernel_values(stated.space, FAMILIES), stated=setting.stated_keys,
             progress=progress,
         )  # fmt: skip
         found = search.run()
         elapsed = clock()
         book.finish(elapsed)
-        notes = [*([samples.note] if samples.note else []), *found.notes]
+        notes = [*([samples.note] if samples.note else []), *setting.notes, *found.notes]
         notes += [f"while it was measured, {one}" for one in between(before, moment()).remarks()]
         winner = next((one for one in found.candidates if one.id == (found.winner or CONTROL)), None)
         changes = winner.changes if winner is not None and found.winner else {}
@@ -169,7 +181,8 @@ def tune(
         return TuneResult(
             created=utc_now(), version=version("xpuruntime"), model=str(model), model_sha256=setting.digest,
             objective=stated.objective.name, batch=stated.objective.batch, concurrency=stated.objective.concurrency,
-            inputs=samples.origin, verdict=found.verdict,  # type: ignore[arg-type]
+            inputs=samples.origin, devices=tuple(one.name for one in setting.devices),
+            hardware=setting.devices[0].hardware, verdict=found.verdict,  # type: ignore[arg-type]
             reason=found.reason, winner=found.winner, gain=found.gain,
             changes=changes, policy={} if isinstance(planned, Rejected) else planned.policy.to_dict(),
             min_effect=stated.decide.min_effect, confidence=stated.decide.confidence, candidates=found.candidates,
@@ -178,7 +191,13 @@ def tune(
         )  # fmt: skip
 
 
-def _settled(spec: TuneSpec, objective: str | None, budget: float | None, policy: PolicyLike | None) -> TuneSpec:
+def _settled(
+    spec: TuneSpec,
+    objective: str | None,
+    budget: float | None,
+    policy: PolicyLike | None,
+    devices: Sequence[str] | None,
+) -> TuneSpec:
     """Return the specification with what the caller gives in place of its parts."""
     changes: dict[str, Any] = {}
     if objective is not None:
@@ -186,16 +205,18 @@ def _settled(spec: TuneSpec, objective: str | None, budget: float | None, policy
         changes["objective"] = Objective.named(objective, batch=load.batch, concurrency=load.concurrency)
     if budget is not None:
         changes["budget"] = spec.budget._replaced({"time": float(budget)})
+    if devices is not None:
+        changes["devices"] = devices if isinstance(devices, str) else tuple(devices)
     if policy is not None and spec.base is not None:
         raise InputError(f"the specification names the base policy {spec.base}, and another is given: leave out one")
     return spec._replaced(changes) if changes else spec
 
 
-def _refuse_unmeasurable(spec: TuneSpec, device: str) -> None:
+def _refuse_unmeasurable(spec: TuneSpec, device: TrialDevice) -> None:
     """Refuse an objective for which this machine, or the isolation, has no measure."""
     name = spec.objective.name
     if name == "energy":
-        open_meter(device)
+        open_meter(device.device)
     if name in FRESH and spec.isolation == "none":
         raise UnsupportedOperationError(f"{name} is that of a process of its own. Fix: state isolation: process")
 

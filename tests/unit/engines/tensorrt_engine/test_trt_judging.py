@@ -99,8 +99,8 @@ def test_compiling_needs_a_gpu_only_where_kernels_are_timed(tmp_path: Any) -> No
     asked = ask(tmp_path, purpose="compile")
     found = judge(asked, machine())
     assert found.verdict.accepted
-    assert found.settings["targets"] == ("8.0", "8.6", "8.9", "12.0", "12.1")
-    assert judge(asked, machine((8, 9))).settings["targets"] == ("8.9",)
+    assert found.settings.targets == ("8.0", "8.6", "8.9", "12.0", "12.1")
+    assert judge(asked, machine((8, 9))).settings.targets == ("8.9",)
     verdict = judge(asked, machine(), "tensorrt").verdict
     assert verdict.code == "device_missing"
     assert "times kernels on the GPU" in verdict.reason
@@ -118,7 +118,7 @@ def test_compiling_needs_a_gpu_only_where_kernels_are_timed(tmp_path: Any) -> No
 )
 def test_targets(tmp_path: Any, stated: Any, targets: tuple[str, ...]) -> None:
     options = {"provider_options": {"trt-rtx": {"compute_capability": stated}}}
-    assert judge(ask(tmp_path, execution=options, purpose="compile"), machine()).settings["targets"] == targets
+    assert judge(ask(tmp_path, execution=options, purpose="compile"), machine()).settings.targets == targets
 
 
 @pytest.mark.parametrize("stated", ["", "9", "sm_86", "8.6,10.0", "current"])
@@ -144,15 +144,15 @@ def test_open_shapes_are_refused_with_what_to_state(tmp_path: Any, engine: str) 
     assert verdict.fix == "state them, as sizes or ranges: execution.shapes: {x: ['1..<largest N>', 3, 32, 32]}"
     ranged = judge(ask(tmp_path, models.conv(), {"shapes": {"x": ["1..4..8", 3, 32, 32]}}), ADA, engine)
     assert ranged.verdict.accepted
-    assert ranged.settings["profiles"] == {"x": ((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))}
+    assert ranged.settings.profiles == {"x": ((1, 3, 32, 32), (4, 3, 32, 32), (8, 3, 32, 32))}
     fixed = judge(ask(tmp_path, models.conv(), {"shapes": {"x": [8, 3, 32, 32]}, "static_shape": True}), ADA, engine)
     assert fixed.verdict.accepted
-    assert fixed.settings["profiles"] == {}
+    assert fixed.settings.profiles == {}
 
 
 def test_a_symbol_that_is_stated_once_holds_for_all_inputs(tmp_path: Any) -> None:
     found = judge(ask(tmp_path, models.two_inputs(), {"shapes": {"a": ["1..8", 4]}}), ADA)
-    assert set(found.settings["profiles"]) == {"a", "b"}
+    assert set(found.settings.profiles) == {"a", "b"}
 
 
 @pytest.mark.parametrize(
@@ -190,13 +190,13 @@ def test_quantised_forms_that_are_not_taken(tmp_path: Any, model: dict[str, str]
 
 
 def test_int8(tmp_path: Any) -> None:
-    assert judge(ask(tmp_path, qdq(), {"precision": "int8"}), ADA).settings["quantise"] is False
+    assert judge(ask(tmp_path, qdq(), {"precision": "int8"}), ADA).settings.quantise is False
     verdict = judge(ask(tmp_path, execution={"precision": "int8"}), ADA).verdict
     assert verdict.code == "calibration_missing"
     inputs = [{"x": np.zeros((2, 64), np.float32)}] * 4
     asked = ask(tmp_path, execution={"precision": "int8"})
     found = judge(msgspec.structs.replace(asked, calibration=Calibration(inputs, asked.model)), ADA)
-    assert found.settings["quantise"] is True
+    assert found.settings.quantise is True
 
 
 def control(found: Any, key: str) -> Any:
@@ -208,7 +208,7 @@ def test_tf32(tmp_path: Any) -> None:
     cases = [({}, True), ({"precision": "fp32"}, False), ({"precision": "tf32"}, True), ({"tf32": False}, False)]
     for execution, wanted in cases:
         found = judge(ask(tmp_path, execution=execution), ADA)
-        assert found.settings["tf32"] is wanted, execution
+        assert found.settings.tf32 is wanted, execution
     assert (
         control(judge(ask(tmp_path, execution={"tf32": False}), ADA), "execution.tf32").resolved == "BuilderFlag.TF32=0"
     )
@@ -218,22 +218,22 @@ def test_tf32(tmp_path: Any) -> None:
 def test_determinism(tmp_path: Any) -> None:
     asked = {"determinism": "run_to_run"}
     found = judge(ask(tmp_path, execution=asked), ADA)
-    assert found.settings["options"]["kernel_specialization"] == "eager"
+    assert found.settings.options["kernel_specialization"] == "eager"
     assert control(found, "execution.determinism").enforceability == "advisory"
     kept = {**asked, "provider_options": {"tensorrt-rtx": {"kernel_specialization": "none"}}}
-    assert judge(ask(tmp_path, execution=kept), ADA).settings["options"]["kernel_specialization"] == "none"
+    assert judge(ask(tmp_path, execution=kept), ADA).settings.options["kernel_specialization"] == "none"
     lazy = {**asked, "provider_options": {"tensorrt-rtx": {"kernel_specialization": "lazy"}}}
     verdict = judge(ask(tmp_path, execution=lazy), ADA).verdict
     assert verdict.code == "option_invalid"
     assert "replaces kernels while the engine runs" in verdict.reason
-    assert "kernel_specialization" not in judge(ask(tmp_path, execution=asked), ADA, "tensorrt").settings["options"]
+    assert "kernel_specialization" not in judge(ask(tmp_path, execution=asked), ADA, "tensorrt").settings.options
 
 
 @BOTH
 def test_graphs(tmp_path: Any, engine: str) -> None:
     for word, level in (("prefer", "advisory"), ("require", "enforced"), ("off", "enforced")):
         found = judge(ask(tmp_path, execution={"cuda_graph": word}), ADA, engine)
-        assert found.settings["graph"] == word
+        assert found.settings.graph == word
         if word != "off":
             assert control(found, "execution.cuda_graph").enforceability == level
 
@@ -248,11 +248,11 @@ def test_two_ways_to_capture_graphs_are_one_too_many(tmp_path: Any) -> None:
 
 def test_memory(tmp_path: Any) -> None:
     found = judge(ask(tmp_path, execution={"memory": {"limit": "1GiB"}}), ADA)
-    assert (found.settings["workspace"], found.settings["pool"]) == (1 << 30, "engine")
+    assert (found.settings.workspace, found.settings.pool) == (1 << 30, "engine")
     assert control(found, "execution.memory.limit").enforceability == "advisory"
     for pool in ("caching", "direct", "driver"):
         found = judge(ask(tmp_path, execution={"memory": {"limit": "1GiB", "pool": pool}}), ADA)
-        assert (found.settings["pool"], found.settings["pool_limit"]) == (pool, 1 << 30)
+        assert (found.settings.pool, found.settings.pool_limit) == (pool, 1 << 30)
         assert control(found, "execution.memory.limit").enforceability == "enforced"
         assert control(found, "execution.memory.pool").enforceability == "enforced"
 
@@ -261,11 +261,11 @@ def test_rules_of_precision(tmp_path: Any) -> None:
     rule = {"match": {"node": "mm1"}, "precision": "fp32"}
     policy = Policy.coerce({"execution": {"precision": "fp16"}, "kernels": {"rules": [rule]}})
     found = judge(ask(tmp_path, policy=policy), ADA)
-    assert found.settings["keep_fp32"] == ("mm1",)
+    assert found.settings.keep_fp32 == ("mm1",)
     assert control(found, "kernels.rules[0]").enforceability == "enforced"
     plain = Policy.coerce({"kernels": {"rules": [rule], "matmul": "cublasLt"}})
     found = judge(ask(tmp_path, policy=plain), ADA)
-    assert found.settings["keep_fp32"] == ()
+    assert found.settings.keep_fp32 == ()
     assert control(found, "kernels.rules[0]").enforceability == "unsupported"
     assert control(found, "kernels.matmul").enforceability == "unsupported"
 

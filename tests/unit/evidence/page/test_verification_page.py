@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 HOSTILE = "<b id='bad'>x</b> \x1b[31m"
@@ -14,7 +15,8 @@ def result() -> VerificationResult:
     claims = [
         Claim(
             id=id, section=id.partition(".")[0], requested=HOSTILE, observed="seen", verdict=verdict,
-            code="substituted", reason=HOSTILE, fix="do this", figures={"ratio": 1.25}, key="a", line=7, column=3,
+            code=ClaimCode.SUBSTITUTED, reason=HOSTILE, fix="do this", figures={"ratio": 1.25}, key="a",
+            line=7, column=3,
         )
         for id, verdict in rows
     ]  # fmt: skip

@@ -15,6 +15,7 @@ import msgspec
 from xpuruntime.engines.artifact import Compiled
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.onnxruntime.artifact import QUANTISED, SOURCE
+from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
 from xpuruntime.engines.onnxruntime.loading import model_source, preload_cuda
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
@@ -85,7 +86,7 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
         from xpuruntime import _core
 
         preload_cuda()
-        with _core.DeviceScope(request.device):
+        with no_capture(), _core.DeviceScope(request.device):
             opened = open_session(settings, source, request.device, options)
     else:
         opened = open_session(settings, source, request.device, options)

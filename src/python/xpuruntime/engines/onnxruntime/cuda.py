@@ -4,7 +4,8 @@
 
 The session computes on a stream of its own. Each run is put between two waits: the session's stream waits for the
 caller's, and the caller's waits for the session's. The host never waits, and the caller's arrays are used in the order
-in which the caller wrote them.
+in which the caller wrote them. Host arrays are copied on other streams, see `cuda_host`; what excludes what is in
+`cuda_turns`.
 
 With an xpuruntime pool ONNX Runtime refuses a stream from outside. Then runs are put one after the other, and the
 host waits for the caller's stream before each and for the device after it.
@@ -16,6 +17,7 @@ import contextlib
 import itertools
 import sys
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of
@@ -32,7 +34,9 @@ from xpuruntime.engines.cuda_arrays import (
 )
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
-from xpuruntime.engines.onnxruntime.device_arrays import as_bool, element_type
+from xpuruntime.engines.onnxruntime.cuda_host import CudaHostRunner, HostRuns
+from xpuruntime.engines.onnxruntime.cuda_turns import new_turn, no_capture
+from xpuruntime.engines.onnxruntime.device_arrays import Exported, as_bool, element_type
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -41,6 +45,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Binding, Observed
+    from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.opening import Opened
     from xpuruntime.engines.onnxruntime.settings import Settings
@@ -87,7 +92,7 @@ class CudaModel(LoadedModel):
         log: ConversionLog,
     ) -> None:
         self._session: Any = opened.session
-        self._info = info
+        self.info = info
         self.device = device
         self.index = int(device.partition(":")[2] or 0)
         self.settings = settings
@@ -95,7 +100,7 @@ class CudaModel(LoadedModel):
         self.graph_refused = graph_refused
         self._allocator = allocator
         self._observer = observer
-        self._log = log
+        self.log = log
         self.output_names = [o.name for o in self._session.get_outputs()]
         defaults = info.overridable_inputs
         self.check = InputValidator((*info.inputs, *defaults), [i.name for i in defaults])
@@ -104,7 +109,9 @@ class CudaModel(LoadedModel):
         #: Outputs that are inputs: ONNX Runtime hands the caller's own memory back for them.
         self.passed = [i for i, name in enumerate(self.output_names) if name in self.check.infos]
         self._graph_ids = itertools.count(1)
-        self.turn = threading.Lock()
+        self.turn = new_turn()
+        #: Whether a graph was captured, which may write wherever ONNX Runtime had memory to spare then.
+        self.captured = False
         self._local = threading.local()
         self._host_options = self.run_options(sync=True)
         self.device_options = self.run_options(sync=stream is None)
@@ -113,6 +120,8 @@ class CudaModel(LoadedModel):
         self._others: list[Any] = []
         self._meeting = threading.Lock()
         self.where = self._ort_device()
+        self._copies: Any = None
+        self._host_runs = HostRuns.of(self)
 
     @property
     def graphs(self) -> bool:
@@ -182,6 +191,15 @@ class CudaModel(LoadedModel):
             self._foreign[handle] = known
             return known
 
+    def own_stream(self) -> Any:
+        """Return a new stream of this session's own, whose reads of results nobody has to wait for."""
+        from xpuruntime import _core
+
+        made = _core.Stream(self.device)
+        with self._meeting:
+            self._foreign[made.handle] = made
+        return made
+
     def enter(self) -> None:
         """Put what follows after all work queued so far on every stream that ever received outputs."""
         for other in self._others:
@@ -203,6 +221,10 @@ class CudaModel(LoadedModel):
 
         return torch_runner(self)
 
+    def host_runner(self) -> HostRunner | None:
+        """Return runs of a server; see `LoadedModel.host_runner`."""
+        return None if self._host_runs is None else CudaHostRunner(self, self._host_runs)
+
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Check, run, and return results in the caller's kind; see `InferenceSession`."""
         session = self.session
@@ -216,7 +238,9 @@ class CudaModel(LoadedModel):
         return self._run_host(session, feeds)
 
     def _run_host(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        ready = self._hosts(feeds)
+        ready = self.hosts(feeds)
+        if self._host_runs is not None and self._host_runs.takes(ready):
+            return self._host_runs.run(ready)
         with self.turn, self.on_device():
             self._settle()
             try:
@@ -274,16 +298,19 @@ class CudaModel(LoadedModel):
         capsules = [values[i].to_dlpack() for i in range(len(self.output_names))]
         for position in self._booleans:
             as_bool(capsules[position])
-        for position in self.passed:
+        for position in range(len(capsules)) if self.captured else self.passed:
             capsules[position] = self._copied(capsules[position])
         return capsules
 
     def _copied(self, capsule: Any) -> Any:
-        """Return a copy of a result on the device."""
+        """Return a copy of a result on the device, in memory that this session alone uses again, in its own order."""
         from xpuruntime import _core
 
-        source = _core.Tensor.from_dlpack(_Exported(capsule, self.index), stream=self.stream)
-        copy = source.copy(stream=self.stream)
+        source = _core.Tensor.from_dlpack(Exported(capsule, self.index), stream=self.stream)
+        if self._copies is None:
+            self._copies = _core.MemoryPool(self.device, name=f"session {Path(self.info.path).name}, copied results")
+        copy = _core.Tensor.empty(source.shape, source.dtype, self.device, pool=self._copies, stream=self.stream)
+        copy.copy_(source, stream=self.stream)
         if self.stream is None:
             copy.synchronize()
         return copy.__dlpack__()
@@ -299,8 +326,8 @@ class CudaModel(LoadedModel):
         if kind != "numpy":
             order = self.stream if self.stream is not None else caller
             return self._contiguous(name, device_array(name, array, kind, self.device, order), caller)
-        host = self.check.contiguous(name, array, strict=self.settings.strict, log=self._log)
-        self._log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
+        host = self.check.contiguous(name, array, strict=self.settings.strict, log=self.log)
+        self.log.add(f"input {name!r} copied to {self.device}", "it was a NumPy array among device arrays")
         return DeviceArray(None, host.dtype.name, host.shape, True, host)
 
     @staticmethod
@@ -310,8 +337,9 @@ class CudaModel(LoadedModel):
             seen.clear()
         seen.add(key)
 
-    def _hosts(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
-        return self.check.on_host(feeds, strict=self.settings.strict, log=self._log)
+    def hosts(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Return checked, contiguous arrays of the host."""
+        return self.check.on_host(feeds, strict=self.settings.strict, log=self.log)
 
     def _contiguous(self, name: str, item: DeviceArray, caller: Any) -> DeviceArray:
         if item.contiguous:
@@ -321,7 +349,7 @@ class CudaModel(LoadedModel):
             raise InputError(msg)
         from xpuruntime import _core
 
-        self._log.add(f"input {name!r} copied once", "it was not C-contiguous")
+        self.log.add(f"input {name!r} copied once", "it was not C-contiguous")
         order = caller
         if self.stream is not None:
             order = self.stream
@@ -335,7 +363,7 @@ class CudaModel(LoadedModel):
             return sys.modules["torch"].from_dlpack(capsule)
         from xpuruntime import _core
 
-        exported = _Exported(capsule, self.index)
+        exported = Exported(capsule, self.index)
         if kind == "cupy":
             return sys.modules["cupy"].from_dlpack(exported)
         return as_kind(_core.Tensor.from_dlpack(exported, stream=caller), kind)
@@ -351,7 +379,7 @@ class CudaModel(LoadedModel):
         if self._allocator is not None:
             reason = self._allocator.take_failure()
             hint = f"The pool said: {reason}." if reason else ""
-        return translate(error, doing=f"running {self._info.path}", device=self.device, hint=hint)
+        return translate(error, doing=f"running {self.info.path}", device=self.device, hint=hint)
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind device buffers; see `InferenceSession.bind`."""
@@ -362,12 +390,12 @@ class CudaModel(LoadedModel):
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
         """Run an instrumented copy; see `LoadedModel.observe`. Device arrays are copied to the host first."""
         host = host_copies(feeds)
-        with self.on_device():
-            return self._observer(self._hosts(host), runs)
+        with no_capture(), self.on_device():
+            return self._observer(self.hosts(host), runs)
 
     def conversions(self) -> Sequence[Conversion]:
         """Return what was copied so far."""
-        return self._log.records()
+        return self.log.records()
 
     def memory(self) -> dict[str, int]:
         """Return bytes the provider holds in our pool; empty when it uses its own arena."""
@@ -379,26 +407,11 @@ class CudaModel(LoadedModel):
 
     def close(self) -> None:
         """Drop the session; runs in other threads finish first, since they hold it."""
-        with self.on_device():
-            self._session = None
+        with no_capture(), self.on_device():
+            self._session = self._host_runs = None
             self._local = threading.local()
         if self._allocator is not None:
             self.enter()  # what the pool takes back is used again only after the caller's reads
             self._allocator = None
         self._foreign.clear()
         self._others = []
-
-
-class _Exported:
-    """A DLPack capsule with the methods that consumers call."""
-
-    def __init__(self, capsule: Any, index: int) -> None:
-        self._capsule = capsule
-        self._index = index
-
-    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
-        del stream  # the caller's stream already waits for the session's
-        return self._capsule
-
-    def __dlpack_device__(self) -> tuple[int, int]:
-        return 2, self._index

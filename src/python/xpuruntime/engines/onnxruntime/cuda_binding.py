@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.arrays import kind_of, kind_of_feeds
@@ -13,7 +14,8 @@ from xpuruntime.engines.cuda_arrays import as_kind, device_array
 from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cpu import fits
-from xpuruntime.engines.onnxruntime.device_arrays import element_type, item_size, overlap
+from xpuruntime.engines.onnxruntime.cuda_turns import capturing_alone
+from xpuruntime.engines.onnxruntime.device_arrays import element_type, host_inputs, item_size, overlap
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -35,12 +37,6 @@ class _Copy(NamedTuple):
     name: str
     source: int | None
     target: DeviceArray
-
-
-def _host_inputs(session: Any) -> list[str]:
-    """Return the inputs that ONNX Runtime reads on the host although the session is one of CUDA."""
-    infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
-    return [value.name for value, info in infos if not info.name.startswith("Cuda") or "Pinned" in info.name]
 
 
 class CudaBinding(Binding):
@@ -98,8 +94,8 @@ class CudaBinding(Binding):
         model = self._model
         call, io, failed = raw_session(model.session).run_with_iobinding, raw_binding(self._io), model.failed
         own, turn = model.stream, model.turn
-        if host_inputs := [name for name in _host_inputs(model.session) if name in self._items]:
-            call = self._binding_anew(call, host_inputs, own if own is not None else caller)
+        if on_host := [name for name in host_inputs(model.session) if name in self._items]:
+            call = self._binding_anew(call, on_host, own if own is not None else caller)
         if self._copies:
             call = self._copying(call, own if own is not None else caller)
 
@@ -135,7 +131,24 @@ class CudaBinding(Binding):
             with turn, model.on_device():
                 run()
 
-        return run_on_device if model.several else run_in_turn
+        in_turn = run_on_device if model.several else run_in_turn
+        return in_turn if self._graph_id is None else self._capturing_first(run, in_turn)
+
+    def _capturing_first(self, run: Any, in_turn: Any) -> Any:
+        """Return `in_turn`, with the first calls of a thread alone: ONNX Runtime captures a graph for each thread."""
+        model, local = self._model, threading.local()
+
+        def run_captured() -> None:
+            runs = getattr(local, "runs", 0)
+            if runs >= _WARM_RUNS:
+                in_turn()
+                return
+            with capturing_alone(), model.on_device():
+                model.captured = True
+                run()
+            local.runs = runs + 1
+
+        return run_captured
 
     def _binding_anew(self, call: Any, names: list[str], stream: Any) -> Any:
         """Return `call` with inputs bound before it, when what was written into them on a stream has arrived."""
@@ -168,7 +181,7 @@ class CudaBinding(Binding):
         self.graph = f"the file declares another shape for output {loose!r} than it has"
         if model.settings.graph == "require":
             msg = (
-                f"{model._info.path} cannot be captured as a CUDA graph: {self.graph}. Correct the shape in the file, "
+                f"{model.info.path} cannot be captured as a CUDA graph: {self.graph}. Correct the shape in the file, "
                 "or state cuda_graph: prefer to run it without"
             )
             raise UnsupportedOperationError(msg, engine="onnxruntime", device=model.device)

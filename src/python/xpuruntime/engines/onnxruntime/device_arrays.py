@@ -13,7 +13,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from xpuruntime.engines.cuda_arrays import DeviceArray
 
-__all__ = ["ONNX_TYPES", "as_bool", "element_type", "item_size", "overlap"]
+__all__ = ["ONNX_TYPES", "Exported", "as_bool", "element_type", "host_inputs", "item_size", "overlap"]
 
 #: Our dtype names to ONNX element types.
 ONNX_TYPES = {
@@ -68,6 +68,12 @@ def element_type(name: str, dtype: str) -> int:
     return code
 
 
+def host_inputs(session: Any) -> list[str]:
+    """Return the inputs that ONNX Runtime reads on the host although the session is one of CUDA."""
+    infos = zip(session.get_inputs(), session.get_input_memory_infos(), strict=True)
+    return [value.name for value, info in infos if not info.name.startswith("Cuda") or "Pinned" in info.name]
+
+
 def item_size(dtype: str) -> int:
     """Return the bytes of one element of a type in `ONNX_TYPES`."""
     if dtype == "bool" or dtype.startswith("float8"):
@@ -85,3 +91,18 @@ def overlap(one: DeviceArray, other: DeviceArray) -> bool:
         ends.append((array.pointer, array.pointer + size))
     (start, end), (least, most) = ends
     return start < most and least < end
+
+
+class Exported:
+    """A DLPack capsule with the methods that consumers call."""
+
+    def __init__(self, capsule: Any, index: int) -> None:
+        self._capsule = capsule
+        self._index = index
+
+    def __dlpack__(self, *, stream: Any = None, **_: Any) -> Any:
+        del stream  # the caller's stream already waits for the session's
+        return self._capsule
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 2, self._index

@@ -4,10 +4,9 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
-
-import msgspec
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.onnxruntime.controls import settle
@@ -18,6 +17,7 @@ from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
@@ -52,7 +52,7 @@ _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2",
 _CUDA = "CUDAExecutionProvider"
 
 
-class OnnxRuntimeEngine(Engine):
+class OnnxRuntimeEngine(Engine[Settings]):
     """ONNX Runtime on ``cpu`` and ``cuda:N``, and handed on to ``rocm:N``, ``metal`` and ``dml:N``."""
 
     name: ClassVar[str] = NAMES[0]
@@ -134,7 +134,7 @@ class OnnxRuntimeEngine(Engine):
             return {**CPU_OPTIONS, **{name: one for name, one in SESSION_OPTIONS.items() if not name.startswith("ep.")}}
         return {}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -146,26 +146,26 @@ class OnnxRuntimeEngine(Engine):
                 capability = _capability(request.device, machine)
                 settings, controls = settle(request, capability, features=machine.cpu.features)
         except PolicyError as error:
-            return Refusal("option_invalid", str(error)).judgement(self.name, request.device)
+            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
         candidate = f"{self.name}@{request.device}"
         facts = machine.engines[self.name]
         reason = f"ONNX Runtime {facts.version}, {settings.provider}"
         if settings.provider == _CUDA and "use_tf32" not in settings.options:
             reason += "; fp32 matmul and conv may use TF32 there: state precision fp32 to forbid it"
-        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
+        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
         return Judgement(
             verdict=verdict,
             controls=controls,
-            settings=msgspec.to_builtins(settings),
+            settings=settings,
             uncompilable=uncompilable(settings),
         )
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Open the session; see `LoadedModel`."""
         from xpuruntime.engines.onnxruntime.loading import load_model
 
         del machine
-        return load_model(request, msgspec.convert(judgement.settings, Settings))
+        return load_model(request, copy.deepcopy(judgement.settings))  # what is opened is noted in them
 
     def exporter(self) -> type[NativeExporter]:
         """Return what writes scripts of ONNX Runtime and repositories of Triton."""
@@ -173,36 +173,36 @@ class OnnxRuntimeEngine(Engine):
 
         return OnnxRuntimeExporter
 
-    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
         """Return versions, provider and the instruction sets that the optimised graph is made for."""
         from xpuruntime.engines.onnxruntime.compiling import compiled_for
 
-        return compiled_for(msgspec.convert(judgement.settings, Settings), machine, request.device)
+        return compiled_for(judgement.settings, machine, request.device)
 
-    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
         """Write the graph as the optimisers leave it; see `Engine.compile`."""
         from xpuruntime.engines.onnxruntime.compiling import compile_model
 
         del machine
-        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+        return compile_model(request, copy.deepcopy(judgement.settings), folder)
 
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
         kind = request.device.partition(":")[0]
         if kind not in self.device_kinds:
             has = "it runs on cpu, cuda:N, rocm:N, metal and dml:N"
-            return Refusal("device_unsupported", f"ONNX Runtime has no device {request.device!r}; {has}")
+            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, f"ONNX Runtime has no device {request.device!r}; {has}")
         missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
         if missing is not None:
             return missing
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
             return Refusal(
-                "engine_missing",
+                VerdictCode.ENGINE_MISSING,
                 (facts and facts.reason) or "no onnxruntime wheel is installed",
                 "pip install onnxruntime-gpu",
             )
         if not facts.loadable:
-            return Refusal("engine_broken", facts.reason or "the wheel does not import", facts.fix)
+            return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or "the wheel does not import", facts.fix)
         if kind in PASS_THROUGH:
             return refuse_pass_through(request, facts, machine) or _refuse_model(request, kind)
         if kind == "cuda":
@@ -222,18 +222,20 @@ def _capability(device: str, machine: Machine) -> tuple[int, int] | None:
 def _refuse_cuda(facts: EngineFacts, machine: Machine) -> Refusal | None:
     if not machine.core_cuda:
         return Refusal(
-            "library_missing",
+            VerdictCode.LIBRARY_MISSING,
             "xpuruntime itself was built without CUDA, so it cannot order work on a stream",
             "put nvcc on PATH and reinstall xpuruntime",
         )
     if _CUDA in facts.broken:
         return Refusal(
-            "library_missing", f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}", install_command("cuda")
+            VerdictCode.LIBRARY_MISSING,
+            f"the CUDA provider cannot be loaded: {facts.broken[_CUDA]}",
+            install_command("cuda"),
         )
     if _CUDA not in facts.providers:
         wheel = facts.detail.get("wheel", "installed")
         return Refusal(
-            "library_missing",
+            VerdictCode.LIBRARY_MISSING,
             f"the {wheel} wheel has no CUDA provider",
             "pip uninstall -y onnxruntime && pip install --force-reinstall onnxruntime-gpu",
         )
@@ -244,7 +246,7 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
     precision = request.policy.execution.precision
     if precision == "bf16" and kind == "cpu":
         return Refusal(
-            "precision_unsupported",
+            VerdictCode.PRECISION_UNSUPPORTED,
             "the CPU provider has no bfloat16 kernels",
             "use precision fp32, or device cuda:0",
         )
@@ -252,12 +254,12 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
     if refused is not None:
         return refused
     if precision == "tf32" and kind == "cpu":
-        return Refusal("precision_unsupported", "the CPU has no TF32", "use precision fp32")
+        return Refusal(VerdictCode.PRECISION_UNSUPPORTED, "the CPU has no TF32", "use precision fp32")
     for role, tensors in (("input", request.model.inputs), ("output", request.model.outputs)):
         for tensor in tensors:
             if tensor.dtype.startswith(_NO_ARRAYS):
                 return Refusal(
-                    "op_unsupported",
+                    VerdictCode.OP_UNSUPPORTED,
                     f"{role} {tensor.name!r} is of type {tensor.dtype}, and ONNX Runtime takes and gives no arrays of "
                     "it in Python",
                     f"put a Cast at this {role} into the model, for example to float32",
@@ -265,7 +267,7 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
     if request.model.unknown_ops:
         listed = "; ".join(f"{name} ({why})" for name, why in request.model.unknown_ops.items())
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"unknown operator{'s' if len(request.model.unknown_ops) > 1 else ''}: {listed}",
             "correct the name or raise the opset; ONNX Runtime's own operators have the domain 'com.microsoft'",
         )
@@ -273,7 +275,7 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
     if foreign:
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"ONNX Runtime has no kernels for the custom operators {named}",
             "export the model without them",
         )

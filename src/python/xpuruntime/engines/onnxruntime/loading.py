@@ -14,6 +14,7 @@ from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model_source import Source, prepare_source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
+from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
 from xpuruntime.engines.onnxruntime.opening import Opened, open_session, session_options
 from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, left_alone, public, rewritten
 from xpuruntime.engines.onnxruntime.trial import DISABLED, LAYER_FUSIONS
@@ -86,7 +87,7 @@ def _load_cuda(request: Request, settings: Settings, source: Source, log: Conver
     from xpuruntime import _core
 
     preload_cuda()
-    with _core.DeviceScope(request.device):  # ONNX Runtime changes the current device and leaves it so
+    with no_capture(), _core.DeviceScope(request.device):  # ONNX Runtime changes the current device and leaves it so
         return _open_cuda(request, settings, source, log)
 
 

@@ -25,6 +25,7 @@ from xpuruntime.engines.onnxruntime.settings import Settings
 from xpuruntime.engines.options import Option, check_options, own_options
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import EngineError
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.folders import not_private
 from xpuruntime.files.paths import kind_of, with_home
 
@@ -118,19 +119,25 @@ def refuse_pass_through(request: Request, facts: EngineFacts, machine: Machine) 
         if machine.system not in known.systems:
             where = "macOS" if known.systems == ("Darwin",) else " and ".join(known.systems)
             reason += f"; {known.vendor} is there on {where} only, and this machine runs {machine.system}"
-            return Refusal("device_unsupported", reason, f"use device cpu, or {known.wheel} on {where}")
+            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, reason, f"use device cpu, or {known.wheel} on {where}")
         installed = " ".join(name.split(" ")[0] for name in wheel.split(" and "))
         return Refusal(
-            "library_missing", reason, f"pip uninstall -y {installed} && pip install --force-reinstall {known.wheel}"
+            VerdictCode.LIBRARY_MISSING,
+            reason,
+            f"pip uninstall -y {installed} && pip install --force-reinstall {known.wheel}",
         )
     if request.purpose == "compile" or request.policy.execution.artifacts.cache != "off":
         reason = f"no compiled model is made for {known.vendor}"
-        return Refusal("compile_unsupported", reason, "remove execution.artifacts.cache, or use device cpu or cuda:0")
+        return Refusal(
+            VerdictCode.COMPILE_UNSUPPORTED, reason, "remove execution.artifacts.cache, or use device cpu or cuda:0"
+        )
     precision = request.policy.execution.precision
     if precision not in _PRECISIONS and not (precision == "int8" and request.model.quantisation.scheme != "none"):
         reason = f"no model is made {precision} for {known.vendor}"
         return Refusal(
-            "precision_unsupported", reason, f"use precision {', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}"
+            VerdictCode.PRECISION_UNSUPPORTED,
+            reason,
+            f"use precision {', '.join(_PRECISIONS[:-1])} or {_PRECISIONS[-1]}",
         )
     return None
 

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.openvino import probing
 from xpuruntime.engines.openvino.controls import settle
@@ -17,6 +15,7 @@ from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.runtime.extras import install_command
 
 if TYPE_CHECKING:
@@ -45,7 +44,7 @@ _FP16_CPU = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
 _BF16_CPU = frozenset({"avx512bw", "avx512_bf16", "amx_bf16"})
 
 
-class OpenVinoEngine(Engine):
+class OpenVinoEngine(Engine[Settings]):
     """OpenVINO's native runtime on ``cpu``, ``gpu``, ``gpu:N`` and ``npu``."""
 
     name: ClassVar[str] = NAMES[0]
@@ -77,7 +76,7 @@ class OpenVinoEngine(Engine):
         kind = device.partition(":")[0]
         return {**options_of(kind), **GRAPH_OPTIONS} if kind in _KINDS else {}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -85,27 +84,27 @@ class OpenVinoEngine(Engine):
         try:
             settings, controls = settle(request, machine)
         except PolicyError as error:
-            return Refusal("option_invalid", str(error)).judgement(self.name, request.device)
+            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
         candidate = f"{self.name}@{request.device}"
         version = machine.engines[self.name].version
         reason = f"OpenVINO {version}, {settings.device}, INFERENCE_PRECISION_HINT={settings.hint}"
         wide = sorted({t.dtype for t in (*request.model.inputs, *request.model.outputs)} & _NARROWED.keys())
         if wide:
             reason += "; it computes " + " and ".join(f"{name} as {_NARROWED[name]}" for name in wide)
-        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
+        return Judgement(verdict=verdict, controls=controls, settings=settings)
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Compile the model, or import a compiled one; see `LoadedModel`."""
         from xpuruntime.engines.openvino.loading import load_model
 
         del machine
-        return load_model(request, msgspec.convert(judgement.settings, Settings))
+        return load_model(request, judgement.settings)
 
-    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
         """Return what a compiled model is tied to: version, device, and everything that it was compiled for."""
         facts = machine.engines[self.name]
-        settings = msgspec.convert(judgement.settings, Settings)
+        settings = judgement.settings
         tied = {"openvino": str(facts.version), "device": settings.device, "system": machine.system}
         if settings.device == "CPU":
             tied["processor"] = f"{machine.architecture}, {machine.cpu.name}"
@@ -116,12 +115,12 @@ class OpenVinoEngine(Engine):
         tied.update(sorted(settings.properties.items()))
         return tied
 
-    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
         """Write the compiled model that OpenVINO exports."""
         from xpuruntime.engines.openvino.loading import compile_model
 
         del machine
-        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+        return compile_model(request, judgement.settings, folder)
 
     def exporter(self) -> type[NativeExporter]:
         """Return what writes configuration of OpenVINO and repositories of Triton."""
@@ -132,13 +131,13 @@ class OpenVinoEngine(Engine):
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
         if request.device.partition(":")[0] not in _KINDS:
             has = "it runs on cpu, gpu (Intel) and npu (Intel)"
-            return Refusal("device_unsupported", f"OpenVINO has no device {request.device!r}; {has}")
+            return Refusal(VerdictCode.DEVICE_UNSUPPORTED, f"OpenVINO has no device {request.device!r}; {has}")
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
             reason = (facts and facts.reason) or "the package openvino is not installed"
-            return Refusal("engine_missing", reason, install_command("openvino"))
+            return Refusal(VerdictCode.ENGINE_MISSING, reason, install_command("openvino"))
         if not facts.loadable:
-            return Refusal("engine_broken", facts.reason or "the package openvino does not import", facts.fix)
+            return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or "the package openvino does not import", facts.fix)
         device = _refuse_device(request.device, facts)
         return device or _refuse_model(request) or _refuse_precision(request, machine)
 
@@ -164,9 +163,9 @@ def _refuse_device(device: str, facts: EngineFacts) -> Refusal | None:
         return None
     named = ", ".join(have) or "none"
     if any(one.partition(":")[0] == kind for one in have):
-        return Refusal("device_missing", f"{device} is not there: OpenVINO has {named}")
+        return Refusal(VerdictCode.DEVICE_MISSING, f"{device} is not there: OpenVINO has {named}")
     why = facts.broken.get(kind.upper(), f"OpenVINO has no {kind.upper()} here")
-    return Refusal("device_missing", f"{device} is not there: {why}")
+    return Refusal(VerdictCode.DEVICE_MISSING, f"{device} is not there: {why}")
 
 
 def _refuse_model(request: Request) -> Refusal | None:
@@ -178,7 +177,7 @@ def _refuse_model(request: Request) -> Refusal | None:
             if tensor.kind != "tensor" or tensor.dtype not in _ARRAYS:
                 what = tensor.dtype if tensor.kind == "tensor" else f"{tensor.kind} of {tensor.dtype}"
                 return Refusal(
-                    "op_unsupported",
+                    VerdictCode.OP_UNSUPPORTED,
                     f"{role} {tensor.name!r} is of type {what}, which is not handed to OpenVINO",
                     "use the engine onnxruntime, or export the model with tensors of numbers",
                 )
@@ -186,14 +185,14 @@ def _refuse_model(request: Request) -> Refusal | None:
     if foreign:
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"OpenVINO has no conversion for the custom operators {named}",
             "export the model without them, or use another engine",
         )
     wide = [kind for kind in model.quantisation.activations if kind in ("int16", "uint16")]
     if wide:
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"the model quantises activations to {' and '.join(wide)}, and OpenVINO computes such models wrongly "
             "without an error",
             "quantise activations to 8 bits, or use the engine onnxruntime or qnn",
@@ -204,17 +203,19 @@ def _refuse_model(request: Request) -> Refusal | None:
 def _refuse_precision(request: Request, machine: Machine) -> Refusal | None:
     precision = request.policy.execution.precision
     if precision == "tf32":
-        return Refusal("precision_unsupported", "no plugin of OpenVINO computes in TF32", "use precision fp32")
+        return Refusal(
+            VerdictCode.PRECISION_UNSUPPORTED, "no plugin of OpenVINO computes in TF32", "use precision fp32"
+        )
     cpu = request.device == "cpu"
     if precision == "fp16" and cpu and machine.cpu.features and not _FP16_CPU & set(machine.cpu.features):
         return Refusal(
-            "precision_unsupported",
+            VerdictCode.PRECISION_UNSUPPORTED,
             "this processor has no fp16 arithmetic, and OpenVINO would compute in another precision without a word",
             "use precision fp32, or the engine onnxruntime",
         )
     if precision == "bf16" and cpu and "avx2" in machine.cpu.features and not _BF16_CPU & set(machine.cpu.features):
         return Refusal(
-            "precision_unsupported",
+            VerdictCode.PRECISION_UNSUPPORTED,
             "OpenVINO computes in bf16 on processors with AVX-512 or AMX, and this one has neither",
             "use precision fp32, or the engine onnxruntime",
         )

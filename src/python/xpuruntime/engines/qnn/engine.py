@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Engine, Judgement
 from xpuruntime.engines.qnn.controls import BF16_SOC, chip_options, settle
 from xpuruntime.engines.qnn.options import NAMES
@@ -17,6 +15,7 @@ from xpuruntime.engines.qnn.targets import resolve_target, state_one
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -24,7 +23,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel, Request
     from xpuruntime.engines.qnn.targets import Target
-    from xpuruntime.evidence.records import VerdictCode
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["QnnEngine"]
@@ -32,7 +30,7 @@ __all__ = ["QnnEngine"]
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex", "string", "bfloat16")
 
 
-class QnnEngine(Engine):
+class QnnEngine(Engine[Settings]):
     """QNN's HTP backend as ``npu``: a Qualcomm device, or the simulator of x86-64."""
 
     name: ClassVar[str] = NAMES[0]
@@ -55,60 +53,62 @@ class QnnEngine(Engine):
         del device
         return machine.engines[self.name].detail.get("runs_on")
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts."""
 
-        def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement:
+        def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement[Settings]:
             return Refusal(code, reason, fix).judgement(self.name, request.device)
 
         if request.device != "npu":
             return refuse(
-                "device_unsupported",
+                VerdictCode.DEVICE_UNSUPPORTED,
                 f"QNN has no device {request.device!r}: its HTP backend is npu. The backends for the CPU and the GPU "
                 "are not driven, and the wheel for x86-64 has no QnnCpu",
             )
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
             found = facts or missing(self.name)
-            return refuse("engine_missing", found.reason or "onnxruntime-qnn is not installed", found.fix)
+            return refuse(VerdictCode.ENGINE_MISSING, found.reason or "onnxruntime-qnn is not installed", found.fix)
         if not facts.loadable:
-            return refuse("engine_broken", facts.reason or "the wheel cannot be loaded", facts.fix)
+            return refuse(VerdictCode.ENGINE_BROKEN, facts.reason or "the wheel cannot be loaded", facts.fix)
         try:
             target = resolve_target(chip_options(request))
             if target is None:
                 return refuse(
-                    "target_missing", "a QNN graph is compiled for one chip, and the policy names none", state_one()
+                    VerdictCode.TARGET_MISSING,
+                    "a QNN graph is compiled for one chip, and the policy names none",
+                    state_one(),
                 )
             refusal = _refuse_model(request, target)
             if refusal is not None:
                 return refusal.judgement(self.name, request.device)
             settings, controls = settle(request, target, simulated=facts.detail.get("runs_on") == "simulator")
         except PolicyError as error:
-            return refuse("option_invalid", str(error))
+            return refuse(VerdictCode.OPTION_INVALID, str(error))
         where = "the HTP simulator" if settings.simulated else "the device"
         reason = f"onnxruntime-qnn {facts.version}, QNN {facts.detail.get('sdk', '?')}, {where} as {target}"
         if request.policy.execution.precision == "model" and request.model.quantisation.scheme == "none":
             reason += "; HTP computes fp32 tensors in fp16 inside: state precision fp16 to say so"
         candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
+        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
         return Judgement(
             verdict=verdict,
             controls=controls,
-            settings=msgspec.to_builtins(settings),
+            settings=settings,
             uncompilable=settings.uncompilable,
         )
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Open the session, here or in a process of its own; see `LoadedModel`."""
         from xpuruntime.engines.qnn.loading import load_model
 
         del machine
-        return load_model(request, msgspec.convert(judgement.settings, Settings))
+        return load_model(request, judgement.settings)
 
-    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
         """Return the provider, the SDK and the chip: QNN itself checks none of them when it loads a context."""
         del request
-        settings = msgspec.convert(judgement.settings, Settings)
+        settings = judgement.settings
         facts = machine.engines[self.name]
         return {
             "onnxruntime-qnn": facts.version or "?",
@@ -117,12 +117,12 @@ class QnnEngine(Engine):
             "htp_arch": str(settings.target.htp_arch),
         }
 
-    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
         """Write an ONNX file with a context binary for the chip; needs no device."""
         from xpuruntime.engines.qnn.artifact import compile_model
 
         del machine
-        return compile_model(request, msgspec.convert(judgement.settings, Settings), folder)
+        return compile_model(request, judgement.settings, folder)
 
 
 def _refuse_model(request: Request, target: Target) -> Refusal | None:
@@ -131,10 +131,10 @@ def _refuse_model(request: Request, target: Target) -> Refusal | None:
 
     precision = request.policy.execution.precision
     if precision == "tf32":
-        return Refusal("precision_unsupported", "an NPU has no TF32", "use precision fp16")
+        return Refusal(VerdictCode.PRECISION_UNSUPPORTED, "an NPU has no TF32", "use precision fp16")
     if precision == "bf16" and target.soc_model < BF16_SOC:
         return Refusal(
-            "precision_unsupported",
+            VerdictCode.PRECISION_UNSUPPORTED,
             f"{target} has no bf16: QNN computes it from soc_model {BF16_SOC} on",
             "use precision fp16, or a chip such as soc: sc8480xp",
         )
@@ -145,7 +145,7 @@ def _refuse_model(request: Request, target: Target) -> Refusal | None:
     if left:
         shapes = ", ".join(f"{name}: {shape}" for name, shape in left.items())
         return Refusal(
-            "shapes_open",
+            VerdictCode.SHAPES_OPEN,
             f"QNN compiles a graph for fixed sizes, and the inputs {', '.join(left)} leave dimensions open",
             f"state execution.shapes: {{{shapes}}} with a size for each",
         )
@@ -153,13 +153,13 @@ def _refuse_model(request: Request, target: Target) -> Refusal | None:
         for tensor in tensors:
             if tensor.kind != "tensor" or tensor.dtype.startswith(_NO_ARRAYS):
                 return Refusal(
-                    "op_unsupported",
+                    VerdictCode.OP_UNSUPPORTED,
                     f"{role} {tensor.name!r} is a {tensor.kind} of {tensor.dtype}, which QNN does not take",
                     f"put a Cast at this {role} into the model, for example to float32",
                 )
             if 0 in (tensor.shape or ()):  # QNN divides by it, which ends the process
                 return Refusal(
-                    "shape_unsupported",
+                    VerdictCode.SHAPE_UNSUPPORTED,
                     f"{role} {tensor.name!r} has no elements ({list(tensor.shape or ())}), and QNN takes none such",
                     "state execution.shapes with sizes of at least 1, or use the engine onnxruntime",
                 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.refusal import Refusal
+from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
@@ -45,7 +46,7 @@ def refuse_int8(request: Request) -> Refusal | None:
     if request.calibration is None:
         if quantises(request):
             return Refusal(
-                "calibration_missing", "precision int8 was asked for, and the model computes in floats", _PASS
+                VerdictCode.CALIBRATION_MISSING, "precision int8 was asked for, and the model computes in floats", _PASS
             )
         return None
     if request.artifact is not None:  # the artifact is tied to the calibration by its digest
@@ -54,13 +55,13 @@ def refuse_int8(request: Request) -> Refusal | None:
         return None
     if precision != "int8":
         return Refusal(
-            "calibration_unused",
+            VerdictCode.CALIBRATION_UNUSED,
             f"a calibration was given, and precision is {precision}: nothing is quantised or probed",
             "state precision int8, fp16 or bf16, or an accuracy, or leave calibration= out",
         )
     if scheme != "none":
         return Refusal(
-            "calibration_unused",
+            VerdictCode.CALIBRATION_UNUSED,
             f"a calibration was given, and the model is quantised already ({scheme})",
             "leave calibration= out, or give the float model",
         )

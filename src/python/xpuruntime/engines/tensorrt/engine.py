@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.engines.tensorrt.controls import settle
@@ -26,6 +24,7 @@ from xpuruntime.engines.tensorrt.settings import Settings
 from xpuruntime.engines.tensorrt.targets import describe_target, refuse_artifact
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
 
 
-class TensorRtEngine(Engine):
+class TensorRtEngine(Engine[Settings]):
     """TensorRT 10 and 11 on ``cuda:N``. Building needs the GPU that the engine is for."""
 
     flavour: ClassVar[Flavour] = TENSORRT
@@ -65,7 +64,7 @@ class TensorRtEngine(Engine):
             return ()
         return tuple(f"cuda:{d.index}" for d in machine.cuda) or ("cuda:0",)
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts. A request with purpose ``"compile"`` is not rejected for want of a GPU."""
         facts = machine.engines.get(self.name)
         refusal = refuse_kind(request, machine, self.flavour) or refuse_engine(self.flavour, facts)
@@ -75,8 +74,8 @@ class TensorRtEngine(Engine):
                 if refusal is None:
                     return self._accept(request, machine, facts)
             except PolicyError as error:
-                refusal = Refusal("option_invalid", str(error))
-        refusal = refusal or Refusal("engine_missing", "it was not probed")
+                refusal = Refusal(VerdictCode.OPTION_INVALID, str(error))
+        refusal = refusal or Refusal(VerdictCode.ENGINE_MISSING, "it was not probed")
         return refusal.judgement(self.name, request.device)
 
     def _refusal(self, request: Request, machine: Machine, facts: EngineFacts) -> Refusal | None:
@@ -89,21 +88,23 @@ class TensorRtEngine(Engine):
                 return foreign
         return refuse_model(request, self.flavour) or refuse_shapes(request, self.flavour)
 
-    def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement:
+    def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement[Settings]:
         settings, controls = settle(request, self.flavour, facts, capability_of(request, machine))
         reason = f"{self.flavour.title} {facts.version}"
         if settings.targets:
             reason += f", built for compute capability {', '.join(settings.targets)}"
         if settings.tf32 and request.policy.execution.precision == "model":
             reason += "; fp32 products may use TF32: state precision fp32 to forbid it"
-        verdict = Verdict(candidate=f"{self.name}@{request.device}", accepted=True, code="accepted", reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+        verdict = Verdict(
+            candidate=f"{self.name}@{request.device}", accepted=True, code=VerdictCode.ACCEPTED, reason=reason
+        )
+        return Judgement(verdict=verdict, controls=controls, settings=settings)
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Build the engine, or take the compiled one, and make it ready on the device; see `LoadedModel`."""
         from xpuruntime.engines.tensorrt.loading import load_model
 
-        settings = msgspec.convert(judgement.settings, Settings)
+        settings = judgement.settings
         chip = capability_of(request, machine) or "unknown"
         return load_model(request, settings, self.flavour, self.target(request, judgement, machine), chip)
 
@@ -113,16 +114,16 @@ class TensorRtEngine(Engine):
 
         return TrtexecExporter if self.flavour is TENSORRT else None
 
-    def target(self, request: Request, judgement: Judgement, machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
         """Return flavour, version, compute capabilities, platform and precision; see `Engine.target`."""
-        settings = msgspec.convert(judgement.settings, Settings)
+        settings = judgement.settings
         return describe_target(request, settings, machine, self.flavour)
 
-    def compile(self, request: Request, judgement: Judgement, machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
         """Build the engine and write its plan and our record of it into `folder`."""
         from xpuruntime.engines.tensorrt.artifact import write_artifact
 
-        settings = msgspec.convert(judgement.settings, Settings)
+        settings = judgement.settings
         return write_artifact(request, settings, self.flavour, self.target(request, judgement, machine), folder)
 
 

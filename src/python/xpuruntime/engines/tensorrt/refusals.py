@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.model.shapes import open_dimensions, shape_ranges
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.engines.tensorrt.products import compute_capabilities
+from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
@@ -38,22 +39,26 @@ def refuse_kind(request: Request, machine: Machine, flavour: Flavour) -> Refusal
     A request to compile needs the GPU only where the builder times kernels on it.
     """
     if request.device.partition(":")[0] != "cuda":
-        return Refusal("device_unsupported", f"{flavour.title} has no device {request.device!r}; it runs on cuda:N")
+        return Refusal(
+            VerdictCode.DEVICE_UNSUPPORTED, f"{flavour.title} has no device {request.device!r}; it runs on cuda:N"
+        )
     if capability_of(request, machine) is not None or (request.purpose == "compile" and flavour.jit):
         return None
     refusal = missing_cuda_device(request.device, machine)
     if refusal is not None and request.purpose == "compile" and not machine.cuda:
         reason = f"{refusal.reason}; {flavour.title} times kernels on the GPU while it builds"
-        return Refusal("device_missing", reason, "build on a machine with that GPU, or with engine tensorrt-rtx")
+        return Refusal(
+            VerdictCode.DEVICE_MISSING, reason, "build on a machine with that GPU, or with engine tensorrt-rtx"
+        )
     return refusal
 
 
 def refuse_engine(flavour: Flavour, facts: EngineFacts | None) -> Refusal | None:
     """Refuse where the package is missing or broken."""
     if facts is None or facts.version is None:
-        return Refusal("engine_missing", f"{flavour.title} is not installed", flavour.install)
+        return Refusal(VerdictCode.ENGINE_MISSING, f"{flavour.title} is not installed", flavour.install)
     if not facts.loadable:
-        return Refusal("engine_broken", facts.reason or f"{flavour.title} does not load", facts.fix)
+        return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or f"{flavour.title} does not load", facts.fix)
     return None
 
 
@@ -64,21 +69,21 @@ def refuse_device(request: Request, machine: Machine, flavour: Flavour, facts: E
         return None
     if request.purpose == "run" and not machine.core_cuda:
         return Refusal(
-            "library_missing",
+            VerdictCode.LIBRARY_MISSING,
             "xpuruntime itself was built without CUDA, so it cannot order work on a stream",
             "put nvcc on PATH and reinstall xpuruntime",
         )
     known = compute_capabilities(facts)
     if flavour.jit and known and chip not in known and request.purpose == "run":
         return Refusal(
-            "device_unsupported",
+            VerdictCode.DEVICE_UNSUPPORTED,
             f"{request.device} has compute capability {chip}, and {flavour.title} {facts.version} has kernels for "
             f"{', '.join(known)} only",
             "use engine tensorrt or onnxruntime on this GPU",
         )
     if not flavour.jit and tuple(map(int, chip.split("."))) < _OLDEST_CHIP:
         return Refusal(
-            "device_unsupported",
+            VerdictCode.DEVICE_UNSUPPORTED,
             f"{request.device} has compute capability {chip}, and {flavour.title} needs 7.5 or newer",
             "use engine onnxruntime on this GPU",
         )
@@ -92,22 +97,24 @@ def refuse_model(request: Request, flavour: Flavour) -> Refusal | None:
         for tensor in tensors:
             if tensor.kind != "tensor":
                 reason = f"{role} {tensor.name!r} is a {tensor.kind}, and {flavour.title} has tensors only"
-                return Refusal("op_unsupported", reason, "use engine onnxruntime")
+                return Refusal(VerdictCode.OP_UNSUPPORTED, reason, "use engine onnxruntime")
             if tensor.dtype not in _ARRAYS:
                 reason = f"{role} {tensor.name!r} is {tensor.dtype}, which {flavour.title} does not take"
                 if tensor.dtype == "float64":
                     reason = f"{role} {tensor.name!r} is float64, and {flavour.title} would read its memory as float32"
                 return Refusal(
-                    "op_unsupported", reason, f"put a Cast at this {role} into the model, such as to float32"
+                    VerdictCode.OP_UNSUPPORTED, reason, f"put a Cast at this {role} into the model, such as to float32"
                 )
             if role == "input" and tensor.shape is None:
                 reason = f"the rank of input {tensor.name!r} is not known, and {flavour.title} needs it"
                 if tensor.name not in request.policy.execution.shapes:
-                    return Refusal("shapes_open", reason, f"state execution.shapes: {{{tensor.name}: [<dimensions>]}}")
+                    return Refusal(
+                        VerdictCode.SHAPES_OPEN, reason, f"state execution.shapes: {{{tensor.name}: [<dimensions>]}}"
+                    )
     if model.custom_domains:
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in model.custom_domains.items())
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"the model has operators outside the standard ({named}). The vendor's parser does not look at the domain "
             "of a node: it would compute a standard operator of the same name, or ask for a plugin",
             "export the model without them, or use engine onnxruntime",
@@ -129,10 +136,12 @@ def _refuse_quantised(request: Request, flavour: Flavour) -> Refusal | None:
             "integer operators" if quantised.scheme == "qoperator" else "activations that are quantised while running"
         )
         reason = f"the model is quantised with {what}, and {flavour.title} takes Q/DQ pairs only"
-        return Refusal("op_unsupported", reason, "quantise the float model in the QDQ form, or pass calibration=")
+        return Refusal(
+            VerdictCode.OP_UNSUPPORTED, reason, "quantise the float model in the QDQ form, or pass calibration="
+        )
     if "int32" in quantised.weights:
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"the model has biases stored as int32 behind a DequantizeLinear, which {flavour.title} does not take: it "
             "wants biases in floating point",
             "quantise the float model for this engine: precision int8 with calibration=, which leaves biases alone",
@@ -140,7 +149,7 @@ def _refuse_quantised(request: Request, flavour: Flavour) -> Refusal | None:
     foreign = sorted({*quantised.activations, *quantised.weights} - _QUANTISED)
     if foreign:
         return Refusal(
-            "op_unsupported",
+            VerdictCode.OP_UNSUPPORTED,
             f"the model is quantised to {', '.join(foreign)}, and {flavour.title} takes int8 with zero points of 0",
             "quantise the float model for this engine: precision int8 with calibration=",
         )
@@ -162,7 +171,7 @@ def refuse_shapes(request: Request, flavour: Flavour) -> Refusal | None:
     named = ", ".join(f"{name} {shape}" for name, shape in left.items())
     wanted = ", ".join(f"{name}: {_as_ranges(shape)}" for name, shape in left.items())
     return Refusal(
-        "shapes_open",
+        VerdictCode.SHAPES_OPEN,
         f"{flavour.title} builds for sizes that are known beforehand, and the model leaves some open: {named}",
         f"state them, as sizes or ranges: execution.shapes: {{{wanted}}}",
     )

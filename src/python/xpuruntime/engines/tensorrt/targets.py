@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.engines.tensorrt.refusals import capability_of
+from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from xpuruntime.engines.artifact import Artifact
@@ -52,14 +53,14 @@ def refuse_artifact(request: Request, machine: Machine, artifact: Artifact, flav
     made_by = target.get("flavour", artifact.manifest.engine)
     if made_by != flavour.name:
         reason = f"the artifact is an engine of {made_by}, which {flavour.title} does not read"
-        return Refusal("artifact_foreign", reason, f"load it with engine {made_by}, or compile it again")
+        return Refusal(VerdictCode.ARTIFACT_FOREIGN, reason, f"load it with engine {made_by}, or compile it again")
     chip = capability_of(request, machine)
     chips = target.get("compute_capability", "")
     fits = chip in chips.split() or (chips == _AMPERE_PLUS and _is_ampere(chip))
     if chip is None or fits:
         return None
     return Refusal(
-        "artifact_foreign",
+        VerdictCode.ARTIFACT_FOREIGN,
         f"the artifact was built for compute capability {', '.join(chips.split()) if flavour.jit else chips}, and "
         f"{request.device} is {chip}",
         "load it on such a GPU, or compile it again for this one",

@@ -7,8 +7,6 @@ from __future__ import annotations
 from importlib import metadata, util
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.engines.torch.controls import settle
@@ -16,6 +14,7 @@ from xpuruntime.engines.torch.options import NAMES, OPTIONS
 from xpuruntime.engines.torch.settings import Settings
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchEngine"]
 
 
-class TorchEngine(Engine):
+class TorchEngine(Engine[Settings]):
     """PyTorch on ``cpu`` and ``cuda:N``: exported programs and modules."""
 
     name: ClassVar[str] = NAMES[0]
@@ -64,7 +63,7 @@ class TorchEngine(Engine):
         del device
         return OPTIONS
 
-    def judge(self, request: Request, machine: Machine) -> Judgement:
+    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -72,19 +71,19 @@ class TorchEngine(Engine):
         try:
             settings, controls = settle(request)
         except PolicyError as error:
-            return Refusal("option_invalid", str(error)).judgement(self.name, request.device)
+            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
         how = "compiled" if settings.mode == "compile" else "eager"
         reason = f"PyTorch {machine.engines[self.name].version}, {how}"
         candidate = f"{self.name}@{request.device}"
-        verdict = Verdict(candidate=candidate, accepted=True, code="accepted", reason=reason)
-        return Judgement(verdict=verdict, controls=controls, settings=msgspec.to_builtins(settings))
+        verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
+        return Judgement(verdict=verdict, controls=controls, settings=settings)
 
-    def load(self, request: Request, judgement: Judgement, machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
         """Place the program on the device; see `LoadedModel`."""
         from xpuruntime.engines.torch.loading import load_model
 
         del machine
-        return load_model(request, msgspec.convert(judgement.settings, Settings))
+        return load_model(request, judgement)
 
     def exporter(self) -> type[NativeExporter]:
         """Return what writes scripts of PyTorch."""
@@ -95,29 +94,35 @@ class TorchEngine(Engine):
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
         kind = request.device.partition(":")[0]
         if kind not in ("cpu", "cuda"):
-            return Refusal("device_unsupported", f"the torch engine runs on cpu and cuda:N, not on {request.device!r}")
+            return Refusal(
+                VerdictCode.DEVICE_UNSUPPORTED, f"the torch engine runs on cpu and cuda:N, not on {request.device!r}"
+            )
         missing = missing_cuda_device(request.device, machine) if kind == "cuda" else None
         if missing is not None:
             return missing
         facts = machine.engines.get(self.name)
         if facts is None or facts.version is None:
-            return Refusal("engine_missing", "torch is not installed", install_command("torch"))
+            return Refusal(VerdictCode.ENGINE_MISSING, "torch is not installed", install_command("torch"))
         if kind == "cuda" and "cuda" not in facts.providers:
             return Refusal(
-                "library_missing", f"torch {facts.version} has no CUDA in it", "install a CUDA build of torch"
+                VerdictCode.LIBRARY_MISSING, f"torch {facts.version} has no CUDA in it", "install a CUDA build of torch"
             )
         precision = request.policy.execution.precision
         if precision == "int8":
             reason = "the torch engine does not quantise"
             return Refusal(
-                "precision_unsupported", reason, "use precision fp16, or export to ONNX and name another engine"
+                VerdictCode.PRECISION_UNSUPPORTED,
+                reason,
+                "use precision fp16, or export to ONNX and name another engine",
             )
         if precision == "tf32" and kind == "cpu":
-            return Refusal("precision_unsupported", "the CPU has no TF32", "use precision fp32")
+            return Refusal(VerdictCode.PRECISION_UNSUPPORTED, "the CPU has no TF32", "use precision fp32")
         where = getattr(request.model.source, "device", None)
         if where is not None and where != request.device:
             fix = f"move it first: module.to({request.device!r})"
             return Refusal(
-                "device_unsupported", f"the module is on {where}; a session does not move a module of yours", fix
+                VerdictCode.DEVICE_UNSUPPORTED,
+                f"the module is on {where}; a session does not move a module of yours",
+                fix,
             )
         return None

@@ -10,21 +10,20 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.torch.aliasing import GuardedCall
 from xpuruntime.engines.torch.compiling import compiled, compiling_apart
-from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.failures import translate
 from xpuruntime.engines.torch.model import TorchModel
 from xpuruntime.engines.torch.pinning import Pins
 from xpuruntime.engines.torch.switches import hold
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.base import LoadedModel, Request
+    from xpuruntime.engines.base import Judgement, LoadedModel, Request
     from xpuruntime.engines.torch.program import Call
     from xpuruntime.engines.torch.settings import Settings
 
 __all__ = ["load_model"]
 
 
-def load_model(request: Request, settings: Settings) -> LoadedModel:
+def load_model(request: Request, judgement: Judgement[Settings]) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails.
 
     Raises
@@ -32,11 +31,11 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     XpuRuntimeError
         See `TorchEngine.load`.
     """
-    log = ConversionLog()
+    settings, log = judgement.settings, ConversionLog()
     switches = hold(settings, request)
     pins: Pins | None = None
     try:
-        pins = Pins(request.policy, request.model.nodes, _not_held(request))
+        pins = Pins(request.policy, request.model.nodes, _not_held(judgement))
         source: Any = request.model.source
         module = source.place(request.device, settings.convert)
         if pins.by_module and settings.mode == "eager" and request.model.format == "pt2":
@@ -52,7 +51,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
         call = _pinned(call, pins)
         names = [info.name for info in request.model.outputs]
         guard = GuardedCall(call, source, module, names, converted=settings.convert is not None, log=log)
-        model = TorchModel(request, settings, module=module, guard=guard, switches=switches, pins=pins, log=log)
+        model = TorchModel(request, judgement, module=module, guard=guard, switches=switches, pins=pins, log=log)
         if settings.mode == "compile":
             _compile_now(model, request)
         return model
@@ -72,9 +71,9 @@ def _compile_now(model: TorchModel, request: Request) -> None:
         model.run(probe_feeds(request.model))
 
 
-def _not_held(request: Request) -> set[str]:
+def _not_held(judgement: Judgement[Settings]) -> set[str]:
     """Return the kernel keys that the plan calls unsupported; under ``strict`` there are none."""
-    return {control.key for control in settle(request)[1] if control.enforceability == "unsupported"}
+    return {control.key for control in judgement.controls if control.enforceability == "unsupported"}
 
 
 def _pinned(call: Call, pins: Pins) -> Call:

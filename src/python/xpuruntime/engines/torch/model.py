@@ -16,7 +16,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.base import Judgement, Request
     from xpuruntime.engines.torch.aliasing import GuardedCall
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program import Call
@@ -33,7 +33,8 @@ class TorchModel(LoadedModel):
     Parameters
     ----------
     request : Request
-    settings : Settings
+    judgement : Judgement
+        With the settings and controls of the plan.
     module : torch.nn.Module
         As placed, uncompiled.
     guard : GuardedCall
@@ -46,7 +47,7 @@ class TorchModel(LoadedModel):
     def __init__(
         self,
         request: Request,
-        settings: Settings,
+        judgement: Judgement[Settings],
         *,
         module: Any,
         guard: GuardedCall,
@@ -57,7 +58,8 @@ class TorchModel(LoadedModel):
         import torch
 
         self.request = request
-        self.settings = settings
+        self.settings = judgement.settings
+        self.controls = judgement.controls
         self.module = module
         self.device = request.device
         self.pins = pins

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Literal
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.precision.names import FLOATS
 from xpuruntime.engines.torch.arithmetic import multiplies_integers
-from xpuruntime.engines.torch.controls import settle
 from xpuruntime.engines.torch.names import torch_precision
 from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
 from xpuruntime.engines.torch.stepping import step
@@ -50,7 +49,7 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
     import torch
 
     effective = {"execution.engine": "torch", "execution.device": model.device}
-    controls = {control.key: control for control in settle(model.request)[1]}
+    controls = {control.key: control for control in model.controls}
     effective.update(read_back(model.settings, model.switches()))
     kernels = PinnedKernels(model.pins, model.request.policy.kernels, controls, model.request.model.nodes, model.device)
     with torch.no_grad(), kernels.apart():

@@ -18,7 +18,7 @@ from xpuruntime.locks.determinism.batches import Batch, find_batch, other_inputs
 from xpuruntime.locks.determinism.bits import differing, kept
 from xpuruntime.locks.determinism.fresh_process import run_fresh
 from xpuruntime.locks.determinism.locating import locate
-from xpuruntime.measuring.worker import FailureKind, WorkerFailure
+from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
 
 if TYPE_CHECKING:

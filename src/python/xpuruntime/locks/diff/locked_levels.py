@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.differences import compare_identities, compare_stated, samples_agree
 from xpuruntime.locks.diff.causes import restoring
 from xpuruntime.locks.diff.recorded import narrowed
@@ -20,8 +21,15 @@ if TYPE_CHECKING:
 
 __all__ = ["locked_levels"]
 
-_PLACEMENT = ("placement", "fusion", "gone", "new")
-_KERNELS = ("kernel", "configuration", "precision", "accumulate", "layout", "unobservable")
+_PLACEMENT = (DriftCode.PLACEMENT, DriftCode.FUSION, DriftCode.GONE, DriftCode.NEW)
+_KERNELS = (
+    DriftCode.KERNEL,
+    DriftCode.CONFIGURATION,
+    DriftCode.PRECISION,
+    DriftCode.ACCUMULATE,
+    DriftCode.LAYOUT,
+    DriftCode.UNOBSERVABLE,
+)
 #: Validators that a note names.
 _NAMED = 6
 
@@ -56,7 +64,7 @@ def locked_levels(before: Recorded, after: Recorded) -> tuple[tuple[Level, ...],
 def _of_kernels_that_did_not_run(drift: Drift, one: Identity, other: Identity) -> bool:
     """Whether a drift is of the build of xpuruntime's kernels, and they ran on one side alone."""
     having = [any(validator.id == drift.validator for validator in side.validators) for side in (one, other)]
-    return drift.code == "kernel_source" and not all(having)
+    return drift.code == DriftCode.KERNEL_SOURCE and not all(having)
 
 
 def _level(name: str, rows: Sequence[DiffRow]) -> Level:
@@ -83,14 +91,14 @@ def _plan_rows(
     return tuple(
         DiffRow(
             id=drift.subject,
-            what="shapes" if drift.code == "shapes" else "plan",
+            what="shapes" if drift.code == DriftCode.SHAPES else "plan",
             before=drift.expected,
             after=drift.found,
-            causes=() if drift.code == "shapes" else causes,
-            restore=drift.restore if drift.code == "shapes" else restore,
+            causes=() if drift.code == DriftCode.SHAPES else causes,
+            restore=drift.restore if drift.code == DriftCode.SHAPES else restore,
         )
         for drift in drifts
-        if drift.code in ("plan", "shapes")
+        if drift.code in (DriftCode.PLAN, DriftCode.SHAPES)
     )
 
 
@@ -118,7 +126,7 @@ class _Rows:
             ):
                 self._depends.setdefault(name, set()).update(ids)
 
-    def of(self, codes: tuple[str, ...], *, calls: bool | None = None) -> tuple[DiffRow, ...]:
+    def of(self, codes: tuple[DriftCode, ...], *, calls: bool | None = None) -> tuple[DiffRow, ...]:
         """Return the rows of some codes: of units, of calls that xpuruntime dispatched, or of both."""
         return tuple(
             self._row(drift)

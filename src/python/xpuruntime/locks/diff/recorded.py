@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.evidence.report_builder.environment import influential_variables
+from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.records import Identity, Lock, LockedPlan, LockedShapes, Validator
 from xpuruntime.lockfile.rules import policy_record
@@ -142,25 +143,25 @@ def _told(report: Report, one: Validator) -> Any:
     execution = plan.get("execution") or {}
     hardware = execution.get("device") or {}
     packages = environment.get("packages") or {}
-    if one.kind == "engine":
+    if one.kind == ValidatorKind.ENGINE:
         found: dict[str, Any] = {"version": plan.get("engine_version")}
         name = next((name for name in packages_of(plan["engine"]) if name in packages), None)
         return found if name is None else {**found, "package": f"{name}=={packages[name]}"}
-    if one.kind == "package":
+    if one.kind == ValidatorKind.PACKAGE:
         return packages.get(one.key)
-    if one.kind == "model":
+    if one.kind == ValidatorKind.MODEL:
         return _file_alone(one.expect, (plan.get("model") or {}).get("sha256"))
-    if one.kind == "cpu_isa":
+    if one.kind == ValidatorKind.CPU_ISA:
         features = hardware.get("features") if hardware.get("kind") == "cpu" else None
         return None if features is None else sorted(features)
-    if one.kind == "device":
+    if one.kind == ValidatorKind.DEVICE:
         if hardware.get("kind") != "cpu":
             return None
         facts = {"name": hardware.get("name"), "cores": hardware.get("units")}
         return {**facts, "architecture": hardware.get("architecture")}
-    if one.kind == "environment":
+    if one.kind == ValidatorKind.ENVIRONMENT:
         return _variables(one, plan, environment.get("variables") or {})
-    if one.kind in ("library", "kernel_source"):
+    if one.kind in (ValidatorKind.LIBRARY, ValidatorKind.KERNEL_SOURCE):
         name = "xpuruntime/_core" if one.key == CORE else one.key
         return _library(one.expect, next((lib for lib in execution.get("libraries", ()) if lib["name"] == name), None))
     return None

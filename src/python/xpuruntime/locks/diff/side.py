@@ -15,7 +15,7 @@ from xpuruntime.files.paths import kind_of
 from xpuruntime.files.reading import open_regular
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.locks.session_worker import MODULE, session_worker
-from xpuruntime.measuring.worker import FailureKind, WorkerFailure
+from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 
 if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Lock

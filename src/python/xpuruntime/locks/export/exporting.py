@@ -21,6 +21,7 @@ from xpuruntime.files.reading import read_regular
 from xpuruntime.files.staging import publish_folder, staging
 from xpuruntime.inference.locked import surroundings
 from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.drift import drift_error
 from xpuruntime.lockfile.validators import compare_validators
 from xpuruntime.locks.export.kserve import KServeExporter
@@ -143,7 +144,7 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
             f"{where} is a lock of {lock.identity.subject}, and sessions alone are exported. Fix: make one with "
             "`xrt lock MODEL`"
         )
-    if any(one.kind == "artifact" for one in lock.identity.validators):
+    if any(one.kind == ValidatorKind.ARTIFACT for one in lock.identity.validators):
         raise UnsupportedOperationError(
             f"{where} is a lock of a compiled artifact, which only xpuruntime opens. Fix: lock the model itself"
         )
@@ -180,7 +181,7 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
     info = with_shapes(read_model(path, trust=trust), policy)
     inputs = calibration_of(calibration, policy, info, lock=str(where))
     _check_same(lock, where, info, inputs)
-    facts: Any = next((one.expect for one in identity.validators if one.kind == "engine"), {})
+    facts: Any = next((one.expect for one in identity.validators if one.kind == ValidatorKind.ENGINE), {})
     version = facts.get("version") if isinstance(facts, dict) else None
     package = facts.get("package") if isinstance(facts, dict) else None
     return ExportJob(

@@ -8,7 +8,9 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
 from xpuruntime.inference.locked import compare_observed, compare_results, probe_at
+from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.records import utc_now
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 if TYPE_CHECKING:
@@ -61,7 +63,7 @@ def prove_export(
 
 
 def _claim(id: str, expected: str, found: str, verdict: str, reason: str, *, section: str = "evidence") -> Claim:
-    codes = {"pass": "ok", "fail": "lock_differs", "unobservable": "unobservable"}
+    codes = {"pass": ClaimCode.OK, "fail": ClaimCode.LOCK_DIFFERS, "unobservable": ClaimCode.UNOBSERVABLE}
     return Claim(
         id=id,
         section=section,  # type: ignore[arg-type]
@@ -115,8 +117,8 @@ def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Cla
     blind = 0
     for one in entries:
         found = groups.pop(one.unit, [])
-        hidden = [drift for drift in found if drift.code == "unobservable"]
-        real = [drift for drift in found if drift.code != "unobservable"]
+        hidden = [drift for drift in found if drift.code == DriftCode.UNOBSERVABLE]
+        real = [drift for drift in found if drift.code != DriftCode.UNOBSERVABLE]
         blind += one.known == "unobservable"
         asked = " ".join(part for part in (one.on, one.kernel, one.precision, one.layout) if part)
         id = f"evidence.units.{one.unit}"

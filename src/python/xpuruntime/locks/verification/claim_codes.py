@@ -1,61 +1,110 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`RULES`: the codes of claims, with identifiers that stay the same for tools that keep a history of findings."""
+"""`ClaimCode`: the codes of claims, with identifiers that stay the same for tools that keep a history of findings."""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import TYPE_CHECKING
 
-__all__ = ["RULES", "Rule", "rule_of"]
+from xpuruntime.codes import Code
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
-class Rule(NamedTuple):
-    """Identifier, such as ``"XRT1001"``, name in camel case, and one sentence."""
-
-    id: str
-    name: str
-    text: str
+__all__ = ["ClaimCode"]
 
 
-#: Code of a claim to its rule. An identifier is never given to another code.
-RULES: dict[str, Rule] = {
-    "substituted": Rule("XRT1001", "KeySubstituted", "Something else ran than a policy key asks for."),
-    "unsupported": Rule("XRT1002", "KeyUnsupported", "The engine cannot honour a policy key."),
-    "key_inconclusive": Rule("XRT1003", "KeyInconclusive", "A policy key was tested without a value to compare."),
-    "unobservable": Rule("XRT1004", "KeyUnobservable", "Nothing shows whether a policy key was honoured."),
-    "not_observed": Rule("XRT1005", "RequiredEvidenceMissing", "Evidence that the policy requires was not observed."),
-    "misplaced": Rule("XRT1006", "UnitMisplaced", "A unit ran on another device than the plan's."),
-    "incomplete": Rule("XRT1007", "EvidenceIncomplete", "The instrumented pass broke off or lacks records."),
-    "not_opened": Rule("XRT1008", "SessionNotOpened", "The model could not be opened under the policy."),
-    "lock_differs": Rule("XRT1009", "LockEntryDiffers", "Something else ran than the lock records."),
-    "lock_stale": Rule("XRT1010", "LockStale", "A validator of the lock does not hold here."),
-    "other_machine": Rule("XRT1011", "OtherMachine", "The lock was made on another machine: nothing can be compared."),
-    "out_of_tolerance": Rule("XRT2001", "OutputOutOfTolerance", "An output is too far from the reference."),
-    "not_compared": Rule("XRT2002", "OutputNotCompared", "An output could not be compared with the reference."),
-    "below_floor": Rule("XRT2003", "MetricBelowFloor", "A metric of the user is below its least value."),
-    "metric_failed": Rule("XRT2004", "MetricFailed", "A metric of the user raised, or returned no number."),
-    "nondeterministic": Rule(
-        "XRT3001", "Nondeterministic", "Results do not repeat bit for bit in the grade asked for."
-    ),
-    "not_tested": Rule("XRT3002", "DeterminismNotTested", "A grade of determinism could not be tested."),
-    "slower": Rule("XRT4001", "Slower", "The session is slower than its control, beyond the margin."),
-    "undecided": Rule("XRT4002", "SpeedUndecided", "The interval of the slowdown holds the margin after the budget."),
-    "noisy": Rule("XRT4003", "MachineTooNoisy", "The control differs from itself by too much to compare with."),
-    "worker_failed": Rule("XRT4004", "WorkerFailed", "A worker process gave no measurement."),
-    "no_control": Rule("XRT4005", "NoControl", "There is no control to compare the speed with."),
-    "memory_growth": Rule("XRT5001", "MemoryGrowth", "The memory of the process grew over repeated runs."),
-    "memory_peak": Rule("XRT5002", "MemoryPeak", "The process held more memory than is allowed."),
-    "slow_start": Rule("XRT6001", "SlowStart", "Opening the session took longer than is allowed."),
-    "start_undecided": Rule("XRT6002", "StartUndecided", "Times to open the session are too noisy to compare."),
-    "other_work": Rule("XRT7001", "OtherWorkWhenTimed", "Outputs of timed runs differ from those of untimed runs."),
-    "cached": Rule("XRT7002", "ResultsCached", "Repeated inputs are faster than new ones: results are cached."),
-    "cache_undecided": Rule("XRT7003", "CacheUndecided", "Times of new and repeated inputs are too noisy to compare."),
-    "raised": Rule("XRT8001", "CheckRaised", "The engine or the check itself raised an error."),
-    "allowed": Rule("XRT9001", "DeviationAllowed", "The policy allows this deviation."),
-    "not_applicable": Rule("XRT9002", "NotApplicable", "There is nothing to test."),
-}
+class ClaimCode(Code):
+    """Why a claim has its verdict.
 
+    Attributes
+    ----------
+    rule : str
+        Identifier, such as ``"XRT1001"``. It is never given to another code.
+    rule_name : str
+        Name of the rule in camel case.
+    """
 
-def rule_of(code: str) -> Rule:
-    """Return the rule of a code; one for all that have none."""
-    return RULES.get(code, Rule("XRT0000", "Claim", "A claim of xrt verify."))
+    rule: str
+    rule_name: str
+
+    def __new__(cls, word: str, rule: str = "", rule_name: str = "", meaning: str = "") -> Self:
+        """Make a member of its word, its rule and its meaning."""
+        code = str.__new__(cls, word)
+        code._value_ = word
+        code.rule, code.rule_name, code.meaning = rule, rule_name, meaning
+        return code
+
+    OK = "ok", "XRT0000", "Ok", "The claim holds."
+    SUBSTITUTED = "substituted", "XRT1001", "KeySubstituted", "Something else ran than a policy key asks for."
+    UNSUPPORTED = "unsupported", "XRT1002", "KeyUnsupported", "The engine cannot honour a policy key."
+    KEY_INCONCLUSIVE = (
+        "key_inconclusive",
+        "XRT1003",
+        "KeyInconclusive",
+        "A policy key was tested without a value to compare.",
+    )
+    UNOBSERVABLE = "unobservable", "XRT1004", "KeyUnobservable", "Nothing shows whether a policy key was honoured."
+    NOT_OBSERVED = (
+        "not_observed",
+        "XRT1005",
+        "RequiredEvidenceMissing",
+        "Evidence that the policy requires was not observed.",
+    )
+    MISPLACED = "misplaced", "XRT1006", "UnitMisplaced", "A unit ran on another device than the plan's."
+    INCOMPLETE = "incomplete", "XRT1007", "EvidenceIncomplete", "The instrumented pass broke off or lacks records."
+    NOT_OPENED = "not_opened", "XRT1008", "SessionNotOpened", "The model could not be opened under the policy."
+    LOCK_DIFFERS = "lock_differs", "XRT1009", "LockEntryDiffers", "Something else ran than the lock records."
+    LOCK_STALE = "lock_stale", "XRT1010", "LockStale", "A validator of the lock does not hold here."
+    OTHER_MACHINE = (
+        "other_machine",
+        "XRT1011",
+        "OtherMachine",
+        "The lock was made on another machine: nothing can be compared.",
+    )
+    OUT_OF_TOLERANCE = "out_of_tolerance", "XRT2001", "OutputOutOfTolerance", "An output is too far from the reference."
+    NOT_COMPARED = "not_compared", "XRT2002", "OutputNotCompared", "An output could not be compared with the reference."
+    BELOW_FLOOR = "below_floor", "XRT2003", "MetricBelowFloor", "A metric of the user is below its least value."
+    METRIC_FAILED = "metric_failed", "XRT2004", "MetricFailed", "A metric of the user raised, or returned no number."
+    NONDETERMINISTIC = (
+        "nondeterministic",
+        "XRT3001",
+        "Nondeterministic",
+        "Results do not repeat bit for bit in the grade asked for.",
+    )
+    NOT_TESTED = "not_tested", "XRT3002", "DeterminismNotTested", "A grade of determinism could not be tested."
+    SLOWER = "slower", "XRT4001", "Slower", "The session is slower than its control, beyond the margin."
+    UNDECIDED = (
+        "undecided",
+        "XRT4002",
+        "SpeedUndecided",
+        "The interval of the slowdown holds the margin after the budget.",
+    )
+    NOISY = "noisy", "XRT4003", "MachineTooNoisy", "The control differs from itself by too much to compare with."
+    WORKER_FAILED = "worker_failed", "XRT4004", "WorkerFailed", "A worker process gave no measurement."
+    NO_CONTROL = "no_control", "XRT4005", "NoControl", "There is no control to compare the speed with."
+    MEMORY_GROWTH = "memory_growth", "XRT5001", "MemoryGrowth", "The memory of the process grew over repeated runs."
+    MEMORY_PEAK = "memory_peak", "XRT5002", "MemoryPeak", "The process held more memory than is allowed."
+    SLOW_START = "slow_start", "XRT6001", "SlowStart", "Opening the session took longer than is allowed."
+    START_UNDECIDED = (
+        "start_undecided",
+        "XRT6002",
+        "StartUndecided",
+        "Times to open the session are too noisy to compare.",
+    )
+    OTHER_WORK = (
+        "other_work",
+        "XRT7001",
+        "OtherWorkWhenTimed",
+        "Outputs of timed runs differ from those of untimed runs.",
+    )
+    CACHED = "cached", "XRT7002", "ResultsCached", "Repeated inputs are faster than new ones: results are cached."
+    CACHE_UNDECIDED = (
+        "cache_undecided",
+        "XRT7003",
+        "CacheUndecided",
+        "Times of new and repeated inputs are too noisy to compare.",
+    )
+    RAISED = "raised", "XRT8001", "CheckRaised", "The engine or the check itself raised an error."
+    ALLOWED = "allowed", "XRT9001", "DeviationAllowed", "The policy allows this deviation."
+    NOT_APPLICABLE = "not_applicable", "XRT9002", "NotApplicable", "There is nothing to test."

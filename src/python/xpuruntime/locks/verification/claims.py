@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.files.paths import json_bytes
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.vocabulary import SECTIONS, VERDICTS, ClaimVerdict, Section
 from xpuruntime.policies.verify_policy import Inconclusive
 
@@ -36,8 +37,8 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     verdict : {"pass", "fail", "inconclusive", "unobservable", "skipped"}
         ``inconclusive``: it was tested, and the test did not decide. ``unobservable``: nothing shows it either way.
         ``skipped``: it was not tested; the reason says why.
-    code : str
-        Machine-readable reason, such as ``"substituted"``; ``"ok"`` where the claim passed.
+    code : ClaimCode
+        Machine-readable reason.
     reason : str
         One sentence.
     fix : str or None
@@ -57,7 +58,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     requested: str
     observed: str
     verdict: ClaimVerdict
-    code: str
+    code: ClaimCode
     reason: str
     fix: str | None = None
     figures: dict[str, float] = {}

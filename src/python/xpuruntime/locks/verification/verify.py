@@ -26,13 +26,13 @@ from xpuruntime.errors import (
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.records import utc_now
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 from xpuruntime.locks.verification.conditions import machine_conditions
 from xpuruntime.locks.verification.sections.accuracy import accuracy_claims
 from xpuruntime.locks.verification.sections.audit import audit_claims
 from xpuruntime.locks.verification.sections.determinism import determinism_claims
 from xpuruntime.locks.verification.sections.evidence import evidence_claims
-from xpuruntime.locks.verification.sections.locked import OTHER_MACHINE
 from xpuruntime.locks.verification.sections.memory import memory_claims, start_claims
 from xpuruntime.locks.verification.sections.metrics import Metric, read_metric
 from xpuruntime.locks.verification.sections.speed import speed_claims
@@ -200,7 +200,7 @@ def verify(
             engine=session.plan.engine,
             device=session.plan.device,
             claims=claims,
-            comparable=all(one.code != OTHER_MACHINE for one in claims),
+            comparable=all(one.code != ClaimCode.OTHER_MACHINE for one in claims),
             notes=(*notes, *session.plan.warnings),
             facts=machine_conditions(),
         )
@@ -266,7 +266,7 @@ def _not_opened(error: XpuRuntimeError) -> Claim:
         requested="a session under the policy",
         observed="not opened",
         verdict="fail",
-        code="out_of_tolerance" if accuracy else "not_opened",
+        code=ClaimCode.OUT_OF_TOLERANCE if accuracy else ClaimCode.NOT_OPENED,
         reason=str(error),
     )
 
@@ -300,7 +300,7 @@ def _claims(section: Section, subject: Subject) -> Iterator[Claim]:
             requested="-",
             observed="-",
             verdict="skipped",
-            code="not_applicable",
+            code=ClaimCode.NOT_APPLICABLE,
             reason=f"the policy states no verify.{section}",
             fix=f"state verify.{section} in the policy",
         )
@@ -315,6 +315,6 @@ def _raised(section: Section, error: Exception) -> Claim:
         requested="the checks of this section run",
         observed="raised",
         verdict="inconclusive" if memory else "fail",
-        code="raised",
+        code=ClaimCode.RAISED,
         reason=f"{'memory ran out: ' if memory else ''}{' '.join(text.split())[:1000]}",
     )

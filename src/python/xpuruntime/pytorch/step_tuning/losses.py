@@ -53,12 +53,12 @@ def reference_losses(
 ) -> Reference:
     """Return the losses of the eager step, and the tolerance that they allow."""
     before = _random_states()
-    losses = losses_of(step, args)
+    losses, types = _losses_and_types(step, args)
     random = any(not torch.equal(a, b) for a, b in zip(before, _random_states(), strict=True))
     snapshot.restore()
     if rtol is not None:
         return Reference(losses, rtol, random)
-    tolerance = _tolerance(used)
+    tolerance = _tolerance(types | {parameter.dtype for parameter in used.parameters()})
     if random:
         apart = 0.0
         for seed in range(_REPEATS):
@@ -90,8 +90,17 @@ def _random_states() -> list[torch.Tensor]:
     return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
 
 
-def _tolerance(used: CapturedState) -> float:
-    types = {parameter.dtype for parameter in used.parameters() if parameter.dtype in _TOLERANCES}
-    if torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"):
-        types.add(torch.bfloat16)
-    return max((_TOLERANCES[one] for one in types), default=_TOLERANCES[torch.float32])
+def _losses_and_types(step: Callable[..., Any], args: tuple[Any, ...]) -> tuple[tuple[float, ...], set[torch.dtype]]:
+    """Return losses, and the types of what the steps save for their backward: those that autocast computes in, too."""
+    types: set[torch.dtype] = set()
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        types.add(tensor.dtype)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        return losses_of(step, args), types
+
+
+def _tolerance(types: set[torch.dtype]) -> float:
+    return max((_TOLERANCES[one] for one in types & _TOLERANCES.keys()), default=_TOLERANCES[torch.float32])

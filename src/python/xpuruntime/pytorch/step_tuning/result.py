@@ -46,7 +46,8 @@ class StepCandidate:
     ratio : tuple of float or None
         Time over that of the eager step, with the ends of its interval.
     memory : int or None
-        Most bytes that the device's allocator held; ``None`` where it was not observed.
+        Most bytes that the step needs of the device's allocator, with what was there before; ``None`` where that was
+        not observed.
     loss_difference : float or None
         Largest relative difference to the losses of the eager steps.
     """

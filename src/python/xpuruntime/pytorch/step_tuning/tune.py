@@ -21,6 +21,7 @@ from xpuruntime.pytorch.capture.inputs import on_device
 from xpuruntime.pytorch.capture.snapshot import Snapshot
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
+from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory
 from xpuruntime.pytorch.step_tuning.losses import difference, losses_of, reference_losses
 from xpuruntime.pytorch.step_tuning.ranks import Ranks
 from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
@@ -31,7 +32,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.measuring.rounds import Measured, Progress, Sampler
     from xpuruntime.pytorch.capture.captured_state import CapturedState
-    from xpuruntime.pytorch.step_tuning.losses import Reference
+    from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory
+from xpuruntime.pytorch.step_tuning.losses import Reference
 
 __all__ = ["tune"]
 
@@ -135,9 +137,10 @@ def tune(
         change(optimizer, device)
     args = tuple(on_device(samples, device))
     parts = StepParts(fn, optimizer, scaler, before_step, modules, used.parameters())
+    memory = DeviceMemory(device) if device.type == "cuda" else None
     snapshot = Snapshot(used, device)
     try:
-        trials = _Trials(parts, args, used, snapshot, device, ranks, rtol)
+        trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol)
         rows = [trials.run(variant) for variant in variants]
         margin = Margin(relative=min_effect, absolute=0.0)
         measured = _race(
@@ -146,8 +149,7 @@ def tune(
         )  # fmt: skip
     finally:
         snapshot.restore()
-        for parameter in parts.parameters:
-            parameter.grad = None
+        parts.forget_gradients()
     rows, winner, verdict = ranks.share(_decide(rows, measured, min_effect) if ranks.rank == 0 else None)
     chosen = next(one for one in variants if one.name == winner)
     return TunedStep(
@@ -162,6 +164,7 @@ class _Trials:
 
     def __init__(
         self,
+        memory: DeviceMemory | None,
         parts: StepParts,
         args: tuple[Any, ...],
         used: CapturedState,
@@ -170,6 +173,7 @@ class _Trials:
         ranks: Ranks,
         rtol: float | None,
     ) -> None:
+        self._memory = memory
         self._parts, self._args, self._used, self._snapshot = parts, args, used, snapshot
         self._device, self._ranks, self._rtol = device, ranks, rtol
         self.steps: dict[str, Callable[..., Any]] = {}
@@ -191,6 +195,7 @@ class _Trials:
             row = replace(row, code="infeasible" if isinstance(error, XpuRuntimeError) else "failed", reason=failure)
         finally:
             self._snapshot.restore()
+            self._parts.forget_gradients()
         others = [one for one in self._ranks.gather((row.code, row.reason)) if one[0] != "undecided"]
         if others and row.code == "undecided":
             row = replace(row, code=others[0][0], reason=f"on another rank: {others[0][1]}")
@@ -200,9 +205,8 @@ class _Trials:
         return row
 
     def _try(self, variant: Variant) -> StepCandidate:
-        cuda = self._device.type == "cuda"
-        if cuda:
-            torch.cuda.reset_peak_memory_stats(self._device)
+        if self._memory is not None:
+            self._memory.begin()
         with _under(variant.policy):
             step = build(variant, self._parts, self._args)
             if variant.name == EAGER:
@@ -216,8 +220,9 @@ class _Trials:
             else:
                 losses = losses_of(step, self._args)
         apart = difference(losses, self.reference.losses)
-        memory = torch.cuda.max_memory_allocated(self._device) if cuda else None
-        row = StepCandidate(variant.name, "undecided", "", memory=memory, loss_difference=apart)
+        row = StepCandidate(variant.name, "undecided", "", loss_difference=apart)
+        if self._memory is not None:
+            row = replace(row, memory=self._memory.peak())
         if apart > self.reference.tolerance:
             reason = f"its losses differ by {apart:.2g}, and {self.reference.tolerance:.2g} is allowed"
             return replace(row, code="inaccurate", reason=reason)

@@ -70,6 +70,11 @@ class StepParts:
     modules: Sequence[Any] | None
     parameters: list[Any]
 
+    def forget_gradients(self) -> None:
+        """Drop the gradients of all parameters."""
+        for parameter in self.parameters:
+            parameter.grad = None
+
 
 def obstacle(variant: Variant, device: torch.device) -> str:
     """Return why a variant cannot run on a device, or nothing."""

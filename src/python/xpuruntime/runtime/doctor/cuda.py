@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.runtime.doctor.finding import Finding
+from xpuruntime.runtime.doctor.finding import Finding, FindingCode
 from xpuruntime.runtime.extras import install_command, reinstall_command
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
     driver = facts.driver
     if not has_nvidia(facts) and driver.library is None:
         yield Finding(
-            code="no_nvidia_device",
+            code=FindingCode.NO_NVIDIA_DEVICE,
             severity="info",
             what="there is no NVIDIA device and no NVIDIA driver",
             why=facts.machine.cuda_reason or "neither hardware nor a driver was found; models run on the CPU",
@@ -59,7 +59,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
         return
     if driver.library is None:
         yield Finding(
-            code="driver_missing",
+            code=FindingCode.DRIVER_MISSING,
             severity="error",
             what="there is an NVIDIA device, but the driver's library libcuda.so.1 is not there",
             why="no driver is installed, or this is a container that was not given the device",
@@ -68,7 +68,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
         return
     if driver.hardware and driver.module is None and not facts.machine.cuda:
         yield Finding(
-            code="driver_not_loaded",
+            code=FindingCode.DRIVER_NOT_LOADED,
             severity="error",
             what="the NVIDIA driver is installed, but its kernel module is not loaded",
             why="/proc/driver/nvidia/version is not there",
@@ -77,7 +77,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
     match = re.search(r"\.so\.(\d+\.[\d.]+)$", driver.library)
     if driver.module and match and match[1] != driver.module:
         yield Finding(
-            code="driver_mismatch",
+            code=FindingCode.DRIVER_MISMATCH,
             severity="error",
             what=f"the driver's library is {match[1]}, the loaded kernel module {driver.module}",
             why="the driver was updated while the old module stays loaded; no CUDA call works until they agree",
@@ -87,7 +87,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
     if driver.cuda and needed and driver.cuda[0] < needed[0]:
         branch = f"{_BRANCH[needed[0]]} or newer" if needed[0] in _BRANCH else f"for CUDA {needed[0]}"
         yield Finding(
-            code="driver_too_old",
+            code=FindingCode.DRIVER_TOO_OLD,
             severity="error",
             what=f"the NVIDIA driver serves CUDA {driver.cuda[0]}.{driver.cuda[1]} at most, "
             f"and {needed[1]} needs CUDA {needed[0]}",
@@ -97,7 +97,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
     hidden = facts.environment.get("CUDA_VISIBLE_DEVICES")
     if hidden is not None and not facts.machine.cuda and facts.machine.core_cuda:
         yield Finding(
-            code="devices_hidden",
+            code=FindingCode.DEVICES_HIDDEN,
             severity="warning",
             what=f"CUDA_VISIBLE_DEVICES is {hidden!r}, and no CUDA device is visible",
             why="the variable hides devices from every program started with it",
@@ -109,7 +109,7 @@ def check_core_build(facts: Facts) -> Iterator[Finding]:
     """Check that our own core has CUDA where there is a device."""
     if facts.core_error is not None:
         yield Finding(
-            code="core_missing",
+            code=FindingCode.CORE_MISSING,
             severity="error",
             what="the core module xpuruntime._core cannot be imported",
             why=facts.core_error,
@@ -118,7 +118,7 @@ def check_core_build(facts: Facts) -> Iterator[Finding]:
     elif not facts.machine.core_cuda:
         present = has_nvidia(facts)
         yield Finding(
-            code="core_without_cuda",
+            code=FindingCode.CORE_WITHOUT_CUDA,
             severity="warning" if present else "info",
             what="the core module was built without CUDA"
             + (", and this machine has an NVIDIA device" if present else ""),
@@ -138,7 +138,7 @@ def check_backends(facts: Facts) -> Iterator[Finding]:
     for name, (built, header) in kinds.items():
         if not built:
             yield Finding(
-                code="core_without_backend",
+                code=FindingCode.CORE_WITHOUT_BACKEND,
                 severity="warning" if has_nvidia(facts) else "info",
                 what=f"the core module was built without the kernels of {name}",
                 why=f"{header} was not found when it was built; xpuruntime.ops does without {name}",
@@ -146,7 +146,7 @@ def check_backends(facts: Facts) -> Iterator[Finding]:
             )
     if not facts.build.cupti:
         yield Finding(
-            code="core_without_cupti",
+            code=FindingCode.CORE_WITHOUT_CUPTI,
             severity="info",
             what="the core module was built without CUPTI",
             why="cupti.h or nvtx3/nvToolsExt.h was not found when it was built; without PyTorch, xpuruntime.profile "
@@ -178,7 +178,7 @@ def check_loaded(facts: Facts) -> Iterator[Finding]:
     for name, copies in sorted(seen.items()):
         if len({copy.path for copy in copies}) > 1 and not name.startswith("_core"):
             yield Finding(
-                code="library_loaded_twice",
+                code=FindingCode.LIBRARY_LOADED_TWICE,
                 severity="warning",
                 what=f"this process has loaded {name} twice: {_list(copies)}",
                 why="two copies of one library keep separate state; memory, handles and streams may not be shared",
@@ -191,7 +191,7 @@ def _missing(facts: Facts, soname: str, name: str, major: str, others: tuple[Lib
     needs = f"ONNX Runtime {facts.ort.version or ''} ({facts.ort.package or 'onnxruntime'})".replace("  ", " ")
     if others:
         return Finding(
-            code="cuda_major_mismatch",
+            code=FindingCode.CUDA_MAJOR_MISMATCH,
             severity="error",
             what=f"{soname} is not there, only {_list(others)}",
             why=f"{needs} is built for CUDA {facts.ort.cuda or '?'} and loads major version {major} of {name} only",
@@ -200,7 +200,7 @@ def _missing(facts: Facts, soname: str, name: str, major: str, others: tuple[Lib
     linked = soname in facts.ort.linked
     required = linked or name == "cudnn"
     return Finding(
-        code="library_missing",
+        code=FindingCode.LIBRARY_MISSING,
         severity="error" if required else "warning",
         what=f"{soname} was not found",
         why=(f"the CUDA provider of {needs} " + ("does not load without it" if linked else "opens it while running"))
@@ -219,7 +219,7 @@ def _shadowed(facts: Facts, soname: str, copies: list[Library]) -> Iterator[Find
         kept = [part for part in facts.environment.get("LD_LIBRARY_PATH", "").split(":") if part]
         left = [part for part in kept if part.rstrip("/") != folder]
         yield Finding(
-            code="library_path_shadows_wheel",
+            code=FindingCode.LIBRARY_PATH_SHADOWS_WHEEL,
             severity="warning",
             what=f"{soname} is on LD_LIBRARY_PATH as {path.version or 'unknown'} ({path.path}), "
             f"and in a wheel as {wheel.version or 'unknown'} ({wheel.path})",
@@ -228,7 +228,7 @@ def _shadowed(facts: Facts, soname: str, copies: list[Library]) -> Iterator[Find
         )
         return
     yield Finding(
-        code="library_shadowed",
+        code=FindingCode.LIBRARY_SHADOWED,
         severity="info" if copies[0].origin == "wheel" else "warning",
         what=f"{soname} was found more than once with different versions: {_list(copies)}",
         why=f"the first is loaded before an engine asks ({copies[0].origin}), the others are shadowed",

@@ -12,7 +12,7 @@ from xpuruntime.files.paths import json_bytes
 from xpuruntime.printable import printable
 from xpuruntime.runtime.doctor import cuda, packages
 from xpuruntime.runtime.doctor.facts import Facts, gather
-from xpuruntime.runtime.doctor.finding import Finding
+from xpuruntime.runtime.doctor.finding import Finding, FindingCode
 from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
 
 if TYPE_CHECKING:
@@ -138,7 +138,7 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
     for name, engine in facts.machine.engines.items():
         if engine.version is not None and not engine.loadable:
             yield Finding(
-                code="engine_broken",
+                code=FindingCode.ENGINE_BROKEN,
                 severity="error",
                 what=f"{name} {engine.version} is installed but cannot be loaded",
                 why=engine.reason or "its package does not import",
@@ -147,7 +147,7 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
         for provider, reason in engine.broken.items():
             wanted = gpu and provider == "CUDAExecutionProvider"
             yield Finding(
-                code="provider_broken",
+                code=FindingCode.PROVIDER_BROKEN,
                 severity="error" if wanted else "info",
                 what=f"{name}: {provider} is present but cannot be loaded here",
                 why=reason,
@@ -159,7 +159,7 @@ def check_plugins(facts: Facts) -> Iterator[Finding]:
     """Name the plugins that failed to load: without them everything else goes on."""
     for sentence in facts.plugins:
         yield Finding(
-            code="plugin_failed",
+            code=FindingCode.PLUGIN_FAILED,
             severity="error",
             what=sentence,
             why="an installed package names it, and loading it raised an error",
@@ -172,7 +172,7 @@ def check_torch(facts: Facts) -> Iterator[Finding]:
     torch = facts.torch
     if torch is not None and torch.reason:
         yield Finding(
-            code="torch_fast_path",
+            code=FindingCode.TORCH_FAST_PATH,
             severity="info" if torch.route else "error",
             what=_torch_line(torch),
             why=torch.reason,
@@ -185,7 +185,7 @@ def check_environment(facts: Facts) -> Iterator[Finding]:
     for name, value in facts.environment.items():
         if name not in _QUIET:
             yield Finding(
-                code="environment_override",
+                code=FindingCode.ENVIRONMENT_OVERRIDE,
                 severity="warning",
                 what=f"{name}={value} is set",
                 why="engines read it, and no policy or plan can see what it changes",

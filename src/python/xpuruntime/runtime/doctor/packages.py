@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.runtime.doctor.finding import Finding
+from xpuruntime.runtime.doctor.finding import Finding, FindingCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +35,7 @@ def check_onnxruntime(facts: Facts) -> Iterator[Finding]:
     again = f'{PIP} install --force-reinstall --no-deps "{wanted}{range_}"'
     if not owners and facts.ort is None:
         yield Finding(
-            code="ort_missing",
+            code=FindingCode.ORT_MISSING,
             severity="error",
             what="ONNX Runtime is not installed",
             why="no installed package provides the module onnxruntime",
@@ -46,7 +46,7 @@ def check_onnxruntime(facts: Facts) -> Iterator[Finding]:
         names = " ".join(package.name for package in owners)
         listed = " and ".join(f"{package.name} {package.version}" for package in owners)
         yield Finding(
-            code="ort_clash",
+            code=FindingCode.ORT_CLASH,
             severity="error",
             what=f"{listed} are installed over each other",
             why="they write the same files in the folder onnxruntime, so what runs is a mixture of them",
@@ -55,7 +55,7 @@ def check_onnxruntime(facts: Facts) -> Iterator[Finding]:
         return
     if owners and facts.ort is None:
         yield Finding(
-            code="ort_files_missing",
+            code=FindingCode.ORT_FILES_MISSING,
             severity="error",
             what=f"{owners[0].name} {owners[0].version} is recorded as installed, but its files are gone",
             why="another ONNX Runtime wheel was installed over it and then removed, with the files they shared",
@@ -66,7 +66,7 @@ def check_onnxruntime(facts: Facts) -> Iterator[Finding]:
         return
     if facts.ort.version is None:
         yield Finding(
-            code="ort_files_missing",
+            code=FindingCode.ORT_FILES_MISSING,
             severity="error",
             what=f"the ONNX Runtime in {facts.ort.folder} lacks files",
             why="its build record cannot be read; another wheel of it was probably removed",
@@ -74,7 +74,7 @@ def check_onnxruntime(facts: Facts) -> Iterator[Finding]:
         )
     elif owners and _plain(owners[0].version) != _plain(facts.ort.version):
         yield Finding(
-            code="ort_overwritten",
+            code=FindingCode.ORT_OVERWRITTEN,
             severity="error",
             what=f"{owners[0].name} {owners[0].version} is recorded, but the files are those of {facts.ort.version}",
             why="another ONNX Runtime wheel was unpacked over it",
@@ -82,7 +82,7 @@ def check_onnxruntime(facts: Facts) -> Iterator[Finding]:
         )
     elif facts.ort.package and owners and facts.ort.package != owners[0].name:
         yield Finding(
-            code="ort_overwritten",
+            code=FindingCode.ORT_OVERWRITTEN,
             severity="error",
             what=f"{owners[0].name} is recorded, but the files are those of {facts.ort.package}",
             why="another ONNX Runtime wheel was unpacked over it",
@@ -90,7 +90,7 @@ def check_onnxruntime(facts: Facts) -> Iterator[Finding]:
         )
     elif owners and owners[0].name == "onnxruntime" and wanted == "onnxruntime-gpu" and facts.driver.hardware:
         yield Finding(
-            code="ort_cpu_only",
+            code=FindingCode.ORT_CPU_ONLY,
             severity="error",
             what="the installed ONNX Runtime has no CUDA provider, and this machine has an NVIDIA device",
             why="the wheel onnxruntime is built for the CPU only on this platform",
@@ -108,7 +108,7 @@ def check_qnn(facts: Facts) -> Iterator[Finding]:
     version = facts.ort.version if facts.ort is not None else None
     if version is not None and not in_range(version, _QNN_NEEDS):
         yield Finding(
-            code="qnn_ort_too_old",
+            code=FindingCode.QNN_ORT_TOO_OLD,
             severity="error",
             what=f"onnxruntime-qnn {plugin.version} is a plug-in for ONNX Runtime {_QNN_NEEDS}, and this is {version}",
             why="it was installed without what it requires, so pip did not compare them",
@@ -116,7 +116,7 @@ def check_qnn(facts: Facts) -> Iterator[Finding]:
         )
     if owners == {"onnxruntime"} and wanted != "onnxruntime" and not facts.driver.hardware:
         yield Finding(
-            code="qnn_pulled_onnxruntime",
+            code=FindingCode.QNN_PULLED_ONNXRUNTIME,
             severity="warning",
             what=f"onnxruntime-qnn {plugin.version} came with onnxruntime, in place of {wanted}",
             why=f"it requires onnxruntime; {wanted} serves it as well, and the two cannot be installed together",
@@ -134,7 +134,7 @@ def check_copies(facts: Facts) -> Iterator[Finding]:
         if len(copies) > 1 and name in concern and len({copy.version for copy in copies}) > 1:
             where = ", ".join(f"{copy.version} in {copy.location}" for copy in copies)
             yield Finding(
-                code="package_twice",
+                code=FindingCode.PACKAGE_TWICE,
                 severity="warning",
                 what=f"{name} is installed more than once: {where}",
                 why="the first folder on sys.path is used, which another program may change",
@@ -152,7 +152,7 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
         if version is None:
             if not marker:
                 yield Finding(
-                    code="package_missing",
+                    code=FindingCode.PACKAGE_MISSING,
                     severity="error",
                     what=f"{name} is not installed",
                     why=f"xpuruntime needs {name}{spec}",
@@ -161,7 +161,7 @@ def check_versions(facts: Facts) -> Iterator[Finding]:
         elif spec and not in_range(version, spec):
             extra = re.search(r"extra\s*==\s*['\"]([\w-]+)", marker)
             yield Finding(
-                code="package_out_of_range",
+                code=FindingCode.PACKAGE_OUT_OF_RANGE,
                 severity="warning" if extra else "error",
                 what=f"{name} {version} is outside the supported range {spec}",
                 why="xpuruntime" + (f"[{extra[1]}]" if extra else "") + f" is made for {name}{spec}",

@@ -12,8 +12,9 @@ from xpuruntime.serving.messages import Tensor
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
+    from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.serving.batching.layout import InputLayout, Layout
     from xpuruntime.serving.batching.requests import Feed
 
@@ -37,7 +38,9 @@ class Assembled(NamedTuple):
     padding: int
 
 
-def assemble(layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0) -> Assembled:
+def assemble(
+    layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0, runner: HostRunner | None = None
+) -> Assembled:
     """Put the rows of some requests of one group together.
 
     Parameters
@@ -46,16 +49,17 @@ def assemble(layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0) -> As
     slices : sequence of Slice
     fixed_rows : int
         Rows that the execution has; those that are missing repeat the last one. 0: as many as there are.
+    runner : HostRunner, optional
+        Gives the memory of inputs; default: the system's.
 
     Returns
     -------
     Assembled
-        A tensor of a single request is passed as it is where it is whole, aligned and needs no padding.
+        A tensor of a single request is passed as it is where it is whole, aligned and needs no padding, and the runner
+        takes such memory as well.
     """
-    if len(slices) == 1 and not fixed_rows:
-        (one,) = slices
-        if (one.start, one.stop) == (0, one.feed.rows) and not one.feed.lengths:
-            return _whole(layout, one.feed)
+    empty = np.empty if runner is None else runner.empty
+    copies = runner is not None and runner.copies_all
     own = sum(one.stop - one.start for one in slices)
     rows = fixed_rows or own
     feeds: dict[str, Any] = {}
@@ -76,24 +80,12 @@ def assemble(layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0) -> As
             and (target is None or target == first.lengths[name])
             and array.flags.aligned
             and array.flags.c_contiguous
+            and (not copies or info.datatype == "BYTES")
         ):
-            array = _joined_parts(info, parts, rows, target)
+            array = _joined_parts(info, parts, rows, target, np.empty if info.datatype == "BYTES" else empty)
         total += array.size
         feeds[name] = _for_engine(info, array)
     return Assembled(feeds, rows, elements, total - elements)
-
-
-def _whole(layout: Layout, feed: Feed) -> Assembled:
-    """Return one request as it is."""
-    feeds: dict[str, Any] = {}
-    elements = 0
-    for name, array in feed.arrays.items():
-        flags = array.flags
-        if not (flags.aligned and flags.c_contiguous):
-            array = array.copy()
-        elements += array.size
-        feeds[name] = _for_engine(layout.inputs[name], array)
-    return Assembled(feeds, feed.rows, elements, 0)
 
 
 def _part(info: InputLayout, one: Slice) -> np.ndarray[Any, Any]:
@@ -108,7 +100,11 @@ def _rows(axis: int, start: int, stop: int) -> tuple[slice, ...]:
 
 
 def _joined_parts(
-    info: InputLayout, parts: Sequence[np.ndarray[Any, Any]], rows: int, target: int | None
+    info: InputLayout,
+    parts: Sequence[np.ndarray[Any, Any]],
+    rows: int,
+    target: int | None,
+    empty: Callable[[Sequence[int], Any], np.ndarray[Any, Any]],
 ) -> np.ndarray[Any, Any]:
     """Return a new array with the parts after each other along the batch, padded along one axis."""
     shape = list(parts[0].shape)
@@ -119,7 +115,7 @@ def _joined_parts(
     if target is not None:
         assert info.padding is not None
         shape[info.padding.axis] = target
-    made = np.empty(shape, info.dtype)
+    made = empty(shape, info.dtype)
     if target is not None and any(part.shape[info.padding.axis] != target for part in parts):  # type: ignore[union-attr]
         made.fill(info.padding.value)  # type: ignore[union-attr]
     at = 0
@@ -174,10 +170,6 @@ def take_apart(layout: Layout, results: Mapping[str, Any], rows: int, slices: Se
                 f"output {name!r} has the shape {list(array.shape)} for a batch of {rows} rows, so that its rows "
                 "cannot be told apart. Fix: state batching.max_batch_size: 0 for this model",
             )
-        if len(slices) == 1 and slices[0].stop - slices[0].start == rows and not slices[0].feed.lengths:
-            if name in slices[0].feed.outputs:
-                found[0][name] = array
-            continue
         at = 0
         for one, outputs in zip(slices, found, strict=True):
             count = one.stop - one.start
@@ -207,13 +199,10 @@ def joined(layout: Layout, feed: Feed, pieces: Mapping[int, Mapping[str, Any]]) 
     tensors = []
     for name in feed.outputs:
         info = layout.outputs[name]
-        if len(pieces) == 1:
-            (only,) = pieces.values()
-            array = only[name]
-            if not array.flags.c_contiguous:
-                array = array.copy()
+        parts = [outputs[name] for _, outputs in sorted(pieces.items())]
+        if len(parts) == 1:
+            array = np.ascontiguousarray(parts[0]) if parts[0].ndim else parts[0]
         else:
-            parts = [outputs[name] for _, outputs in sorted(pieces.items())]
             assert info.batch is not None
             array = np.concatenate(parts, axis=info.batch)
         tensors.append(Tensor(name, info.datatype, tuple(array.shape), array))

@@ -83,12 +83,9 @@ class Scheduler:
         self._ready: list[Entry] = []
         self._open: dict[Entry, None] = {}
         self._numbers = 0
-        #: Whether no request is taken any more.
-        self.draining = False
+        self._draining = False
         #: Entries that wait, with their rows; batches that run; seconds of one.
         self.waiting = self.waiting_rows = self.running = 0
-        #: Requests that run past the queue; they are among those that run.
-        self.alone = 0
         self.expected: float | None = None
 
     @property
@@ -99,7 +96,7 @@ class Scheduler:
     @property
     def unanswered(self) -> int:
         """How many requests have no answer yet."""
-        return len(self._open) + self.alone
+        return len(self._open)
 
     def submit(self, entry: Entry) -> None:
         """Take a request.
@@ -109,7 +106,7 @@ class Scheduler:
         QueueFull
             As many wait as may, or the queue is being drained. Nothing has changed.
         """
-        if self.draining:
+        if self._draining:
             raise QueueFull(0.0)
         if self._limit and self.waiting >= self._limit:
             raise QueueFull(self.retry_after())
@@ -192,21 +189,9 @@ class Scheduler:
                 entry.error = error
                 self._settle(entry, "failed")
 
-    def begin_alone(self) -> bool:
-        """Take an instance for a request that runs past the queue; return whether nothing else runs or waits."""
-        if self.draining or self.running or self.waiting or self._retries:
-            return False
-        self.running = self.alone = 1
-        return True
-
-    def end_alone(self) -> None:
-        """Give the instance of `begin_alone` back."""
-        self.running -= 1
-        self.alone = 0
-
     def drain(self) -> None:
         """Take no request any more, and send what waits without delay."""
-        self.draining = True
+        self._draining = True
 
     def take_ready(self) -> list[Entry]:
         """Return the requests that have got an answer since the last call; each is returned once."""
@@ -270,7 +255,7 @@ class Scheduler:
         found: dict[Hashable, tuple[tuple[int, int], Reason | None]] = {}
         for head in self._heads():
             reason: Reason | None = None
-            if self.draining:
+            if self._draining:
                 reason = "drain"
             elif self._delay == 0:
                 reason = "idle"

@@ -14,6 +14,7 @@ from xpuruntime.serving.models.opening import batch_feeds, batch_sizes, warmup_s
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
@@ -72,7 +73,9 @@ class Limits(NamedTuple):
         }
 
 
-def measure_curve(session: InferenceSession, layout: Layout, batching: BatchSettings) -> tuple[Point, ...]:
+def measure_curve(
+    session: InferenceSession, layout: Layout, batching: BatchSettings, runner: HostRunner
+) -> tuple[Point, ...]:
     """Return times of executions by batch size, in the largest sizes of padded inputs."""
     *_, sizes = warmup_sizes(layout)
     most = max(batching.max_batch_size, 1)
@@ -81,7 +84,7 @@ def measure_curve(session: InferenceSession, layout: Layout, batching: BatchSett
         feeds = batch_feeds(session, layout, rows, sizes)
 
         def run(feeds: dict[str, Any] = feeds) -> Any:
-            return session.run(feeds)
+            return runner.run(feeds)
 
         first = time_calls(run, 1, _WARM)[-1]
         runs = max(3, min(_RUNS, int(_BUDGET / max(first, 1e-9))))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.plan_request import plan
@@ -27,8 +27,6 @@ if TYPE_CHECKING:
     from xpuruntime.serving.models.model_settings import ModelSettings
 
 __all__ = ["ModelSlot"]
-
-_Found = TypeVar("_Found")
 
 #: Seconds that unloading waits for the answers of a model beyond its longest execution.
 _GRACE = 5.0
@@ -84,15 +82,6 @@ class ModelSlot:
 
     def infer(self, request: InferRequest) -> Future[InferResponse]:
         """Queue a request; see `ModelService.infer`."""
-        return self._ask(request, ServedVersion.infer)
-
-    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
-        """Answer a request at once where it is short, or queue it; see `Models.respond`."""
-        return self._ask(request, ServedVersion.respond)
-
-    def _ask(
-        self, request: InferRequest, ask: Callable[[ServedVersion, InferRequest], _Found]
-    ) -> _Found | Future[InferResponse]:
         for _ in range(_LOOKS):
             loaded = self.loaded
             if not loaded:
@@ -102,14 +91,14 @@ class ModelSlot:
                     raise self._unavailable()
                 continue
             try:
-                found = ask(self._of(loaded, request.version), request)
+                future = self._of(loaded, request.version).infer(request)
             except ServingError as error:
                 if error.code is not Status.UNAVAILABLE:
                     raise
                 time.sleep(0)  # the version was just exchanged: look again
                 continue
             self.last_used = time.monotonic()
-            return found
+            return future
         raise self._unavailable()
 
     def version(self, version: str = "") -> ServedVersion:
@@ -227,10 +216,12 @@ class ModelSlot:
             made = []
             try:
                 paths = find_versions(settings.source, settings.versions)
-                self._reserve(paths)
+                device = self._reserve(paths)
                 for version, path in paths.items():
                     made.append(
-                        ServedVersion(self.name, version, path, settings, registry=self._registry, log=self._log)
+                        ServedVersion(
+                            self.name, version, path, settings, registry=self._registry, log=self._log, device=device
+                        )
                     )
                     self._sizes[version] = made[-1].memory["bytes"]
                 self._hold(made)
@@ -248,15 +239,16 @@ class ModelSlot:
         else:
             self._budget.release(self)
 
-    def _reserve(self, paths: dict[int, str]) -> None:
-        """Take memory before anything is loaded; beside what is served during a reload."""
+    def _reserve(self, paths: dict[int, str]) -> str | None:
+        """Take memory before anything is loaded; beside what is served during a reload. Return on which device."""
         if not self._budget.limited:
-            return
+            return None
         settings = self.settings
         size = sum(self._sizes.get(version) or size_on_disk(path) for version, path in paths.items())
         size += sum(one.memory["bytes"] for one in self.loaded)
         where = plan(next(iter(paths.values())), policy=settings.policy, lock=settings.lock, trust=settings.trust)
         self._budget.hold(self, where.device, size)
+        return where.device
 
     def _failed(self, error: Exception, old: Sequence[ServedVersion]) -> ServingError:
         text = str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}"

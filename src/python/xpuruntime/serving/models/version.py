@@ -8,13 +8,14 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.runtime.process_memory import process_memory
 from xpuruntime.serving.batching.assembly import joined
 from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.jobs import answer, fail
 from xpuruntime.serving.batching.layout import Layout
 from xpuruntime.serving.messages import InferResponse
-from xpuruntime.serving.models.opening import batch_feeds, open_session, warmup_sizes
+from xpuruntime.serving.models.opening import batch_feeds, batch_sizes, open_session, warmup_sizes
 from xpuruntime.serving.models.repository import size_on_disk
 from xpuruntime.serving.models.slo import choose_limits, measure_curve
 from xpuruntime.serving.models.statistics import Failure, ModelStatistics
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.serving.batching.jobs import Execution, Job
+    from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, Parameter
     from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.model_settings import ModelSettings
@@ -53,6 +55,8 @@ class ServedVersion:
     session : InferenceSession, optional
         One that is open already, and is not closed with this.
     log : RequestLog, optional
+    device : str, optional
+        Where it will run, if that is known and its memory is to be measured there.
 
     Raises
     ------
@@ -70,6 +74,7 @@ class ServedVersion:
         registry: EngineRegistry | None = None,
         session: InferenceSession | None = None,
         log: RequestLog | None = None,
+        device: str | None = None,
     ) -> None:
         self.name, self.version, self.path, self.settings = name, version, path, settings
         self.statistics = ModelStatistics()
@@ -77,7 +82,7 @@ class ServedVersion:
         self.warmed: list[dict[str, Any]] = []
         self.report: dict[str, Any] | None = None
         self._log, self._own = log, session is None
-        before = process_memory().resident
+        before = _memory_taken(device)
         self.session = open_session(path, settings, registry) if session is None else session
         self._watchers: list[Watcher] = []
         try:
@@ -87,12 +92,11 @@ class ServedVersion:
                 settings.batching,
                 optional=self.session.model.overridable_inputs,
             )
+            self.runner = host_runner(self.session)
             self._warm_up()
             if settings.evidence:
                 self.report = self.session.explain().to_dict()
             self._watch(registry)
-            after = process_memory().resident
-            self.memory = self._memory(before, after)
             batching = settings.batching
             if self.limits is not None:
                 batching = batching.replace(
@@ -100,15 +104,11 @@ class ServedVersion:
                 )
             #: The settings in force.
             self.batching = batching
+            warm = self._begin_with(batching) if self.runner.copies_all and settings.warmup != "none" else ()
             self.batcher = Batcher(
-                self.session.run,
-                self.layout,
-                batching,
-                self,
-                instances=settings.instances,
-                name=name,
-                inline=self.device == "cpu" and log is None,  # writing a log may block
+                self.runner, self.layout, batching, self, instances=settings.instances, name=name, warm=warm
             )
+            self.memory = self._memory(before, device)
         except BaseException:
             self._release()
             raise
@@ -128,23 +128,9 @@ class ServedVersion:
         try:
             return self.batcher.submit(request)
         except ServingError as error:
-            self._refused(error)
+            if error.code is not Status.UNAVAILABLE:  # else it is asked of another version
+                self.statistics.failed(_failure_of(error))
             raise
-
-    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
-        """Answer a request at once, or queue it; see `Batcher.respond`."""
-        try:
-            found = self.batcher.respond(request)
-        except ServingError as error:
-            self._refused(error)
-            raise
-        if isinstance(found, ServingError):
-            raise found
-        return found
-
-    def _refused(self, error: ServingError) -> None:
-        if error.code is not Status.UNAVAILABLE:  # else it is asked of another version
-            self.statistics.failed(_failure_of(error))
 
     def progress(self) -> tuple[bool, str]:
         """Return whether the model makes progress, else why not."""
@@ -187,37 +173,17 @@ class ServedVersion:
 
     def answered(self, job: Job, now: float) -> None:
         """Answer a request; see `Observer`."""
-        seconds = now - job.entry.arrived
-        error: ServingError | None = None
-        if not job.future.set_running_or_notify_cancel():  # from here on it cannot be cancelled
-            error = ServingError(Status.CANCELLED, "the client cancelled the request")
-            self.statistics.failed("CANCELED", seconds)
-            fail(job.future, error)
-        else:
-            found = self.outcome(job, now)
-            if isinstance(found, ServingError):
-                error = found
-                fail(job.future, error)
-            else:
-                answer(job.future, found)
-        if self._log is not None:
-            self._log(job.request, error, seconds, job)
-
-    def outcome(self, job: Job, now: float) -> InferResponse | ServingError:
-        """Count a request, and return its response or error; see `Observer`."""
         entry = job.entry
         seconds = now - entry.arrived
-        error: ServingError
-        if entry.outcome == "done":
+        error: ServingError | None = None
+        response: InferResponse | None = None
+        if not job.future.set_running_or_notify_cancel():  # from here on it cannot be cancelled
+            error = ServingError(Status.CANCELLED, "the client cancelled the request")
+        elif entry.outcome == "done":
             try:
                 response = self._response(job)
             except Exception as failure:  # the request must get an answer
                 error = ServingError(Status.INTERNAL, f"model {self.name!r}: {failure}")
-            else:
-                for watcher in self._watchers:  # before the caller can write into what it gets
-                    watcher.offer(job, response)
-                self._succeeded(job, seconds)
-                return response
         elif entry.outcome == "failed":
             assert isinstance(entry.error, ServingError)
             error = entry.error
@@ -228,19 +194,22 @@ class ServedVersion:
                 f"model {self.name!r}: the deadline passed after {seconds * 1e3:.1f} ms, {where}. "
                 "Fix: allow more time, or send less",
             )
-        self.statistics.failed(_failure_of(error), seconds)
-        return error
+        if response is not None:
+            for watcher in self._watchers:  # before the caller can write into what it gets
+                watcher.offer(job, response)
+            self._succeeded(job, seconds)
+            answer(job.future, response)
+        if error is not None:
+            self.statistics.failed(_failure_of(error), seconds)
+            fail(job.future, error)
+        if self._log is not None:
+            self._log(job.request, error, seconds, job)
 
     def _succeeded(self, job: Job, seconds: float) -> None:
         assert job.began is not None
-        queued = job.began - job.entry.arrived
-        if len(job.executions) == 1:
-            (one,) = job.executions
-            self.statistics.succeeded(seconds, queued, one.input_ns, one.infer_ns, one.output_ns)
-            return
         self.statistics.succeeded(
             seconds,
-            queued,
+            job.began - job.entry.arrived,
             sum(one.input_ns for one in job.executions),
             sum(one.infer_ns for one in job.executions),
             sum(one.output_ns for one in job.executions),
@@ -282,8 +251,15 @@ class ServedVersion:
                 for rows in dict.fromkeys([most] if fixed else [1, max(most, 1)]):
                     self._run_once(batch_feeds(self.session, self.layout, rows, sizes), "probe", rows)
         if settings.slo is not None:
-            curve = measure_curve(self.session, self.layout, settings.batching)
+            curve = measure_curve(self.session, self.layout, settings.batching, self.runner)
             self.limits = choose_limits(curve, settings.slo.p99)
+
+    def _begin_with(self, batching: BatchSettings) -> list[dict[str, Any]]:
+        """Return inputs that each thread of the batcher runs first: in all sizes that CUDA graphs are captured of."""
+        *_, sizes = warmup_sizes(self.layout)
+        most = max(batching.max_batch_size, 1)
+        rows = (most,) if batching.shapes == "fixed" else batch_sizes(most)
+        return [batch_feeds(self.session, self.layout, one, sizes) for one in rows]
 
     def _run_once(self, feeds: dict[str, Any], source: str, rows: int | None = None) -> None:
         begin = time.perf_counter()
@@ -307,12 +283,15 @@ class ServedVersion:
                     f"has the shape {list(shape)} for {rows} rows. Fix: state 0 for this model"
                 )
 
-    def _memory(self, before: int | None, after: int | None) -> dict[str, Any]:
+    def _memory(self, before: int | None, device: str | None) -> dict[str, Any]:
         """Return the size of the model in bytes, and where it is from."""
         engine = sum(self.session.memory().values())
         disk = size_on_disk(self.path) if self.path else 0
-        grown = after - before if before is not None and after is not None and self.device == "cpu" else 0
-        size, source = max((grown, "process"), (engine, "engine"), (disk, "file"))
+        after = _memory_taken(device)
+        here = self.device == (device or "cpu")
+        grown = after - before if before is not None and after is not None and here else 0
+        source = "process" if self.device == "cpu" else "device"
+        size, source = max((grown, source), (engine, "engine"), (disk, "file"))
         return {"bytes": size, "source": source, "device": self.device}
 
     def _watch(self, registry: EngineRegistry | None) -> None:
@@ -323,6 +302,16 @@ class ServedVersion:
             watcher.close()
         if self._own:
             self.session.close()
+
+
+def _memory_taken(device: str | None) -> int | None:
+    """Return what this process has of the host's memory, or what is taken of a CUDA device's, by everybody."""
+    if device is None or not device.startswith("cuda"):
+        return process_memory().resident
+    from xpuruntime import _core
+
+    free, total = _core.DeviceManager.instance().memory_info(device)
+    return total - free
 
 
 def _failure_of(error: ServingError) -> Failure:

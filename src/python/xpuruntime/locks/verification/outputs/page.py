@@ -7,7 +7,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.page.document import assemble
-from xpuruntime.locks.verification.claim_codes import rule_of
 from xpuruntime.locks.verification.text import place_text, worst_first
 from xpuruntime.locks.verification.vocabulary import SECTIONS
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
@@ -54,7 +53,7 @@ def _claim(result: VerificationResult, claim: Claim) -> dict[str, Any]:
         "requested": claim.requested,
         "observed": claim.observed,
         "verdict": claim.verdict,
-        "rule": "" if claim.verdict == "pass" else rule_of(claim.code).id,
+        "rule": "" if claim.verdict == "pass" else claim.code.rule,
         "reason": claim.reason,
         "fix": claim.fix or "",
         "place": place_text(result, claim),

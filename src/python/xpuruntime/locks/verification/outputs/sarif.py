@@ -10,10 +10,10 @@ from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
-from xpuruntime.locks.verification.claim_codes import rule_of
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
+    from xpuruntime.locks.verification.claim_codes import ClaimCode
     from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
 __all__ = ["FINGERPRINT", "to_sarif"]
@@ -27,7 +27,7 @@ _LEVELS = {"fail": "error", "inconclusive": "warning", "unobservable": "note"}
 def to_sarif(result: VerificationResult) -> str:
     """Return the JSON text. Claims that passed or were skipped are no results."""
     found = [one for one in result.claims if one.verdict in _LEVELS]
-    codes = sorted({one.code for one in found}, key=lambda code: rule_of(code).id)
+    codes = sorted({one.code for one in found}, key=lambda code: code.rule)
     places = {code: place for place, code in enumerate(codes)}
     driver = {
         "name": "xrt verify",
@@ -43,23 +43,21 @@ def to_sarif(result: VerificationResult) -> str:
     return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
 
 
-def _rule(code: str) -> dict[str, Any]:
-    rule = rule_of(code)
-    return {"id": rule.id, "name": rule.name, "shortDescription": {"text": rule.text}}
+def _rule(code: ClaimCode) -> dict[str, Any]:
+    return {"id": code.rule, "name": code.rule_name, "shortDescription": {"text": code.meaning}}
 
 
 def _result(result: VerificationResult, claim: Claim, index: int) -> dict[str, Any]:
-    rule = rule_of(claim.code)
     fix = f" Fix: {claim.fix}" if claim.fix else ""
     text = printable(f"{claim.id}: {claim.reason}; requested {claim.requested}, observed {claim.observed}.{fix}")
     level = "error" if result.effect(claim) == "fail" else _LEVELS[claim.verdict]
     return {
-        "ruleId": rule.id,
+        "ruleId": claim.code.rule,
         "ruleIndex": index,
         "level": level,
         "message": {"text": text},
         "locations": [_location(result, claim)],
-        "partialFingerprints": {FINGERPRINT: _fingerprint(rule.id, claim)},
+        "partialFingerprints": {FINGERPRINT: _fingerprint(claim.code.rule, claim)},
         "properties": {"verdict": claim.verdict, "claim": printable(claim.id), "figures": claim.figures},
     }
 

@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import compare_session
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.locks.verification.sections.metrics import metric_claim
 
@@ -63,7 +64,7 @@ def _output(one: OutputFigures, tolerance: Tolerance) -> Claim:
         requested=requested,
         observed=observed,
         verdict="pass" if one.passed else "fail",
-        code="ok" if one.passed else "out_of_tolerance",
+        code=ClaimCode.OK if one.passed else ClaimCode.OUT_OF_TOLERANCE,
         reason="within the tolerance of fp32 on the CPU" if one.passed else one.reason,
         fix=None if one.passed else _FIX,
         figures=figures,
@@ -77,7 +78,7 @@ def _not_compared(name: str, requested: str, reason: str, fix: str) -> Claim:
         requested=requested,
         observed="not compared",
         verdict="inconclusive",
-        code="not_compared",
+        code=ClaimCode.NOT_COMPARED,
         reason=reason,
         fix=fix,
     )

@@ -13,6 +13,7 @@ import msgspec
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import tolerance_of
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.measuring.statistics import Margin, Verdict, compare
 from xpuruntime.policies.quantities import share_text
@@ -59,7 +60,7 @@ def _same_work(subject: Subject) -> Claim:
         requested="timed runs give the outputs of untimed runs",
         observed=f"{len(kept) - len(wrong)} of {len(kept)} sampled runs agree",
         verdict="fail" if wrong else "pass",
-        code="other_work" if wrong else "ok",
+        code=ClaimCode.OTHER_WORK if wrong else ClaimCode.OK,
         reason="; ".join(wrong[:3]) if wrong else f"{len(kept)} of {runs} timed runs were compared",
         fix="compare the outputs of single runs with `xrt compare`" if wrong else None,
         figures={"runs": runs, "sampled": len(kept), "different": len(wrong)},
@@ -89,7 +90,7 @@ def _no_cache(subject: Subject) -> Claim:
         requested=f"repeated inputs at most {share_text(_FASTER.relative)} faster than new ones",
         observed="not tested",
         verdict="skipped",
-        code="not_applicable",
+        code=ClaimCode.NOT_APPLICABLE,
         reason="no other inputs can be made of these: they are no NumPy arrays of numbers with several values",
         fix="give inputs with other values",
     )
@@ -125,13 +126,15 @@ def _decided(claim: Claim, found: dict[str, Comparison], worst: tuple[str, Compa
     if any(each.verdict is Verdict.SLOWER for each in found.values()):
         reason = f"inputs that were run before are faster ({when}), beyond {share_text(one.margin)}: results are cached"
         fix = "turn the cache off, and time with inputs that differ"
-        return msgspec.structs.replace(claim, verdict="fail", code="cached", reason=reason, fix=fix)
+        return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.CACHED, reason=reason, fix=fix)
     if all(each.within_limit for each in found.values()):
         reason = f"{pairs} new inputs took as long as the same inputs again"
-        return msgspec.structs.replace(claim, verdict="pass", code="ok", reason=reason)
+        return msgspec.structs.replace(claim, verdict="pass", code=ClaimCode.OK, reason=reason)
     reason = f"after {pairs} pairs the times of new and repeated inputs are too noisy to tell apart"
     fix = "run on a quieter machine, or leave audit out with --only"
-    return msgspec.structs.replace(claim, verdict="inconclusive", code="cache_undecided", reason=reason, fix=fix)
+    return msgspec.structs.replace(
+        claim, verdict="inconclusive", code=ClaimCode.CACHE_UNDECIDED, reason=reason, fix=fix
+    )
 
 
 def _time_once(subject: Subject, number: int, times: dict[str, list[float]]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.locks.determinism import session_determinism
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
 
@@ -38,11 +39,13 @@ def determinism_claims(subject: Subject) -> Iterator[Claim]:
 
 
 def _claim(test: GradeTest, *, broken: bool) -> Claim:
-    untested: tuple[ClaimVerdict, str] = ("skipped", "not_applicable") if broken else ("inconclusive", "not_tested")
-    verdicts: dict[str, tuple[ClaimVerdict, str]] = {
-        "passed": ("pass", "ok"),
-        "failed": ("fail", "nondeterministic"),
-        "not_applicable": ("skipped", "not_applicable"),
+    untested: tuple[ClaimVerdict, ClaimCode] = (
+        ("skipped", ClaimCode.NOT_APPLICABLE) if broken else ("inconclusive", ClaimCode.NOT_TESTED)
+    )
+    verdicts: dict[str, tuple[ClaimVerdict, ClaimCode]] = {
+        "passed": ("pass", ClaimCode.OK),
+        "failed": ("fail", ClaimCode.NONDETERMINISTIC),
+        "not_applicable": ("skipped", ClaimCode.NOT_APPLICABLE),
         "not_tested": untested,
     }
     verdict, code = verdicts[test.verdict]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.evidence.report_builder.observations import computing
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
 from xpuruntime.locks.verification.sections.locked import lock_claims
 from xpuruntime.policies.name_patterns import Glob
@@ -29,13 +30,13 @@ _PARTS = {
     "precision": ("execution.precision",),
     "kernels": ("kernels.",),
 }
-_VERDICTS: dict[str, tuple[ClaimVerdict, str]] = {
-    "honoured": ("pass", "ok"),
-    "fallback": ("pass", "ok"),
-    "substituted": ("fail", "substituted"),
-    "unsupported": ("fail", "unsupported"),
-    "inconclusive": ("inconclusive", "key_inconclusive"),
-    "unobservable": ("unobservable", "unobservable"),
+_VERDICTS: dict[str, tuple[ClaimVerdict, ClaimCode]] = {
+    "honoured": ("pass", ClaimCode.OK),
+    "fallback": ("pass", ClaimCode.OK),
+    "substituted": ("fail", ClaimCode.SUBSTITUTED),
+    "unsupported": ("fail", ClaimCode.UNSUPPORTED),
+    "inconclusive": ("inconclusive", ClaimCode.KEY_INCONCLUSIVE),
+    "unobservable": ("unobservable", ClaimCode.UNOBSERVABLE),
 }
 #: Units that a reason names.
 _NAMED = 4
@@ -61,14 +62,14 @@ def observed_claims(subject: Subject, report: Report) -> Iterator[Claim]:
             claim = msgspec.structs.replace(
                 claim,
                 verdict="fail",
-                code="not_observed",
+                code=ClaimCode.NOT_OBSERVED,
                 reason=f"verify.evidence.require names it, and it was not observed: {one.reason}",
                 fix="run on an engine that reports it, or leave it out of verify.evidence.require",
             )
         pattern = next((text for text, matches in allowed if matches(one.key)), None)
         if claim.verdict == "fail" and pattern is not None:
             reason = f"verify.evidence.allow has {pattern!r}: {claim.reason}"
-            claim = msgspec.structs.replace(claim, verdict="skipped", code="allowed", reason=reason)
+            claim = msgspec.structs.replace(claim, verdict="skipped", code=ClaimCode.ALLOWED, reason=reason)
         yield subject.placed(claim, one.key)
     if "placement" in checks.require:
         yield subject.placed(_placement(subject, report), "verify.evidence.require")
@@ -106,20 +107,24 @@ def _placement(subject: Subject, report: Report) -> Claim:
         requested=f"every unit on {device}",
         observed=f"{len(units) - len(away)} of {len(units)} units on {device}",
         verdict="pass",
-        code="ok",
+        code=ClaimCode.OK,
         reason=f"every unit that computes ran on {device}",
         figures={"units": len(units), "misplaced": len(away)},
     )
     if not units:
         return msgspec.structs.replace(
-            claim, verdict="fail", code="not_observed", reason="the engine reported no units", observed="no units"
+            claim,
+            verdict="fail",
+            code=ClaimCode.NOT_OBSERVED,
+            reason="the engine reported no units",
+            observed="no units",
         )
     if not away:
         return claim
     return msgspec.structs.replace(
         claim,
         verdict="fail",
-        code="misplaced",
+        code=ClaimCode.MISPLACED,
         reason=f"not on {device}: {_named(away, lambda unit: unit.device)}",
         fix="name the operators in execution.allow_cpu_ops, or choose an engine that runs them there",
     )
@@ -135,7 +140,7 @@ def _kernels(report: Report) -> Claim:
         requested="the kernel of every unit",
         observed=f"known of {len(units) - len(unknown)} of {len(units)} units",
         verdict="pass" if known else "fail",
-        code="ok" if known else "not_observed",
+        code=ClaimCode.OK if known else ClaimCode.NOT_OBSERVED,
         reason="the kernel of every unit is known" if known else f"unknown kernels: {_named(unknown)}",
         fix=None if known else "run on an engine that reports kernels, or leave kernels out of verify.evidence.require",
         figures={"units": len(units), "unknown": len(unknown)},
@@ -151,7 +156,7 @@ def _whole(report: Report) -> Iterator[Claim]:
             requested="at least one key observed",
             observed="none",
             verdict="inconclusive",
-            code="unobservable",
+            code=ClaimCode.UNOBSERVABLE,
             reason="no key of the policy could be observed",
             fix="run on an engine that reports what it ran",
         )
@@ -162,7 +167,7 @@ def _whole(report: Report) -> Iterator[Claim]:
             requested="a whole instrumented pass",
             observed="incomplete",
             verdict="unobservable",
-            code="incomplete",
+            code=ClaimCode.INCOMPLETE,
             reason="; ".join(report.notes) or "the instrumented pass broke off, or a source of records was missing",
         )
 

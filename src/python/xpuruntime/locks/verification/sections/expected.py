@@ -10,8 +10,9 @@ import msgspec
 
 from xpuruntime.inference.locked import surroundings
 from xpuruntime.lockfile.validators import compare_validators
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
-from xpuruntime.locks.verification.sections.locked import MACHINE, OTHER_MACHINE
+from xpuruntime.locks.verification.sections.locked import MACHINE
 from xpuruntime.policies.quantities import share_text
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def elsewhere(subject: Subject, id: str, section: Section) -> Claim | None:
         requested="as locked",
         observed="-",
         verdict="inconclusive",
-        code=OTHER_MACHINE,
+        code=ClaimCode.OTHER_MACHINE,
         reason=f"the lock was made on another machine: {str(drifts[0]).partition('. Fix: ')[0]}",
         fix=drifts[0].restore,
     )
@@ -58,7 +59,7 @@ def not_locked(id: str, section: Section, what: str, key: str) -> Claim:
         requested="as locked",
         observed="-",
         verdict="unobservable",
-        code="unobservable",
+        code=ClaimCode.UNOBSERVABLE,
         reason=f"the lock has no {what}",
         fix=f"state {key} in the policy, and measure it: `xrt lock MODEL --upgrade`",
     )
@@ -82,7 +83,7 @@ def expected_ratio(subject: Subject, metric: str, checks: VerifySpeed) -> Locked
             requested=f"at most {share_text(checks.max_slowdown)} slower than locked",
             observed="not measured",
             verdict="inconclusive",
-            code="noisy",
+            code=ClaimCode.NOISY,
             reason=(
                 f"the ratio of the lock is {found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}], and may be off by "
                 "more than half of the margin"

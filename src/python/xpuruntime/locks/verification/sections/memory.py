@@ -11,6 +11,7 @@ import msgspec
 
 from xpuruntime.evidence.render_text.tables import bytes_text
 from xpuruntime.locks.figures import START_MARGIN, peak_of_process, time_start
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
 from xpuruntime.locks.verification.sections.expected import elsewhere, not_locked
 from xpuruntime.measuring.statistics import Verdict
@@ -64,7 +65,7 @@ def _growth(subject: Subject) -> Claim:
             requested=requested,
             observed="-",
             verdict="unobservable",
-            code="unobservable",
+            code=ClaimCode.UNOBSERVABLE,
             reason="neither the operating system nor the engine reports what is held",
         )
     over = {
@@ -80,7 +81,7 @@ def _growth(subject: Subject) -> Claim:
         requested=requested,
         observed=f"{owner}: {bytes_text(first)} -> {bytes_text(last)} over {runs} runs",
         verdict="fail" if over else "pass",
-        code="memory_growth" if over else "ok",
+        code=ClaimCode.MEMORY_GROWTH if over else ClaimCode.OK,
         reason=(
             f"{owner} grew by {bytes_text(last - first)} ({share_text(share)}) over {runs} runs with the same inputs"
             if over
@@ -106,7 +107,7 @@ def _peak(limit: int) -> Claim:
         requested=f"at most {bytes_text(limit)}",
         observed=bytes_text(most),
         verdict=verdict,
-        code={"unobservable": "unobservable", "pass": "ok", "fail": "memory_peak"}[verdict],
+        code={"unobservable": ClaimCode.UNOBSERVABLE, "pass": ClaimCode.OK, "fail": ClaimCode.MEMORY_PEAK}[verdict],
         reason="the operating system does not report the peak of a process"
         if most is None
         else f"the process held {bytes_text(most)} at most, this verification included",
@@ -137,7 +138,7 @@ def _locked_peak(subject: Subject, lock: Lock) -> Claim:
         requested=f"at most {bytes_text(limit)}, where {bytes_text(expected)} were locked",
         observed=bytes_text(most),
         verdict=verdict,
-        code={"unobservable": "unobservable", "pass": "ok", "fail": "memory_peak"}[verdict],
+        code={"unobservable": ClaimCode.UNOBSERVABLE, "pass": ClaimCode.OK, "fail": ClaimCode.MEMORY_PEAK}[verdict],
         reason=reasons[verdict],
         fix=f"find what changed: `xrt diff {subject.lock} here MODEL`" if verdict == "fail" else None,
         figures={"locked_bytes": expected} if most is None else {"peak_bytes": most, "locked_bytes": expected},
@@ -166,7 +167,7 @@ def start_claims(subject: Subject) -> Iterator[Claim]:
         requested=f"at most {duration_text(limit)}",
         observed=f"{best:.3g}s",
         verdict="pass" if passed else "fail",
-        code="ok" if passed else "slow_start",
+        code=ClaimCode.OK if passed else ClaimCode.SLOW_START,
         reason=f"the session was open after {best:.3g}s" + ("" if len(times) == 1 else f", the best of {len(times)}"),
         fix=None if passed else "compile the model once with `xrt compile`, or state more in verify.start",
         figures={"seconds": best, "limit_seconds": limit},
@@ -187,7 +188,7 @@ def _locked_start(subject: Subject, lock: Lock) -> Claim:
         requested=f"at most {allowed} slower than {expected.ratio:.3f} of the reference's, as locked",
         observed="-",
         verdict="unobservable",
-        code="unobservable",
+        code=ClaimCode.UNOBSERVABLE,
         reason="the model does not run as a reference, on the CPU without a policy",
     )
     budget = _START_BUDGET if subject.budget is None else subject.budget
@@ -207,10 +208,12 @@ def _locked_start(subject: Subject, lock: Lock) -> Claim:
     if one.verdict is Verdict.SLOWER:
         fix = f"find what changed: `xrt diff {subject.lock} here MODEL`"
         reason = f"opening takes {share_text(one.ratio - 1)} longer than was locked"
-        return msgspec.structs.replace(claim, verdict="fail", code="slow_start", reason=reason, fix=fix)
+        return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOW_START, reason=reason, fix=fix)
     if one.within_limit:
         reason = f"within {allowed} of what was locked at a confidence of {one.confidence:g}"
-        return msgspec.structs.replace(claim, verdict="pass", code="ok", reason=reason)
+        return msgspec.structs.replace(claim, verdict="pass", code=ClaimCode.OK, reason=reason)
     reason = f"after {one.rounds} rounds ({found.ended}) it is not decided"
     fix = "give a longer --budget, or run on a quieter machine"
-    return msgspec.structs.replace(claim, verdict="inconclusive", code="start_undecided", reason=reason, fix=fix)
+    return msgspec.structs.replace(
+        claim, verdict="inconclusive", code=ClaimCode.START_UNDECIDED, reason=reason, fix=fix
+    )

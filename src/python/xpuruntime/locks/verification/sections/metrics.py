@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def metric_claim(metric: Metric, session: InferenceSession) -> Claim:
         requested=requested,
         observed=f"{number:.6g}",
         verdict="pass" if passed else "fail",
-        code="ok" if passed else "below_floor",
+        code=ClaimCode.OK if passed else ClaimCode.BELOW_FLOOR,
         reason=f"{metric.name} is {number:.6g}, {'at least' if passed else 'below'} {metric.floor:g}",
         fix=None if passed else "compare the engines with `xrt compare`, or state a lower floor",
         figures=figures,
@@ -117,7 +118,7 @@ def _failed(metric: Metric, requested: str, observed: str, reason: str) -> Claim
         requested=requested,
         observed=observed,
         verdict="fail",
-        code="metric_failed",
+        code=ClaimCode.METRIC_FAILED,
         reason=reason,
         fix=f"correct the function {metric.name}: it gets run(inputs) and returns a number",
         figures={"floor": metric.floor},

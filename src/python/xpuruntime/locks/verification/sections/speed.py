@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.locks.verification.sections.controls import ControlError, open_pair
 from xpuruntime.locks.verification.sections.expected import elsewhere, expected_ratio
 from xpuruntime.locks.verification.timing import time_metric
 from xpuruntime.measuring.statistics import holm
-from xpuruntime.measuring.worker import WorkerFailure
+from xpuruntime.measuring.worker_failure import WorkerFailure
 from xpuruntime.policies import VerifySpeed
 from xpuruntime.policies.quantities import share_text
 
@@ -60,7 +61,7 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
         except (ControlError, WorkerFailure) as error:
             for metric in checks.metric:
                 worker = isinstance(error, WorkerFailure)
-                code, fix = ("worker_failed", _WORKER_FIX) if worker else ("no_control", None)
+                code, fix = (ClaimCode.WORKER_FAILED, _WORKER_FIX) if worker else (ClaimCode.NO_CONTROL, None)
                 claim = msgspec.structs.replace(
                     _unmeasured(metric, str(error), checks, "the control"), code=code, fix=fix
                 )
@@ -93,7 +94,7 @@ def _unmeasured(metric: str, reason: str, checks: VerifySpeed, control: str) -> 
         requested=f"at most {share_text(checks.max_slowdown)} slower than {control}",
         observed="not measured",
         verdict="inconclusive",
-        code="undecided",
+        code=ClaimCode.UNDECIDED,
         reason=reason,
         inconclusive=checks.inconclusive,
     )
@@ -117,17 +118,17 @@ def _claim(found: Finding, flags: tuple[bool, bool], checks: VerifySpeed, contro
         apart = "" if split is None else f", {split.ratio:.3f} [{split.low:.3f}, {split.high:.3f}]"
         reason = f"the control differs from itself by more than half of the margin{apart}{remarks}"
         fix = "run on a quieter machine, or state a wider verify.speed.max_slowdown"
-        return msgspec.structs.replace(claim, code="noisy", reason=reason, fix=fix)
+        return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=fix)
     if flags[0] and one.low > limit:
         reason = f"slower by {share_text(one.ratio - 1)}, where {share_text(one.margin)} are allowed{remarks}"
         fix = "find what changed with two reports: `xrt explain before.json after.json`"
         if locked is not None:
             fix = f"find what changed: `xrt diff {lock} here MODEL`"
-        return msgspec.structs.replace(claim, verdict="fail", code="slower", reason=reason, fix=fix)
+        return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOWER, reason=reason, fix=fix)
     if flags[1] and one.high < limit:
         what = "the control" if locked is None else "what was locked"
         reason = f"within {share_text(one.margin)} of {what} at a confidence of {checks.confidence:g}{remarks}"
-        return msgspec.structs.replace(claim, verdict="pass", code="ok", reason=reason)
+        return msgspec.structs.replace(claim, verdict="pass", code=ClaimCode.OK, reason=reason)
     reason = f"after {one.rounds} rounds ({found.ended}) the interval still holds the limit {limit:.3f}{remarks}"
     fix = "state a longer verify.speed.budget, or run on a quieter machine"
     return msgspec.structs.replace(claim, reason=reason, fix=fix)

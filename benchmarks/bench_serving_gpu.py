@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Served throughput of ResNet-50 and an encoder on CUDA, beside what a raw session of ONNX Runtime reaches.
+
+    python benchmarks/bench_serving_gpu.py --out results
+    python benchmarks/bench_serving_gpu.py --device cpu --small --seconds 1
+
+Raw is the best of all batch sizes, each run by one thread and by two: `run` on NumPy arrays, and on CUDA also a
+replayed graph on arrays that stay on the device. Served are requests of one row, so many at a time: handed to the
+models in this process, and over HTTP with binary tensors from client processes. Answers are compared with those of the
+raw session when all have come. At the end two models share one memory budget, with room for both, and for one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import tempfile
+import time
+from collections import deque
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+with contextlib.suppress(ImportError):  # its CUDA libraries are those that ONNX Runtime finds
+    import torch  # noqa: F401
+
+import onnxruntime as ort
+
+import xpuruntime as xrt
+from harness import rate, write
+from http_load import load
+from onnx_models import encoder, resnet, rows_of
+from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.models.service import Models
+from xpuruntime.serving.models.settings import ServeSettings
+from xpuruntime.serving.protocol.rest_client import write_request
+
+TARGET = 0.9
+CONCURRENCY = (1, 16, 64)
+KEPT = 256
+
+
+class Case:
+    """A model file, its requests, and the right answers."""
+
+    def __init__(self, name: str, made: tuple[bytes, dict[str, tuple[int, ...]]], folder: Path, words: int) -> None:
+        data, rows = made
+        self.name, self.path = name, str(folder / f"{name}.onnx")
+        Path(self.path).write_bytes(data)
+        ((self.input, row),) = rows.items()
+        self.rows = rows_of(self.input, row, max(CONCURRENCY), words)
+        self.datatype = "INT64" if self.rows.dtype == np.int64 else "FP32"
+        self.answers = np.empty(0)
+
+    def request(self, index: int) -> InferRequest:
+        row = self.rows[index : index + 1]
+        return InferRequest(self.name, [Tensor(self.input, self.datatype, row.shape, row)])
+
+    def check(self, index: int, found: np.ndarray) -> None:
+        want = self.answers[index]
+        worst = float(np.abs(found.reshape(-1) - want).max() / want.std())
+        assert worst < 0.02, f"{self.name}, request {index}: differs by {worst:.4f} of the answers' deviation"
+
+
+def provider(device: str, **options: str) -> list[Any]:
+    return ["CPUExecutionProvider"] if device == "cpu" else [("CUDAExecutionProvider", options)]
+
+
+def raw_rates(case: Case, device: str, sizes: list[int], seconds: float) -> dict[str, dict[str, float]]:
+    """Return rows a second of raw sessions by batch size, and keep the right answers."""
+    session: Any = ort.InferenceSession(case.path, providers=provider(device))
+    assert device == "cpu" or session.get_providers()[0] == "CUDAExecutionProvider", session.get_providers()
+    case.answers = np.concatenate([session.run(None, {case.input: row[None]})[0] for row in case.rows])
+    found: dict[str, dict[str, float]] = {"run": {}, "graph": {}}
+    for size in sizes:
+        feeds = {case.input: np.resize(case.rows, (size, *case.rows.shape[1:]))}
+        for _ in range(3):
+            session.run(None, feeds)
+        for threads in (1, 2):
+            key = f"{size} rows, {threads} threads"
+            found["run"][key] = rate(lambda run=session.run, given=feeds: run(None, given), size, seconds, threads)
+    if device == "cpu":
+        return found
+    graphs = ort.InferenceSession(case.path, providers=provider(device, enable_cuda_graph="1"))
+    for number, size in enumerate(sizes, 1):
+        given = np.resize(case.rows, (size, *case.rows.shape[1:]))
+        binding, options = graphs.io_binding(), ort.RunOptions()
+        options.add_run_config_entry("gpu_graph_id", str(number))
+        value = ort.OrtValue.ortvalue_from_numpy(given, "cuda", 0)
+        shape = [size, *case.answers.shape[1:]]
+        binding.bind_ortvalue_input(case.input, value)
+        output = ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cuda", 0)
+        binding.bind_ortvalue_output(graphs.get_outputs()[0].name, output)
+        for _ in range(3):
+            graphs.run_with_iobinding(binding, options)
+        run = partial(graphs.run_with_iobinding, binding, options)
+        found["graph"][str(size)] = rate(run, size, seconds, 1)
+    return found
+
+
+def settings_of(cases: list[Case], args: argparse.Namespace, policy: Path, **more: Any) -> ServeSettings:
+    batching = {"max_batch_size": args.batch, "max_queue_delay_us": 0}
+    shared = {"policy": str(policy), "batching": batching, "instances": args.instances, **more.pop("model", {})}
+    models = {one.name: {"source": one.path, **shared} for one in cases}
+    return ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": models, **more})
+
+
+def summary(seconds: list[float], rows: float) -> dict[str, float]:
+    p50, p99 = np.percentile(seconds, [50, 99])
+    return {"rows_per_second": rows, "p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "answers": len(seconds)}
+
+
+def served_here(models: Models, case: Case, concurrency: int, seconds: float) -> dict[str, float]:
+    """Return the rate and the latency of requests in this process, so many at a time."""
+    taken: list[float] = []
+    kept: list[tuple[int, Any]] = []
+    waiting: deque[Any] = deque()
+    number = 0
+
+    def send() -> None:
+        nonlocal number
+        index, number = number % len(case.rows), number + 1
+        began = time.perf_counter()
+        future = models.infer(case.request(index))
+        future.add_done_callback(lambda _: taken.append(time.perf_counter() - began))
+        waiting.append((index, future))
+
+    start = time.perf_counter()
+    for _ in range(concurrency):
+        send()
+    while time.perf_counter() - start < seconds:
+        index, future = waiting.popleft()
+        answer = future.result(60)
+        if len(kept) < KEPT:
+            kept.append((index, answer.outputs[0].data))
+        send()
+    for index, future in waiting:
+        kept.append((index, future.result(60).outputs[0].data))
+    took = time.perf_counter() - start
+    for index, data in kept:
+        case.check(index, data)
+    return summary(taken, len(taken) / took)
+
+
+def served_http(address: str, case: Case, concurrency: int, seconds: float, folder: Path) -> dict[str, float]:
+    """Return the rate and the latency of requests over HTTP."""
+    requests = []
+    for index in range(len(case.rows)):
+        body, length = write_request(case.request(index), binary=True)
+        head = f"POST /v2/models/{case.name}/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n"
+        requests.append(f"{head}Inference-Header-Content-Length: {length}\r\n\r\n".encode() + body)
+    taken, answers = load(address, requests, folder / case.name, concurrency=concurrency, seconds=seconds)
+    for index, answer in answers:
+        case.check(index, answer)
+    return summary(taken, len(taken) / seconds)
+
+
+def shared_budget(cases: list[Case], args: argparse.Namespace, policy: Path) -> dict[str, Any]:
+    """Serve both models under one budget: with room for both, and for the larger one alone."""
+    found: dict[str, Any] = {}
+    for _ in range(2):  # the first time, the device's context and its kernels are counted, too
+        with Models(settings_of(cases, args, policy, memory={"budget": {args.device: 1 << 50}})) as models:
+            sizes = {one.name: models.slots[one.name].version().memory for one in cases}
+    found["sizes"] = sizes
+    small, large = sorted(one["bytes"] for one in sizes.values())
+    for name, limit in (("both", 3 * (small + large)), ("one", large + small // 2)):
+        budget = {"budget": {args.device: limit}}
+        settings = settings_of(cases, args, policy, memory=budget, model={"load": "on_demand"})
+        taken = []
+        with Models(settings) as models:
+            for number in range(6):
+                case = cases[number % 2]
+                began = time.perf_counter()
+                futures = [models.infer(case.request(index)) for index in range(16)]
+                for index, future in enumerate(futures):
+                    case.check(index, future.result(120).outputs[0].data)
+                taken.append(time.perf_counter() - began)
+                assert sum(models.budget.used().values()) <= limit
+            found[name] = {"limit": limit, "evictions": models.budget.evictions, "seconds": taken}
+    assert found["both"]["evictions"] == 0, found
+    assert found["one"]["evictions"] or args.device == "cpu", found  # the host's memory is counted by the page
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cuda:0")
+    parser.add_argument("--small", action="store_true", help="models of a few layers, for a trial of this script")
+    parser.add_argument("--graph", default="require", help="execution.cuda_graph of the policy")
+    parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--instances", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    execution = {"engine": "onnxruntime", "device": args.device}
+    execution |= {"cuda_graph": args.graph} if args.device != "cpu" else {}
+    sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= 2 * args.batch]
+    body: dict[str, Any] = {"settings": {**vars(args), "policy": execution}, "models": {}}
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place)
+        policy = folder / "policy.yaml"
+        policy.write_text(json.dumps({"schema": "xpuruntime.policy/1", "execution": execution}))
+        made = (resnet((1, 1, 1), 32, 32, 10), encoder(2, 256, 4, 100, 16)) if args.small else (resnet(), encoder())
+        words = 100 if args.small else 30522
+        cases = [Case("resnet", made[0], folder, words), Case("encoder", made[1], folder, words)]
+        for case in cases:
+            rates = raw_rates(case, args.device, sizes, args.seconds / 8)
+            body["models"][case.name] = {"raw": rates, "served": {}, "http": {}}
+        with Models(settings_of(cases, args, policy)) as models:
+            assert models.ready()[0], models.ready()[1]
+            with xrt.serving.Server(models, http="127.0.0.1:0", grpc=None) as server:
+                for case in cases:
+                    row = body["models"][case.name]
+                    row["memory"] = models.evidence(case.name, "evidence")["host_memory"]
+                    for many in CONCURRENCY:
+                        row["served"][many] = served_here(models, case, many, args.seconds)
+                        row["http"][many] = served_http(server.http_address, case, many, args.seconds, folder)
+        body["budget"] = shared_budget(cases, args, policy)
+    print(f"{'model':<8} {'what':<22} {'rows/s':>9} {'p50 ms':>8} {'p99 ms':>8} {'of raw':>7}")
+    for name, row in body["models"].items():
+        peak = max(row["raw"]["run"].values())
+        print(f"{name:<8} {'raw run, peak':<22} {peak:9.0f}")
+        if row["raw"]["graph"]:
+            print(f"{name:<8} {'raw graph, no copies':<22} {max(row['raw']['graph'].values()):9.0f}")
+        for way in ("served", "http"):
+            for many, one in row[way].items():
+                share = one["share"] = one["rows_per_second"] / peak
+                print(f"{name:<8} {f'{way}, {many} at a time':<22} {one['rows_per_second']:9.0f} {one['p50_ms']:8.2f} "
+                      f"{one['p99_ms']:8.2f} {share:7.2f}")  # fmt: skip
+        row["met"] = max(one["share"] for one in row["served"].values()) >= TARGET
+        print(f"{name:<8} {'target':<22} {'met' if row['met'] else 'missed'}: {TARGET} of the raw peak")
+    print("budget:", {name: body["budget"][name]["evictions"] for name in ("both", "one")}, "evictions")
+    write("serving_gpu", body, args.out)
+
+
+if __name__ == "__main__":
+    main()

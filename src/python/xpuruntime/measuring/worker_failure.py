@@ -1,0 +1,79 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`WorkerFailure`: how a call in a worker process failed."""
+
+from __future__ import annotations
+
+import enum
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from xpuruntime.errors import XpuRuntimeError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = ["FailureKind", "Outcome", "WorkerFailure"]
+
+
+class FailureKind(str, enum.Enum):
+    """How a call in a worker failed. After all but `EXCEPTION` and `OUT_OF_MEMORY` by an exception it has ended."""
+
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    EXITED = "exited"
+    PROTOCOL = "protocol"
+    EXCEPTION = "exception"
+
+
+class WorkerFailure(XpuRuntimeError):  # noqa: N818  the name of a result, which is also raised
+    """A call in a worker gave no value.
+
+    Attributes
+    ----------
+    kind : FailureKind
+    reason : str
+        One sentence without the output.
+    signal : str or None
+        The name of the signal that ended the worker, such as ``"SIGSEGV"``.
+    exit_code : int or None
+        The exit status of a worker that ended by itself.
+    exceptions : tuple of str
+        Names of the class of the exception and of those it is derived from.
+    traceback : str
+        Of the exception, in the worker.
+    output : str
+        What the worker wrote last to stdout and stderr.
+    """
+
+    def __init__(
+        self,
+        kind: FailureKind,
+        reason: str,
+        *,
+        signal: str | None = None,
+        exit_code: int | None = None,
+        exceptions: Sequence[str] = (),
+        traceback: str = "",
+        output: str = "",
+    ) -> None:
+        last = output.strip().splitlines()[-12:]
+        super().__init__(reason + (f" (its last output: {' | '.join(last)})" if last else ""))
+        self.kind, self.reason, self.signal, self.exit_code = kind, reason, signal, exit_code
+        self.exceptions, self.traceback, self.output = tuple(exceptions), traceback, output
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.kind, self.reason, self.__dict__)
+
+
+def _rebuilt(kind: FailureKind, reason: str, attributes: dict[str, Any]) -> WorkerFailure:
+    failure = WorkerFailure(kind, reason, output=attributes["output"])
+    failure.__dict__.update(attributes)
+    return failure
+
+
+class Outcome(NamedTuple):
+    """The value of a call in a worker, or how it failed."""
+
+    value: Any
+    failure: WorkerFailure | None

@@ -1,0 +1,83 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`LocalBench`: all candidates in this process."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.errors import AccuracyError, XpuRuntimeError
+from xpuruntime.tuning.bench import SessionBench, first_line
+from xpuruntime.tuning.records import CandidateFailed
+from xpuruntime.tuning.runner import Runner
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.tuning.devices import TrialDevice
+    from xpuruntime.tuning.records import Candidate, Code
+    from xpuruntime.tuning.runner import Job
+    from xpuruntime.tuning.spec_parts import Constraints
+
+__all__ = ["LocalBench"]
+
+
+class LocalBench(SessionBench):
+    """Opens candidates in this process, where a crash or a hang ends all."""
+
+    def __init__(
+        self,
+        job_of: Callable[[Candidate], Job],
+        constraints: Constraints,
+        device: TrialDevice,
+        registry: EngineRegistry | None,
+    ) -> None:
+        super().__init__(job_of, constraints, device)
+        self._registry = registry
+        self._runners: dict[str, Runner] = {}
+
+    def turn(self, candidate: Candidate) -> float:
+        """Return the figure of a turn."""
+        return float(self._call(candidate, "turn")["figure"])
+
+    def tail(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
+        """Count runs over a limit."""
+        return self._call(candidate, "tail", limit=limit, runs=runs, seconds=seconds)
+
+    def determinism(self, candidate: Candidate, grade: str) -> dict[str, Any]:
+        """Test a grade."""
+        return self._call(candidate, "determinism", grade=grade)
+
+    def shares(self, candidate: Candidate) -> dict[str, float]:
+        """Return the share of time of each operator type."""
+        return self._call(candidate, "shares")
+
+    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Open candidates anew and time them one after the other and back."""
+        self.close()
+        return [self.turn(one) for one in (*candidates, *reversed(candidates))]
+
+    def close(self, candidate: Candidate | None = None) -> None:
+        """Close a candidate, or all."""
+        for name in list(self._runners) if candidate is None else [candidate.id]:
+            runner = self._runners.pop(name, None)
+            if runner is not None:
+                runner.close()
+
+    def _checked(self, candidate: Candidate) -> dict[str, Any]:
+        return {**self._call(candidate, "check"), "memory": None}
+
+    def _call(self, candidate: Candidate, method: str, **arguments: Any) -> dict[str, Any]:
+        try:
+            runner = self._runners.get(candidate.id)
+            if runner is None:
+                runner = self._runners[candidate.id] = Runner(self._job(candidate), self._registry)
+            found: dict[str, Any] = getattr(runner, method)(**arguments)
+        except Exception as error:  # an engine of someone else's may raise anything
+            code: Code = "inaccurate" if isinstance(error, AccuracyError) else "open_failed"
+            named = str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}"
+            raise CandidateFailed(code, first_line(named)) from error
+        if found.get("wrong"):
+            raise CandidateFailed("inaccurate", found["wrong"])
+        return found

@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ProcessBench`: a worker process for every candidate."""
+
+from __future__ import annotations
+
+import math
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.measuring.worker import Worker
+from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
+from xpuruntime.tuning.bench import FRESH, SessionBench, first_line
+from xpuruntime.tuning.records import CandidateFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.tuning.devices import TrialDevice
+    from xpuruntime.tuning.records import Candidate, Code
+    from xpuruntime.tuning.runner import Job
+    from xpuruntime.tuning.spec_parts import Constraints
+
+__all__ = ["ProcessBench"]
+
+_RUNNER = "xpuruntime.tuning.runner"
+#: Seconds that opening, a turn, and other calls may take at most.
+_OPEN, _TURN, _CALL = 300.0, 120.0, 600.0
+#: Share of the memory that is free which one candidate may take.
+_SHARE = 0.8
+_CODES: dict[FailureKind, Code] = {
+    FailureKind.CRASHED: "crashed",
+    FailureKind.TIMEOUT: "timeout",
+    FailureKind.OUT_OF_MEMORY: "memory",
+    FailureKind.EXITED: "crashed",
+    FailureKind.PROTOCOL: "crashed",
+}
+
+
+class ProcessBench(SessionBench):
+    """Gives every candidate a worker process of its own.
+
+    Parameters
+    ----------
+    job_of : callable
+        From a candidate to its `Job`.
+    constraints : Constraints
+        A process that passes the limit of memory is ended.
+    device : TrialDevice
+        Processes begin on its cores.
+    """
+
+    def __init__(self, job_of: Callable[[Candidate], Job], constraints: Constraints, device: TrialDevice) -> None:
+        super().__init__(job_of, constraints, device)
+        self._limit = constraints.memory_peak or _free_memory()
+        self._open = _OPEN if constraints.start is None else min(_OPEN, 2 * constraints.start + 2)
+        self._workers: dict[str, Worker] = {}
+        self._killed = False
+
+    def turn(self, candidate: Candidate) -> float:
+        """Return the figure of a turn."""
+        objective = self._job_of(candidate).objective
+        return self._fresh(candidate, objective) if objective in FRESH else self._steady(self._worker(candidate))
+
+    def tail(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
+        """Count runs over a limit."""
+        worker = self._worker(candidate)
+        found: dict[str, Any] = _called(worker, "tail", _CALL, limit=limit, runs=runs, seconds=seconds)
+        if found["wrong"]:
+            raise CandidateFailed("inaccurate", found["wrong"])
+        return found
+
+    def determinism(self, candidate: Candidate, grade: str) -> dict[str, Any]:
+        """Test a grade."""
+        found: dict[str, Any] = _called(self._worker(candidate), "determinism", math.inf, grade=grade)
+        return found
+
+    def shares(self, candidate: Candidate) -> dict[str, float]:
+        """Return the share of time of each operator type."""
+        found: dict[str, float] = _called(self._worker(candidate), "shares", _CALL)
+        return found
+
+    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+        """Open candidates in fresh processes, at the same time, and time them one after the other and back (ABBA)."""
+        self.close()
+        order = (*candidates, *reversed(candidates))
+        objective = self._job_of(candidates[0]).objective
+        if objective in FRESH:
+            return [self._fresh(one, objective) for one in order]
+        with ThreadPoolExecutor(len(candidates)) as threads:
+            opening = [threads.submit(self._started, one) for one in candidates]
+        try:
+            workers = {one.id: each.result()[0] for one, each in zip(candidates, opening, strict=True)}
+            for one in candidates:
+                _called(workers[one.id], "prepare", _TURN)
+            return [self._steady(workers[one.id]) for one in order]
+        finally:
+            self.close()
+
+    def close(self, candidate: Candidate | None = None) -> None:
+        """End the process of a candidate, or all."""
+        for name in list(self._workers) if candidate is None else [candidate.id]:
+            worker = self._workers.pop(name, None)
+            if worker is not None:
+                worker.close()
+
+    def kill(self) -> None:
+        """End all processes, from any thread."""
+        self._killed = True
+        for worker in list(self._workers.values()):
+            worker.kill()
+
+    def _checked(self, candidate: Candidate) -> dict[str, Any]:
+        worker, start = self._started(candidate)
+        return {**_called(worker, "check", _CALL), "start": start}
+
+    def _worker(self, candidate: Candidate) -> Worker:
+        worker = self._workers.get(candidate.id)
+        return worker if worker is not None and worker.alive else self._started(candidate)[0]
+
+    def _started(self, candidate: Candidate) -> tuple[Worker, float]:
+        """Start a worker and open the candidate in it. Return it, and the seconds until the first result."""
+        self.close(candidate)
+        job = msgspec.to_builtins(self._job(candidate))
+        try:
+            worker = Worker(memory_limit=self._limit, timeout=_CALL, cores=self.device.cores)
+        except WorkerFailure as failure:
+            raise CandidateFailed(_CODES.get(failure.kind, "open_failed"), first_line(failure.reason)) from failure
+        self._workers[candidate.id] = worker
+        if self._killed:
+            self.close(candidate)
+            raise CandidateFailed("crashed", "the search was ended")
+        return worker, float(_called(worker, None, self._open, job=job)["start"])
+
+    def _steady(self, worker: Worker) -> float:
+        found = _called(worker, "turn", _TURN)
+        if found["wrong"]:
+            raise CandidateFailed("inaccurate", found["wrong"])
+        return float(found["figure"])
+
+    def _fresh(self, candidate: Candidate, objective: str) -> float:
+        """Return what a fresh process takes: seconds from its start to the first result, or the most memory."""
+        began = time.monotonic()
+        try:
+            worker, _ = self._started(candidate)
+            elapsed = time.monotonic() - began
+            if objective == "cold_start":
+                return elapsed
+            found = _called(worker, "check", _CALL)
+            if not found["passed"]:
+                raise CandidateFailed("inaccurate", found["reason"])
+            return float(found["memory"] or math.nan)
+        finally:
+            self.close(candidate)
+
+
+def _called(worker: Worker, method: str | None, timeout: float, **arguments: Any) -> Any:
+    """Call the runner of a worker, or open it. A failure has the words of a candidate's."""
+    try:
+        if method is None:
+            return worker.call(f"{_RUNNER}:open_runner", timeout=timeout, **arguments)
+        return worker.call(f"{_RUNNER}:call", timeout=timeout, method=method, **arguments)
+    except WorkerFailure as failure:
+        code = _CODES.get(failure.kind)
+        if code is None:
+            code = (
+                "inaccurate"
+                if "AccuracyError" in failure.exceptions
+                else "open_failed"
+                if method is None
+                else "run_failed"
+            )
+        what = "opening it" if method is None else method
+        reason = failure.reason.replace(f"{_RUNNER}:open_runner", what).replace(f"{_RUNNER}:call", what)
+        raise CandidateFailed(code, first_line(reason)) from failure
+
+
+def _free_memory() -> int | None:
+    """Return a share of the memory that the system says is available; ``None`` where it says nothing."""
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+        size = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration, ValueError):
+        return None
+    return int(size * 1024 * _SHARE)

@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What excludes what among the CUDA sessions of a process; the sessions themselves are tests of the GPU."""
+
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.engines.onnxruntime.cuda_turns import capturing_alone, new_turn, no_capture
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+WAIT = 30.0
+
+
+class Inside(threading.Thread):
+    """A thread that enters a block, says so, and stays in it until it is let out."""
+
+    def __init__(self, block: Callable[[], Any]) -> None:
+        super().__init__(daemon=True)
+        self._block, self.inside, self.out = block, threading.Event(), threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        with self._block():
+            self.inside.set()
+            assert self.out.wait(WAIT)
+
+    def leave(self) -> None:
+        self.out.set()
+        self.join(WAIT)
+        assert not self.is_alive()
+
+
+def enters(thread: Inside) -> bool:
+    return thread.inside.wait(WAIT)
+
+
+def waits(thread: Inside) -> bool:
+    return not thread.inside.wait(0.05)
+
+
+def test_sessions_go_on_side_by_side() -> None:
+    one, other = new_turn(), new_turn()
+    first, second = Inside(lambda: one), Inside(lambda: other)
+    assert enters(first)
+    assert enters(second)
+    third = Inside(lambda: one)
+    assert waits(third)
+    for thread in (first, second, third):
+        thread.leave()
+
+
+def test_a_capture_waits_for_runs_and_holds_all_sessions() -> None:
+    one, other = new_turn(), new_turn()
+    run = Inside(lambda: one)
+    assert enters(run)
+    capture = Inside(capturing_alone)
+    assert waits(capture)
+    run.leave()
+    assert enters(capture)
+    later = [Inside(lambda: one), Inside(lambda: other), Inside(no_capture), Inside(capturing_alone)]
+    assert all(waits(thread) for thread in later)
+    for thread in later:
+        thread.out.set()  # they exclude each other, too
+    capture.leave()
+    for thread in later:
+        thread.leave()
+        assert thread.inside.is_set()
+
+
+def test_no_session_is_opened_beside_a_capture_and_several_are_beside_each_other() -> None:
+    first, second = Inside(no_capture), Inside(no_capture)
+    assert enters(first)
+    assert enters(second)
+    capture = Inside(capturing_alone)
+    assert waits(capture)
+    first.leave()
+    assert waits(capture)
+    second.leave()
+    assert enters(capture)
+    capture.leave()
+
+
+def test_opening_may_open_another() -> None:
+    def nested() -> None:
+        with no_capture(), no_capture():
+            pass
+
+    thread = threading.Thread(target=nested, daemon=True)
+    thread.start()
+    thread.join(WAIT)
+    assert not thread.is_alive()
+
+
+def test_an_error_lets_others_in() -> None:
+    turn = new_turn()
+    for block in (capturing_alone, no_capture):
+        try:
+            with block():
+                raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+        thread = Inside(capturing_alone)
+        assert enters(thread)
+        thread.leave()
+    assert turn.acquire(timeout=WAIT)
+    turn.release()
+
+
+def test_many_threads_come_to_an_end() -> None:
+    """Captures exclude runs and openings, whatever the order in which they come."""
+    turns = [new_turn() for _ in range(4)]
+    running, together, overlapped = [0], [], []
+    lock, stop = threading.Lock(), time.monotonic() + 1.0
+
+    def count(by: int) -> None:
+        with lock:
+            running[0] += by
+
+    def run(number: int) -> None:
+        while time.monotonic() < stop:
+            with turns[number]:
+                count(1)
+                with lock:
+                    together.append(running[0])
+                count(-1)
+            with no_capture():
+                count(1)
+                count(-1)
+
+    def capture() -> None:
+        while time.monotonic() < stop:
+            with capturing_alone(), lock:
+                overlapped.append(running[0])
+            time.sleep(0.001)
+
+    threads = [threading.Thread(target=run, args=(number,)) for number in range(4)]
+    threads += [threading.Thread(target=capture) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT)
+        assert not thread.is_alive()
+    assert overlapped
+    assert set(overlapped) == {0}
+    assert together

@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Searches that are killed at random moments, ``XPURUNTIME_TUNE_KILLS`` times, as a rule 3: each resumes to one end.
+
+Real engines in real processes: ``kill -9`` falls into imports, the reference, trials, races, duels and writes. A search
+that ends before there were enough is followed by another one.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+import xpuruntime
+from xpuruntime.files.journal_lines import read_journal_lines
+
+pytest.importorskip("onnxruntime")
+pytest.importorskip("openvino")
+
+KILLS = int(os.environ.get("XPURUNTIME_TUNE_KILLS", "3"))
+SEED = int(os.environ.get("XPURUNTIME_TUNE_KILLS_SEED", "0"))
+CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
+CALL = [sys.executable, "-c", "from xpuruntime.cli import main; main()"]
+SPEC = """
+space: {engine: [onnxruntime, openvino], threads: [engine, 1], options: {onnxruntime: {}, openvino: {}}, kernels: off}
+decide: {min_effect: 2%, confidence: 0.8, rounds: [3, 7]}
+budget: {time: 5m}
+"""
+#: What a decision is: all of a candidate but what is told of it alone.
+DECIDED = ("id", "engine", "device", "changes", "code", "reason", "figure", "gain", "error", "memory", "start")
+
+pytestmark = [
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(not sys.platform.startswith("linux"), reason="looks at processes in /proc"),
+]
+
+
+class Search(NamedTuple):
+    """One search: its command, journal and folder of scratch files."""
+
+    command: list[str]
+    journal: Path
+    scratch: Path
+
+    def start(self, *options: str) -> subprocess.Popen[str]:
+        environment = {**os.environ, "TMPDIR": str(self.scratch)}
+        return subprocess.Popen(
+            [*self.command, *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        )
+
+    def finish(self, *options: str) -> dict[str, Any]:
+        out, err = self.start(*options).communicate(timeout=600)
+        assert out.startswith("{"), err
+        return json.loads(out)
+
+    def keys(self) -> list[str]:
+        """Return the keys of the journal, each of which must follow from the line before."""
+        return [one["key"] for one in read_journal_lines(self.journal.read_bytes()).entries]
+
+
+def search(folder: Path, number: int) -> Search:
+    """Return a search on all cores, or every second time on two sets of them."""
+    (folder / "tune.yaml").write_text(SPEC)
+    scratch = folder / f"scratch-{number}"
+    scratch.mkdir()
+    several = number % 2 == 1 and len(CORES) > 1
+    devices = ["--devices", f"cpu:{CORES[0]},cpu:{CORES[1]}"] if several else []
+    journal = folder / f"{number}.jsonl"
+    command = [
+        *CALL, "tune", str(xpuruntime.demo_model_path()), "-t", str(folder / "tune.yaml"), "-i", "random", "-d", "cpu",
+        "--journal", str(journal), "--json", *devices,
+    ]  # fmt: skip
+    return Search(command, journal, scratch)
+
+
+def children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+        except OSError:  # it ended
+            continue
+    return found
+
+
+def gone(pids: list[int], within: float = 10.0) -> bool:
+    until = time.monotonic() + within
+    while any(Path(f"/proc/{pid}").exists() for pid in pids) and time.monotonic() < until:
+        time.sleep(0.02)
+    return not any(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def decisions(result: dict[str, Any]) -> dict[str, Any]:
+    """Return what a search decided."""
+    rows = [{name: one[name] for name in DECIDED} for one in result["candidates"]]
+    return {name: result[name] for name in ("verdict", "reason", "winner", "gain", "policy", "stages")} | {"rows": rows}
+
+
+def test_kill_9_and_resume_have_the_end_of_an_unbroken_search(tmp_path: Path) -> None:
+    chance, kills, moments = random.Random(SEED), 0, []
+    for number in range(2 * KILLS):
+        this, before, result = search(tmp_path, number), b"", None
+        limit = chance.choice([3.0, 6.0, 12.0])
+        while result is None:
+            child = this.start("--resume")
+            try:
+                if kills < KILLS:
+                    out, err = child.communicate(timeout=chance.uniform(0.0, limit))
+                else:
+                    out, err = child.communicate(timeout=600)
+                assert out.startswith("{"), err
+                result = json.loads(out)
+            except subprocess.TimeoutExpired:
+                workers = children(child.pid)
+                os.kill(child.pid, signal.SIGKILL)
+                child.communicate()
+                kills += 1
+                assert gone(workers), "workers end with the process that started them"
+                now = this.journal.read_bytes() if this.journal.exists() else b""
+                assert now.startswith(before[: before.rfind(b"\n") + 1]), "whole lines stay as they were"
+                before = now
+                entries = read_journal_lines(now).entries
+                moments.append(entries[-1]["key"].split("/")[0] if entries else "before the journal")
+        keys = this.keys()
+        assert len(keys) == len(set(keys)), "nothing was measured twice"
+        size = this.journal.stat().st_size
+        replayed = this.finish("--resume")
+        assert this.journal.stat().st_size == size, "nothing was measured again"
+        assert decisions(replayed) == decisions(result), "measurements lead to the same decisions, broken off or not"
+        trials = {one["key"].split("/")[1]: one["value"]["changes"] for one in entries_of(this, "trial/")}
+        assert trials == {one["id"]: one["changes"] for one in result["candidates"] if one["id"] in trials}
+        assert all(one["reason"] for one in result["candidates"])
+        assert not list(this.scratch.glob("xpuruntime-*")), "what killed processes left behind is removed"
+        if kills >= KILLS:
+            break
+    print(f"{kills} kills in {number + 1} searches; last line written before each: {sorted(moments)}")
+    assert kills == KILLS
+
+
+def entries_of(this: Search, prefix: str) -> list[dict[str, Any]]:
+    return [one for one in read_journal_lines(this.journal.read_bytes()).entries if one["key"].startswith(prefix)]
