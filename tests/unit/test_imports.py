@@ -26,6 +26,7 @@ ORDER = (
     "evidence",
     "lockfile",
     "engines",
+    "artifacts",
     "planning",
     "inference",
     "locks",

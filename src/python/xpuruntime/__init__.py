@@ -52,8 +52,8 @@ if TYPE_CHECKING:
     from xpuruntime import training as training
     from xpuruntime import tuning as tuning
     from xpuruntime._core import DeviceManager, MemoryManager, StreamManager
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.demo import demo_images, demo_model_path
-    from xpuruntime.engines.artifact import Artifact
     from xpuruntime.evidence import Report, ReportComparison, compare_reports
     from xpuruntime.evidence.profile import Profile
     from xpuruntime.inference import (
@@ -185,7 +185,7 @@ __all__ = [
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
     "AccuracyPolicy": "policies",
-    "Artifact": "engines.artifact",
+    "Artifact": "artifacts.manifest",
     "ArtifactPolicy": "policies",
     "CalibrationPolicy": "policies",
     "Claim": "locks.verification.claims",

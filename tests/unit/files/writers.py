@@ -19,6 +19,8 @@ import numpy as np
 from compile_tools import SlowEngine
 
 import xpuruntime as xrt
+from xpuruntime.artifacts.reading import open_artifact
+from xpuruntime.artifacts.store import copy_artifact
 from xpuruntime.cli.results import save_outputs
 from xpuruntime.distributed.rendezvous import file as rendezvous
 from xpuruntime.engines.tensorrt.caches import CacheFile
@@ -26,8 +28,6 @@ from xpuruntime.evidence import Report
 from xpuruntime.evidence.traces.trace_file import write_trace
 from xpuruntime.files import staging
 from xpuruntime.files.writing import check_writable, files_beside
-from xpuruntime.inference.artifacts import open_artifact
-from xpuruntime.inference.building import copy_artifact
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.records import Identity, Lock, Provenance
 from xpuruntime.ops.tuning_cache import TuningCache

@@ -12,11 +12,11 @@ import pytest
 from fuzzing import NUMBERS, TEXTS, any_json, cases, change_json, controls, expect_ours, flip_bytes
 
 import xpuruntime as xrt
+from xpuruntime.artifacts.reading import read_manifest
 from xpuruntime.cli.inputs import read_feeds
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.evidence import Report, compare_reports
-from xpuruntime.inference.artifacts import read_manifest
 from xpuruntime.ops.tuning_cache import TuningCache
 from xpuruntime.planning import Plan
 from xpuruntime.policies import Policy

@@ -20,8 +20,8 @@ import pytest
 from compile_tools import SlowEngine, edit_manifest, open_cached, policy_of
 
 import xpuruntime as xrt
-from xpuruntime.inference.building import Recipe
-from xpuruntime.inference.loading import artifact_cache, cache_key
+from xpuruntime.artifacts.cache import artifact_cache, cache_key
+from xpuruntime.artifacts.store import Recipe
 from xpuruntime.inference.plan_request import Asked, plan_asked
 from xpuruntime.testing import models
 
@@ -286,7 +286,7 @@ def test_a_cache_that_cannot_be_written_serves_what_it_has(
     def read_only(path: Path, *_: Any) -> Any:
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
 
-    monkeypatch.setattr("xpuruntime.inference.building.locked", read_only)
+    monkeypatch.setattr("xpuruntime.artifacts.store.locked", read_only)
     open_cached(engine, MODEL, cache).close()
     with pytest.raises(xrt.XpuRuntimeError, match=r"Read-only file system.*execution\.artifacts\.cache: off"):
         open_cached(engine, MODEL, cache, shapes={"image": [4, 1, 8, 8]})

@@ -22,7 +22,7 @@ from xpuruntime.cli.options import (
 )
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.policies import Policy
 
 __all__ = ["compile_"]

@@ -22,8 +22,8 @@ def prepare(
     model: str, values: list[str] | None, dims: list[str] | None, *, trust: bool = False
 ) -> tuple[ModelInfo, Feeds]:
     """Read the model's facts and its inputs."""
+    from xpuruntime.artifacts.reading import artifact_model
     from xpuruntime.engines.model import read_model
-    from xpuruntime.inference.artifacts import artifact_model
 
     info = artifact_model(model) or read_model(model, trust=trust)
     return info, read_feeds(info, values, dims)

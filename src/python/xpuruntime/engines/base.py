@@ -23,7 +23,8 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self, TypeVar
 
-    from xpuruntime.engines.artifact import Artifact, Compiled
+    from xpuruntime.artifacts.manifest import Artifact
+    from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter

@@ -10,7 +10,7 @@ from xpuruntime.errors import LockError, PolicyError
 from xpuruntime.files.paths import kind_of, with_home
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.policies import Policy

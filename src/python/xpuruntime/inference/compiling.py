@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.artifacts.store import Recipe, build, copy_artifact
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.files.paths import user_path
-from xpuruntime.inference.building import Recipe, build, copy_artifact
 from xpuruntime.inference.plan_request import Asked, plan_asked, warn_of
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
 
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.plan_request import PolicyLike, Precision
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy

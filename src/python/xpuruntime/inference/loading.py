@@ -4,36 +4,30 @@
 
 from __future__ import annotations
 
-import hashlib
-from itertools import chain
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from xpuruntime.artifacts.cache import cached
+from xpuruntime.artifacts.manifest import PROBE
+from xpuruntime.artifacts.store import Recipe
 from xpuruntime.engines.accuracy import ProbeRefusedError, check_accuracy, check_due, make_reference, read_reference
-from xpuruntime.engines.artifact import PROBE, SCHEMA, calibration_digest, model_digest
 from xpuruntime.engines.judging import judge
+from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.engines.precision import ProbeResult
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
-from xpuruntime.files.folders import cache_folder, not_private
-from xpuruntime.files.paths import json_bytes, kind_of, with_home
-from xpuruntime.inference.artifacts import SUFFIX
-from xpuruntime.inference.building import Recipe, build, usable
-from xpuruntime.planning.artifacts import compiled_keys
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.accuracy import Reference
-    from xpuruntime.engines.artifact import Artifact
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
     from xpuruntime.planning import Plan
-    from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["Ready", "artifact_cache", "cache_key", "load_planned", "reference_of"]
+__all__ = ["Ready", "load_planned", "reference_of"]
 
 
 class Ready(NamedTuple):
@@ -60,7 +54,7 @@ def load_planned(recipe: Recipe, plan: Plan) -> Ready:
     engine, request, judgement, machine = recipe
     cache = plan.control("execution.artifacts.cache")
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
-        artifact, made, warning = _cached(recipe)
+        artifact, made, warning = cached(recipe)
         request = msgspec.structs.replace(request, artifact=artifact)
         judgement = judge(engine, request, machine)
         if not judgement.verdict.accepted:
@@ -96,72 +90,6 @@ def load_planned(recipe: Recipe, plan: Plan) -> Ready:
         )
         plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, told))
     return Ready(loaded, plan, request.artifact, proof, said)
-
-
-def artifact_cache(policy: Policy) -> Path:
-    """Return the folder that ``execution.artifacts.cache`` names; it may not exist yet."""
-    stated = policy.execution.artifacts.cache
-    if stated == "default":
-        return cache_folder() / "artifacts"
-    return with_home(stated, "execution.artifacts.cache")
-
-
-def cache_key(recipe: Recipe) -> str:
-    """Return the name of the artifact in a cache: a digest of all that makes a difference to it."""
-    engine, request, judgement, machine = recipe
-    parts = (
-        SCHEMA,
-        engine.name,
-        request.device.partition(":")[0],
-        model_digest(request.model),
-        compiled_keys(engine, request.policy),
-        engine.target(request, judgement, machine),
-        calibration_digest(request),
-    )
-    text = json_bytes(parts, enc_hook=_plain, order="deterministic")
-    return hashlib.sha256(text).hexdigest()
-
-
-def _plain(value: object) -> object:
-    return value.to_plain() if hasattr(value, "to_plain") else str(value)
-
-
-def _cached(recipe: Recipe) -> tuple[Artifact, bool, str]:
-    """Return the artifact of the cache, whether it was made now, and a warning or empty text.
-
-    What is there is read without a lock. Of a folder that others may write to nothing is taken.
-    """
-    asked = recipe.request.policy.execution.artifacts
-    folder = artifact_cache(recipe.request.policy) / f"{cache_key(recipe)}{SUFFIX}"
-    if kind_of(folder) != "missing":
-        _refuse_entry_of_others(folder)
-        shared = not_private(folder.parent)
-        if shared is not None:
-            warning = (
-                f"the artifact cache {str(folder.parent)!r} is not used, and the model was compiled again, since "
-                f"another user may have written there: {shared}"
-            )
-            return build(recipe, folder, existing="remake")[0], True, warning
-        try:
-            return usable(recipe, folder), False, ""
-        except (ModelError, EngineError) as error:
-            if asked.stale != "rebuild":
-                msg = f"{error} Or state execution.artifacts.stale: rebuild."
-                raise type(error)(msg, engine=error.engine, device=error.device) from None
-    artifact, made = build(recipe, folder, existing="rebuild" if asked.stale == "rebuild" else "use")
-    return artifact, made, ""
-
-
-def _refuse_entry_of_others(folder: Path) -> None:
-    """Refuse an entry of a cache that another user may have put there. Raises XpuRuntimeError."""
-    inside = folder.rglob("*") if kind_of(folder) == "folder" else ()
-    for path in chain((folder,), inside):
-        reason = not_private(path)
-        if reason is not None:
-            raise XpuRuntimeError(
-                f"cannot use the entry {str(folder)!r} of the artifact cache, since another user may have written it: "
-                f"{reason}"
-            )
 
 
 def _prove(

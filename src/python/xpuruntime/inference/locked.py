@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.artifact import digest_of_files
+from xpuruntime.artifacts.manifest import digest_of_files
 from xpuruntime.engines.model.digests import part_digests
 from xpuruntime.errors import LockError
 from xpuruntime.evidence.records import Control, KeySeen
@@ -34,7 +34,7 @@ from xpuruntime.policies import Policy
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.evidence.kernels.decisions import KernelDecision
@@ -207,7 +207,7 @@ def _calibration_facts(calibration: Calibration) -> dict[str, Any]:
 
 def _locked_model(info: ModelInfo, like: LockedModel | None = None) -> LockedModel:
     """Return what a lock has of a model; see `surroundings`. Raises `ModelError` where a file is gone."""
-    from xpuruntime.engines.artifact import external_digests
+    from xpuruntime.engines.model.file_digests import external_digests
 
     sha256, external = info.sha256, external_digests(info)
     if like is not None and like.sha256 == sha256:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from typing import Literal
 
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
@@ -245,7 +245,7 @@ def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
 
 def artifact_of(model: Any, policy: PolicyLike | None) -> tuple[Artifact | None, PolicyLike | None]:
     """Return the artifact that `model` names, and the policy to start from: its own where none is given."""
-    from xpuruntime.inference.artifacts import artifact_policy, find_artifact
+    from xpuruntime.artifacts.reading import artifact_policy, find_artifact
 
     artifact = find_artifact(model)
     return artifact, artifact_policy(artifact) if artifact is not None and policy is None else policy

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
     from types import TracebackType
 
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Binding, LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.registry import EngineRegistry
@@ -162,7 +162,7 @@ class InferenceSession:
         info, open_batch = planned.request.model, self.policy.execution.static_batch is not None
         self._model = with_open_batch(info) if open_batch else info
         warn_of(self.plan, stacklevel=3)
-        from xpuruntime.inference.building import Recipe
+        from xpuruntime.artifacts.store import Recipe
         from xpuruntime.inference.loading import load_planned
 
         self._engine = engines.get(self.plan.engine)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from xpuruntime.engines.artifact import model_digest
+from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
@@ -21,7 +21,7 @@ from xpuruntime.runtime.json_reading import decode_json
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.policies import Policy

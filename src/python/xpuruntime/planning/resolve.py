@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.artifact import calibration_digest
+from xpuruntime.artifacts.checks import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.known_errors import control_of
+from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import json_bytes
-from xpuruntime.planning.artifacts import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.planning.candidates import (
     KNOWN_EXTRAS,
     asks_for_every_engine,

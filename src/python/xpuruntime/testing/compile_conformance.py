@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 import xpuruntime as xrt
+from xpuruntime.artifacts.reading import open_artifact
 from xpuruntime.engines import default_registry
-from xpuruntime.inference.artifacts import open_artifact
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
     import onnx
 
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines import EngineRegistry
-    from xpuruntime.engines.artifact import Artifact
 
 __all__ = ["CompileSuite"]
 

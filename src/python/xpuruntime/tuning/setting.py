@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.engines.accuracy import limits_of, make_references
-from xpuruntime.engines.artifact import model_digest
+from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.inference.plan_request import Planned, plan_asked
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays

@@ -13,7 +13,7 @@ from xpuruntime.errors import ModelError
 from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
 
 __all__ = ["QUANTISED", "SOURCE", "artifact_source", "source_graph"]
 

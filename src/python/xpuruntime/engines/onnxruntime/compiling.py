@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.artifact import Compiled
+from xpuruntime.engines.compiled import Compiled
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.onnxruntime.artifact import QUANTISED, SOURCE
 from xpuruntime.engines.onnxruntime.cuda_turns import no_capture

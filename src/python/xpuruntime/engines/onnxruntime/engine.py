@@ -24,8 +24,8 @@ from xpuruntime.runtime.machine import EngineFacts
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import Machine

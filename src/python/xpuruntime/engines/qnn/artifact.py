@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.artifact import Compiled
+from xpuruntime.engines.compiled import Compiled
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.qnn.recorded_units import write_units
 from xpuruntime.engines.qnn.worker import Worker, WorkerFailed

@@ -20,8 +20,8 @@ from xpuruntime.evidence.verdict_codes import VerdictCode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel, Request
+    from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.qnn.targets import Target
     from xpuruntime.runtime.machine import EngineFacts, Machine
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`refuse_int8`: whether a request for int8 can be met, as far as the model and its calibration go."""
+"""Judgement of int8: whether a request can be met with this model and its calibration, and what it is tied to."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from xpuruntime.evidence.verdict_codes import VerdictCode
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
 
-__all__ = ["quantises", "refuse_int8"]
+__all__ = ["calibration_digest", "quantises", "refuse_int8"]
 
 #: Precisions whose sessions are probed, which a calibration gives the input for.
 CONVERTED = ("fp16", "bf16")
@@ -66,3 +66,10 @@ def refuse_int8(request: Request) -> Refusal | None:
             "leave calibration= out, or give the float model",
         )
     return None
+
+
+def calibration_digest(request: Request) -> str | None:
+    """Return a digest of the inputs that a request quantises with, or ``None`` where it has none."""
+    if request.calibration is None or request.policy.execution.precision != "int8":  # else it is for the probe alone
+        return None
+    return str(request.calibration.digest)

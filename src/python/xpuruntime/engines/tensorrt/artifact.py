@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.artifact import Compiled
+from xpuruntime.engines.compiled import Compiled
 from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.tensorrt.building import build
 from xpuruntime.engines.tensorrt.messages import logger
@@ -20,7 +20,7 @@ from xpuruntime.runtime.json_reading import decode_json
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.building import Built

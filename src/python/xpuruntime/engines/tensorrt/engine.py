@@ -29,8 +29,8 @@ from xpuruntime.evidence.verdict_codes import VerdictCode
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.runtime.machine import EngineFacts, Machine
 

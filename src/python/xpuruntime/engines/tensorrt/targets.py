@@ -11,7 +11,7 @@ from xpuruntime.engines.tensorrt.refusals import capability_of
 from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings

@@ -58,8 +58,8 @@ def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | 
 
 def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
     """Return the policy that holds, with a static batch; ``None`` for an artifact, whose own policy holds."""
+    from xpuruntime.artifacts.reading import find_artifact
     from xpuruntime.engines.model import read_model
-    from xpuruntime.inference.artifacts import find_artifact
     from xpuruntime.inference.embedded_policy import carried_policy
     from xpuruntime.inference.plan_request import Asked
 

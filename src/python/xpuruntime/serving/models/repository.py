@@ -8,9 +8,9 @@ import os
 import re
 from pathlib import Path
 
+from xpuruntime.artifacts.reading import made_files
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.files.paths import reason_of
-from xpuruntime.inference.artifacts import made_files
 
 __all__ = ["find_versions", "size_on_disk"]
 

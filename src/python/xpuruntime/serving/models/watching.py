@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.artifacts.reading import find_artifact
 from xpuruntime.errors import PolicyError
-from xpuruntime.inference.artifacts import find_artifact
 from xpuruntime.inference.session import InferenceSession
 from xpuruntime.policies import Policy
 from xpuruntime.serving.models.canary import Canary

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Reading compiled artifacts: a folder with ``manifest.json``, checked file by file."""
+"""Reader of compiled artifacts: a folder with ``manifest.json``, checked file by file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.artifact import MANIFEST, SCHEMA, Artifact, Manifest
+from xpuruntime.artifacts.manifest import MANIFEST, SCHEMA, Artifact, Manifest
 from xpuruntime.errors import ModelError
 from xpuruntime.files.digests import digest_of
 from xpuruntime.files.paths import kind_of, reason_of

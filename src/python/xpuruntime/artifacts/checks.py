@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Whether a compiled artifact may be loaded for what is asked, and what becomes of the policy keys about artifacts."""
+"""Fit of a compiled artifact: whether it may be loaded for what is asked, and what becomes of the keys about it."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.artifact import calibration_digest
+from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.policies import Policy
@@ -14,7 +14,7 @@ from xpuruntime.policies import Policy
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.artifact import Artifact
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Engine, Judgement, Request
     from xpuruntime.runtime.machine import Machine
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Writing compiled artifacts: whole or not at all, once at a time."""
+"""Store of compiled artifacts: each is compiled, probed and published whole or not at all, once at a time."""
 
 from __future__ import annotations
 
@@ -12,33 +12,27 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
+from xpuruntime.artifacts.checks import foreign_artifact, stale_artifact
+from xpuruntime.artifacts.manifest import MANIFEST, PROBE, Artifact, FileFacts, Manifest
+from xpuruntime.artifacts.reading import made_files, open_artifact, read_manifest
 from xpuruntime.engines.accuracy import ProbeRefusedError, check_accuracy, check_due, make_reference, write_reference
-from xpuruntime.engines.artifact import (
-    MANIFEST,
-    PROBE,
-    Artifact,
-    FileFacts,
-    Manifest,
-    calibration_digest,
-    model_digest,
-)
 from xpuruntime.engines.judging import judge
+from xpuruntime.engines.model.file_digests import model_digest
+from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.folders import make_private
 from xpuruntime.files.locking import locked
 from xpuruntime.files.paths import json_bytes, kind_of, reason_of
 from xpuruntime.files.staging import publish_folder, staging
-from xpuruntime.inference.artifacts import made_files, open_artifact, read_manifest
-from xpuruntime.planning.artifacts import foreign_artifact, stale_artifact
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from xpuruntime.engines.accuracy import Check, Reference
-    from xpuruntime.engines.artifact import Compiled
     from xpuruntime.engines.base import Engine, Judgement, Request
+    from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.runtime.machine import Machine
 
