@@ -32,6 +32,9 @@ ShapesOption = Annotated[
     list[str] | None,
     text_option("--shapes", metavar="NAME=1x3x8x8", help="Shape of an input. May be repeated."),
 ]
+BatchesOption = Annotated[
+    str, text_option("--batches", metavar="1,2,4,8", help="Batch sizes to time for servers, with their memory.")
+]
 CheckOption = Annotated[bool, flag_option("--check", "Write nothing; exit with 1 when the lock would change.")]
 UpgradeOption = Annotated[bool, flag_option("--upgrade", "Take everything that is here, and measure again.")]
 UnitOption = Annotated[
@@ -64,6 +67,7 @@ def lock(
     output: OutputOption = None,
     input: InputOption = None,
     shapes: ShapesOption = None,
+    batches: BatchesOption = "",
     choice: Choice,
     check: CheckOption = False,
     upgrade: UpgradeOption = False,
@@ -105,6 +109,7 @@ def lock(
             output=path,
             inputs=inputs,
             shapes=_shapes(shapes),
+            batches=_batches(batches),
             check=check,
             upgrade=upgrade,
             upgrade_units=upgrade_unit or (),
@@ -139,6 +144,14 @@ def _shapes(values: Sequence[str] | None) -> dict[str, tuple[int, ...]] | None:
     return found or None
 
 
+def _batches(text: str) -> tuple[int, ...]:
+    """Read ``1,2,4,8``."""
+    parts = [one.strip() for one in text.split(",")] if text else []
+    if not all(part.isascii() and part.isdigit() and len(part) < 8 for part in parts):
+        raise InputError(f"--batches {text}: write numbers of rows, such as 1,2,4,8")
+    return tuple(int(part) for part in parts)
+
+
 def _record(found: LockResult) -> dict[str, Any]:
     identity = found.lock.identity
     return {
@@ -166,6 +179,9 @@ def _show(found: LockResult, *, check: bool, dry_run: bool) -> None:
         f"  {found.lock.digest}",
         f"  {len(identity.entries)} units, {len(identity.validators)} validators, {len(identity.outputs)} outputs",
     ]
+    if times := found.lock.measured.batches:
+        listed = ", ".join(f"{one.rows} in {one.median_us:,.0f} us" for one in times)
+        lines.append(f"  batches: {listed}")
     if blind:
         lines.append(f"  unobservable: the kernels of {blind} units are not reported; only validators stand for them")
     lines += [f"  {drift}" for drift in found.drifts]

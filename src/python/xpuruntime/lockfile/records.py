@@ -15,6 +15,7 @@ from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 __all__ = [
     "SCHEMA",
     "AcceptedDrift",
+    "BatchTime",
     "CallEntry",
     "Identity",
     "Lock",
@@ -27,6 +28,7 @@ __all__ = [
     "Measured",
     "OutputSample",
     "Provenance",
+    "SessionMemory",
     "UnitEntry",
     "Validator",
     "digest_of_identity",
@@ -311,6 +313,39 @@ class LockedRatio(_Record, frozen=True, kw_only=True):
     rounds: int
 
 
+class BatchTime(_Record, frozen=True, kw_only=True):
+    """How long runs of one batch size took, on arrays of the host.
+
+    Attributes
+    ----------
+    rows : int
+    median_us, longest_us : float
+    runs : int
+        How many were timed.
+    """
+
+    rows: int
+    median_us: float
+    longest_us: float
+    runs: int
+
+
+class SessionMemory(_Record, frozen=True, kw_only=True):
+    """What one more session of the model takes of its device.
+
+    Attributes
+    ----------
+    device : str
+    bytes : int
+    rows : int
+        Of the batches that it had run.
+    """
+
+    device: str
+    bytes: int
+    rows: int
+
+
 class Measured(_Record, frozen=True, kw_only=True):
     """What was measured when the lock was made; no part of the identity.
 
@@ -325,12 +360,18 @@ class Measured(_Record, frozen=True, kw_only=True):
         has no section ``verify``, or the operating system does not report it.
     samples : tuple of OutputSample
         Of outputs whose grade is ``"tolerance"``.
+    batches : tuple of BatchTime
+        Times by batch size in ascending order, all other sizes being the locked ones: those that were asked for.
+    memory : SessionMemory or None
+        Measured with the largest of `batches`; ``None`` where there are none, or the system does not say.
     """
 
     latency_us: dict[str, Any] = {}
     ratios: dict[str, LockedRatio] = {}
     memory_peak: int | None = None
     samples: tuple[OutputSample, ...] = ()
+    batches: tuple[BatchTime, ...] = ()
+    memory: SessionMemory | None = None
 
 
 class AcceptedDrift(_Record, frozen=True, kw_only=True):

@@ -25,6 +25,7 @@ from xpuruntime.lockfile.records import (
 )
 from xpuruntime.lockfile.rules import locked_policy, policy_record, stated_keys, without_lock
 from xpuruntime.lockfile.validators import collect_validators
+from xpuruntime.locks.batch_figures import check_batches, memory_of_session, times_of_batches
 from xpuruntime.locks.figures import measure_ratios, peak_of_process
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.rounds import rounds_of
@@ -53,6 +54,7 @@ def create_lock(
     pins: Sequence[CallEntry] = (),
     command: str = "",
     measure: bool = True,
+    batches: Sequence[int] = (),
     **options: Any,
 ) -> Lock:
     """Return the lock of a model under a policy.
@@ -71,6 +73,8 @@ def create_lock(
         What makes the lock, for its provenance.
     measure : bool
         Whether times are measured.
+    batches : sequence of int
+        Batch sizes that are timed for servers.
     **options
         As `InferenceSession` takes them.
 
@@ -82,6 +86,7 @@ def create_lock(
         As `InferenceSession`.
     """
     options.pop("lock", None)
+    batches = check_batches(batches)
     stated = None if policy is None else without_lock(Policy.coerce(policy))
     with InferenceSession(model, policy=stated, **options) as first:
         source = first.policy
@@ -113,6 +118,8 @@ def create_lock(
         measured = Measured(samples=samples)
         if measure:
             measured = _measured(session, model, feeds, source, samples, {**options, "policy": stated})
+            if batches:
+                measured = _with_batches(measured, session, model, at.inputs, batches, bool(options.get("trust")))
         identity = Identity(
             subject="inference",
             model=here.model,
@@ -213,6 +220,22 @@ def _measured(
         found,
         ratios=measure_ratios(session, model, feeds, policy.verify, reopen, trust=trust),
         memory_peak=peak_of_process(model, policy, feeds, trust=trust),
+    )
+
+
+def _with_batches(
+    measured: Measured,
+    session: InferenceSession,
+    model: Any,
+    shapes: Mapping[str, Sequence[int]],
+    batches: Sequence[int],
+    trust: bool,
+) -> Measured:
+    """Return what was measured with times by batch size, and the memory of a session with the largest."""
+    return msgspec.structs.replace(
+        measured,
+        batches=times_of_batches(session, shapes, batches),
+        memory=memory_of_session(session, model, session.policy, shapes, max(batches), trust=trust),
     )
 
 

@@ -59,6 +59,7 @@ def lock(
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     inputs: Mapping[str, Any] | None = None,
+    batches: Sequence[int] = (),
     check: bool = False,
     upgrade: bool = False,
     upgrade_units: Sequence[str] = (),
@@ -86,6 +87,9 @@ def lock(
         Of inputs; default: those of the lock that is there, else the smallest that fit.
     inputs : mapping of str to array, optional
         What the instrumented run is made with; default: probe inputs.
+    batches : sequence of int
+        Batch sizes that are timed, and for the largest of which memory is measured, for servers: see ``slo`` and
+        ``memory.budget`` of ``serve.yaml``. Default: those of the lock that is there, where it is made anew.
     check : bool
         Write nothing and return the differences.
     upgrade : bool
@@ -137,7 +141,7 @@ def lock(
     if old is None:
         if check:
             raise InputError(f"there is no lock '{path}' to check. Fix: make it with `xrt lock`")
-        made = create_lock(model, policy, shapes=shapes, inputs=inputs, command=command, **options)
+        made = create_lock(model, policy, shapes=shapes, inputs=inputs, command=command, batches=batches, **options)
         return _written(_with_provenance(made, note=note), path, (), dry_run=dry_run)
     if old.identity.subject != "inference" or old.identity.policy is None:
         raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
@@ -146,12 +150,23 @@ def lock(
     if shapes is None and inputs is None:
         shapes = dict(old.identity.shapes[0].inputs) if old.identity.shapes else None
     kept = [] if upgrade else [one for one in old.identity.calls if not _matches(upgrade_units, (one.node, one.module))]
+    if check and batches:
+        raise InputError("check writes nothing, so no batches are timed: leave one of the two out")
+    sizes = batches or [one.rows for one in old.measured.batches]
     made = create_lock(
-        model, policy, shapes=shapes, inputs=inputs, pins=kept, command=command, measure=not check, **options
+        model,
+        policy,
+        shapes=shapes,
+        inputs=inputs,
+        pins=kept,
+        command=command,
+        measure=not check,
+        batches=() if check else sizes,
+        **options,
     )
     drifts = compare_identities(old.identity, made.identity)
-    measured = made.measured.ratios or made.measured.memory_peak is not None
-    if not drifts and not (upgrade and measured):
+    measured = made.measured.ratios or made.measured.memory_peak is not None or made.measured.batches
+    if not drifts and not (upgrade and measured) and not batches:
         return LockResult(lock=old, path=str(path), written=False)
     if check:
         return LockResult(lock=old, path=str(path), drifts=drifts)

@@ -27,8 +27,11 @@ if TYPE_CHECKING:
 
 __all__ = [
     "explain", "intermediates", "load_core", "lock", "memory_peak", "open_session", "outputs", "read_array",
-    "read_arrays", "time_session", "write_array", "write_arrays",
+    "read_arrays", "session_memory", "time_session", "write_array", "write_arrays",
 ]  # fmt: skip
+
+#: Runs in which engines fill their arenas.
+_RUNS = 3
 
 _session: InferenceSession
 _feeds: dict[str, Any]
@@ -113,6 +116,40 @@ def memory_peak() -> int | None:
     from xpuruntime.runtime.process_memory import process_memory
 
     return process_memory().most_resident
+
+
+def session_memory(model: str, inputs: str, arguments: dict[str, Any]) -> dict[str, Any] | None:
+    """Open two sessions and run each, and return what the second took of its device."""
+    import xpuruntime
+
+    feeds = read_arrays(Path(inputs))
+    held, taken = [], []
+    for _ in range(2):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            session = xpuruntime.InferenceSession(model, **arguments)
+        for _ in range(_RUNS):
+            session.run(feeds)
+        held.append(session)
+        taken.append(_taken(session.plan.device))
+    first, second = taken
+    device = held[0].plan.device
+    for session in held:
+        session.close()
+    return None if first is None or second is None else {"device": device, "bytes": max(0, second - first)}
+
+
+def _taken(device: str) -> int | None:
+    """Return what this process has of the host's memory, or what is taken of a CUDA device's."""
+    import xpuruntime
+    from xpuruntime.runtime.process_memory import process_memory
+
+    if device == "cpu":
+        return process_memory().resident
+    if not device.startswith("cuda"):
+        return None
+    found = xpuruntime.Device(device)
+    return found.total_memory - found.free_memory
 
 
 def explain() -> dict[str, Any]:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 __all__ = ["CanarySettings", "ModelSettings", "ShadowSettings", "SloSettings", "check_model_name"]
 
 Warmup = Literal["auto", "lock", "probe", "none"]
+Curve = Literal["auto", "lock", "load"]
 Against = Literal["reference", "self"]
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
@@ -80,11 +81,24 @@ class ShadowSettings(PolicyValue, frozen=True, kw_only=True):
 
 
 class SloSettings(PolicyValue, frozen=True, kw_only=True):
-    """The 99th percentile of the latency that batch size and delay are chosen for, in seconds."""
+    """The latency that batch size and delay are chosen for.
 
-    KINDS: ClassVar[dict[str, Kind]] = {"p99": Duration("Latency that 99 % of requests stay within.")}
+    Attributes
+    ----------
+    p99 : float
+        Seconds that 99 % of requests stay within.
+    curve : {"auto", "lock", "load"}
+        Where the times of batches are from: the lock, where ``xrt lock --batches`` measured them, or the loading of the
+        model; ``auto``: the lock where it has them.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "p99": Duration("Latency that 99 % of requests stay within."),
+        "curve": Choice(get_args(Curve), "Where the times of batches are from.", what="sources"),
+    }
     REQUIRED: ClassVar[tuple[str, ...]] = ("p99",)
     p99: float = 0.0
+    curve: Curve = "auto"
 
 
 class _Versions(Kind):
@@ -215,5 +229,7 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
             raise Refused("chooses the delay itself; leave out batching.max_queue_delay_us", "slo")
         if self.slo is not None and self.batching.preferred_batch_size:
             raise Refused("chooses the batch size itself; leave out batching.preferred_batch_size", "slo")
-        if self.slo is not None and self.warmup == "none":
-            raise Refused("measures batches at warm-up; leave out warmup: none", "slo")
+        if self.slo is not None and self.slo.curve == "lock" and self.lock is None:
+            raise Refused("'lock' needs the key 'lock'; state load, or a lock", "slo", "curve")
+        if self.slo is not None and self.slo.curve != "lock" and self.warmup == "none":
+            raise Refused("measures batches at warm-up; leave out warmup: none, or state curve: lock", "slo")

@@ -16,10 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.models.model_settings import ModelSettings
 
-__all__ = ["batch_feeds", "batch_sizes", "open_session", "warmup_sizes"]
+__all__ = ["batch_feeds", "batch_sizes", "locked_size", "open_session", "warmup_sizes"]
 
 
 def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | None = None) -> InferenceSession:
@@ -71,6 +72,14 @@ def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
         policy = carried_policy(read_model(path, trust=settings.trust), Asked(trust=settings.trust)).policy
     policy = policy or Policy()
     return policy.replace(execution=policy.execution.replace(static_batch=rows))
+
+
+def locked_size(lock: Lock | None, device: str, settings: ModelSettings) -> int:
+    """Return the bytes that a lock has of a session on a device with batches of at least this size; 0: it has none."""
+    memory = None if lock is None else lock.measured.memory
+    if memory is None or memory.device != device or memory.rows < max(settings.batching.max_batch_size, 1):
+        return 0
+    return memory.bytes
 
 
 def batch_sizes(most: int) -> tuple[int, ...]:

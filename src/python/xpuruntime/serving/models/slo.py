@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
-from xpuruntime.measuring.rounds import time_calls
+from xpuruntime.errors import LockError
+from xpuruntime.inference.batch_times import Point, time_batches
 from xpuruntime.serving.models.opening import batch_feeds, batch_sizes, warmup_sizes
 
 if TYPE_CHECKING:
@@ -16,22 +15,12 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
+    from xpuruntime.serving.models.model_settings import ModelSettings
 
-__all__ = ["Limits", "Point", "choose_limits", "measure_curve"]
-
-#: Executions of one batch size, and of them those that warm it up; seconds after which no more are made.
-_RUNS, _WARM, _BUDGET = 21, 2, 1.0
-
-
-class Point(NamedTuple):
-    """Seconds of an execution of a batch size: the median and the longest of so many."""
-
-    rows: int
-    median: float
-    longest: float
-    runs: int
+__all__ = ["Limits", "Point", "choose_limits", "curve_of", "locked_curve", "measure_curve"]
 
 
 class Limits(NamedTuple):
@@ -45,6 +34,8 @@ class Limits(NamedTuple):
         Whether the smallest batch is quick enough for it.
     max_batch_size, max_queue_delay_us : int
     curve : tuple of Point
+    source : str
+        Where the curve is from: a lock, with who made it and when, or the loading of the model.
     """
 
     p99: float
@@ -52,6 +43,7 @@ class Limits(NamedTuple):
     max_batch_size: int
     max_queue_delay_us: int
     curve: tuple[Point, ...]
+    source: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -61,6 +53,7 @@ class Limits(NamedTuple):
             "max_batch_size": self.max_batch_size,
             "max_queue_delay_us": self.max_queue_delay_us,
             "rule": "delay + 2 x the longest execution of the batch size <= p99; delay <= the median execution",
+            "source": self.source,
             "curve": [
                 {
                     "batch_size": one.rows,
@@ -79,21 +72,60 @@ def measure_curve(
     """Return times of executions by batch size, in the largest sizes of padded inputs."""
     *_, sizes = warmup_sizes(layout)
     most = max(batching.max_batch_size, 1)
-    found = []
-    for rows in (most,) if batching.shapes == "fixed" else batch_sizes(most):
-        feeds = batch_feeds(session, layout, rows, sizes)
-
-        def run(feeds: dict[str, Any] = feeds) -> Any:
-            return runner.run(feeds)
-
-        first = time_calls(run, 1, _WARM)[-1]
-        runs = max(3, min(_RUNS, int(_BUDGET / max(first, 1e-9))))
-        times = time_calls(run, 1, runs)
-        found.append(Point(rows, float(np.median(times)), max(times), runs))
-    return tuple(found)
+    rows = (most,) if batching.shapes == "fixed" else batch_sizes(most)
+    return time_batches(runner, lambda one: batch_feeds(session, layout, one, sizes), rows)
 
 
-def choose_limits(curve: Sequence[Point], p99: float) -> Limits:
+def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> tuple[Point, ...] | str:
+    """Return the times that a lock has of executions as this model is served, or why it has none."""
+    if lock is None:
+        return "the model has no lock"
+    times = lock.measured.batches
+    if not times:
+        return "the lock has no times of batches"
+    most = max(batching.max_batch_size, 1)
+    shapes = lock.identity.shapes[0].inputs
+    for name, info in layout.inputs.items():
+        if info.padding is not None and info.padding.sizes:
+            largest, size = max(info.padding.sizes), shapes[name][info.padding.axis] if name in shapes else 0
+            if size < largest:
+                return f"the lock has times of {name!r} with {size} elements, and it is padded to {largest}"
+    points = [Point(one.rows, one.median_us * 1e-6, one.longest_us * 1e-6, one.runs) for one in times]
+    if batching.shapes == "fixed":
+        found = tuple(one for one in points if one.rows == most)
+        return found or f"the lock has no times of {most} rows, which every execution has"
+    return tuple(one for one in points if one.rows <= most) or f"the lock has no times of {most} rows or fewer"
+
+
+def curve_of(
+    session: InferenceSession, layout: Layout, settings: ModelSettings, runner: HostRunner, path: str
+) -> tuple[tuple[Point, ...], str]:
+    """Return times by batch size, and where they are from: the lock, or this process.
+
+    Raises
+    ------
+    LockError
+        The settings ask for those of the lock, which has none of this model as it is served.
+    """
+    assert settings.slo is not None
+    lock = session.lock
+    if settings.slo.curve != "load":
+        found = locked_curve(lock, layout, settings.batching)
+        if not isinstance(found, str):
+            assert lock is not None
+            made = lock.provenance
+            return found, f"lock {lock.digest}, made {made.created or 'at an unknown time'} by {made.command or '?'}"
+        if settings.slo.curve == "lock":
+            most = max(settings.batching.max_batch_size, 1)
+            sizes = (most,) if settings.batching.shapes == "fixed" else batch_sizes(most)
+            raise LockError(
+                f"slo.curve: 'lock', but {found}. Fix: xrt lock {path or 'MODEL'} -o {settings.lock or 'LOCK'} "
+                f"--batches {','.join(map(str, sizes))}, or state curve: load"
+            )
+    return measure_curve(session, layout, settings.batching, runner), "measured when the model was loaded"
+
+
+def choose_limits(curve: Sequence[Point], p99: float, source: str = "") -> Limits:
     """Choose the largest batch whose requests stay within a latency, and the delay that is left.
 
     A request may arrive just after an execution has begun, so it waits for that one, for the delay, and for its own:
@@ -103,7 +135,7 @@ def choose_limits(curve: Sequence[Point], p99: float) -> Limits:
     fitting = [one for one in curve if 2 * one.longest <= p99]
     if not fitting:
         least = min(curve, key=lambda one: one.rows)
-        return Limits(p99, False, least.rows, 0, tuple(curve))
+        return Limits(p99, False, least.rows, 0, tuple(curve), source)
     best = max(fitting, key=lambda one: one.rows)
     delay = max(0.0, min(best.median, p99 - 2 * best.longest))
-    return Limits(p99, True, best.rows, int(delay * 1e6) if best.rows > 1 else 0, tuple(curve))
+    return Limits(p99, True, best.rows, int(delay * 1e6) if best.rows > 1 else 0, tuple(curve), source)

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.plan_request import plan
+from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.serving.models.opening import locked_size
 from xpuruntime.serving.models.pending import Pending
 from xpuruntime.serving.models.repository import find_versions, size_on_disk
 from xpuruntime.serving.models.version import ServedVersion
@@ -244,9 +246,10 @@ class ModelSlot:
         if not self._budget.limited:
             return None
         settings = self.settings
-        size = sum(self._sizes.get(version) or size_on_disk(path) for version, path in paths.items())
-        size += sum(one.memory["bytes"] for one in self.loaded)
         where = plan(next(iter(paths.values())), policy=settings.policy, lock=settings.lock, trust=settings.trust)
+        locked = locked_size(load_lock(settings.lock), where.device, settings) if settings.lock is not None else 0
+        size = sum(self._sizes.get(version) or locked or size_on_disk(path) for version, path in paths.items())
+        size += sum(one.memory["bytes"] for one in self.loaded)
         self._budget.hold(self, where.device, size)
         return where.device
 

@@ -15,9 +15,9 @@ from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.jobs import answer, fail
 from xpuruntime.serving.batching.layout import Layout
 from xpuruntime.serving.messages import InferResponse
-from xpuruntime.serving.models.opening import batch_feeds, batch_sizes, open_session, warmup_sizes
+from xpuruntime.serving.models.opening import batch_feeds, batch_sizes, locked_size, open_session, warmup_sizes
 from xpuruntime.serving.models.repository import size_on_disk
-from xpuruntime.serving.models.slo import choose_limits, measure_curve
+from xpuruntime.serving.models.slo import choose_limits, curve_of
 from xpuruntime.serving.models.statistics import Failure, ModelStatistics
 from xpuruntime.serving.models.watching import make_watchers
 from xpuruntime.serving.status import ServingError, Status
@@ -251,8 +251,8 @@ class ServedVersion:
                 for rows in dict.fromkeys([most] if fixed else [1, max(most, 1)]):
                     self._run_once(batch_feeds(self.session, self.layout, rows, sizes), "probe", rows)
         if settings.slo is not None:
-            curve = measure_curve(self.session, self.layout, settings.batching, self.runner)
-            self.limits = choose_limits(curve, settings.slo.p99)
+            curve, source = curve_of(self.session, self.layout, settings, self.runner, self.path)
+            self.limits = choose_limits(curve, settings.slo.p99, source)
 
     def _begin_with(self, batching: BatchSettings) -> list[dict[str, Any]]:
         """Return inputs that each thread of the batcher runs first: in all sizes that CUDA graphs are captured of."""
@@ -285,6 +285,8 @@ class ServedVersion:
 
     def _memory(self, before: int | None, device: str | None) -> dict[str, Any]:
         """Return the size of the model in bytes, and where it is from."""
+        if locked := locked_size(self.lock, self.device, self.settings):
+            return {"bytes": locked, "source": "lock", "device": self.device}
         engine = sum(self.session.memory().values())
         disk = size_on_disk(self.path) if self.path else 0
         after = _memory_taken(device)
