@@ -252,7 +252,7 @@ class Server:
         tls = {} if self._tls is None else self._tls.for_uvicorn()
         config = uvicorn.Config(
             application,
-            http=connection_class(self._options),
+            http=connection_class(application),
             ws="none",
             lifespan="off",
             log_config=None,

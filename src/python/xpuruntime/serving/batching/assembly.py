@@ -60,6 +60,10 @@ def assemble(
     """
     empty = np.empty if runner is None else runner.empty
     copies = runner is not None and runner.copies_all
+    if len(slices) == 1 and not fixed_rows and not copies:
+        (one,) = slices
+        if (one.start, one.stop) == (0, one.feed.rows) and not one.feed.lengths:
+            return _whole(layout, one.feed)
     own = sum(one.stop - one.start for one in slices)
     rows = fixed_rows or own
     feeds: dict[str, Any] = {}
@@ -86,6 +90,19 @@ def assemble(
         total += array.size
         feeds[name] = _for_engine(info, array)
     return Assembled(feeds, rows, elements, total - elements)
+
+
+def _whole(layout: Layout, feed: Feed) -> Assembled:
+    """Return one request as it is."""
+    feeds: dict[str, Any] = {}
+    elements = 0
+    for name, array in feed.arrays.items():
+        flags = array.flags
+        if not (flags.aligned and flags.c_contiguous):
+            array = array.copy()
+        elements += array.size
+        feeds[name] = _for_engine(layout.inputs[name], array)
+    return Assembled(feeds, feed.rows, elements, 0)
 
 
 def _part(info: InputLayout, one: Slice) -> np.ndarray[Any, Any]:
@@ -170,6 +187,10 @@ def take_apart(layout: Layout, results: Mapping[str, Any], rows: int, slices: Se
                 f"output {name!r} has the shape {list(array.shape)} for a batch of {rows} rows, so that its rows "
                 "cannot be told apart. Fix: state batching.max_batch_size: 0 for this model",
             )
+        if len(slices) == 1 and slices[0].stop - slices[0].start == rows and not slices[0].feed.lengths:
+            if name in slices[0].feed.outputs:
+                found[0][name] = array
+            continue
         at = 0
         for one, outputs in zip(slices, found, strict=True):
             count = one.stop - one.start
@@ -199,10 +220,13 @@ def joined(layout: Layout, feed: Feed, pieces: Mapping[int, Mapping[str, Any]]) 
     tensors = []
     for name in feed.outputs:
         info = layout.outputs[name]
-        parts = [outputs[name] for _, outputs in sorted(pieces.items())]
-        if len(parts) == 1:
-            array = np.ascontiguousarray(parts[0]) if parts[0].ndim else parts[0]
+        if len(pieces) == 1:
+            (only,) = pieces.values()
+            array = only[name]
+            if not array.flags.c_contiguous:
+                array = array.copy()
         else:
+            parts = [outputs[name] for _, outputs in sorted(pieces.items())]
             assert info.batch is not None
             array = np.concatenate(parts, axis=info.batch)
         tensors.append(Tensor(name, info.datatype, tuple(array.shape), array))

@@ -7,28 +7,29 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from xpuruntime.errors import InputError, OutOfMemoryError
-from xpuruntime.printable import printable
 from xpuruntime.serving.batching.assembly import Slice, assemble, take_apart
-from xpuruntime.serving.batching.entries import Entry, QueueFull
-from xpuruntime.serving.batching.jobs import Execution, Job, fail
-from xpuruntime.serving.batching.requests import check_request
+from xpuruntime.serving.batching.entries import Dispatch, Entry, Part, QueueFull
+from xpuruntime.serving.batching.inline import ShortRuns
+from xpuruntime.serving.batching.jobs import Execution, Job, QueueState, fail, failure_of_run
+from xpuruntime.serving.batching.requests import RequestCheck
 from xpuruntime.serving.batching.scheduler import Scheduler
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-    from concurrent.futures import Future
 
     from xpuruntime.engines.host_runner import HostRunner
-    from xpuruntime.serving.batching.entries import Dispatch
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferResponse
 
-__all__ = ["Batcher", "Observer", "QueueState"]
+__all__ = ["Batcher", "Observer"]
+
+#: The instance that a request runs on which is not queued.
+_INLINE = -1
 
 
 class Observer(Protocol):
@@ -38,22 +39,10 @@ class Observer(Protocol):
         """Take one execution."""
 
     def answered(self, job: Job, now: float) -> None:
-        """Take a request with an outcome, and set its future. Called once for each request."""
+        """Take a request with an outcome, and set its future. Called once for each request that was queued."""
 
-
-class QueueState:
-    """What a batcher does at one moment: requests that wait and run, and how long the first of them have."""
-
-    __slots__ = ("executing", "oldest_deadline", "oldest_wait", "running", "waiting")
-
-    def __init__(
-        self, waiting: int, running: int, oldest_wait: float, oldest_deadline: float | None, executing: float
-    ) -> None:
-        self.waiting, self.running = waiting, running
-        #: Seconds that the oldest request has waited, and seconds until its deadline; negative where that has passed.
-        self.oldest_wait, self.oldest_deadline = oldest_wait, oldest_deadline
-        #: Seconds that the longest execution has run so far.
-        self.executing = executing
+    def outcome(self, job: Job, now: float) -> InferResponse | ServingError:
+        """Take a request with an outcome that was not queued, and return its response or error."""
 
 
 class Batcher:
@@ -74,6 +63,8 @@ class Batcher:
         What such a run raises, the constructor raises.
     clock : callable
         Seconds, monotonic.
+    inline : bool
+        Whether `respond` may run requests in the thread that calls it.
     """
 
     def __init__(
@@ -87,11 +78,15 @@ class Batcher:
         name: str = "model",
         warm: Sequence[Mapping[str, Any]] = (),
         clock: Callable[[], float] = time.monotonic,
+        inline: bool = False,
     ) -> None:
         self._runner, self._layout, self._observer, self._name, self._clock = runner, layout, observer, name, clock
         self._settings = settings
-        self._fixed = settings.shapes == "fixed"
+        self._fixed, self._most = settings.shapes == "fixed", settings.max_batch_size
+        self._check = RequestCheck(layout, fixed=self._fixed)
         self._timeout = settings.timeout_us * 1e-6
+        #: Times by shape, where requests may run inline.
+        self.short = ShortRuns.of(settings) if inline else None
         self._scheduler = Scheduler(settings, instances)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -132,7 +127,56 @@ class Batcher:
             ``INVALID_ARGUMENT``: it does not fit the model. ``RESOURCE_EXHAUSTED``: the queue is full.
             ``DEADLINE_EXCEEDED``: its deadline has passed. ``UNAVAILABLE``: the model is being unloaded.
         """
-        feed = check_request(request, self._layout, fixed=self._fixed)
+        return self._queue(self._accept(request))
+
+    def respond(self, request: InferRequest) -> InferResponse | ServingError | Future[InferResponse]:
+        """Run a request at once where it is known to be short and nothing waits, else queue it.
+
+        Raises
+        ------
+        ServingError
+            As `submit`.
+        """
+        job = self._accept(request)
+        short, scheduler = self.short, self._scheduler
+        if short is None or scheduler.running or scheduler.waiting or job.entry.rows > max(self._most, 1):
+            return self._queue(job)
+        if not short.allow(job.feed.shapes, job.entry.arrived):
+            return self._queue(job)
+        with self._lock:
+            alone = not self._closed and scheduler.begin_alone()
+            if alone:
+                self._busy[_INLINE] = job.entry.arrived
+        return self._run_inline(job, short) if alone else self._queue(job)
+
+    def _run_inline(self, job: Job, short: ShortRuns) -> InferResponse | ServingError:
+        entry = job.entry
+        began = entry.arrived
+        try:
+            execution = self._execute(Dispatch((Part(entry, 0, entry.rows),), entry.rows, "inline", began), began)
+            now = self._clock()
+            if now - began > short.limit:
+                short.overran(now - began, now)
+            if execution.error is not None:
+                entry.outcome, entry.error = "failed", execution.error
+            elif entry.deadline is not None and entry.deadline <= now:
+                entry.outcome = "expired"
+            else:
+                entry.outcome = "done"
+            return self._observer.outcome(job, now)
+        finally:
+            with self._lock:
+                del self._busy[_INLINE]
+                scheduler = self._scheduler
+                scheduler.end_alone()
+                if scheduler.waiting:
+                    self._work.notify()
+                if scheduler.draining and self._is_empty():
+                    self._empty.notify_all()
+
+    def _accept(self, request: InferRequest) -> Job:
+        """Check a request, and return it with its deadline and level."""
+        feed = self._check(request)
         now = self._clock()
         deadline = request.deadline
         overdue = None
@@ -148,6 +192,11 @@ class Batcher:
         entry = Entry(feed.rows, feed.group, now, deadline, overdue, self._level(request.priority))
         job = Job(request, feed, entry)
         entry.payload = job
+        return job
+
+    def _queue(self, job: Job) -> Future[InferResponse]:
+        entry = job.entry
+        job.future = Future()
         with self._lock:
             if self._closed:
                 raise self._unloading()
@@ -164,7 +213,7 @@ class Batcher:
                 ) from None
             if self._scheduler.idle:
                 self._work.notify()
-            if deadline is not None or overdue is not None:
+            if entry.deadline is not None or entry.overdue is not None:
                 self._watch()
         job.future.add_done_callback(lambda future: self._cancel(job) if future.cancelled() else None)
         return job.future
@@ -212,7 +261,9 @@ class Batcher:
         for thread in self._threads:
             if thread is not threading.current_thread():
                 thread.join(max(0.0, end - time.monotonic()))
-        return not any(thread.is_alive() for thread in self._threads if thread is not threading.current_thread())
+        with self._lock:
+            ended = self._empty.wait_for(lambda: not self._scheduler.alone, max(0.0, end - time.monotonic()))
+        return ended and not any(one.is_alive() for one in self._threads if one is not threading.current_thread())
 
     def _give_up(self) -> list[Entry]:
         """Close the queue, and return what has no answer. With the lock; answers of it must follow without it."""
@@ -373,28 +424,13 @@ class Batcher:
             pieces = take_apart(self._layout, results, made.rows, slices)
             execution.output_ns = tick() - ran
         except BaseException as error:  # of this batch alone: the thread serves on
-            execution.error = _as_serving_error(error, self._name)
+            execution.error = failure_of_run(error, self._name)
         else:
             for job, part, outputs in zip(jobs, batch.parts, pieces, strict=True):
                 job.pieces[part.start] = outputs
+            if self.short is not None and execution.batch.reason != "inline":
+                self.short.queued(jobs[0].feed.shapes, execution.compute_ns * 1e-9)
         for job in jobs:
             job.executions.append(execution)
         self._observer.executed(execution)
         return execution
-
-
-def _as_serving_error(error: BaseException, name: str) -> ServingError:
-    """Return the error of a failed execution as clients get it."""
-    if isinstance(error, ServingError):
-        return error
-    text = printable(str(error)) or type(error).__name__
-    if isinstance(error, InputError):
-        status = Status.INVALID_ARGUMENT
-    elif isinstance(error, (OutOfMemoryError, MemoryError)):
-        status = Status.RESOURCE_EXHAUSTED
-        text = f"{text}. Fix: lower batching.max_batch_size, or the number of models on the device"
-    else:
-        status = Status.INTERNAL
-    made = ServingError(status, f"model {name!r}: {text}")
-    made.__cause__ = error
-    return made

@@ -8,14 +8,17 @@ from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.errors import InputError, OutOfMemoryError
+from xpuruntime.printable import printable
 from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from xpuruntime.serving.batching.entries import Dispatch, Entry
     from xpuruntime.serving.batching.requests import Feed
     from xpuruntime.serving.messages import InferRequest
 
-__all__ = ["Execution", "Job", "answer", "fail"]
+__all__ = ["Execution", "Job", "QueueState", "answer", "fail", "failure_of_run"]
 
 
 @dataclass(slots=True)
@@ -44,12 +47,28 @@ class Job:
     request: InferRequest
     feed: Feed
     entry: Entry
-    future: Future[InferResponse] = field(default_factory=Future)
+    #: Made when the request is queued; one that runs inline has none.
+    future: Future[InferResponse] = field(init=False)
     #: When the first of its rows was sent.
     began: float | None = None
     #: Outputs by first row, and the executions that made them.
     pieces: dict[int, dict[str, Any]] = field(default_factory=dict)
     executions: list[Execution] = field(default_factory=list)
+
+
+class QueueState:
+    """What a batcher does at one moment: requests that wait and run, and how long the first of them have."""
+
+    __slots__ = ("executing", "oldest_deadline", "oldest_wait", "running", "waiting")
+
+    def __init__(
+        self, waiting: int, running: int, oldest_wait: float, oldest_deadline: float | None, executing: float
+    ) -> None:
+        self.waiting, self.running = waiting, running
+        #: Seconds that the oldest request has waited, and seconds until its deadline; negative where that has passed.
+        self.oldest_wait, self.oldest_deadline = oldest_wait, oldest_deadline
+        #: Seconds that the longest execution has run so far.
+        self.executing = executing
 
 
 def answer(future: Future[InferResponse], response: InferResponse) -> bool:
@@ -68,3 +87,20 @@ def fail(future: Future[InferResponse], error: BaseException) -> bool:
     except InvalidStateError:
         return False
     return True
+
+
+def failure_of_run(error: BaseException, name: str) -> ServingError:
+    """Return the error of a failed execution as clients get it."""
+    if isinstance(error, ServingError):
+        return error
+    text = printable(str(error)) or type(error).__name__
+    if isinstance(error, InputError):
+        status = Status.INVALID_ARGUMENT
+    elif isinstance(error, (OutOfMemoryError, MemoryError)):
+        status = Status.RESOURCE_EXHAUSTED
+        text = f"{text}. Fix: lower batching.max_batch_size, or the number of models on the device"
+    else:
+        status = Status.INTERNAL
+    made = ServingError(status, f"model {name!r}: {text}")
+    made.__cause__ = error
+    return made

@@ -83,9 +83,12 @@ class Scheduler:
         self._ready: list[Entry] = []
         self._open: dict[Entry, None] = {}
         self._numbers = 0
-        self._draining = False
+        #: Whether no request is taken any more.
+        self.draining = False
         #: Entries that wait, with their rows; batches that run; seconds of one.
         self.waiting = self.waiting_rows = self.running = 0
+        #: Requests that run past the queue; they are among those that run.
+        self.alone = 0
         self.expected: float | None = None
 
     @property
@@ -96,7 +99,7 @@ class Scheduler:
     @property
     def unanswered(self) -> int:
         """How many requests have no answer yet."""
-        return len(self._open)
+        return len(self._open) + self.alone
 
     def submit(self, entry: Entry) -> None:
         """Take a request.
@@ -106,7 +109,7 @@ class Scheduler:
         QueueFull
             As many wait as may, or the queue is being drained. Nothing has changed.
         """
-        if self._draining:
+        if self.draining:
             raise QueueFull(0.0)
         if self._limit and self.waiting >= self._limit:
             raise QueueFull(self.retry_after())
@@ -189,9 +192,21 @@ class Scheduler:
                 entry.error = error
                 self._settle(entry, "failed")
 
+    def begin_alone(self) -> bool:
+        """Take an instance for a request that runs past the queue; return whether nothing else runs or waits."""
+        if self.draining or self.running or self.waiting or self._retries:
+            return False
+        self.running = self.alone = 1
+        return True
+
+    def end_alone(self) -> None:
+        """Give the instance of `begin_alone` back."""
+        self.running -= 1
+        self.alone = 0
+
     def drain(self) -> None:
         """Take no request any more, and send what waits without delay."""
-        self._draining = True
+        self.draining = True
 
     def take_ready(self) -> list[Entry]:
         """Return the requests that have got an answer since the last call; each is returned once."""
@@ -255,7 +270,7 @@ class Scheduler:
         found: dict[Hashable, tuple[tuple[int, int], Reason | None]] = {}
         for head in self._heads():
             reason: Reason | None = None
-            if self._draining:
+            if self.draining:
                 reason = "drain"
             elif self._delay == 0:
                 reason = "idle"

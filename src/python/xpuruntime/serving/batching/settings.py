@@ -172,6 +172,9 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         Rules by input.
     isolate_failures : bool
         Where a batch of several requests fails, run each of them once more, alone.
+    inline_below_us : int
+        On the CPU, requests whose execution takes less run in the thread that received them where nothing runs or
+        waits; 0: never. With a `max_batch_size` above 1 at most 50 holds, and with a `max_queue_delay_us` none does.
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
@@ -187,6 +190,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         "shapes": Choice(get_args(Shapes), "Which shapes run together."),
         "pad": NamedOf(Nested(PadRule), "input to rule", "How inputs are padded."),
         "isolate_failures": Flag("Run the requests of a failed batch once more, each alone."),
+        "inline_below_us": Integer(0, 100_000, "Execution time below which a request is not queued; 0 for never."),
     }
 
     max_batch_size: int = 0
@@ -201,6 +205,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
     shapes: Shapes = "exact"
     pad: dict[str, PadRule] = FrozenDict()
     isolate_failures: bool = False
+    inline_below_us: int = 200
 
     if TYPE_CHECKING:
 
@@ -219,6 +224,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
             shapes: Shapes = "exact",
             pad: Mapping[str, PadRule] | Mapping[str, Mapping[str, Any]] = ...,
             isolate_failures: bool = False,
+            inline_below_us: int = 200,
         ) -> None: ...
 
     @property

@@ -20,7 +20,7 @@ from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, enc
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.access import check_model, check_version
 from xpuruntime.serving.transport.failures import failure_of
-from xpuruntime.serving.transport.waiting import response_of
+from xpuruntime.serving.transport.waiting import respond_of, response_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
@@ -55,6 +55,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: ModelService, options: TransportOptions, gate: Gate) -> None:
         self._service = service
+        self._ask = respond_of(service)
         self._access = options.access
         self._options = options
         self._gate = gate
@@ -114,7 +115,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     async def _infer(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            self._access.check(_authorization(context))
+            if self._access.token is not None:
+                self._access.check(_authorization(context))
             with self._gate:
                 return await self._respond(read_infer_request(message, time.monotonic()), context)
         except Exception as error:
@@ -127,7 +129,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if left is not None:
             deadline = time.monotonic() + max(left, 0.0)
             request.deadline = deadline if request.deadline is None else min(request.deadline, deadline)
-        return write_infer_response(await response_of(self._service.infer(request)))
+        return write_infer_response(await response_of(self._ask(request)))
 
     async def _stream(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]

@@ -5,24 +5,23 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import time
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.serving.http.answers import JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Route, WrongMethodError, route_of
 from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
-from xpuruntime.serving.protocol.rest_response import error_body, write_response
+from xpuruntime.serving.protocol.rest_response import write_response
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.failures import failure_of
 from xpuruntime.serving.transport.gate import Gate
 from xpuruntime.serving.transport.options import TransportOptions
 from xpuruntime.serving.transport.pages import pages_of
-from xpuruntime.serving.transport.waiting import ClientGone, response_of
+from xpuruntime.serving.transport.waiting import ClientGone, respond_of, response_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -32,24 +31,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Application", "asgi_app"]
 
-_JSON = (b"content-type", b"application/json")
-_BINARY = (b"content-type", b"application/octet-stream")
-_CLOSE = (b"connection", b"close")
 #: Longer bodies are decoded, and longer responses compressed, in a thread: others are answered meanwhile.
 _LONG = 1 << 20
 _SHORT_COMPRESSED = 64 << 10
 _PAUSE = 0.05
-#: Errors that may come before all of a body was read.
-_UNREAD = (Status.TOO_LARGE, Status.REQUEST_TIMEOUT, Status.UNAUTHENTICATED, Status.RESOURCE_EXHAUSTED)
-#: Chunks of a response that is not longer are joined into one write.
-_ONE_WRITE = 256 << 10
-
-
-@dataclass(slots=True)
-class _Answer:
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    chunks: Sequence[bytes | memoryview]
 
 
 class Application:
@@ -74,10 +59,11 @@ class Application:
         gate: Gate | None = None,
     ) -> None:
         self._service = service
-        self._options = options or TransportOptions()
+        self.respond = respond_of(service)
+        self.options = options or TransportOptions()
         self._pages = pages or {}
-        self._gate = gate or Gate()
-        self._budget = BodyBudget(self._options.max_buffered)
+        self.gate = gate or Gate()
+        self.budget = BodyBudget(self.options.max_buffered)
 
     async def __call__(
         self,
@@ -97,50 +83,50 @@ class Application:
         except ClientGone:
             return
         except Exception as error:
-            answer = self._failed(failure_of(error))
+            answer = failed_answer(failure_of(error), closing=self.gate.closed)
         await _send(send, answer)
 
     async def _answer(
         self, scope: Mapping[str, Any], headers: _Headers, receive: Callable[[], Awaitable[Any]]
-    ) -> _Answer:
+    ) -> Answer:
         path = scope["path"]
         page = self._pages.get(path)
         if page is not None:
-            self._options.access.check(headers.get(b"authorization"))
+            self.options.access.check(headers.get(b"authorization"))
             if scope["method"] not in ("GET", "HEAD"):
                 raise WrongMethodError(path, "GET, HEAD")
             loop = asyncio.get_running_loop()
             body, content_type = await loop.run_in_executor(None, page, headers.get(b"accept"))
-            return _Answer(200, [(b"content-type", content_type.encode())], [body])
+            return Answer(200, [(b"content-type", content_type.encode())], [body])
         route = route_of(scope["method"], path)
         if route.action == "live" or (route.action == "ready" and not route.model):
             return self._health(route)
-        self._options.access.check(headers.get(b"authorization"), admin=route.action in ("index", "load", "unload"))
+        self.options.access.check(headers.get(b"authorization"), admin=route.action in ("index", "load", "unload"))
         if route.action == "infer":
-            with self._gate, HeldBytes(self._budget) as held:
+            with self.gate, HeldBytes(self.budget) as held:
                 return await self._infer(route, headers, receive, held)
         if route.action in ("index", "load", "unload"):
-            with HeldBytes(self._budget) as held:
+            with HeldBytes(self.budget) as held:
                 return await self._repository(route, headers, receive, held)
         return self._facts(route)
 
-    def _health(self, route: Route) -> _Answer:
+    def _health(self, route: Route) -> Answer:
         """Health is open to those without a token, and then says no reason."""
         if route.action == "live":
             live = self._service.live()
             return _json({"live": live}, 200 if live else 503)
         ready, reason = self._service.ready()
-        if self._gate.closed:
+        if self.gate.closed:
             ready, reason = False, "the server is stopping"
-        return _readiness({}, ready, "not ready" if self._options.access.token else reason)
+        return _readiness({}, ready, "not ready" if self.options.access.token else reason)
 
-    def _facts(self, route: Route) -> _Answer:
+    def _facts(self, route: Route) -> Answer:
         service, (action, model, version) = self._service, route
         if action == "ready":
             ready, reason = service.model_ready(model, version)
             return _readiness({"name": model}, ready, reason)
         if action == "server":
-            return _json(self._options.server_metadata(service))
+            return _json(self.options.server_metadata(service))
         if action == "model":
             return _json(service.model_metadata(model, version))
         if action == "config":
@@ -151,8 +137,8 @@ class Application:
 
     async def _repository(
         self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
-    ) -> _Answer:
-        self._options.access.check_repository()
+    ) -> Answer:
+        self.options.access.check_repository()
         body = await self._body(headers, receive, held)
         try:
             asked = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
@@ -171,7 +157,7 @@ class Application:
 
     async def _infer(
         self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
-    ) -> _Answer:
+    ) -> Answer:
         arrived = time.monotonic()
         body = await self._body(headers, receive, held)
         length = header_length(headers.find(b"inference-header-content-length"), len(body))
@@ -188,21 +174,18 @@ class Application:
             while (await receive())["type"] != "http.disconnect":
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
-        response = await response_of(self._service.infer(asked.request), gone)
+        response = await response_of(self.respond(asked.request), gone)
         written = write_response(response, asked)
-        answered: list[tuple[bytes, bytes]] = [_JSON if written.json_length is None else _BINARY]
-        if written.json_length is not None:
-            answered.append((b"inference-header-content-length", b"%d" % written.json_length))
-        chunks = written.chunks
+        answer = outputs_answer(written)
         encoding = response_encoding(headers.get(b"accept-encoding"))
         if encoding:
-            answered.append((b"content-encoding", encoding.encode()))
+            answer.headers.append((b"content-encoding", encoding.encode()))
             if written.length > _SHORT_COMPRESSED:
                 loop = asyncio.get_running_loop()
-                chunks = [await loop.run_in_executor(None, compress, chunks, encoding)]
+                answer.chunks = [await loop.run_in_executor(None, compress, written.chunks, encoding)]
             else:
-                chunks = [compress(chunks, encoding)]
-        return _Answer(200, answered, chunks)
+                answer.chunks = [compress(written.chunks, encoding)]
+        return answer
 
     def _raw(self, route: Route, body: bytes) -> RestRequest:
         model, version = route.model, route.version
@@ -210,7 +193,7 @@ class Application:
         return read_raw_request(body, self._service.model_metadata(model, version), model, version, batched=batched)
 
     async def _body(self, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes) -> bytes:
-        options = self._options
+        options = self.options
         stated = headers.find(b"content-length")
         length = int(stated) if stated is not None and stated.isascii() and stated.isdecimal() else None
         body = await read_body(receive, length, options.max_body, options.body_seconds, held)
@@ -224,20 +207,6 @@ class Application:
             plain = await loop.run_in_executor(None, decompress, body, encoding, options.max_body)
         held.take(len(plain))
         return plain
-
-    def _failed(self, error: ServingError) -> _Answer:
-        headers = [_JSON]
-        status = error.code.http
-        if isinstance(error, WrongMethodError):
-            status = 405
-            headers.append((b"allow", error.allowed.encode()))
-        if error.code is Status.UNAUTHENTICATED:
-            headers.append((b"www-authenticate", b"Bearer"))
-        if error.retry_after is not None:
-            headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
-        if self._gate.closed or error.code in _UNREAD:
-            headers.append(_CLOSE)  # what is left of the body is not read
-        return _Answer(status, headers, [error_body(str(error))])
 
 
 def asgi_app(
@@ -278,20 +247,20 @@ class _Headers:
         return self._found.get(name, b"").decode("latin-1")
 
 
-def _json(value: Any, status: int = 200) -> _Answer:
-    return _Answer(status, [_JSON], [msgspec.json.encode(value)])
+def _json(value: Any, status: int = 200) -> Answer:
+    return Answer(status, [JSON], [msgspec.json.encode(value)])
 
 
-def _readiness(facts: dict[str, Any], ready: bool, reason: str) -> _Answer:
+def _readiness(facts: dict[str, Any], ready: bool, reason: str) -> Answer:
     if ready:
         return _json({**facts, "ready": True})
     return _json({**facts, "ready": False, "error": reason}, Status.UNAVAILABLE.http)
 
 
-async def _send(send: Callable[[dict[str, Any]], Awaitable[None]], answer: _Answer) -> None:
+async def _send(send: Callable[[dict[str, Any]], Awaitable[None]], answer: Answer) -> None:
     chunks = answer.chunks
-    length = sum(map(len, chunks))
-    if len(chunks) > 1 and length <= _ONE_WRITE:
+    length = answer.length
+    if len(chunks) > 1 and length <= ONE_WRITE:
         chunks = [b"".join(chunks)]
     headers = [*answer.headers, (b"content-length", b"%d" % length)]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})

@@ -108,13 +108,29 @@ class Models:
     def infer(self, request: InferRequest) -> Future[InferResponse]:
         """Queue a request; see `ModelService.infer`."""
         try:
-            if self._closed:
-                raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
-            return self._slot(request.model).infer(request)
+            return self._open_slot(request).infer(request)
         except ServingError as error:
             if self._log is not None:
                 self._log(request, error, 0.0)
             raise
+
+    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
+        """Answer a request at once where its model is known to be short and nothing waits, else queue it.
+
+        Raises as `infer`, and what a request that was answered at once failed with. For the thread that received the
+        request, which is held up by `inline_below_us` of the model's batching at most.
+        """
+        try:
+            return self._open_slot(request).respond(request)
+        except ServingError as error:
+            if self._log is not None:
+                self._log(request, error, 0.0)
+            raise
+
+    def _open_slot(self, request: InferRequest) -> ModelSlot:
+        if self._closed:
+            raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
+        return self._slot(request.model)
 
     def live(self) -> bool:
         """Return whether the process answers."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.plan_request import plan
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from xpuruntime.serving.models.model_settings import ModelSettings
 
 __all__ = ["ModelSlot"]
+
+_Found = TypeVar("_Found")
 
 #: Seconds that unloading waits for the answers of a model beyond its longest execution.
 _GRACE = 5.0
@@ -84,6 +86,15 @@ class ModelSlot:
 
     def infer(self, request: InferRequest) -> Future[InferResponse]:
         """Queue a request; see `ModelService.infer`."""
+        return self._ask(request, ServedVersion.infer)
+
+    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
+        """Answer a request at once where it is short, or queue it; see `Models.respond`."""
+        return self._ask(request, ServedVersion.respond)
+
+    def _ask(
+        self, request: InferRequest, ask: Callable[[ServedVersion, InferRequest], _Found]
+    ) -> _Found | Future[InferResponse]:
         for _ in range(_LOOKS):
             loaded = self.loaded
             if not loaded:
@@ -93,14 +104,14 @@ class ModelSlot:
                     raise self._unavailable()
                 continue
             try:
-                future = self._of(loaded, request.version).infer(request)
+                found = ask(self._of(loaded, request.version), request)
             except ServingError as error:
                 if error.code is not Status.UNAVAILABLE:
                     raise
                 time.sleep(0)  # the version was just exchanged: look again
                 continue
             self.last_used = time.monotonic()
-            return future
+            return found
         raise self._unavailable()
 
     def version(self, version: str = "") -> ServedVersion:

@@ -25,6 +25,8 @@ FAILURES: tuple[Failure, ...] = ("REJECTED", "CANCELED", "BACKEND", "OTHER")
 LATENCY_BUCKETS = (
     0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0,
 )  # fmt: skip
+_REQUESTS = ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output")
+_SUCCESS, _FAIL, _QUEUE, _INPUT, _INFER, _OUTPUT = range(6)
 #: Requests whose latency is kept for live percentiles.
 _RECENT = 4096
 
@@ -34,10 +36,6 @@ class Count(NamedTuple):
 
     times: int = 0
     ns: int = 0
-
-    def plus(self, ns: int) -> Count:
-        """Return it with one more."""
-        return Count(self.times + 1, self.ns + ns)
 
     def plain(self) -> dict[str, int]:
         """Return it in the protocol's words."""
@@ -116,20 +114,20 @@ class ModelStatistics:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._requests = dict.fromkeys(
-            ("success", "fail", "queue", "compute_input", "compute_infer", "compute_output"), Count()
-        )
+        self._times, self._ns = [0] * len(_REQUESTS), [0] * len(_REQUESTS)
         self._failures: dict[str, int] = dict.fromkeys(FAILURES, 0)
         self._reasons: dict[str, int] = dict.fromkeys(REASONS, 0)
-        self._batches: dict[int, tuple[Count, Count, Count]] = {}
+        #: By rows: how often, and nanoseconds of input, execution and output.
+        self._batches: dict[int, list[int]] = {}
         self._inferences = self._executions = self._elements = self._padding = 0
         self._buckets = [0] * (len(LATENCY_BUCKETS) + 1)
         self._latency_sum = 0.0
         self._recent: deque[float] = deque(maxlen=_RECENT)
-        self._last = 0
+        self._last = 0.0
 
     def executed(self, execution: Execution) -> None:
         """Count one execution."""
+        rows = execution.batch.rows
         with self._lock:
             self._executions += 1
             self._reasons[execution.batch.reason] += 1
@@ -137,28 +135,26 @@ class ModelStatistics:
             self._padding += execution.padding
             if execution.error is not None:
                 return
-            rows = execution.batch.rows
             self._inferences += rows
-            made, ran, taken = self._batches.get(rows, (Count(), Count(), Count()))
-            self._batches[rows] = (
-                made.plus(execution.input_ns),
-                ran.plus(execution.infer_ns),
-                taken.plus(execution.output_ns),
-            )
-            self._last = int(time.time() * 1000)
+            found = self._batches.get(rows)
+            if found is None:
+                found = self._batches[rows] = [0, 0, 0, 0]
+            found[0] += 1
+            found[1] += execution.input_ns
+            found[2] += execution.infer_ns
+            found[3] += execution.output_ns
+            self._last = time.time()
 
     def succeeded(self, seconds: float, queue: float, input_ns: int, infer_ns: int, output_ns: int) -> None:
         """Count one request that was answered, with its times."""
         with self._lock:
-            requests = self._requests
-            for name, ns in (
-                ("success", int(seconds * 1e9)),
-                ("queue", int(queue * 1e9)),
-                ("compute_input", input_ns),
-                ("compute_infer", infer_ns),
-                ("compute_output", output_ns),
-            ):
-                requests[name] = requests[name].plus(ns)
+            times, ns = self._times, self._ns
+            times[_SUCCESS] += 1
+            ns[_SUCCESS] += int(seconds * 1e9)
+            ns[_QUEUE] += int(queue * 1e9)
+            ns[_INPUT] += input_ns
+            ns[_INFER] += infer_ns
+            ns[_OUTPUT] += output_ns
             self._buckets[bisect_left(LATENCY_BUCKETS, seconds)] += 1
             self._latency_sum += seconds
             self._recent.append(seconds)
@@ -166,7 +162,8 @@ class ModelStatistics:
     def failed(self, reason: Failure, seconds: float = 0.0) -> None:
         """Count one request that was not answered with outputs."""
         with self._lock:
-            self._requests["fail"] = self._requests["fail"].plus(int(seconds * 1e9))
+            self._times[_FAIL] += 1
+            self._ns[_FAIL] += int(seconds * 1e9)
             self._failures[reason] += 1
 
     def latency(self, *quantiles: float) -> tuple[float | None, ...]:
@@ -180,16 +177,21 @@ class ModelStatistics:
     def snapshot(self) -> Snapshot:
         """Return all counters."""
         with self._lock:
+            succeeded = self._times[_SUCCESS]  # the times of a request are counted once it has succeeded
+            times = [self._times[at] if at == _FAIL else succeeded for at in range(len(_REQUESTS))]
             return Snapshot(
-                dict(self._requests),
+                {name: Count(times[at], self._ns[at]) for at, name in enumerate(_REQUESTS)},
                 dict(self._failures),
                 self._inferences,
                 self._executions,
                 dict(self._reasons),
                 self._elements,
                 self._padding,
-                dict(self._batches),
+                {
+                    rows: (Count(found[0], found[1]), Count(found[0], found[2]), Count(found[0], found[3]))
+                    for rows, found in self._batches.items()
+                },
                 tuple(self._buckets),
                 self._latency_sum,
-                self._last,
+                int(self._last * 1000),
             )

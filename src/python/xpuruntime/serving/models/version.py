@@ -106,7 +106,14 @@ class ServedVersion:
             self.batching = batching
             warm = self._begin_with(batching) if self.runner.copies_all and settings.warmup != "none" else ()
             self.batcher = Batcher(
-                self.runner, self.layout, batching, self, instances=settings.instances, name=name, warm=warm
+                self.runner,
+                self.layout,
+                batching,
+                self,
+                instances=settings.instances,
+                name=name,
+                warm=warm,
+                inline=self.device == "cpu" and log is None,  # writing a log may block
             )
             self.memory = self._memory(before, device)
         except BaseException:
@@ -128,9 +135,23 @@ class ServedVersion:
         try:
             return self.batcher.submit(request)
         except ServingError as error:
-            if error.code is not Status.UNAVAILABLE:  # else it is asked of another version
-                self.statistics.failed(_failure_of(error))
+            self._refused(error)
             raise
+
+    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
+        """Answer a request at once, or queue it; see `Batcher.respond`."""
+        try:
+            found = self.batcher.respond(request)
+        except ServingError as error:
+            self._refused(error)
+            raise
+        if isinstance(found, ServingError):
+            raise found
+        return found
+
+    def _refused(self, error: ServingError) -> None:
+        if error.code is not Status.UNAVAILABLE:  # else it is asked of another version
+            self.statistics.failed(_failure_of(error))
 
     def progress(self) -> tuple[bool, str]:
         """Return whether the model makes progress, else why not."""
@@ -173,17 +194,37 @@ class ServedVersion:
 
     def answered(self, job: Job, now: float) -> None:
         """Answer a request; see `Observer`."""
-        entry = job.entry
-        seconds = now - entry.arrived
+        seconds = now - job.entry.arrived
         error: ServingError | None = None
-        response: InferResponse | None = None
         if not job.future.set_running_or_notify_cancel():  # from here on it cannot be cancelled
             error = ServingError(Status.CANCELLED, "the client cancelled the request")
-        elif entry.outcome == "done":
+            self.statistics.failed("CANCELED", seconds)
+            fail(job.future, error)
+        else:
+            found = self.outcome(job, now)
+            if isinstance(found, ServingError):
+                error = found
+                fail(job.future, error)
+            else:
+                answer(job.future, found)
+        if self._log is not None:
+            self._log(job.request, error, seconds, job)
+
+    def outcome(self, job: Job, now: float) -> InferResponse | ServingError:
+        """Count a request, and return its response or error; see `Observer`."""
+        entry = job.entry
+        seconds = now - entry.arrived
+        error: ServingError
+        if entry.outcome == "done":
             try:
                 response = self._response(job)
             except Exception as failure:  # the request must get an answer
                 error = ServingError(Status.INTERNAL, f"model {self.name!r}: {failure}")
+            else:
+                for watcher in self._watchers:  # before the caller can write into what it gets
+                    watcher.offer(job, response)
+                self._succeeded(job, seconds)
+                return response
         elif entry.outcome == "failed":
             assert isinstance(entry.error, ServingError)
             error = entry.error
@@ -194,22 +235,19 @@ class ServedVersion:
                 f"model {self.name!r}: the deadline passed after {seconds * 1e3:.1f} ms, {where}. "
                 "Fix: allow more time, or send less",
             )
-        if response is not None:
-            for watcher in self._watchers:  # before the caller can write into what it gets
-                watcher.offer(job, response)
-            self._succeeded(job, seconds)
-            answer(job.future, response)
-        if error is not None:
-            self.statistics.failed(_failure_of(error), seconds)
-            fail(job.future, error)
-        if self._log is not None:
-            self._log(job.request, error, seconds, job)
+        self.statistics.failed(_failure_of(error), seconds)
+        return error
 
     def _succeeded(self, job: Job, seconds: float) -> None:
         assert job.began is not None
+        queued = job.began - job.entry.arrived
+        if len(job.executions) == 1:
+            (one,) = job.executions
+            self.statistics.succeeded(seconds, queued, one.input_ns, one.infer_ns, one.output_ns)
+            return
         self.statistics.succeeded(
             seconds,
-            job.began - job.entry.arrived,
+            queued,
             sum(one.input_ns for one in job.executions),
             sum(one.infer_ns for one in job.executions),
             sum(one.output_ns for one in job.executions),

@@ -5,33 +5,46 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, TypeAlias
+
+from xpuruntime.serving.messages import InferRequest, InferResponse
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
-    from concurrent.futures import Future
+    from collections.abc import Awaitable
 
-    from xpuruntime.serving.messages import InferResponse
+    from xpuruntime.serving.messages import ModelService
 
-__all__ = ["ClientGone", "response_of"]
+__all__ = ["ClientGone", "Respond", "respond_of", "response_of"]
 
 #: How long a request is waited for before its connection is watched: most are answered by then.
 _PATIENCE = 0.01
+
+
+#: Takes a request, and returns its response where it was answered at once.
+Respond: TypeAlias = "Callable[[InferRequest], InferResponse | Future[InferResponse]]"
 
 
 class ClientGone(Exception):  # noqa: N818 - a state, and no error of ours
     """The client has closed the connection, so nobody reads the response."""
 
 
+def respond_of(service: ModelService) -> Respond:
+    """Return the method `respond` of a service that has one, such as `Models`, else `infer`."""
+    found: Respond = getattr(service, "respond", service.infer)
+    return found
+
+
 async def response_of(
-    future: Future[InferResponse], gone: Callable[[], Awaitable[None]] | None = None
+    future: InferResponse | Future[InferResponse], gone: Callable[[], Awaitable[None]] | None = None
 ) -> InferResponse:
     """Wait for a response.
 
     Parameters
     ----------
-    future : Future
-        Cancelled when the caller is, or when the client is gone.
+    future : InferResponse or Future
+        A future is cancelled when the caller is, or when the client is gone.
     gone : callable, optional
         Returns once the client is gone.
 
@@ -40,6 +53,8 @@ async def response_of(
     ClientGone
         It is.
     """
+    if not isinstance(future, Future):
+        return future
     if future.done():
         return future.result()
     loop = asyncio.get_running_loop()

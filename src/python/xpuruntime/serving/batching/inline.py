@@ -1,0 +1,78 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`ShortRuns`: which requests are short enough for inline execution, in the thread that received them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Hashable
+
+    from xpuruntime.serving.batching.settings import BatchSettings
+
+__all__ = ["ShortRuns"]
+
+#: Microseconds that two wake-ups of threads take at least.
+_HAND_OVER_US = 50
+#: Shapes that are remembered.
+_MOST = 1024
+#: The share of time that executions above the limit may take from their thread, and how many seconds at once.
+_SHARE, _BURST = 0.1, 0.05
+#: Seconds of an execution behind which the pause doubles each time, up to 2^12, unless so many seconds went well.
+_SEVERE, _MOST_DOUBLED, _FORGIVEN = 0.1, 12, 60.0
+
+
+class ShortRuns:
+    """Execution times by the shapes of the inputs.
+
+    The shortest execution of a shape decides, because waiting for a processor or for the interpreter only adds to it.
+    A model whose time depends on its values is caught by what it does: what executions take above the limit is summed
+    up, and where it is over a tenth of the time, all requests are queued until it no longer is.
+
+    Parameters
+    ----------
+    limit : float
+        Seconds that an inline execution may take.
+    """
+
+    def __init__(self, limit: float) -> None:
+        self.limit = limit
+        self._best: dict[Hashable, float] = {}
+        self._until = self._late = self._late_at = 0.0
+        self._severe = 0
+
+    @classmethod
+    def of(cls, settings: BatchSettings) -> ShortRuns | None:
+        """Return the times that settings ask for; `None` where requests are better queued, such as to wait for others.
+
+        Requests that could run together are inline where an execution costs less than the way to another thread and
+        back, so that nothing is gained by putting them together.
+        """
+        microseconds = settings.inline_below_us
+        if settings.max_batch_size > 1:
+            microseconds = 0 if settings.max_queue_delay_us else min(microseconds, _HAND_OVER_US)
+        return cls(microseconds * 1e-6) if microseconds else None
+
+    def allow(self, shapes: Hashable, now: float) -> bool:
+        """Return whether a request of these shapes may run inline."""
+        return self._until <= now and self._best.get(shapes, _SEVERE) <= self.limit
+
+    def queued(self, shapes: Hashable, seconds: float) -> None:
+        """Take the time of an execution that was not inline."""
+        best = self._best.get(shapes)
+        if best is None or seconds < best:
+            if best is None and len(self._best) >= _MOST:
+                self._best.clear()
+            self._best[shapes] = seconds
+
+    def overran(self, seconds: float, now: float) -> None:
+        """Take an inline execution that was longer than the limit, and has just ended."""
+        if now - self._until > _FORGIVEN:
+            self._severe = 0
+        self._late = max(0.0, self._late - _SHARE * (now - self._late_at)) + seconds
+        self._late_at = now
+        self._until = now + max(0.0, self._late - _BURST) / _SHARE
+        if seconds > _SEVERE:
+            self._until = now + seconds / _SHARE * 2**self._severe
+            self._severe = min(self._severe + 1, _MOST_DOUBLED)

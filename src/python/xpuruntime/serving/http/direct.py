@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`DirectInfer`: inference requests that came whole, answered without a task of the event loop.
+
+Heads are read here only where they are plain. All others, and what is wrong with a head, are left to the parser of the
+connection and to `Application`.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from xpuruntime.serving.http.answers import ONE_WRITE, Answer, failed_answer, outputs_answer
+from xpuruntime.serving.http.bodies import HeldBytes
+from xpuruntime.serving.protocol.compression import response_encoding
+from xpuruntime.serving.protocol.rest_request import read_request
+from xpuruntime.serving.protocol.rest_response import write_response
+from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.transport.failures import failure_of
+
+if TYPE_CHECKING:
+    from xpuruntime.serving.http.application import Application
+    from xpuruntime.serving.messages import InferResponse
+    from xpuruntime.serving.protocol.rest_request import RestRequest
+
+__all__ = ["DirectInfer", "Head", "Waiting"]
+
+_LINE = re.compile(rb"POST /v2/models/([A-Za-z0-9._-]{1,128})(?:/versions/([A-Za-z0-9._-]{1,128}))?/infer HTTP/1\.1")
+_HEADER = re.compile(rb"([A-Za-z0-9-]+): ?([\x20-\x7e]*)")
+#: Headers that change how a request is read, or how its connection goes on.
+_NOT_PLAIN = {b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"te", b"trailer", b"http2-settings"}
+#: Heads that are remembered, and the longest of them: those of one client are mostly equal.
+_MOST_HEADS, _LONGEST_HEAD = 256, 2048
+
+
+@dataclass(slots=True)
+class Head:
+    """What a plain head says."""
+
+    model: str
+    version: str
+    length: int
+    json_length: int | None
+    authorization: str
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """A request that is answered later."""
+
+    asked: RestRequest
+    future: Future[InferResponse]
+    held: HeldBytes
+
+
+class DirectInfer:
+    """Answers inference requests for the connections of one listener.
+
+    Parameters
+    ----------
+    application : Application
+        Whose service, limits and gate hold here as well.
+    """
+
+    def __init__(self, application: Application) -> None:
+        self._access, self._limit = application.options.access, application.options.max_body
+        self._gate, self._budget, self._respond = application.gate, application.budget, application.respond
+        self._heads: dict[bytes, Head | None] = {}
+
+    def head(self, head: bytes) -> Head | None:
+        """Return what a head says, which has no empty line at its end; `None` where it is not plain."""
+        try:
+            return self._heads[head]
+        except KeyError:
+            found = _read(head, self._limit)
+        if len(head) <= _LONGEST_HEAD:
+            if len(self._heads) >= _MOST_HEADS:
+                self._heads.clear()
+            self._heads[head] = found
+        return found
+
+    def begin(self, head: Head, body: bytes, line: bytes) -> bytes | Answer | Waiting:
+        """Return the response to a request, or that it is answered later.
+
+        Parameters
+        ----------
+        head : Head
+        body : bytes
+        line : bytes
+            What a good response begins with; a short one is returned as the bytes to send.
+        """
+        waiting = False
+        entered = False
+        try:
+            self._access.check(head.authorization)
+            self._gate.__enter__()
+            entered = True
+            asked = read_request(body, head.model, head.version, head.json_length, time.monotonic())
+            found = self._respond(asked.request)
+            if isinstance(found, Future):
+                if not found.done():
+                    held = HeldBytes(self._budget)
+                    try:
+                        held.take(len(body))
+                    except BaseException:
+                        found.cancel()
+                        raise
+                    waiting = True
+                    return Waiting(asked, found, held)
+                found = found.result()
+            return _good(found, asked, line)
+        except Exception as error:
+            return failed_answer(failure_of(error), closing=self._gate.closed)
+        finally:
+            if entered and not waiting:
+                self._gate.__exit__(None, None, None)
+
+    def end(self, waiting: Waiting, line: bytes) -> bytes | Answer:
+        """Return the response to a request whose future is done; see `begin`."""
+        self._release(waiting)
+        try:
+            return _good(waiting.future.result(), waiting.asked, line)
+        except BaseException as error:
+            return failed_answer(failure_of(error), closing=self._gate.closed)
+
+    def give_up(self, waiting: Waiting) -> Answer:
+        """Take a request out of its queue, and return what its client gets if it is still there."""
+        self._release(waiting)
+        waiting.future.cancel()
+        return failed_answer(
+            ServingError(Status.UNAVAILABLE, "the server has stopped. Fix: send the request to another one"),
+            closing=True,
+        )
+
+    def _release(self, waiting: Waiting) -> None:
+        waiting.held.__exit__()
+        self._gate.__exit__(None, None, None)
+
+
+def _good(response: InferResponse, asked: RestRequest, line: bytes) -> bytes | Answer:
+    written = write_response(response, asked)
+    length = written.length
+    if length > ONE_WRITE:
+        return outputs_answer(written)
+    if written.json_length is None:
+        head = b"content-type: application/json\r\ncontent-length: %d\r\n\r\n" % length
+    else:
+        head = (
+            b"content-type: application/octet-stream\r\ninference-header-content-length: %d\r\n"
+            b"content-length: %d\r\n\r\n" % (written.json_length, length)
+        )
+    return b"".join((line, head, *written.chunks))
+
+
+def _read(head: bytes, most: int) -> Head | None:
+    first, *rest = head.split(b"\r\n")
+    line = _LINE.fullmatch(first)
+    if line is None or line[1] in (b".", b"..") or line[2] in (b".", b".."):
+        return None
+    found: dict[bytes, bytes] = {}
+    for one in rest:
+        header = _HEADER.fullmatch(one)
+        if header is None or (name := header[1].lower()) in found:
+            return None
+        found[name] = header[2].strip(b" ")
+    if not _NOT_PLAIN.isdisjoint(found) or found.get(b"connection", b"keep-alive").lower() != b"keep-alive":
+        return None
+    if response_encoding(found.get(b"accept-encoding", b"").decode()):
+        return None
+    length = _number(found.get(b"content-length", b""))
+    if not length or length > most:
+        return None
+    json_length: int | None = None
+    if (stated := found.get(b"inference-header-content-length")) is not None:
+        json_length = _number(stated)
+        if not json_length or json_length > length:
+            return None
+    return Head(
+        line[1].decode(), (line[2] or b"").decode(), length, json_length, found.get(b"authorization", b"").decode()
+    )
+
+
+def _number(text: bytes) -> int:
+    return int(text) if text.isdigit() and len(text) <= 18 else 0

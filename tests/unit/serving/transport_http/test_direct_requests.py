@@ -1,0 +1,223 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Plain inference requests take a short way through a connection, and are answered as all others are."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from types import SimpleNamespace
+
+import pytest
+from served_models import Service
+from serving_clients import Client, until
+
+pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
+pytest.importorskip("httptools", reason="needs httptools, of the extra serve")
+
+from xpuruntime.serving.http.application import Application
+from xpuruntime.serving.http.direct import DirectInfer
+from xpuruntime.serving.server import Server
+from xpuruntime.serving.transport.access import Access
+from xpuruntime.serving.transport.options import TransportOptions
+
+
+def body(at: int = 0, size: int = 1) -> bytes:
+    one = {"name": "x", "shape": [size], "datatype": "FP32", "data": [1] * size}
+    return json.dumps({"id": str(at), "inputs": [one]}).encode()
+
+
+def request(made: bytes, model: str = "two.words-x_1", **headers: str) -> bytes:
+    lines = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: a", f"Content-Length: {len(made)}"]
+    lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]
+    return "\r\n".join(lines).encode() + b"\r\n\r\n" + made
+
+
+def connect(served) -> socket.socket:
+    made = socket.create_connection((served.http.host, served.http.port), timeout=20)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return made
+
+
+def read_responses(sock: socket.socket, count: int) -> list[tuple[int, dict[str, str], bytes]]:
+    found, data = [], b""
+    while len(found) < count:
+        head, end, rest = data.partition(b"\r\n\r\n")
+        if end:
+            lines = head.decode().split("\r\n")
+            headers = dict(one.lower().split(": ", 1) for one in lines[1:])
+            length = int(headers["content-length"])
+            if len(rest) >= length:
+                found.append((int(lines[0].split()[1]), headers, rest[:length]))
+                data = rest[length:]
+                continue
+        part = sock.recv(1 << 16)
+        assert part, data
+        data += part
+    assert not data
+    return found
+
+
+@pytest.fixture
+def own():
+    made = Service()
+    yield made
+    made.close()
+
+
+def heads(text: str) -> bool:
+    direct = DirectInfer(Application(SimpleNamespace(infer=None)))
+    return direct.head(text.replace("\n", "\r\n").encode()) is not None
+
+
+def test_which_heads_are_plain():
+    good = "POST /v2/models/m/infer HTTP/1.1\nHost: a\nContent-Length: 5"
+    assert heads(good)
+    assert heads(f"{good}\nConnection: Keep-Alive\nAccept-Encoding: gzip, deflate\nX-A:")
+    assert heads("POST /v2/models/m/versions/2/infer HTTP/1.1\ncontent-length: 5\nInference-Header-Content-Length: 5")
+    for bad in (
+        good.replace("POST", "PUT"),
+        good.replace("1.1", "1.0"),
+        good.replace("/m/", "/../"),
+        good.replace("/m/", "/a%20b/"),
+        good.replace("/infer", "/infer?a=1"),
+        good.replace("5", "-5"),
+        good.replace("5", "+5"),
+        good.replace("5", "0"),
+        good.replace("5", "99999999999"),
+        f"{good}\nContent-Length: 5",
+        f"{good}\nTransfer-Encoding: chunked",
+        f"{good}\nContent-Encoding: gzip",
+        f"{good}\nAccept-Encoding: gzip",
+        f"{good}\nExpect: 100-continue",
+        f"{good}\nConnection: close",
+        f"{good}\nUpgrade: websocket",
+        f"{good}\n folded",
+        f"{good}\nX A: b",
+        f"{good}\nX-A: \x01",
+        f"{good}\nInference-Header-Content-Length: 6",
+        f"{good}\nInference-Header-Content-Length: 0",
+        "POST /v2/models/m/infer HTTP/1.1\nHost: a",
+    ):
+        assert not heads(bad), bad
+
+
+def test_heads_that_differ_are_not_kept_for_ever():
+    direct = DirectInfer(Application(SimpleNamespace(infer=None)))
+    for at in range(1000):
+        found = direct.head(b"POST /v2/models/m/infer HTTP/1.1\r\nContent-Length: 5\r\nX-Id: %d" % at)
+        assert found is not None
+    assert direct.head(b"POST /v2/models/n/infer HTTP/1.1\r\nContent-Length: 5").model == "n"
+    assert len(direct._heads) <= 256
+
+
+def test_all_kinds_of_requests_of_one_connection_are_answered_in_order(served):
+    with connect(served) as sock:
+        sock.sendall(
+            request(body(1))
+            + b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
+            + request(b"{}")
+            + request(body(2), "digits")
+            + request(body(3), X_A="b")
+            + b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n"
+            + request(body(4), Expect="nothing")
+            + request(body(5))
+        )
+        found = read_responses(sock, 8)
+    assert [one[0] for one in found[:3]] == [200, 200, 400]
+    assert [json.loads(found[at][2]).get("id") for at in (0, 4, 6, 7)] == ["1", "3", "4", "5"]
+    assert json.loads(found[5][2])["name"] == "xpuruntime"
+    assert all("date" in headers for _, headers, _ in found)
+
+
+def test_many_requests_at_once_are_answered_and_others_meanwhile(served):
+    with connect(served) as sock:
+        sock.sendall(b"".join(request(body(at)) for at in range(300)))
+        assert served.http.get("/v2/health/live").status == 200
+        found = read_responses(sock, 300)
+    assert [json.loads(one[2])["id"] for one in found] == [str(at) for at in range(300)]
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.2])
+@pytest.mark.parametrize("at", [10, 60, 90])
+def test_a_request_in_two_parts_is_answered(served, at, pause):
+    made = request(body(7))
+    with connect(served) as sock:
+        for _ in range(2):
+            sock.sendall(made[:at])
+            time.sleep(pause)
+            sock.sendall(made[at:])
+            (answer,) = read_responses(sock, 1)
+            assert answer[0] == 200
+            assert json.loads(answer[2])["id"] == "7"
+
+
+def test_a_long_request_is_answered(served):
+    with connect(served) as sock:
+        sock.sendall(request(body(1, 100_000)) + request(body(2)))
+        found = read_responses(sock, 2)
+    assert [json.loads(one[2])["id"] for one in found] == ["1", "2"]
+    assert json.loads(found[0][2])["outputs"][0]["shape"] == [100_000]
+
+
+def test_what_follows_a_request_that_waits_is_kept_in_order(own):
+    with Server(own, http="127.0.0.1:0") as server:
+        served = SimpleNamespace(http=Client(server.http_address))
+        with connect(served) as sock:
+            sock.sendall(request(body(1), "slow") + request(body(2)))
+            assert until(lambda: own.waiting)
+            sock.sendall(request(body(3)) + b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert served.http.get("/v2/health/live").status == 200
+            assert len(own.requests) == 1
+            own.release.set()
+            found = read_responses(sock, 4)
+    assert [json.loads(one[2]).get("id") for one in found[:3]] == ["1", "2", "3"]
+    assert json.loads(found[3][2]) == {"live": True}
+
+
+def test_an_idle_connection_is_closed_and_one_that_waits_is_not(own):
+    with Server(own, http="127.0.0.1:0", options=TransportOptions(idle_seconds=1)) as server:
+        served = SimpleNamespace(http=Client(server.http_address))
+        with connect(served) as idle, connect(served) as waits:
+            for sock in (idle, waits):
+                sock.sendall(request(body(1)))
+                assert read_responses(sock, 1)[0][0] == 200
+            start = time.monotonic()
+            waits.sendall(request(body(2), "slow"))
+            assert idle.recv(1) == b""
+            assert time.monotonic() - start > 0.5
+            time.sleep(1.2)
+            own.release.set()
+            assert read_responses(waits, 1)[0][0] == 200
+
+
+def test_bodies_that_wait_are_bounded_together(own):
+    made = body(1, 2000)
+    with Server(own, http="127.0.0.1:0", options=TransportOptions(max_buffered=len(made) + 100)) as server:
+        served = SimpleNamespace(http=Client(server.http_address))
+        with connect(served) as first, connect(served) as second:
+            first.sendall(request(made, "slow"))
+            assert until(lambda: len(own.waiting) == 1)
+            second.sendall(request(made, "slow"))
+            (answer,) = read_responses(second, 1)
+            assert answer[0] == 429
+            assert "retry-after" in answer[1]
+            assert until(own.waiting[1].cancelled)
+            own.release.set()
+            assert read_responses(first, 1)[0][0] == 200
+
+
+def test_a_token_is_asked_for(own):
+    options = TransportOptions(access=Access(token="0123456789abcdef"))
+    with Server(own, http="127.0.0.1:0", options=options) as server:
+        served = SimpleNamespace(http=Client(server.http_address))
+        for given, status in (({}, 401), ({"Authorization": "Bearer 0123456789abcdef"}, 200)):
+            with connect(served) as sock:
+                sock.sendall(request(body(1), **given))
+                (answer,) = read_responses(sock, 1)
+                assert answer[0] == status
+                if status == 401:
+                    assert answer[1]["connection"] == "close"
+                    assert sock.recv(1) == b""
+    assert len(own.requests) == 1
