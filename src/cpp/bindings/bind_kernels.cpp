@@ -14,8 +14,10 @@
 #include "gil.h"
 #include "op_dict.h"
 #include "python_kernel.h"
+#include "python_tuning.h"
 #include "xpuruntime/dispatcher.h"
 #include "xpuruntime/kernel_registry.h"
+#include "xpuruntime/paired_comparison.h"
 #include "xpuruntime/plugin_library.h"
 #include "xpuruntime/shared_library.h"
 #include "xpuruntime/workspaces.h"
@@ -95,7 +97,8 @@ KernelRule to_rule(const py::dict& dict) {
 std::shared_ptr<KernelRules> make_rules(const std::vector<py::dict>& rules,
                                         const std::vector<py::dict>& defaults,
                                         const std::string& enforcement, const std::string& strategy,
-                                        std::shared_ptr<DecisionLog> log) {
+                                        std::shared_ptr<DecisionLog> log,
+                                        const std::optional<py::dict>& tuning) {
   auto made = std::make_shared<KernelRules>();
   for (const py::dict& rule : rules) made->rules.push_back(to_rule(rule));
   for (const py::dict& rule : defaults) made->defaults.push_back(to_rule(rule));
@@ -109,6 +112,7 @@ std::shared_ptr<KernelRules> make_rules(const std::vector<py::dict>& rules,
   if (enforcement == "strict") made->enforcement = Enforcement::kStrict;
   if (strategy == "best_performance") made->strategy = AutoStrategy::kBestPerformance;
   made->log = std::move(log);
+  if (tuning) made->tuning = read_tuning_rule(*tuning);
   return made;
 }
 
@@ -144,7 +148,7 @@ void bind_rules(py::module_& module) {
                                                         "Rules of one place. Immutable.")
       .def(py::init(&make_rules), py::kw_only(), "rules"_a = std::vector<py::dict>(),
            "defaults"_a = std::vector<py::dict>(), "enforcement"_a = "prefer",
-           "auto_strategy"_a = "first_supported", "log"_a = py::none())
+           "auto_strategy"_a = "first_supported", "log"_a = py::none(), "tuning"_a = py::none())
       .def(
           "choose",
           [](const KernelRules& self, const py::dict& desc,
@@ -275,6 +279,16 @@ void bind_dispatcher(py::module_& module) {
             self.set_tuning_store(std::move(made));
           },
           "store"_a, "Keep measured choices in an object with `find` and `put`; None: nowhere.")
+      .def(
+          "set_tuning_watch",
+          [](Dispatcher& self, const py::object& function) {
+            TuningWatch watch = make_python_watch(function);
+            const ReleaseGil unlocked;
+            self.set_tuning_watch(std::move(watch));
+          },
+          "function"_a,
+          "Before every round, call a function with the operation, candidates, rounds, the most "
+          "rounds and seconds; it returns whether to end there. None: nobody.")
       .def("forget_measurements", &Dispatcher::forget_measurements, Unlocked(),
            "Forget what was measured in this process.")
       .def(
@@ -285,6 +299,31 @@ void bind_dispatcher(py::module_& module) {
           "Give scratch memory back that no graph holds.");
 }
 
+void bind_comparison(py::module_& module) {
+  module.def(
+      "compare_paired",
+      [](const std::vector<double>& times, const std::vector<double>& control,
+         const std::vector<double>& twin, double relative, double absolute_us, double confidence,
+         std::size_t looks, std::size_t family) {
+        const PairedComparison found = compare_paired(times, control, twin, {relative, absolute_us},
+                                                      {confidence, looks, family});
+        py::dict dict;
+        dict["ratio"] = found.ratio;
+        dict["low"] = found.low;
+        dict["high"] = found.high;
+        dict["margin"] = found.margin;
+        dict["rounds"] = found.rounds;
+        dict["verdict"] = to_string(found.verdict);
+        dict["not_faster"] = found.not_faster;
+        return dict;
+      },
+      "times"_a, "control"_a, "twin"_a, py::kw_only(), "relative"_a = Margin().relative,
+      "absolute_us"_a = 0.0, "confidence"_a = 0.99, "looks"_a = 1, "family"_a = 1,
+      "How the core's tuner decides on microseconds of the same rounds.");
+  module.def("look_rounds", &look_rounds, "first"_a, "last"_a, py::kw_only(), "confidence"_a = 0.99,
+             "family"_a = 1, "After how many rounds the core's tuner looks at its times.");
+}
+
 }  // namespace
 
 void bind_kernels(py::module_& module) {
@@ -293,6 +332,7 @@ void bind_kernels(py::module_& module) {
   bind_registry(module);
   bind_call_site(module);
   bind_dispatcher(module);
+  bind_comparison(module);
   module.def(
       "register_python_kernel",
       [](const py::object& backend, const py::args& kernels) {

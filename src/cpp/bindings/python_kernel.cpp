@@ -12,6 +12,7 @@
 #include "convert.h"
 #include "gil.h"
 #include "op_dict.h"
+#include "python_object.h"
 #include "xpuruntime/error.h"
 #include "xpuruntime/tensor.h"
 
@@ -19,52 +20,6 @@ namespace py = pybind11;
 
 namespace xpuruntime::bindings {
 namespace {
-
-// A Python object that may be dropped on any thread.
-class Kept {
- public:
-  explicit Kept(const py::object& object) : object_(object.inc_ref().ptr(), release_object) {}
-  py::handle get() const noexcept { return object_.get(); }
-
- private:
-  std::shared_ptr<PyObject> object_;
-};
-
-bool is_interruption(const py::error_already_set& error) { return !error.matches(PyExc_Exception); }
-
-// Raises an interruption that cannot be raised where it came as soon as Python goes on in this
-// thread. To be called last, since whatever asks Python would raise it.
-void raise_later(const py::error_already_set& error) noexcept {
-  if (is_interruption(error)) {
-    PyThreadState_SetAsyncExc(PyThread_get_thread_ident(), error.type().ptr());
-  }
-}
-
-// What is being thrown, as one line. Call inside `catch (...)`, with the GIL.
-std::string current_reason() {
-  try {
-    throw;
-  }
-  XPURUNTIME_STOP_IF_UNWOUND
-  catch (const py::error_already_set& error) {
-    try {
-      return std::string(py::str(error.type().attr("__name__"))) + ": " +
-             std::string(py::str(error.value()));
-    } catch (const py::error_already_set& other) {
-      raise_later(other);
-      return "an error that cannot be shown";
-    } catch (...) {
-      stop_if_unwound();
-      return "an error that cannot be shown";
-    }
-  }
-  catch (const std::exception& error) {
-    return error.what();
-  }
-  catch (...) {
-    return "an unknown error";
-  }
-}
 
 // The C++ class of an error of xpuruntime.errors, so that it is treated as one of this library's;
 // anything else goes on as it is.
@@ -104,12 +59,6 @@ std::string required(const py::object& object, const char* name, const char* wha
   if (py::isinstance<py::str>(value)) return value.cast<std::string>();
   throw InputError("the " + std::string(what) + " " + std::string(py::str(py::repr(object))) +
                    " has no text as its '" + name + "'");
-}
-
-void require_callable(const py::object& object, const char* name, const char* what) {
-  if (PyCallable_Check(py::object(py::getattr(object, name, py::none())).ptr()) != 0) return;
-  throw InputError("the " + std::string(what) + " " + std::string(py::str(py::repr(object))) +
-                   " has no method '" + name + "'");
 }
 
 DeviceType device_type_of(const std::string& name) {
@@ -308,74 +257,6 @@ class PythonDefinition final : public KernelDefinition {
   std::vector<std::string> families_;
 };
 
-class PythonStore final : public TuningStore {
- public:
-  explicit PythonStore(const py::object& object) : object_(object) {
-    require_callable(object, "find", "tuning store");
-    require_callable(object, "put", "tuning store");
-  }
-
-  std::optional<TunedEntry> find(const std::string& key,
-                                 const std::map<std::string, std::string>& validators,
-                                 std::string& note) noexcept override {
-    return guarded("find", note, [&]() -> std::optional<TunedEntry> {
-      const py::tuple answer = object_.get().attr("find")(key, validators);
-      note = py::str(answer[1]);
-      if (answer[0].is_none()) return std::nullopt;
-      const auto dict = answer[0].cast<py::dict>();
-      TunedEntry entry;
-      entry.validators = dict["validators"].cast<std::map<std::string, std::string>>();
-      for (const py::handle one : dict["times"]) {
-        const auto time = one.cast<py::dict>();
-        entry.times.push_back({time["kernel"].cast<std::string>(),
-                               time["config"].cast<std::string>(),
-                               time["microseconds"].cast<double>()});
-      }
-      return entry;
-    });
-  }
-
-  void put(const std::string& key, const TunedEntry& entry, std::string& note) noexcept override {
-    (void)guarded("put", note, [&] {
-      py::list times;
-      for (const TunedTime& one : entry.times) {
-        py::dict time;
-        time["kernel"] = one.kernel;
-        time["config"] = one.config;
-        time["microseconds"] = one.microseconds;
-        times.append(time);
-      }
-      py::dict dict;
-      dict["times"] = times;
-      dict["validators"] = entry.validators;
-      note = py::str(object_.get().attr("put")(key, dict));
-      return true;
-    });
-  }
-
- private:
-  // What `body` gives, with the GIL; nothing, and a note, where it raises.
-  template <typename Body>
-  static auto guarded(const char* what, std::string& note, const Body& body) noexcept
-      -> decltype(body()) {
-    try {
-      const AcquireGil locked;
-      try {
-        return body();
-      } catch (const py::error_already_set& error) {
-        note = std::string("the tuning store's ") + what + " failed: " + current_reason();
-        raise_later(error);
-      } catch (...) {
-        note = std::string("the tuning store's ") + what + " failed: " + current_reason();
-      }
-    } catch (...) {  // NOLINT(bugprone-empty-catch): not even that could be said
-    }
-    return {};
-  }
-
-  const Kept object_;
-};
-
 }  // namespace
 
 void register_python_kernels(KernelRegistry& registry, const py::object& backend,
@@ -395,10 +276,6 @@ void register_python_kernels(KernelRegistry& registry, const py::object& backend
         std::make_shared<PythonDefinition>(shared, py::reinterpret_borrow<py::object>(kernel)));
   }
   registry.add_all(std::move(made));
-}
-
-std::shared_ptr<TuningStore> make_python_store(const py::object& store) {
-  return std::make_shared<PythonStore>(store);
 }
 
 }  // namespace xpuruntime::bindings

@@ -4,10 +4,7 @@
 
 #include <pybind11/pybind11.h>
 
-#include <memory>
-
 #include "xpuruntime/kernel_registry.h"
-#include "xpuruntime/tuning_store.h"
 
 namespace xpuruntime::bindings {
 
@@ -20,8 +17,5 @@ namespace xpuruntime::bindings {
 /// is no `Exception` of Python becomes an Interruption.
 void register_python_kernels(KernelRegistry& registry, const pybind11::object& backend,
                              const pybind11::args& kernels);
-
-/// A store that a Python object keeps (`find` and `put`). What the object raises becomes a note.
-std::shared_ptr<TuningStore> make_python_store(const pybind11::object& store);
 
 }  // namespace xpuruntime::bindings

@@ -37,7 +37,7 @@ class KernelRules:
     Each rule is ``{"match": {...}, "use": [...], "source": "kernels.rules[0]"}``; `match` has any of ``op, device``
     (text), ``m, n, k, head_dim`` (first and last number), ``dtypes, phases`` (lists). Names of nodes and modules were
     compared when the rules of the place were selected. With `log`, what is decided by these rules is recorded there,
-    and not in the log of the process.
+    and not in the log of the process. `tuning` has any of ``min_effect, confidence, budget``, see `TuningPolicy`.
     """
 
     def __init__(
@@ -48,6 +48,7 @@ class KernelRules:
         enforcement: str = "prefer",
         auto_strategy: str = "first_supported",
         log: DecisionLog | None = None,
+        tuning: dict[str, float] | None = None,
     ) -> None: ...
     def choose(
         self,
@@ -149,6 +150,12 @@ class Dispatcher:
     def set_tuning_store(self, store: TuningStore | None) -> None:
         """Keep measured choices in an object with `find` and `put`; ``None``: in this process only."""
 
+    def set_tuning_watch(self, function: Callable[[str, int, int, int, float], bool] | None) -> None:
+        """Call a function before every round with the operation, candidates, rounds, the most rounds and seconds.
+
+        It returns whether to end there. ``None``: nobody is asked.
+        """
+
     def forget_measurements(self) -> None:
         """Forget what was measured in this process."""
 
@@ -157,6 +164,22 @@ class Dispatcher:
 
     def clear_workspaces(self) -> None:
         """Give scratch memory back that no graph holds."""
+
+def compare_paired(
+    times: Sequence[float],
+    control: Sequence[float],
+    twin: Sequence[float],
+    *,
+    relative: float = 0.02,
+    absolute_us: float = 0.0,
+    confidence: float = 0.99,
+    looks: int = 1,
+    family: int = 1,
+) -> dict[str, Any]:
+    """Decide as the core's tuner: ``ratio, low, high, margin, rounds, verdict, not_faster``; times in microseconds."""
+
+def look_rounds(first: int, last: int, *, confidence: float = 0.99, family: int = 1) -> list[int]:
+    """Return after how many rounds the core's tuner looks at its times."""
 
 class TuningStore(Protocol):
     """Keeps what was measured; see `xpuruntime.ops.tuning_cache.TuningCache`. Called from any thread."""

@@ -49,17 +49,69 @@ TEST_F(TunerTest, FindsTheFastest) {
 }
 
 TEST_F(TunerTest, TiesGoToTheFirst) {
-  // Kernels that do nothing differ by noise only where the clock is coarse: give them the same
-  // work.
   const auto kernel = taking(200);
   const TunerResult result = measure({kernel, kernel, kernel});
-  ASSERT_TRUE(result.best.has_value());
-  const double least = std::min({*result.times[0].microseconds, *result.times[1].microseconds,
-                                 *result.times[2].microseconds});
-  EXPECT_LE(*result.times[*result.best].microseconds, 1.01 * least);
-  for (std::size_t i = 0; i < *result.best; ++i) {
-    EXPECT_GT(*result.times[i].microseconds, 1.01 * least) << "an earlier one was within 1 %";
+  EXPECT_EQ(result.best, 0U);
+  EXPECT_FALSE(result.times[0].comparison.has_value()) << "it is the control";
+  for (const std::size_t i : {1U, 2U}) {
+    ASSERT_TRUE(result.times[i].comparison.has_value());
+    EXPECT_NE(result.times[i].comparison->verdict, Verdict::kFaster);
   }
+}
+
+TEST_F(TunerTest, NothingReplacesTheFirstByLessThanTheMargin) {
+  TunerOptions options;
+  options.rule.min_effect = 0.9;
+  const TunerResult result = measure({taking(200), taking(120)}, matmul(64, 64, 64), options);
+  EXPECT_EQ(result.best, 0U) << "the first takes 1.67 times as long, and not 1.9";
+  ASSERT_TRUE(result.times[1].comparison.has_value());
+  EXPECT_TRUE(result.times[1].comparison->not_faster || result.undecided);
+}
+
+TEST_F(TunerTest, WithoutTimeToDecideTheFirstStays) {
+  TunerOptions options;
+  options.rule.seconds = 1e-9;
+  const TunerResult result = measure({taking(100), taking(60)}, matmul(64, 64, 64), options);
+  EXPECT_EQ(result.best, 0U);
+  EXPECT_TRUE(result.undecided);
+  EXPECT_EQ(result.rounds, 1U);
+}
+
+TEST_F(TunerTest, TheWatchSeesTheRoundsAndEndsThem) {
+  TunerOptions options;
+  std::vector<std::size_t> rounds;
+  options.watch = [&](const TunerProgress& progress) {
+    EXPECT_EQ(progress.op, "matmul");
+    EXPECT_EQ(progress.candidates, 2U);
+    EXPECT_GE(progress.most_rounds, 7U);
+    rounds.push_back(progress.rounds);
+    return progress.rounds == 3;
+  };
+  const auto kernel = taking(50);
+  TunerResult result = measure({kernel, kernel}, matmul(64, 64, 64), options);
+  EXPECT_TRUE(result.cancelled);
+  EXPECT_EQ(rounds, (std::vector<std::size_t>{0, 1, 2, 3}));
+  EXPECT_EQ(result.best, 0U);
+  options.watch = [](const TunerProgress&) { return true; };
+  result = measure({kernel, kernel}, matmul(64, 64, 64), options);
+  EXPECT_TRUE(result.cancelled);
+  EXPECT_EQ(result.rounds, 0U);
+  EXPECT_EQ(result.best, 0U);
+}
+
+TEST_F(TunerTest, AnotherTakesThePlaceOfAControlThatFails) {
+  auto later = std::make_shared<FakeKernel>();
+  const auto slow = taking(100);
+  later->work = [slow, calls = std::make_shared<int>(0)](void* const* operands, void* scratch,
+                                                         StreamHandle stream) {
+    if (++*calls > 20) throw std::runtime_error("enough");
+    slow->launch(operands, scratch, stream);
+  };
+  const TunerResult result = measure({later, taking(95), taking(50)});
+  EXPECT_EQ(result.best, 2U);
+  EXPECT_TRUE(testing::contains(result.times[0].reason, "enough"));
+  ASSERT_TRUE(result.times[2].comparison.has_value());
+  EXPECT_LT(result.times[2].comparison->ratio, 0.7);
 }
 
 TEST_F(TunerTest, RejectsWhatFails) {

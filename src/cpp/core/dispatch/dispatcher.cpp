@@ -37,6 +37,16 @@ std::shared_ptr<TuningStore> Dispatcher::tuning_store() const {
   return store_;
 }
 
+void Dispatcher::set_tuning_watch(TuningWatch watch) {
+  const std::lock_guard lock(mutex_);
+  watch_.swap(watch);  // what was there goes after the lock
+}
+
+TuningWatch Dispatcher::tuning_watch() const {
+  const std::lock_guard lock(mutex_);
+  return watch_;
+}
+
 void Dispatcher::forget_measurements() {
   const std::lock_guard lock(mutex_);
   measured_.clear();

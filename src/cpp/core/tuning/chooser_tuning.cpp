@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <cstdio>
+#include <numeric>
+#include <string_view>
 #include <utility>
 
 #include "dispatch/chooser.h"
@@ -18,10 +20,31 @@ std::string text(std::pair<int, int> version) {
   return std::to_string(version.first) + "." + std::to_string(version.second);
 }
 
+// Another protocol, or another rule of replacing, has another name: its entries do not hold.
+constexpr std::string_view kProtocol = "2";
+
 std::string slower(double time, double best, const std::string& winner) {
   std::array<char, 48> ratio{};
   (void)std::snprintf(ratio.data(), ratio.size(), "takes %.2f times as long as ", time / best);
   return ratio.data() + winner;
+}
+
+// Why a candidate does not replace `stays`, the control.
+std::string not_replacing(double ratio, double low, double high, const std::string& stays,
+                          bool open) {
+  std::array<char, 80> text{};
+  (void)std::snprintf(text.data(), text.size(), "takes %.3f [%.3f, %.3f] times as long as ", ratio,
+                      low, high);
+  return text.data() + stays + (open ? ", which is not decided, so that one stays" : "");
+}
+
+std::string suffix(const TuningRule& rule) {
+  const TuningRule usual;
+  if (rule.min_effect == usual.min_effect && rule.confidence == usual.confidence) return {};
+  std::array<char, 64> text{};
+  (void)std::snprintf(text.data(), text.size(), ";min_effect=%.6g;confidence=%.6g", rule.min_effect,
+                      rule.confidence);
+  return text.data();
 }
 
 }  // namespace
@@ -33,7 +56,8 @@ struct Chooser::Measured {
 };
 
 std::map<std::string, std::string> Chooser::validators(const std::vector<Row*>& rows) const {
-  std::map<std::string, std::string> all{{"xpuruntime", XPURUNTIME_VERSION}};
+  std::map<std::string, std::string> all{{"xpuruntime", XPURUNTIME_VERSION},
+                                         {"protocol", std::string(kProtocol)}};
   all["device"] = device_.name;
   if (op_.device.type == DeviceType::kCuda) {
     const auto [major, minor] = device_.compute_capability;
@@ -61,7 +85,9 @@ bool Chooser::take_fastest() {
     if (row.kernel->automatic() && fits(row)) rows.push_back(&row);
   }
   if (rows.empty()) return false;
-  const std::string key = device_.name + ";" + to_key(op_);
+  // What would run without measuring is the control.
+  std::stable_partition(rows.begin(), rows.end(), [&](Row* row) { return is_favoured(*row); });
+  const std::string key = device_.name + ";" + to_key(op_) + suffix(rules_.tuning);
   const auto valid = validators(rows);
   std::optional<TunedEntry> entry = dispatcher_.measured(key);
   if (entry && entry->validators != valid) entry.reset();
@@ -73,7 +99,9 @@ bool Chooser::take_fastest() {
       if (entry) dispatcher_.keep_measured(key, *entry);
     }
   }
-  if (entry && take_known(rows, *entry)) return true;
+  const bool again = entry && entry->undecided && entry->seconds < rules_.tuning.seconds &&
+                     prepare_ && may_measure_;
+  if (entry && !again && take_known(rows, *entry)) return true;
   if (!prepare_ || !may_measure_) {
     unmeasured_ = true;
     put_off(prepare_ ? "work is being captured into a graph" : "nothing runs while planning");
@@ -98,10 +126,12 @@ bool Chooser::take_known(const std::vector<Row*>& rows, const TunedEntry& entry)
       (*found)->tried.back().measured_us = least = time.microseconds;
       source_ = ChoiceSource::kTuned;
     } else {
-      (*found)->tried.push_back(
-          {time.kernel, time.config, true,
-           slower(time.microseconds, least, std::string(chosen_->kernel->id())),
-           time.microseconds});
+      const std::string chosen(chosen_->kernel->id());
+      const bool open = time.verdict == to_string(Verdict::kInconclusive);
+      (*found)->tried.push_back({time.kernel, time.config, true,
+                                 open ? not_replacing(time.ratio, time.low, time.high, chosen, true)
+                                      : slower(time.microseconds, least, chosen),
+                                 time.microseconds});
     }
   }
   return chosen_ != nullptr;
@@ -166,17 +196,28 @@ bool Chooser::take_measured(std::vector<Measured> candidates, const std::string&
   std::vector<std::shared_ptr<const Kernel>> kernels;
   kernels.reserve(candidates.size());
   for (const Measured& one : candidates) kernels.push_back(one.kernel);
-  TunerResult result;
-  try {
-    outside_capture(
-        [&] { result = Tuner(dispatcher_.devices(), dispatcher_.memory()).measure(op_, kernels); });
-  } catch (const OutOfMemoryError& error) {
-    put_off(error.what());
-    for (std::size_t i = 1; i < candidates.size(); ++i) {
-      verdict(candidates[i], true, "can serve, and comes later", {});
+  const auto take_control = [&](std::size_t control, const std::string& why) {
+    put_off(why);
+    for (std::size_t i = 0; i < candidates.size(); ++i) {
+      if (i != control) verdict(candidates[i], true, "can serve, and comes later", {});
     }
-    verdict(candidates[0], true, {}, {});
-    return choose(candidates[0], ChoiceSource::kFirst);
+    verdict(candidates[control], true, {}, {});
+    return choose(candidates[control], ChoiceSource::kFirst);
+  };
+  TunerResult result;
+  TunerOptions options;
+  options.rule = rules_.tuning;
+  options.watch = dispatcher_.tuning_watch();
+  try {
+    outside_capture([&] {
+      result = Tuner(dispatcher_.devices(), dispatcher_.memory()).measure(op_, kernels, options);
+    });
+  } catch (const OutOfMemoryError& error) {
+    return take_control(0, error.what());
+  }
+  if (result.cancelled && result.best) {
+    unmeasured_ = true;
+    return take_control(*result.best, "the tuning was cancelled, or its time is used up");
   }
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const TunerTime& time = result.times[i];
@@ -185,26 +226,53 @@ bool Chooser::take_measured(std::vector<Measured> candidates, const std::string&
   if (!result.best) return false;
   Measured& best = candidates[*result.best];
   const double least = *result.times[*result.best].microseconds;
-  TunedEntry entry{{}, std::move(validators)};
+  const std::string winner(best.row->kernel->id());
+  TunedEntry entry;
+  entry.validators = std::move(validators);
+  entry.rounds = result.rounds;
+  entry.seconds = rules_.tuning.seconds;
+  entry.undecided = result.undecided;
+  std::vector<std::pair<int, double>> order;
   for (std::size_t i = 0; i < candidates.size(); ++i) {
-    const auto& time = result.times[i].microseconds;
-    if (!time) continue;
-    const std::string id(candidates[i].row->kernel->id());
-    entry.times.push_back({id, candidates[i].config, *time});
-    verdict(candidates[i], true,
-            i == *result.best ? std::string()
-                              : slower(*time, least, std::string(best.row->kernel->id())),
-            time);
+    const TunerTime& one = result.times[i];
+    if (!one.microseconds) continue;
+    const bool chosen = i == *result.best;
+    TunedTime time{std::string(candidates[i].row->kernel->id()), candidates[i].config,
+                   *one.microseconds};
+    std::string reason = chosen ? std::string() : slower(time.microseconds, least, winner);
+    int rank = 3;
+    double within = time.microseconds;
+    if (const auto& found = one.comparison) {
+      time.ratio = found->ratio;
+      time.low = found->low;
+      time.high = found->high;
+      time.verdict = to_string(found->verdict);
+      if (found->verdict == Verdict::kInconclusive && found->not_faster) {
+        time.verdict = "not_faster";
+      } else if (found->verdict == Verdict::kFaster) {
+        rank = 1;
+        within = found->ratio;
+      } else if (result.undecided && found->verdict == Verdict::kInconclusive) {
+        reason = not_replacing(found->ratio, found->low, found->high, winner, true);
+      }
+    } else {
+      const bool control = one.reason.empty();
+      time.verdict = control ? "control" : "slower";
+      if (control) rank = 2;
+    }
+    order.emplace_back(chosen ? 0 : rank, within);
+    entry.times.push_back(std::move(time));
+    verdict(candidates[i], true, std::move(reason), one.microseconds);
   }
-  // The chosen one first: it may be slower by what counts as a tie.
-  std::stable_sort(
-      entry.times.begin(), entry.times.end(), [&](const auto& left, const auto& right) {
-        const auto rank = [&](const TunedTime& one) {
-          return std::pair(one.kernel != best.row->kernel->id() || one.config != best.config,
-                           one.microseconds);
-        };
-        return rank(left) < rank(right);
-      });
+  // The chosen one, then what is faster than the control, then that, then the others.
+  std::vector<std::size_t> places(order.size());
+  std::iota(places.begin(), places.end(), std::size_t{0});
+  std::stable_sort(places.begin(), places.end(),
+                   [&](std::size_t left, std::size_t right) { return order[left] < order[right]; });
+  std::vector<TunedTime> sorted;
+  sorted.reserve(places.size());
+  for (const std::size_t place : places) sorted.push_back(std::move(entry.times[place]));
+  entry.times = std::move(sorted);
   dispatcher_.keep_measured(key, entry);
   if (const auto store = dispatcher_.tuning_store()) {
     std::string note;

@@ -8,8 +8,6 @@
 #include <chrono>
 #include <cmath>
 #include <mutex>
-#include <numeric>
-#include <random>
 #include <utility>
 
 #include "cuda_api.h"
@@ -26,8 +24,8 @@ namespace {
 
 constexpr std::size_t kMaxLaunches = 1024;         // in one run of one candidate
 constexpr double kMinRun = 300, kMaxRun = 20'000;  // microseconds of one run
-constexpr double kTie = 1.01, kHopeless = 2.0;
-constexpr std::size_t kRoundsBeforeStop = 3, kRoundsBeforeDrop = 2;
+constexpr double kHopeless = 2.0;
+constexpr std::size_t kRoundsBeforeDrop = 2;
 
 using Clock = std::chrono::steady_clock;
 
@@ -145,38 +143,143 @@ std::size_t count_sets(std::size_t one, std::size_t cache, std::size_t room) {
   return std::max<std::size_t>(std::min(wanted, room / one), 1);
 }
 
-// Whether every time of the best is below every time of all others that are left.
-bool settled(const std::vector<Candidate>& candidates) {
-  const Candidate* best = nullptr;
-  for (const Candidate& one : candidates) {
-    if (!one.runner) continue;
-    if (best == nullptr || median(one.times) < median(best->times)) best = &one;
-  }
-  if (best == nullptr) return true;
-  const double slowest = *std::max_element(best->times.begin(), best->times.end());
-  return std::all_of(candidates.begin(), candidates.end(), [&](const Candidate& one) {
-    return &one == best || !one.runner ||
-           *std::min_element(one.times.begin(), one.times.end()) > slowest;
-  });
-}
+// The candidates in rounds, against the first of them that works.
+class Race {
+ public:
+  Race(std::vector<Candidate>& candidates, TunerResult& result, const TunerOptions& options,
+       std::string_view op, Clock::time_point start)
+      : candidates_(candidates), result_(result), options_(options), op_(op), start_(start) {}
 
-// Drops what took more than twice the time of the best in every round so far: one round alone may
-// have been interrupted by other work of the machine.
-void drop_slow(std::vector<Candidate>& candidates, TunerResult& result) {
-  std::vector<double> fastest(candidates.size());
-  double least = 0;
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    if (!candidates[i].runner) continue;
-    fastest[i] = *std::min_element(candidates[i].times.begin(), candidates[i].times.end());
-    if (least == 0 || fastest[i] < least) least = fastest[i];
+  void run() {
+    while (const std::optional<std::size_t> first = first_working()) {
+      control_ = *first;
+      if (run_against_control()) return;
+      for (Candidate& one : candidates_) one.times.clear();  // the control failed: another is that
+    }
   }
-  for (std::size_t i = 0; i < candidates.size(); ++i) {
-    if (!candidates[i].runner || fastest[i] <= kHopeless * least) continue;
-    result.times[i].microseconds = fastest[i];
-    result.times[i].reason = "took more than twice the time of the best in the first two rounds";
-    candidates[i].runner.reset();
+
+ private:
+  std::optional<std::size_t> first_working() const {
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      if (candidates_[i].runner) return i;
+    }
+    return std::nullopt;
   }
-}
+
+  std::size_t working() const {
+    return static_cast<std::size_t>(
+        std::count_if(candidates_.begin(), candidates_.end(),
+                      [](const Candidate& one) { return one.runner != nullptr; }));
+  }
+
+  // False when the control failed.
+  bool run_against_control() {
+    twin_.clear();
+    family_ = std::max<std::size_t>(working() - 1, 1);
+    looks_ = look_rounds(options_.first_look, options_.rounds, options_.rule.confidence, family_);
+    result_.rounds = 0;
+    while (working() > 1 && result_.rounds < looks_.back()) {
+      const double seconds = seconds_since(start_);
+      if (result_.rounds > 0 && seconds > options_.rule.seconds) break;
+      if (options_.watch &&
+          options_.watch({op_, working(), result_.rounds, looks_.back(), seconds})) {
+        result_.cancelled = true;
+        break;
+      }
+      if (!run_round()) return false;
+      if (result_.rounds == kRoundsBeforeDrop) drop_slow();
+      if (std::binary_search(looks_.begin(), looks_.end(), result_.rounds) && decided()) break;
+    }
+    if (result_.rounds == 0 && !result_.cancelled && !run_round()) return false;
+    decide();
+    return true;
+  }
+
+  // ABBA, and another one first in every pair of rounds.
+  bool run_round() {
+    std::vector<std::size_t> turns{control_};
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      if (i != control_ && candidates_[i].runner) turns.push_back(i);
+    }
+    const std::size_t again = candidates_.size();  // the control's second turn
+    turns.push_back(again);
+    const auto first = static_cast<std::ptrdiff_t>(result_.rounds / 2 % turns.size());
+    std::rotate(turns.begin(), turns.begin() + first, turns.end());
+    if (result_.rounds % 2 == 1) std::reverse(turns.begin(), turns.end());
+    for (const std::size_t turn : turns) {
+      const std::size_t i = turn == again ? control_ : turn;
+      Candidate& one = candidates_[i];
+      if (!one.runner) continue;
+      std::vector<double>& times = turn == again ? twin_ : one.times;
+      attempt(one.runner, result_.times[i], [&] { times.push_back(one.runner->run()); });
+    }
+    ++result_.rounds;
+    return candidates_[control_].runner != nullptr;
+  }
+
+  // Drops what took more than twice the time of the best in every round so far: one round alone may
+  // have been interrupted by other work of the machine.
+  void drop_slow() {
+    std::vector<double> fastest(candidates_.size());
+    double least = 0;
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      if (!candidates_[i].runner) continue;
+      const auto& times = candidates_[i].times;
+      fastest[i] = *std::min_element(times.begin(), times.end());
+      if (least == 0 || fastest[i] < least) least = fastest[i];
+    }
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      if (i == control_ || !candidates_[i].runner || fastest[i] <= kHopeless * least) continue;
+      result_.times[i].microseconds = fastest[i];
+      result_.times[i].reason = "took more than twice the time of the best in the first two rounds";
+      candidates_[i].runner.reset();
+    }
+  }
+
+  PairedComparison compare(const Candidate& one) const {
+    return compare_paired(one.times, candidates_[control_].times, twin_,
+                          {options_.rule.min_effect, 0},
+                          {options_.rule.confidence, looks_.size() + 1, family_});
+  }
+
+  bool decided() const {
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      if (i == control_ || !candidates_[i].runner) continue;
+      const PairedComparison found = compare(candidates_[i]);
+      if (found.verdict != Verdict::kFaster && !found.not_faster) return false;
+    }
+    return true;
+  }
+
+  void decide() {
+    result_.best = control_;
+    if (result_.rounds == 0) return;
+    double least = 1;
+    bool open = false;
+    for (std::size_t i = 0; i < candidates_.size(); ++i) {
+      if (!candidates_[i].runner) continue;
+      result_.times[i].microseconds = median(candidates_[i].times);
+      if (i == control_) continue;
+      const PairedComparison found = compare(candidates_[i]);
+      result_.times[i].comparison = found;
+      open = open || (found.verdict != Verdict::kFaster && !found.not_faster);
+      if (found.verdict == Verdict::kFaster && found.ratio < least) {
+        least = found.ratio;
+        result_.best = i;
+      }
+    }
+    result_.undecided = open && result_.best == control_;
+  }
+
+  std::vector<Candidate>& candidates_;
+  TunerResult& result_;
+  const TunerOptions& options_;
+  const std::string_view op_;
+  const Clock::time_point start_;
+  std::size_t control_ = 0, family_ = 1;
+  std::vector<double> twin_;
+  std::vector<std::size_t> looks_;
+};
 
 }  // namespace
 
@@ -217,37 +320,10 @@ TunerResult Tuner::measure(const OpDesc& op,
       running[i].runner = std::make_unique<Runner>(*candidates[i], operands, stream);
       attempt(running[i].runner, result.times[i], [&] { running[i].runner->prepare(); });
     }
-    // NOLINTNEXTLINE(bugprone-random-generator-seed): the same order every time
-    std::mt19937 random(20'260'101);
-    std::vector<std::size_t> order(candidates.size());
-    std::iota(order.begin(), order.end(), std::size_t{0});
-    for (int round = 0; round <= options.rounds; ++round) {
-      if (round > 0 && seconds_since(start) > options.seconds) break;
-      std::shuffle(order.begin(), order.end(), random);
-      for (const std::size_t i : order) {
-        Candidate& one = running[i];
-        if (!one.runner) continue;
-        attempt(one.runner, result.times[i], [&] { one.times.push_back(one.runner->run()); });
-      }
-      ++result.rounds;
-      if (static_cast<std::size_t>(result.rounds) > kRoundsBeforeStop && settled(running)) break;
-      if (static_cast<std::size_t>(result.rounds) == kRoundsBeforeDrop) drop_slow(running, result);
-    }
-    for (std::size_t i = 0; i < running.size(); ++i) {
-      if (running[i].runner) result.times[i].microseconds = median(running[i].times);
-    }
+    Race(running, result, options, to_string(op.kind), start).run();
     stream.synchronize();
   }
   (void)pool->trim(before.cached);
-
-  double least = 0;
-  for (const TunerTime& time : result.times) {
-    if (time.microseconds && (least == 0 || *time.microseconds < least)) least = *time.microseconds;
-  }
-  for (std::size_t i = 0; i < result.times.size() && !result.best; ++i) {
-    const auto& time = result.times[i].microseconds;
-    if (time && *time <= kTie * least) result.best = i;
-  }
   return result;
 }
 

@@ -17,6 +17,7 @@
 #include "xpuruntime/kernel.h"
 #include "xpuruntime/kernel_rules.h"
 #include "xpuruntime/op.h"
+#include "xpuruntime/tuning_rule.h"
 #include "xpuruntime/tuning_store.h"
 #include "xpuruntime/types.h"
 
@@ -130,6 +131,10 @@ class Dispatcher {
   /// Where measured choices are kept between processes; null: in this process only.
   void set_tuning_store(std::shared_ptr<TuningStore> store);
   std::shared_ptr<TuningStore> tuning_store() const;
+  /// Asked before every round of a measurement, in whatever thread; null: nobody. What it ends is
+  /// not kept, and is measured when it is asked for again.
+  void set_tuning_watch(TuningWatch watch);
+  TuningWatch tuning_watch() const;
   /// Forgets what was measured in this process; stores and choices that were made stay.
   void forget_measurements();
 
@@ -151,6 +156,7 @@ class Dispatcher {
   DecisionLog log_;
   mutable std::mutex mutex_;
   std::shared_ptr<TuningStore> store_;
+  TuningWatch watch_;
   std::map<std::string, TunedEntry> measured_;
 };
 

@@ -12,6 +12,7 @@
 
 #include "xpuruntime/device_manager.h"
 #include "xpuruntime/op.h"
+#include "xpuruntime/tuning_rule.h"
 
 namespace xpuruntime {
 
@@ -63,6 +64,7 @@ struct KernelRules {
   std::vector<KernelRule> defaults;  ///< the short forms; `match` has the op only
   Enforcement enforcement = Enforcement::kPrefer;
   AutoStrategy strategy = AutoStrategy::kFirstSupported;
+  TuningRule tuning = {};  ///< of best_performance
   /// Where call sites record what they decide by these; null: the dispatcher's.
   std::shared_ptr<DecisionLog> log = nullptr;
 

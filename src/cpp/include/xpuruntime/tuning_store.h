@@ -2,6 +2,7 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
+#include <cstddef>
 #include <map>
 #include <optional>
 #include <string>
@@ -14,14 +15,23 @@ struct TunedTime {
   std::string kernel;
   std::string config;
   double microseconds = 0;
+  /// With the control: the ratio of their times, the ends of its interval, and "faster", "slower",
+  /// "tied" or "inconclusive". "control" for that one itself.
+  double ratio = 1, low = 1, high = 1;
+  std::string verdict = {};
 };
 
 /// The outcome of measuring one operation on one device.
 struct TunedEntry {
-  std::vector<TunedTime> times;  ///< fastest first
+  std::vector<TunedTime> times;  ///< the chosen one first
   /// What the entry holds for: name → version, such as "device" → "NVIDIA H200 sm90", "driver" →
   /// "13.0", "cublas" → "cublasLt 13.0.2". It is stale when any of them differs.
   std::map<std::string, std::string> validators;
+  std::size_t rounds = 0;  ///< that were run
+  double seconds = 0;      ///< of the budget that they were given
+  /// Nothing is known to be faster than the control, and not of all that they are not: worth
+  /// measuring again with a larger budget.
+  bool undecided = false;
 };
 
 /// Keeps what was measured, between processes too. Implementations are thread-safe.
