@@ -52,6 +52,7 @@ def full_policy() -> Policy:
                 KernelRule(match=RuleMatch(node="layers.*.ln_1"), use="torch", precision="fp32"),
             ],
             auto_strategy="best_performance",
+            tuning={"min_effect": "5%", "confidence": 0.95, "budget": "500ms"},
         ),
         accuracy=AccuracyPolicy(reference="onnxruntime.cpu.model", rtol=1e-2, atol=1e-3, cosine=0.999),
         calibration=CalibrationPolicy(path="/data/calibration.npz", digest=f"sha256:{'0f' * 32}", samples=64),

@@ -16,6 +16,7 @@ from xpuruntime.policies import (
     MemoryPolicy,
     Policy,
     RuleMatch,
+    TuningPolicy,
     VerifyEvidence,
     VerifyMemory,
     VerifyPolicy,
@@ -134,6 +135,12 @@ kernel_policies = st.builds(
     **{op: optional(kernels(op)) for op in OPS},
     rules=st.lists(rules(), max_size=3),
     auto_strategy=st.sampled_from(["first_supported", "best_performance"]),
+    tuning=st.builds(
+        TuningPolicy,
+        min_effect=st.floats(0, 0.9),
+        confidence=st.floats(0.5, 0.9999),
+        budget=st.floats(0.001, 3600).map(lambda seconds: round(seconds, 6)),
+    ),
 )
 
 options = st.one_of(

@@ -22,6 +22,7 @@ from xpuruntime.policies import (
     MemoryPolicy,
     Policy,
     RuleMatch,
+    TuningPolicy,
     VerifyEvidence,
     VerifyMemory,
     VerifyPolicy,
@@ -50,7 +51,7 @@ PYTHON = [text for language, text in BLOCKS if language == "python"]
 
 
 def test_the_page_has_examples_of_each_sort():
-    assert (len(GOOD), len(BAD), len(PYTHON)) == (6, 6, 3)
+    assert (len(GOOD), len(BAD), len(PYTHON)) == (7, 6, 3)
 
 
 @pytest.mark.parametrize(("language", "text"), GOOD)
@@ -96,7 +97,7 @@ def rows(heading):
 
 def written(value):
     plain = {None: "`null`", True: "`true`", False: "`false`", (): "`[]`"}
-    if isinstance(value, (ArtifactPolicy, MemoryPolicy, ExecutionPolicy, VerifyEvidence, VerifyMemory)):
+    if isinstance(value, (ArtifactPolicy, MemoryPolicy, ExecutionPolicy, TuningPolicy, VerifyEvidence, VerifyMemory)):
         return "all defaults"
     if isinstance(value, dict):
         return "`{}`"
@@ -110,7 +111,8 @@ def written(value):
         ("`execution`", ExecutionPolicy(), set()),
         ("`execution.memory`", MemoryPolicy(), set()),
         ("`execution.artifacts`", ArtifactPolicy(), set()),
-        ("`kernels`", KernelPolicy(), {"auto_strategy"}),
+        ("`kernels`", KernelPolicy(), {"auto_strategy", "tuning"}),
+        ("`tuning`", TuningPolicy(), {"min_effect", "budget"}),
         ("`accuracy`", AccuracyPolicy(rtol=1), {"rtol"}),
         (
             "`calibration`",
@@ -132,6 +134,7 @@ def test_every_key_is_explained_with_its_default(heading, policy, elsewhere):
 @pytest.mark.parametrize(
     ("heading", "value", "keys"),
     [
+        ("`tuning`", TuningPolicy(), ("min_effect", "budget")),
         ("`verify.speed`", VerifySpeed(), ("metric", "max_slowdown", "budget")),
         ("`verify.memory`", VerifyMemory(), ("max_growth",)),
     ],
@@ -147,6 +150,7 @@ def test_every_key_of_rules_is_explained():
     explained = {key for cells in rows("`kernels.rules`") for key in re.findall("`([a-z_]+)`", cells[0])}
     assert explained == {*KernelRule.KINDS, *RuleMatch.KINDS}
     assert rows("Keys at the top")[4][0] == "`auto_strategy`"
+    assert rows("Keys at the top")[5][0] == "`tuning`"
 
 
 def test_every_family_is_explained_in_the_same_words():

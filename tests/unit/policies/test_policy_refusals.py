@@ -18,7 +18,7 @@ YAML = [
     (
         "xyz: 1",
         "1:1: unknown key 'xyz' in the policy. Valid keys: schema, mode, execution, kernels, auto_strategy, "
-        "accuracy, calibration, verify.",
+        "tuning, accuracy, calibration, verify.",
     ),
     (
         "execution:\n  memory:\n    limt: 1",
@@ -29,6 +29,10 @@ YAML = [
         "kernels: {auto_strategy: first_supported}",
         "1:11: unknown key 'auto_strategy' in kernels; it belongs in the top level of the file.",
     ),
+    ("tuning: {min_effect: 2}", "1:22: tuning.min_effect: the number 2 is out of range; write '2%'"),
+    ("tuning: {budget: 3}", "1:18: tuning.budget: the number 3 has no unit; write '3s' for seconds"),
+    ("tuning: {margin: 2%}", "1:10: unknown key 'margin' in tuning. Valid keys: min_effect, confidence, budget."),
+    ("kernels: {tuning: {}}", "1:11: unknown key 'tuning' in kernels; it belongs in the top level of the file."),
     (
         "kernels: {precision: fp16}",
         "1:11: unknown key 'precision' in kernels; it belongs in 'execution' or 'kernels.rules[]'.",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.lockfile.records import LockedPolicy
-from xpuruntime.policies import Policy
+from xpuruntime.policies import Policy, TuningPolicy
 from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
 
@@ -107,7 +107,9 @@ def locked_policy(policy: Policy, engine: str, device: str, calls: Iterable[Call
     if kernels.auto_strategy == "best_performance":
         # What was measured is a rule by now; a node without one is served by the engine, and stays so.
         kernels = kernels.replace(
-            auto_strategy="first_supported", **{op: _without_auto(getattr(kernels, op)) for op in OPS}
+            auto_strategy="first_supported",
+            tuning=TuningPolicy(),
+            **{op: _without_auto(getattr(kernels, op)) for op in OPS},
         )
         stated = ((one, _without_auto(one.use)) for one in rules)
         rules = tuple(one.replace(use=use) for one, use in stated if use or one.precision is not None)

@@ -8,7 +8,7 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
-from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.policies import KernelPolicy, Policy, TuningPolicy
 from xpuruntime.policies.call_facts import ANY_CALL
 from xpuruntime.policies.int_range import bounds_of
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies.compiled_rules import CompiledRule
     from xpuruntime.policies.kernel_rule import RuleMatch
 
-__all__ = ["compile_rules", "core_rules"]
+__all__ = ["compile_rules", "core_rules", "tuning_rule"]
 
 
 def compile_rules(
@@ -67,6 +67,7 @@ def core_rules(
         for op, preference in policy.compiled_rules.short_forms.items()
     ]
     return _core.KernelRules(
+        **tuning_rule(policy),
         rules=[
             {"match": _match(rule.rule.match), "use": list(rule.use), "source": rule.source}
             for rule in rules
@@ -77,6 +78,14 @@ def core_rules(
         auto_strategy=policy.auto_strategy,
         log=log,
     )
+
+
+def tuning_rule(policy: KernelPolicy) -> dict[str, Any]:
+    """Return the argument of `_core.KernelRules` that says how kernels are measured; none for the usual way."""
+    rule = policy.tuning
+    if rule == TuningPolicy():
+        return {}
+    return {"tuning": {"min_effect": rule.min_effect, "confidence": rule.confidence, "budget": rule.budget}}
 
 
 def _match(match: RuleMatch) -> dict[str, Any]:

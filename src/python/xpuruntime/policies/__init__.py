@@ -15,6 +15,7 @@ from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
 from xpuruntime.policies.memory_policy import MemoryPolicy
 from xpuruntime.policies.policy import SCHEMA, Policy
 from xpuruntime.policies.schema import policy_schema
+from xpuruntime.policies.tuning_policy import TuningPolicy
 from xpuruntime.policies.verify_policy import VerifyEvidence, VerifyMemory, VerifyPolicy, VerifySpeed
 
 __all__ = [
@@ -29,6 +30,7 @@ __all__ = [
     "MemoryPolicy",
     "Policy",
     "RuleMatch",
+    "TuningPolicy",
     "VerifyEvidence",
     "VerifyMemory",
     "VerifyPolicy",

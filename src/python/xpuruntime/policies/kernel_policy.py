@@ -18,6 +18,7 @@ from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.policies.kernel_rule import KernelName, KernelRule
 from xpuruntime.policies.kinds import Choice, Kind
 from xpuruntime.policies.refusal import did_you_mean, quote
+from xpuruntime.policies.tuning_policy import TuningPolicy
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:
@@ -57,6 +58,9 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
         Looked at before the short forms; the first that matches wins.
     auto_strategy : {"first_supported", "best_performance"}
         How a kernel is chosen where the policy leaves the choice: the first that works, or the fastest measured.
+    tuning : TuningPolicy
+        How ``best_performance`` measures, and when one kernel replaces another. Outside of a tuned choice it asks for
+        nothing.
 
     Raises
     ------
@@ -85,9 +89,10 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
             "How a kernel is chosen where the policy leaves the choice.",
             what="strategies",
         ),
+        "tuning": Nested(TuningPolicy, "How best_performance measures, and when one kernel replaces another."),
     }
     #: Fields that stand outside the ``kernels`` section of a file.
-    OUTSIDE: ClassVar[frozenset[str]] = frozenset(("auto_strategy",))
+    OUTSIDE: ClassVar[frozenset[str]] = frozenset(("auto_strategy", "tuning"))
 
     matmul: str | tuple[str, ...] | None = None
     attention: str | tuple[str, ...] | None = None
@@ -96,6 +101,7 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
     conv: str | tuple[str, ...] | None = None
     rules: tuple[KernelRule, ...] = ()
     auto_strategy: AutoStrategy = "first_supported"
+    tuning: TuningPolicy = TuningPolicy()
 
     if TYPE_CHECKING:
 
@@ -109,6 +115,7 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
             conv: str | Sequence[str] | None = None,
             rules: Sequence[KernelRule | dict[str, Any]] = (),
             auto_strategy: AutoStrategy = "first_supported",
+            tuning: TuningPolicy | dict[str, Any] = ...,
         ) -> None: ...
 
     @property

@@ -90,6 +90,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         "execution": KINDS["execution"],
         "kernels": KINDS["kernels"],
         "auto_strategy": KernelPolicy.KINDS["auto_strategy"],
+        "tuning": KernelPolicy.KINDS["tuning"],
         "accuracy": KINDS["accuracy"],
         "calibration": KINDS["calibration"],
         "verify": KINDS["verify"],
@@ -158,9 +159,9 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         kernels = self.kernels
         document = {"schema": SCHEMA, "mode": self.mode, **self.to_plain()}
         if not document.get("kernels", True):
-            del document["kernels"]  # states only auto_strategy, which stands outside
-        if "auto_strategy" in kernels.stated_fields():
-            document["auto_strategy"] = kernels.auto_strategy
+            del document["kernels"]  # states only what stands outside
+        for name in KernelPolicy.OUTSIDE.intersection(kernels.stated_fields()):
+            document[name] = KernelPolicy.KINDS[name].plain(getattr(kernels, name))
         return {key: document[key] for key in self.DOCUMENT if key in document}
 
     @classmethod
@@ -241,12 +242,14 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         These are the keys away from their default: a default asks nothing, wherever it is written. Lists of rules
         have one key a rule, ``"kernels.rules[0]"``; provider options one an option,
         ``"execution.provider_options.onnxruntime.use_tf32"``; shapes one an input, ``"execution.shapes.image"``;
-        `auto_strategy` is ``"kernels.auto_strategy"``. `verify`, which asks nothing of a run, has none.
+        `auto_strategy` is ``"kernels.auto_strategy"``. `verify` and `tuning`, which ask nothing of a run, have none.
         """
         stated: dict[str, Any] = {} if self.mode == "prefer" else {"mode": self.mode}
         sections = ("execution", "kernels", "accuracy", "calibration")
         for section, value in ((name, getattr(self, name)) for name in sections):
             for key, field in ({} if value is None else value.stated_fields()).items():
+                if key == "tuning":
+                    continue
                 _flatten(stated, f"{section}.{key}", field)
         return stated
 
@@ -260,9 +263,9 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
                 refused.reason = _belongs(refused.unknown_key) or refused.reason
             raise files.policy_error(refused, document.name) from None
         fields.pop("schema", None)
-        strategy = fields.pop("auto_strategy", None)
-        if strategy is not None:
-            fields["kernels"] = fields.get("kernels", KernelPolicy()).replace(auto_strategy=strategy)
+        outside = {name: fields.pop(name) for name in KernelPolicy.OUTSIDE if fields.get(name) is not None}
+        if outside:
+            fields["kernels"] = fields.get("kernels", KernelPolicy()).replace(**outside)
         if fields.get("calibration") is not None and document.sha256 is not None:  # of a file
             fields["calibration"] = fields["calibration"].in_folder(os.path.dirname(document.name))  # noqa: PTH120
         return cls(**fields)

@@ -135,7 +135,9 @@ class Pins:
             return
         self.keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
         held_rules = tuple(rule.replace(use="auto") if key in without else rule for rule, key in rules)
-        kernels = KernelPolicy(rules=held_rules, auto_strategy=policy.kernels.auto_strategy)
+        kernels = KernelPolicy(
+            rules=held_rules, auto_strategy=policy.kernels.auto_strategy, tuning=policy.kernels.tuning
+        )
         held = compiled_policy.CompiledPolicy(Policy(mode=policy.mode, kernels=kernels))
         held.keys = self.keys
         try:

@@ -11,6 +11,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.ambient import Place, prepare
+from xpuruntime.ops.rules import tuning_rule
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
 from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
 from xpuruntime.policies.refusal import nearest
@@ -225,8 +226,9 @@ def place_for(
     prepare()
     default = {"match": {"op": op}, "use": list(kernel_names), "source": source}
     rules = _core.KernelRules(
-        defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy, log=log
-    )
+        defaults=[default], enforcement="strict", auto_strategy=policy.kernels.auto_strategy, log=log,
+        **tuning_rule(policy.kernels),
+    )  # fmt: skip
     site = _core.CallSite(rules, module=module)
     return Place(site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, below_autograd=True)
 
