@@ -75,6 +75,7 @@ if TYPE_CHECKING:
     from xpuruntime.locks.relock import LockResult, lock
     from xpuruntime.locks.verification.claims import Claim, VerificationResult
     from xpuruntime.locks.verification.verify import verify
+    from xpuruntime.measuring.tuning_watch import watch_tuning
     from xpuruntime.ops import clear_decisions, decisions, use_policy
     from xpuruntime.planning import Plan
     from xpuruntime.policies import (
@@ -180,6 +181,7 @@ __all__ = [
     "tune",
     "use_policy",
     "verify",
+    "watch_tuning",
 ]
 
 #: Public name to the module that has it; loaded on first use.
@@ -240,6 +242,7 @@ _LAZY = {
     "tune": "tuning.tune",
     "use_policy": "ops",
     "verify": "locks.verification.verify",
+    "watch_tuning": "measuring.tuning_watch",
 }
 
 #: Packages that are imported when they are first used as attributes. `pytorch` and `training` require PyTorch.

@@ -116,6 +116,7 @@ def measure(
     statistic: Literal["median", "mean"] = "median",
     settled: Settled = decided,
     family: int | None = None,
+    widen: bool = False,
     expected: float = 1.0,
     cancel: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
@@ -148,6 +149,8 @@ def measure(
         Whether comparisons are enough to stop; all have a verdict if left out.
     family : int, optional
         Comparisons that are decided together, if more than those made here.
+    widen : bool
+        As of `compare`.
     expected : float
         The ratio to the control that counts as no difference: ratios of `comparisons` are shares of it.
     cancel : callable, optional
@@ -184,7 +187,7 @@ def measure(
         comparisons.update(
             (name, compare(found[name], [expected * one for one in found[control]],
                            twin=[expected * one for one in twin], margin=margin, confidence=confidence,
-                           looks=len(looks) + 1, family=family, seed=seed))
+                           looks=len(looks) + 1, family=family, seed=seed, widen=widen))
             for name in others
         )  # fmt: skip
         if progress is not None:

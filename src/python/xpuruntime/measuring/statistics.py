@@ -77,6 +77,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     verdict : Verdict
     within_limit : bool
         Not slower than the margin allows, whether faster or tied is not decided.
+    not_faster : bool
+        Not faster than the control by the margin, whether tied or slower is not decided.
     too_noisy : bool
         Two measurements of the control differ by more than half of the margin; the verdict is inconclusive then.
     control_split : Interval, optional
@@ -95,6 +97,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     family: int
     verdict: Verdict
     within_limit: bool
+    not_faster: bool
     too_noisy: bool
     control_split: Interval | None
     p_slower: float
@@ -121,6 +124,7 @@ def compare(
     looks: int = 1,
     family: int = 1,
     seed: int = 0,
+    widen: bool = False,
 ) -> Comparison:
     """Decide whether times are above or below those of a control.
 
@@ -138,6 +142,9 @@ def compare(
         How often the growing data are compared in all.
     family : int
         How many comparisons are decided together.
+    widen : bool
+        Where two measurements of the control differ by more than half of the margin, widen it to twice that, in place
+        of deciding nothing: a large difference shows on a noisy machine too.
     """
     margin = margin or Margin()
     logs = _log_ratios(times, control)
@@ -148,7 +155,11 @@ def compare(
         again = _log_ratios(twin, control)
         logs = logs - again / 2
         split = _interval(again, confidence, seed)
-        too_noisy = abs(float(np.median(again))) > math.log1p(share) / 2
+        apart = abs(float(np.median(again)))
+        if widen:
+            share = max(share, math.expm1(2 * apart))
+        else:
+            too_noisy = apart > math.log1p(share) / 2
     up, down = math.log1p(share), -math.log1p(share)
     level = (1 - confidence) / family
     above, below = sign_test(logs > up, looks), sign_test(logs < up, looks)
@@ -157,18 +168,20 @@ def compare(
     low, high = math.log(interval.low), math.log(interval.high)
     slower = above <= level and low > up
     within = below <= level and high < up
+    not_faster = over <= level and low > down
     verdict = Verdict.INCONCLUSIVE
     if not too_noisy:
         if slower:
             verdict = Verdict.SLOWER
         elif under <= level and high < down:
             verdict = Verdict.FASTER
-        elif within and over <= level and low > down:
+        elif within and not_faster:
             verdict = Verdict.TIED
     return Comparison(
         ratio=interval.ratio, low=interval.low, high=interval.high, confidence=confidence, margin=share,
         rounds=len(logs), looks=looks, family=family, verdict=verdict, within_limit=within and not too_noisy,
-        too_noisy=too_noisy, control_split=split, p_slower=above, p_within_limit=below,
+        not_faster=not_faster and not too_noisy, too_noisy=too_noisy, control_split=split,
+        p_slower=above, p_within_limit=below,
     )  # fmt: skip
 
 

@@ -1,0 +1,155 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Kernel replacement: whether a kernel takes the place of the one that would run without tuning.
+
+The protocol of every kernel tuner of this package: interleaved rounds with the control measured twice, the interval of
+the median log-ratio, and one margin. What is not decided to be faster by more than the margin replaces nothing. Where a
+call costs something on its way to a kernel that is not measured with it, samplers add it: it is to be gained as well.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import TYPE_CHECKING, NamedTuple
+
+from xpuruntime.measuring.rounds import measure
+from xpuruntime.measuring.statistics import Margin, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from xpuruntime.measuring.rounds import Sampler
+    from xpuruntime.measuring.statistics import Comparison
+    from xpuruntime.measuring.tuning_watch import TuningStep
+    from xpuruntime.policies import TuningPolicy
+
+__all__ = ["PROTOCOL", "ROUNDS", "Candidate", "Replacement", "choose", "replacing"]
+
+#: Another word whenever kernels are measured or chosen in another way, so that records of before do not hold.
+PROTOCOL = "2"
+#: Rounds before the first look at the times, and the most; the core's tuner has the same.
+ROUNDS = (7, 61)
+
+
+class Candidate(NamedTuple):
+    """One kernel that was measured.
+
+    Attributes
+    ----------
+    kernel, config : str
+    microseconds : float
+        Of one call, the median of the rounds.
+    ratio, low, high : float
+        To the control's time, and the ends of the interval.
+    verdict : str
+        ``"control"``, ``"faster"``, ``"not_faster"``, ``"tied"``, ``"slower"`` or ``"inconclusive"``.
+    """
+
+    kernel: str
+    config: str
+    microseconds: float
+    ratio: float = 1.0
+    low: float = 1.0
+    high: float = 1.0
+    verdict: str = "control"
+
+
+class Replacement(NamedTuple):
+    """What was measured, the chosen kernel first.
+
+    Attributes
+    ----------
+    candidates : tuple of Candidate
+        The chosen one, then those that are faster than the control, then that one, then the others.
+    rounds : int
+    seconds : float
+        The budget.
+    undecided : bool
+        Nothing is known to be faster than the control, and of some candidate it is not known that it is not.
+    cancelled : bool
+        By the watch: nothing of this is to be kept.
+    """
+
+    candidates: tuple[Candidate, ...]
+    rounds: int
+    seconds: float
+    undecided: bool
+    cancelled: bool = False
+
+    @property
+    def chosen(self) -> Candidate:
+        """The kernel that is to run."""
+        return self.candidates[0]
+
+
+def choose(
+    variants: Mapping[str, Sampler],
+    *,
+    control: str,
+    rule: TuningPolicy,
+    block: float = 0.002,
+    step: TuningStep | None = None,
+) -> Replacement:
+    """Measure kernels in interleaved rounds and decide which one is to run.
+
+    Parameters
+    ----------
+    variants : dict of str to callable
+        As for `measure`; the names are ids of kernels.
+    control : str
+        What would run without tuning.
+    rule : TuningPolicy
+    block : float
+        Seconds of a turn.
+    step : TuningStep, optional
+        Asked before every round whether to end.
+    """
+    began = time.monotonic()
+    if len(variants) == 1:
+        (sampler,) = variants.values()
+        return Replacement((Candidate(control, "", sampler(1, 1)[0] * 1e6),), 0, rule.budget, undecided=False)
+    turns = 0
+
+    def cancel() -> bool:
+        nonlocal turns
+        number, place = divmod(turns, len(variants) + 1)
+        turns += 1
+        if step is None or place:
+            return False
+        return step(len(variants), number, ROUNDS[1], time.monotonic() - began)
+
+    measured = measure(
+        variants, control=control, confidence=rule.confidence, rounds=ROUNDS, budget=rule.budget, block=block,
+        warm=block, widen=True, settled=_settled, cancel=cancel, margin=Margin(rule.min_effect, 0.0),
+    )  # fmt: skip
+    if step is not None:
+        step.end(time.monotonic() - began)
+    microseconds = {name: statistics.median(times) * 1e6 for name, times in measured.rounds.items() if times}
+    found = [Candidate(control, "", microseconds.get(control, 0.0))]
+    found += [
+        Candidate(name, "", microseconds[name], one.ratio, one.low, one.high, _word(one))
+        for name, one in measured.comparisons.items()
+    ]
+    return replacing(found, rounds=len(measured.twin), seconds=rule.budget, cancelled=measured.ended == "cancelled")
+
+
+def replacing(candidates: list[Candidate], *, rounds: int, seconds: float, cancelled: bool = False) -> Replacement:
+    """Return the candidates with the one that is to run first: the fastest of those that are faster, or the control."""
+    rank = {"faster": 0, "control": 1}
+    order = sorted(
+        candidates,
+        key=lambda one: (rank.get(one.verdict, 2), one.ratio if one.verdict == "faster" else one.microseconds),
+    )
+    undecided = order[0].verdict == "control" and any(one.verdict == "inconclusive" for one in order)
+    return Replacement(tuple(order), rounds, seconds, undecided, cancelled)
+
+
+def _settled(comparisons: Mapping[str, Comparison]) -> bool:
+    return all(one.verdict is Verdict.FASTER or one.not_faster for one in comparisons.values())
+
+
+def _word(one: Comparison) -> str:
+    if one.verdict is Verdict.INCONCLUSIVE and one.not_faster:
+        return "not_faster"
+    return one.verdict.value
