@@ -94,13 +94,21 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.fixture
-def nothing_is_tuned(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """PyTorch's kernels have not been measured against ours; returns where their times are kept."""
-    from xpuruntime.pytorch.dispatch import tuning
-    from xpuruntime.pytorch.dispatch.context import CONTEXT
+def own_tuning_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Tuners in Python keep what they measure in a file of the test, which is returned."""
+    from xpuruntime.ops import tuned_records
 
     path = tmp_path / "tuning.json"
     monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(path))
-    monkeypatch.setattr(CONTEXT, "times", {})
-    monkeypatch.setattr(tuning, "_open_store", functools.cache(tuning._open_store.__wrapped__))
+    monkeypatch.setattr(tuned_records, "_open_store", functools.cache(tuned_records._open_store.__wrapped__))
     return path
+
+
+@pytest.fixture
+def nothing_is_tuned(own_tuning_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """PyTorch's kernels have not been measured against ours; returns where their times are kept."""
+    from xpuruntime.pytorch.dispatch.context import CONTEXT
+
+    monkeypatch.setattr(CONTEXT, "times", {})
+    monkeypatch.setattr(CONTEXT, "route_costs", {})
+    return own_tuning_cache

@@ -20,6 +20,7 @@ from xpuruntime.files.locking import locked
 from xpuruntime.files.paths import checked, reason_of, with_home
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import replace_file
+from xpuruntime.ops.library_builds import BACKEND_LIBRARIES, core_build, mapped_builds
 from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
@@ -39,15 +40,22 @@ _MAX_ENTRIES = 10_000
 _DIGITS = 6
 
 
-class _Time(msgspec.Struct, frozen=True):
+class _Time(msgspec.Struct, frozen=True, omit_defaults=True):
     kernel: Annotated[str, msgspec.Meta(min_length=1)]
     config: str
     microseconds: Annotated[float, msgspec.Meta(gt=0)]
+    ratio: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    low: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    high: Annotated[float, msgspec.Meta(gt=0)] = 1.0
+    verdict: str = ""
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True, omit_defaults=True):
     times: Annotated[list[_Time], msgspec.Meta(min_length=1)]
     validators: dict[str, str]
+    rounds: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    undecided: bool = False
 
 
 class _File(msgspec.Struct):
@@ -106,7 +114,9 @@ class TuningCache:
         Returns
         -------
         entry : dict or None
-            ``{"times": [{"kernel", "config", "microseconds"}, ...], "validators": {...}}``, the fastest first.
+            ``{"times": [{"kernel", "config", "microseconds"}, ...], "validators": {...}}``, the chosen one first. A
+            time may have ``ratio``, ``low``, ``high`` and ``verdict``, the comparison with the control; the entry
+            ``rounds``, ``seconds`` of the budget, and ``undecided``.
         note : str
         """
         with self._guard:
@@ -261,6 +271,33 @@ def tuning_path(environment: Mapping[str, str] = os.environ) -> Path | None:
     return cache_folder(environment) / "tuning.json"
 
 
+class _WithBuilds:
+    """The cache of the core's tuner: its entries hold for the same builds of xpuruntime and of the libraries alone."""
+
+    def __init__(self, cache: TuningCache) -> None:
+        self._cache = cache
+        self._builds: dict[str, dict[str, str]] = {}
+
+    def find(self, key: str, validators: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
+        entry, note = self._cache.find(key, self._all(validators))
+        if entry is not None:
+            entry["validators"] = dict(validators)
+        return entry, note
+
+    def put(self, key: str, entry: Mapping[str, Any]) -> str:
+        return self._cache.put(key, {**entry, "validators": self._all(entry["validators"])})
+
+    def _all(self, validators: Mapping[str, str]) -> dict[str, str]:
+        found = {**validators, "core": core_build()}
+        for backend in BACKEND_LIBRARIES.keys() & validators.keys():
+            if not self._builds.get(backend):
+                self._builds[backend] = mapped_builds(BACKEND_LIBRARIES[backend])
+            found |= self._builds[backend]
+        if "driver" in validators:
+            found |= mapped_builds(("libcuda.so*",))
+        return found
+
+
 def use_tuning_cache() -> TuningCache | None:
     """Let the core's dispatcher keep measured times in the file of `tuning_path`; ``None`` where there is none."""
     dispatcher = _core.Dispatcher.instance()
@@ -270,5 +307,5 @@ def use_tuning_cache() -> TuningCache | None:
         dispatcher.set_tuning_store(_NoTuningCache(str(error)))
         return None
     cache = None if path is None else TuningCache(path)
-    dispatcher.set_tuning_store(cache)
+    dispatcher.set_tuning_store(None if cache is None else _WithBuilds(cache))
     return cache
