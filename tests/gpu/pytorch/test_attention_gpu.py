@@ -14,6 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.measuring.replacement import replacing
 from xpuruntime.pytorch.attention import sdpa_backends
 from xpuruntime.pytorch.dispatch import tuning
 from xpuruntime.pytorch.dispatch.overrides.registry import installed
@@ -360,8 +361,13 @@ def test_another_kernel_of_pytorch_may_be_the_fastest(kernel, monkeypatch):
 
     def measure(candidates, *rest):
         found = real(candidates, *rest)
-        assert kernel in found  # PyTorch's own choice is cuDNN here
-        return {name: time if name == kernel else time + 1e6 for name, time in found.items()}
+        assert kernel in {one.kernel for one in found.candidates}  # PyTorch's own choice is cuDNN here
+        verdicts = [
+            one._replace(verdict="faster", ratio=0.1) if one.kernel == kernel
+            else one._replace(verdict="control" if one.verdict == "control" else "slower")
+            for one in found.candidates
+        ]  # fmt: skip
+        return replacing(verdicts, rounds=found.rounds, seconds=found.seconds)
 
     monkeypatch.setattr(tuning, "_measure", measure)
     tensors = operands()

@@ -11,6 +11,8 @@ torch = pytest.importorskip("torch")
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
+from xpuruntime.measuring.replacement import Candidate, replacing  # noqa: E402
+from xpuruntime.policies import TuningPolicy  # noqa: E402
 from xpuruntime.pytorch import _private_api  # noqa: E402
 from xpuruntime.pytorch.attention import request as attention_call  # noqa: E402
 from xpuruntime.pytorch.attention import timed_calls  # noqa: E402
@@ -84,9 +86,10 @@ def test_what_serves_training_is_measured_with_its_gradient_on_both_sides(monkey
             done.clear()
             run()
             gradients.append(len(done))
-        return {name: 1.0 for name, _ in candidates}
+        return replacing([Candidate(candidates[0][0], "", 1.0)], rounds=0, seconds=3.0)
 
     monkeypatch.setattr(tuning, "_measure", measure)
+    monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
     q, k, v = operands(True)
     with xt.kernel_policy(xrt.KernelPolicy(auto_strategy="best_performance")):
         F.scaled_dot_product_attention(q, k, v).sum().backward()
@@ -99,12 +102,17 @@ def unfused_is_fastest(nothing_is_tuned, monkeypatch):
     """PyTorch's unfused attention is a candidate here, which it is not otherwise, and the fastest."""
     monkeypatch.setattr(attention_call, "others_of_pytorch", lambda _: ["torch.math"])
     real = tuning._measure
+    monkeypatch.setattr(tuning, "route_cost", lambda *_: 1.0)
 
-    def measure(candidates, device, eager, passes):
-        real(candidates, device, eager, passes)
+    def measure(candidates, device, eager, costs, rule, step):
+        real(candidates, device, eager, costs, TuningPolicy(budget=0.001))
         if "torch.math" in dict(candidates):
-            assert passes["torch.math"] == 0  # gates call it, and its gradient goes no way of ours
-        return {name: 1.0 if name == "torch.math" else 9.0 for name, _ in candidates}
+            assert costs["torch.math"] == 0  # gates call it, and its gradient goes no way of ours
+        found = [
+            Candidate(name, "", 1.0, 0.1, 0.1, 0.1, "faster") if name == "torch.math" else Candidate(name, "", 9.0)
+            for name, _ in candidates
+        ]
+        return replacing(found, rounds=11, seconds=3.0)
 
     monkeypatch.setattr(tuning, "_measure", measure)
 

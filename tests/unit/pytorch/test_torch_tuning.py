@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import json
+import math
 import threading
 import time
 
@@ -13,10 +14,15 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.measuring.replacement import Candidate, replacing
+from xpuruntime.measuring.tuning_watch import watch_tuning
+from xpuruntime.ops import tuned_records
+from xpuruntime.policies import TuningPolicy
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 tuning = pytest.importorskip("xpuruntime.pytorch.dispatch.tuning")
+call_timing = pytest.importorskip("xpuruntime.pytorch.dispatch.call_timing")
 CONTEXT = pytest.importorskip("xpuruntime.pytorch.dispatch.context").CONTEXT
 
 pytestmark = pytest.mark.torch
@@ -36,18 +42,31 @@ def store(nothing_is_tuned):
 def forget(monkeypatch):
     """As a process that starts."""
     monkeypatch.setattr(CONTEXT, "times", {})
-    monkeypatch.setattr(tuning, "_open_store", functools.cache(tuning._open_store.__wrapped__))
+    monkeypatch.setattr(tuned_records, "_open_store", functools.cache(tuned_records._open_store.__wrapped__))
 
 
-def takes(monkeypatch, **microseconds):
+def replacement(times, *, seconds=3.0, undecided=False):
+    """What is measured where kernels take these microseconds, PyTorch's own first."""
+    (native, least), *others = times.items()
+    found = [Candidate(native, "", least)]
+    for name, one in others:
+        verdict = "faster" if one < 0.98 * least else "inconclusive" if undecided else "not_faster"
+        found.append(Candidate(name, "", one, one / least, one / least, one / least, verdict))
+    return replacing(found, rounds=11, seconds=seconds)
+
+
+def takes(monkeypatch, *, undecided=False, **microseconds):
     """Let the clock say what each candidate takes, ``native`` and ``ours``, and count how often it is asked."""
     asked = []
     real = tuning._measure
+    monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
 
-    def measure(candidates, device, eager, passes):
+    def measure(candidates, device, eager, costs, rule, step):
         asked.append([name for name, _ in candidates])
-        times = real(candidates, device, eager, passes)  # which runs them
-        return {name: microseconds["ours" if name == "auto" else "native"] for name in times}
+        kernels = real(candidates, device, eager, costs, TuningPolicy(budget=0.001)).candidates  # which runs them
+        times = {name: microseconds["ours" if name == "auto" else "native"] for name, _ in candidates}
+        assert {one.kernel for one in kernels} <= times.keys()
+        return replacement(times, seconds=rule.budget, undecided=undecided)
 
     monkeypatch.setattr(tuning, "_measure", measure)
     return asked
@@ -152,9 +171,10 @@ def test_what_cannot_serve_is_out():
 @pytest.mark.parametrize(
     ("native", "ours", "kernel"),
     [
-        # microseconds of the host, and of the device
+        # microseconds of the host, and of the device, where a call costs 25 on its way
         ((12.0, 5.0), (10.0, 2.0), "torch.mm"),  # the device waits for the host, with either
         ((38.0, 30.0), (23.0, 29.0), "torch.mm"),  # less than a call costs more in a step
+        ((60.0, 5.0), (36.0, 2.0), "torch.mm"),
         ((60.0, 5.0), (20.0, 2.0), "auto"),
         ((12.0, 60.0), (13.0, 40.0), "auto"),  # the device is behind
         ((12.0, 60.0), (70.0, 40.0), "torch.mm"),  # then it would wait
@@ -165,20 +185,28 @@ def test_what_cannot_serve_is_out():
 )
 def test_where_the_host_is_what_a_call_costs_a_faster_kernel_alone_is_no_reason(native, ours, kernel, monkeypatch):
     times = {"torch.mm": native, "auto": ours}
-    assert chosen(monkeypatch, times, eager=True) == kernel
-    assert chosen(monkeypatch, times, eager=False) == ("auto" if ours[1] < native[1] else "torch.mm")
+    assert chosen(monkeypatch, times, eager=True, route=25.0) == kernel
+    assert chosen(monkeypatch, times, eager=False, route=25.0) == ("auto" if ours[1] < native[1] else "torch.mm")
 
 
 def test_a_gradient_goes_the_way_twice(monkeypatch):
     times = {"torch.mm": (100.0, 20.0), "auto": (60.0, 20.0)}
-    assert chosen(monkeypatch, times, eager=True) == "auto"
-    assert chosen(monkeypatch, times, eager=True, passes={"auto": 2}) == "torch.mm"
+    assert chosen(monkeypatch, times, eager=True, route=25.0) == "auto"
+    assert chosen(monkeypatch, times, eager=True, route=50.0) == "torch.mm"
 
 
-@pytest.mark.parametrize(("native", "ours", "kernel"), [(9.0, 1.0, "torch.mm"), (90.0, 60.0, "auto")])
-def test_on_the_cpu_a_few_microseconds_do_not_pay_for_the_way(native, ours, kernel, monkeypatch):
+@pytest.mark.parametrize(
+    ("native", "ours", "route", "kernel"),
+    [
+        (9.0, 1.0, 10.0, "torch.mm"),
+        (90.0, 60.0, 10.0, "auto"),
+        (9.0, 1.0, 2.0, "auto"),  # on a machine where the way costs less
+        (90.0, 60.0, math.inf, "torch.mm"),  # where it is not known
+    ],
+)
+def test_the_way_to_a_kernel_has_to_be_gained_first(native, ours, route, kernel, monkeypatch):
     times = {"torch.mm": (native, 0.0), "auto": (ours, 0.0)}
-    assert chosen(monkeypatch, times, eager=True, device=CPU) == kernel
+    assert chosen(monkeypatch, times, eager=True, route=route, device=CPU) == kernel
 
 
 def test_a_measured_kernel_that_is_no_candidate_any_more_is_out():
@@ -187,20 +215,72 @@ def test_a_measured_kernel_that_is_no_candidate_any_more_is_out():
     assert tuning.pick("matmul", "fewer", both[:1], CPU) == "torch.mm"
 
 
-def chosen(monkeypatch, times, *, eager, passes=None, device=CUDA):
+def chosen(monkeypatch, times, *, eager, route, device=CUDA):
     """Return what is chosen where calls take these microseconds of the host and of the device."""
-    monkeypatch.setattr(tuning, "_time_cuda", lambda run, _: times[run()])
-    monkeypatch.setattr(tuning, "_time_host", lambda run: times[run()][0])
+    monkeypatch.setattr(call_timing, "time_on_cuda", lambda run, *_: tuple(1e-6 * one for one in times[run()]))
+    monkeypatch.setattr(
+        call_timing, "time_calls", lambda run, calls, samples: [1e-6 * times[run()][0] * calls] * samples
+    )
     candidates = [(name, lambda name=name: name) for name in times]
-    return tuning._best(tuning._measure(candidates, device, eager, passes or {}), "torch.mm")
+    found = tuning._measure(candidates, device, eager, {"auto": route * 1e-6}, TuningPolicy())
+    assert found.rounds < 15 or route == math.inf
+    return found.chosen.kernel
+
+
+def test_what_is_undecided_stays_native_and_is_measured_again_with_more_time(monkeypatch):
+    asked = takes(monkeypatch, native=10.0, ours=9.9, undecided=True)
+    a = torch.randn(4, 4)
+    for budget, times in (("1s", 1), ("1s", 1), ("5s", 2), ("1s", 2)):
+        kernels = xrt.KernelPolicy(auto_strategy="best_performance", tuning={"budget": budget})
+        forget(monkeypatch)
+        with xt.kernel_policy(kernels):
+            a @ a
+            assert [route.kernel for route in routes()] == ["torch.mm"]
+        assert len(asked) == times, budget
+
+
+def test_another_margin_is_another_record(monkeypatch):
+    asked = takes(monkeypatch, native=10.0, ours=5.0)
+    a = torch.randn(4, 4)
+    for effect, times in ((0.02, 1), (0.1, 2), (0.02, 2), (0.1, 2)):
+        forget(monkeypatch)
+        with xt.kernel_policy(xrt.KernelPolicy(auto_strategy="best_performance", tuning={"min_effect": effect})):
+            a @ a
+        assert len(asked) == times
+
+
+def test_a_cancelled_measurement_leaves_pytorchs_and_nothing_is_kept(store, monkeypatch):
+    monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
+    a = torch.randn(4, 4)
+    seen = []
+
+    def note(progress):  # the core measures its kernels against each other where they first run
+        seen.extend([progress] * (progress.tuner == "torch"))
+
+    with xt.kernel_policy(policy()):
+        with watch_tuning(progress=note, cancel=lambda: len(seen) > 1):
+            torch.testing.assert_close(a @ a, a.double().mm(a.double()).float())
+            assert not [route for route in routes() if route.tuned]
+        assert [one.rounds for one in seen[:2]] == [0, 1]
+        assert not store.exists() or "aten::mm of [4, 4] and [4, 4]" not in store.read_text()
+        a @ a
+        assert next(route.tuned for route in routes() if route.op == "matmul")
+
+
+def test_a_budget_of_all_tuning_ends_it(monkeypatch):
+    monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
+    with xt.kernel_policy(policy()), watch_tuning(budget=1e-6) as watch:
+        torch.randn(4, 4) @ torch.randn(4, 4)
+        assert not [route for route in routes() if route.tuned]
+        assert watch.seconds > 0
 
 
 def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
     runs = []
 
-    def measure(candidates, device, eager, passes):
+    def measure(candidates, device, eager, *_):
         runs.append(eager)
-        return {"torch.mm": 10.0, "auto": 20.0 if eager else 1.0}
+        return replacement({"torch.mm": 10.0, "auto": 20.0 if eager else 1.0})
 
     monkeypatch.setattr(tuning, "_measure", measure)
     cuda = type("Device", (), {"type": "cuda"})()

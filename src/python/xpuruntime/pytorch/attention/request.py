@@ -347,11 +347,16 @@ def _settle(
             (id_, lambda place=place: timed_calls.by_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
             for id_, place in places.items()
         ]
+        calibration = CONTEXT.thread.calibration
+        if calibration is not None:
+            chosen = (xrt_kernel or others)[0]
+            run = dict(candidates)[chosen]
+            return calibration.settle(active, key, route, candidates[0][1], (chosen, places.get(chosen), run))
         text = f"{_text_of(call)};deterministic={exact}"
         passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: fast kernels call it
         passes |= dict.fromkeys(xrt_kernel, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call
-        best = tuning.pick("attention", text, candidates, call.q.device, passes=passes)
-        times = tuning.measured("attention", text, call.q.device)
+        best = tuning.pick("attention", text, candidates, call.q.device, passes=passes, active=active)
+        times = tuning.measured("attention", text, call.q.device, active=active)
     if best is None:
         active.keep(key, None)
         return route

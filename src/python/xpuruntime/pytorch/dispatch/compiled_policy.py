@@ -19,6 +19,7 @@ from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state, fast_path
+from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
 from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse
 
@@ -200,6 +201,8 @@ class CompiledPolicy:
             entry = SDPA
         wanted = self.policy.kernels.compiled_rules.match(facts)
         asked, source = wanted.use, wanted.source
+        if CONTEXT.thread.calibration is not None:
+            asked, source = ("auto",), "default"
         if self.by_module:
             self.rule_use.note(facts)
         if source != "default":

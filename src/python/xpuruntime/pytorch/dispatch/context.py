@@ -13,12 +13,14 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
+    from xpuruntime.measuring.replacement import Replacement
     from xpuruntime.pytorch.attention.flex_choices import FlexChoice
     from xpuruntime.pytorch.coverage.gaps import CoverageGap
     from xpuruntime.pytorch.dispatch.call_state import Recorder
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.fast_path import FastPath
     from xpuruntime.pytorch.dispatch.policy_scope import InstalledPolicy
+    from xpuruntime.pytorch.dispatch.route_cost import Calibration
 
 __all__ = [
     "CONTEXT", "DispatchContext", "PolicyFrame", "active_policy", "forget_tuned_routes", "policy_version",
@@ -39,11 +41,14 @@ class _ThreadState(threading.local):
         Whether gradients are recorded outside of the ``autograd.Function`` whose forward runs.
     measuring : bool
         Whether kernels are being timed.
+    calibration : Calibration or None
+        Decides the routes of tuned calls, while the cost of the way to a kernel is measured.
     """
 
     policy: tuple[CompiledPolicy | None] | None = None
     recorded = False
     measuring = False
+    calibration: Calibration | None = None
 
 
 class PolicyFrame:
@@ -95,7 +100,9 @@ class DispatchContext:
     replays : int
         Blocks in which what is tuned will be replayed from a CUDA graph.
     times : dict
-        Measured times, of PyTorch's own kernel first.
+        What was measured of each kind of call.
+    route_costs : dict
+        Seconds that a call costs on its way to an xpuruntime kernel, by operation, device and fast path.
     unfused_convs : set
         Kinds of convolutions whose bias no kernel adds on its way.
     switch_claims : dict
@@ -121,7 +128,8 @@ class DispatchContext:
         self.flex_choices: dict[FlexChoice, None] = {}
         self.policies_by_call: dict[tuple[int, str], CompiledPolicy] = {}
         self.replays = 0
-        self.times: dict[tuple[str, str, bool], dict[str, float]] = {}
+        self.times: dict[tuple[str, str, bool], Replacement] = {}
+        self.route_costs: dict[tuple[str, str, str], float] = {}
         self.unfused_convs: set[tuple[Any, ...]] = set()
         self.switch_claims: dict[str, Any] = {}
         self._lock = fork_lock()

@@ -128,7 +128,8 @@ def _run(
                 native.name, "matmul", route, _XrtCall(active, route, product, phase), args[1:], more
             )
         except InputError as error:
-            _functional(native.name, args, more)()  # raises where the arguments are wrong, in PyTorch's words
+            with thread_policy(None):
+                _functional(native.name, args, more)()  # raises where the arguments are wrong, in PyTorch's words
             skip, route = active.refused(route, error), None
         except UnsupportedOperationError as error:
             if route.plan is not None and route.plan.folds:
@@ -215,17 +216,13 @@ def _addend(product: Product) -> str:
 
 
 def _functional(name: str, args: tuple[Any, ...], more: dict[str, Any]) -> Any:
-    """Return a call of the same operator by PyTorch's own kernel that writes into nothing given."""
+    """Return a call of the same operator that writes into nothing given, to be made where no policy holds."""
     packet, _, overload = name.partition(".")
     overload = {"": "default", "out": "default", "dtype_out": "dtype"}.get(overload, overload)
     op = getattr(getattr(torch.ops.aten, packet.removesuffix("_")), overload)
     rest = {key: value for key, value in more.items() if key != "out"}
 
-    def native() -> Any:
-        with thread_policy(None):
-            return op(*args[1:], **rest)
-
-    return native
+    return lambda: op(*args[1:], **rest)
 
 
 _KEYS = ("CPU", "CUDA")

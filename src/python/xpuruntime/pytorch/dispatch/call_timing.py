@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Samplers of PyTorch calls: seconds of the host, of the device, or what a call costs an eager step."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from itertools import pairwise
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime.measuring.rounds import time_calls
+from xpuruntime.pytorch.dispatch.context import thread_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.measuring.rounds import Sampler
+
+__all__ = ["StepCost", "host_sampler", "on_device", "time_on_cuda"]
+
+#: Fewest and most launches that are queued before the device may begin with them.
+_FEWEST, _MOST = 3, 50
+#: How many times as long as the host PyTorch's own kernel has to take on the device for the step to surely wait for the
+#: device: such a call has some others beside it, casts and additions, that need the host more than the device.
+_AHEAD = 4.0
+#: Launches by which that is found out.
+_PROBE = 10
+
+
+def host_sampler(run: Callable[[], Any], route: float = 0.0) -> Sampler:
+    """Return a sampler of the seconds that a call takes here, and `route` on its way. No policy holds inside of it."""
+
+    def sample(calls: int, samples: int) -> Sequence[float]:
+        with thread_policy(None):
+            return [seconds + route * calls for seconds in time_calls(run, calls, samples)]
+
+    return sample
+
+
+def on_device(run: Callable[[], Any], device: Any) -> Sampler:
+    """Return a sampler of the seconds that a call takes on a CUDA device, whatever the host needs."""
+    return _sampler(run, device, lambda _, on_device: on_device)
+
+
+def _sampler(run: Callable[[], Any], device: Any, cost: Callable[[float, float], float]) -> Sampler:
+    def sample(calls: int, samples: int) -> Sequence[float]:
+        with thread_policy(None):
+            host, seconds = time_on_cuda(run, device, calls * samples)
+        return [cost(host, seconds) * calls] * samples
+
+    return sample
+
+
+class StepCost(NamedTuple):
+    """What calls cost an eager step on a CUDA device, by how PyTorch's own kernel does.
+
+    Where that one keeps the device for much longer than the host, the step waits for the device, and a call costs the
+    larger of both. Otherwise a step may wait for the host, where a kernel that is faster on the device alone gains
+    nothing: a call costs the host's time, and what it keeps the device for longer than PyTorch's own.
+
+    Attributes
+    ----------
+    native : float
+        Seconds of the device, of PyTorch's own kernel.
+    ahead : bool
+        Whether the step waits for the device.
+    """
+
+    native: float
+    ahead: bool
+
+    @classmethod
+    def probe(cls, run: Callable[[], Any], device: Any) -> StepCost:
+        """Find out by PyTorch's own kernel."""
+        with thread_policy(None):
+            host, seconds = time_on_cuda(run, device, _PROBE)
+        return cls(seconds, seconds >= _AHEAD * host)
+
+    def of(self, host: float, on_device: float, route: float = 0.0) -> float:
+        """Return the seconds of a call that takes these, and `route` of the host on its way to a kernel."""
+        host += route
+        return max(host, on_device) if self.ahead else host + max(0.0, on_device - self.native)
+
+    def sampler(self, run: Callable[[], Any], device: Any, route: float) -> Sampler:
+        """Return a sampler of that."""
+        return _sampler(run, device, lambda host, on_device: self.of(host, on_device, route))
+
+
+def time_on_cuda(run: Callable[[], Any], device: Any, count: int) -> tuple[float, float]:
+    """Return the seconds of the host, and those of the device, of a call that is queued about so often.
+
+    The device is timed by events, with the launches queued behind a kernel that waits, so that the host's time is not
+    in it.
+    """
+    count = min(max(count, _FEWEST), _MOST)
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream()
+        stream.synchronize()
+        start = time.perf_counter()
+        run()
+        host = time.perf_counter() - start
+        stream.synchronize()
+        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        # The stream waits while the launches are queued: about 2 cycles for each nanosecond that the host needs.
+        torch.cuda._sleep(int(2e9 * (host * (count + 1) + 1e-4)))
+        clock = time.perf_counter
+        first.record(stream)
+        points = [clock()]
+        for _ in range(count):
+            run()
+            points.append(clock())
+        last.record(stream)
+        last.synchronize()
+        seconds = float(first.elapsed_time(last)) * 1e-3 / count
+    return statistics.median(after - before for before, after in pairwise(points)), max(seconds, 1e-9)
