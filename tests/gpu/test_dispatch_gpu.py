@@ -81,7 +81,7 @@ def test_the_fastest_is_taken_and_its_times_are_told() -> None:
     times = {(one["id"], one["config"]): one["measured_us"] for one in decision["candidates"] if one["measured_us"]}
     assert len(times) > 1, decision["text"]
     chosen = times[decision["chosen"], decision["config"]]
-    assert chosen <= 1.01 * min(times.values())
+    assert chosen <= 1.05 * min(times.values()), "the first stays where nothing is faster by 2 % with confidence"
     assert all(0.5 < time < 10_000 for time in times.values()), times
     # What measuring took is given back, but for the scratch memory of this call.
     assert xrt.MemoryManager.instance().get_stats("cuda:0").reserved <= before + (128 << 20)

@@ -14,6 +14,9 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.rewriting import loading, tuning
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import module_of
+from xpuruntime.measuring.replacement import Candidate, Replacement, replacing
+from xpuruntime.measuring.tuning_watch import watch_tuning
+from xpuruntime.policies import TuningPolicy
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -259,11 +262,18 @@ def fixed() -> Any:
     return graph("float[8, 64] x", "float[8, 64] y", body, weights)
 
 
+def took(one: tuning.Timed, ours: float) -> Replacement:
+    """What is measured where ONNX Runtime's own kernel takes 10 us."""
+    verdict = "faster" if ours < 9.8 else "not_faster"
+    other = Candidate(f"xpuruntime.{one.rewrite.op}", "", ours, ours / 10, ours / 10, ours / 10, verdict)
+    return replacing([Candidate(tuning.STOCK, "", 10.0), other], rounds=11, seconds=3.0)
+
+
 def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(model: Any, free: Any, *args: Any, **given: Any) -> list[tuning.Timed]:
         real = tuning.measure_free(model, free, *args, **given)
-        assert all(not one.reason and one.stock > 0 and one.ours > 0 for one in real), [str(one) for one in real]
-        return [one._replace(stock=10.0, ours=9.9 if one.rewrite.node == "MatMul_y" else 5.0) for one in real]
+        assert all(one.found and one.stock > 0 and one.ours > 0 for one in real), [str(one) for one in real]
+        return [one._replace(found=took(one, 9.9 if one.rewrite.node == "MatMul_y" else 5.0)) for one in real]
 
     monkeypatch.setattr(loading, "measure_free", timed)
     model, x = fixed(), normal(8, 64)
@@ -298,7 +308,8 @@ def test_sizes_that_are_open_are_not_measured(tmp_path: Path) -> None:
     assert not [unit for unit in report.units if unit.kernel]
 
 
-def test_equal_operations_are_measured_once() -> None:
+@pytest.mark.usefixtures("own_tuning_cache")
+def test_equal_operations_are_measured_once_and_not_again() -> None:
     weights = {f"w{i}": normal(64, 64, seed=i) for i in range(4)}
     body = "\n".join(f"t{i} = MatMul({'x' if i == 0 else f't{i - 1}'}, w{i})" for i in range(4))
     model = graph("float[8, 64] x", "float[8, 64] t3", body, weights)
@@ -311,10 +322,25 @@ def test_equal_operations_are_measured_once() -> None:
         opened.append(part)
         return lambda: None
 
-    times = tuning.measure_free(model, free, "rules", count, deterministic=False)
+    def measure(place: str = "cpu;here", **more: Any) -> list[tuning.Timed]:
+        rule = TuningPolicy(budget=0.1)
+        given = {"deterministic": False, "rule": rule, "place": place, "versions": {"onnxruntime": "1"}, **more}
+        return tuning.measure_free(model, free, "rules", count, **given)
+
+    times = measure()
     assert len(times) == 4
     assert len(opened) == 2
     assert {one.rewrite.node for one in times} == {f"MatMul_t{i}" for i in range(4)}
+    assert [one.found for one in measure()] == [one.found for one in times]
+    assert len(opened) == 2, "what was measured is replayed"
+    measure(place="cpu;another machine")
+    measure(versions={"onnxruntime": "2"})
+    assert len(opened) == 6
+    with watch_tuning(cancel=lambda: True):
+        ended = measure(place="cpu;a third")
+    assert all("cancelled" in str(one) and not one.wins for one in ended)
+    assert len(measure(place="cpu;a third")) == 4
+    assert len(opened) == 10, "what was cancelled is not kept"
 
 
 # CUDA, where a plan needs no device

@@ -15,6 +15,7 @@ from xpuruntime.engines.onnxruntime.rewriting.graph_edit import arch_of, terms_o
 from xpuruntime.engines.onnxruntime.rewriting.records import by_key
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
 from xpuruntime.engines.written_out import NOTHING, written_out
+from xpuruntime.policies.quantities import share_text
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,7 +84,8 @@ class KernelKeys:
                 f"{len(self._found.free)} nodes measured at load",
                 "enforced",
                 "where the policy leaves the choice, each operation whose sizes are fixed is measured as ONNX Runtime "
-                "has it and as ours, and becomes an xpuruntime operator where that is faster by more than 2 %",
+                "has it and as ours, and becomes an xpuruntime operator where that is surely faster by more than "
+                f"{share_text(self._policy.tuning.min_effect)}",
             )
         else:
             reason = "where the policy leaves the choice, ONNX Runtime's own kernels run"

@@ -80,14 +80,33 @@ def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: Conve
         return _runner(open_session(copy, source, request.device).session, request)
 
     times = measure_free(
-        rewriting.model, rewriting.found.free, rules.key, open_part, deterministic=settings.deterministic
-    )
+        rewriting.model, rewriting.found.free, rules.key, open_part, deterministic=settings.deterministic,
+        rule=request.policy.kernels.tuning, place=_place(copy, request), versions={"onnxruntime": _ort_version()},
+    )  # fmt: skip
     for one in times:
         log.add(
             f"{one.rewrite.node!r} was measured as ONNX Runtime has it and as xpuruntime.{one.rewrite.op}", str(one)
         )
     rewriting.timed = tuple(times)
     rewriting.use([*rewriting.found.rewrites, *(one.rewrite for one in times if one.wins)])
+
+
+def _place(settings: Settings, request: Request) -> str:
+    """Return what the times of an operation depend on beside itself: the device, and how the session is opened."""
+    from xpuruntime.runtime.device import Device
+
+    kind = request.device.partition(":")[0]
+    device = Device(request.device) if kind == "cuda" else Device("cpu")
+    cores = "" if device.cores is None else f" x{device.cores}"
+    options = sorted({**settings.options, **settings.session}.items())
+    facts = (settings.provider, options, settings.level, settings.threads)
+    return f"{kind};{device.name}{cores};{facts}"
+
+
+def _ort_version() -> str:
+    import onnxruntime as ort
+
+    return str(ort.__version__)
 
 
 _NO_KERNELS = dict.fromkeys(("matmul", "attention", "layer_norm", "rms_norm", "conv"))

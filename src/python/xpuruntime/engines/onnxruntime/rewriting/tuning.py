@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Measuring ONNX Runtime's own kernels against ours, one operation at a time."""
+"""Tuning of nodes inside ONNX Runtime: its own kernels and ours, one operation at a time."""
 
 from __future__ import annotations
 
-import statistics
-import time
+import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, number, scopes
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.measuring.rounds import rotated
-from xpuruntime.measuring.statistics import LEAST_GAIN
+from xpuruntime.measuring.replacement import choose
+from xpuruntime.measuring.rounds import timed
+from xpuruntime.measuring.tuning_watch import TuningStep
+from xpuruntime.ops import tuned_records
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -20,32 +21,56 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite
+    from xpuruntime.measuring.replacement import Candidate, Replacement
+    from xpuruntime.policies import TuningPolicy
 
-__all__ = ["Timed", "measure_free"]
+__all__ = ["STOCK", "Timed", "measure_free"]
 
-_ROUNDS = 9
-_ROUND_SECONDS = 0.01
+#: Id of ONNX Runtime's own kernel in records.
+STOCK = "onnxruntime"
+_BLOCK = 0.005
+#: Its library, which is loaded when it is imported.
+_LIBRARIES = ("onnxruntime_pybind11_state*",)
 
 
 class Timed(NamedTuple):
-    """One node and what was measured: microseconds of both, or why nothing was."""
+    """One node and what was measured of its operation, or why nothing was."""
 
     rewrite: Rewrite
-    stock: float = 0.0
-    ours: float = 0.0
+    found: Replacement | None = None
     reason: str = ""
 
     @property
+    def stock(self) -> float:
+        """Microseconds of ONNX Runtime's own kernel."""
+        return self._of(STOCK).microseconds
+
+    @property
+    def ours(self) -> float:
+        """Microseconds of ours."""
+        return self._of(f"xpuruntime.{self.rewrite.op}").microseconds
+
+    @property
     def wins(self) -> bool:
-        """Whether ours is faster by more than `LEAST_GAIN`."""
-        return not self.reason and self.ours < self.stock * (1.0 - LEAST_GAIN)
+        """Whether ours is decided to be faster by more than the margin."""
+        return self.found is not None and self.found.chosen.kernel != STOCK
+
+    def _of(self, kernel: str) -> Candidate:
+        assert self.found is not None
+        return next(one for one in self.found.candidates if one.kernel == kernel)
 
     def __str__(self) -> str:
         """Return what was measured in one line."""
-        if self.reason:
+        if self.found is None:
             return f"not measured: {self.reason}"
+        ours = self._of(f"xpuruntime.{self.rewrite.op}")
         verdict = "ours" if self.wins else "ONNX Runtime's own stays"
-        return f"{self.stock:.1f} us by ONNX Runtime, {self.ours:.1f} us by ours: {verdict}"
+        if self.found.undecided:
+            verdict += f", as it is not decided after {self.found.rounds} rounds"
+        return (
+            f"{self.stock:.1f} us by ONNX Runtime, {self.ours:.1f} us by ours, {ours.ratio:.3f} times as long "
+            f"[{ours.low:.3f}, {ours.high:.3f}]: {verdict}"
+        )
 
 
 def measure_free(
@@ -55,6 +80,9 @@ def measure_free(
     open_session: Callable[[bytes], Any],
     *,
     deterministic: bool,
+    rule: TuningPolicy,
+    place: str,
+    versions: dict[str, str],
 ) -> list[Timed]:
     """Measure each distinct operation of `free` alone: as the model has it, and as ours.
 
@@ -69,11 +97,17 @@ def measure_free(
         arguments that runs it once and waits for the result; it raises an `XpuRuntimeError` where that is not
         possible.
     deterministic : bool
+    rule : TuningPolicy
+    place : str
+        The kind of device, a semicolon, and everything of device and session that times depend on.
+    versions : dict of str to str
+        Validators of ONNX Runtime's kernels.
 
     Returns
     -------
     list of Timed
-        One for each of `free`. Nodes that do the same on the same sizes are measured once.
+        One for each of `free`. Nodes that do the same on the same sizes are measured once, and in other processes not
+        again.
     """
     by_path = {scope.path: scope for scope in scopes(model)}
     known: dict[bytes, Timed] = {}
@@ -85,39 +119,49 @@ def measure_free(
             continue
         key = _identity(part)
         if key not in known:
-            known[key] = _measure(part, one, rules, open_session, deterministic=deterministic)
+            digest = hashlib.sha256(key).hexdigest()
+            text = f"onnxruntime;{one.op};{digest};{place};deterministic={deterministic}"
+            text += tuned_records.rule_suffix(rule)
+            held_by = tuned_records.validators(one.kind, place.partition(";")[0], versions, _LIBRARIES)
+            kept = tuned_records.recall(text, held_by, rule)
+            if kept is not None:
+                known[key] = Timed(one, kept)
+            else:
+                measured = _measure(part, one, rules, open_session, rule, deterministic=deterministic)
+                if measured.found is not None:
+                    tuned_records.keep(text, held_by, measured.found)
+                known[key] = measured
         found.append(known[key]._replace(rewrite=one))
     return found
 
 
 def _measure(
-    part: onnx.ModelProto, one: Rewrite, rules: str, open_session: Callable[[bytes], Any], *, deterministic: bool
+    part: onnx.ModelProto,
+    one: Rewrite,
+    rules: str,
+    open_session: Callable[[bytes], Any],
+    rule: TuningPolicy,
+    *,
+    deterministic: bool,
 ) -> Timed:
     from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite as Record
 
     alone = Record(**{name: getattr(one, name) for name in one.__struct_fields__ if name != "graph"}, graph="")
     edited = rewrite(part, [alone], rules, deterministic=deterministic)
     try:
-        runs = [open_session(part.SerializeToString()), open_session(edited.SerializeToString())]
-        for run in runs:
+        runs = {STOCK: open_session(part.SerializeToString())}
+        runs[f"xpuruntime.{one.op}"] = open_session(edited.SerializeToString())
+        for run in runs.values():
             run()
     except XpuRuntimeError as error:
         return Timed(one, reason=str(error).splitlines()[0])
-    repeats = [_repeats(run) for run in runs]
-    times: list[list[float]] = [[], []]
-    for turn in range(_ROUNDS):
-        for which in rotated((0, 1), turn):
-            start = time.perf_counter()
-            for _ in range(repeats[which]):
-                runs[which]()
-            times[which].append((time.perf_counter() - start) / repeats[which] * 1e6)
-    return Timed(one, statistics.median(times[0]), statistics.median(times[1]))
-
-
-def _repeats(run: Callable[[], Any]) -> int:
-    start = time.perf_counter()
-    run()
-    return max(1, int(_ROUND_SECONDS / max(time.perf_counter() - start, 1e-6)))
+    found = choose(
+        {name: timed(run) for name, run in runs.items()}, control=STOCK, rule=rule, block=_BLOCK,
+        step=TuningStep("onnxruntime", f"{one.op} at {one.node!r}"),
+    )  # fmt: skip
+    if found.cancelled:
+        return Timed(one, reason="the tuning was cancelled, or its time is used up")
+    return Timed(one, found)
 
 
 def _part(model: onnx.ModelProto, scope: Scope, one: Rewrite) -> onnx.ModelProto | str:
