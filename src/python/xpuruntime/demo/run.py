@@ -13,7 +13,7 @@ import numpy as np
 
 from xpuruntime.demo.data import demo_images, demo_model_path
 from xpuruntime.evidence.records import Latency
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,7 +84,7 @@ class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """Return the result as indented JSON."""
-        return msgspec.json.format(json_bytes(self), indent=2).decode()
+        return json_text(self)
 
 
 def run_demo(

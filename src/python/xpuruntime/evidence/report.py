@@ -17,7 +17,7 @@ from xpuruntime.evidence.sections.graph_status import GraphStatus
 from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
 from xpuruntime.evidence.writing import write_whole
-from xpuruntime.files.paths import json_bytes, reason_of, user_path
+from xpuruntime.files.paths import json_bytes, json_text, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.runtime.json_reading import decode_json
 from xpuruntime.runtime.machine import Library
@@ -178,8 +178,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = json_bytes(self.to_dict())
-        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write the report as JSON. A crash or a full disk leaves the old file, or none.

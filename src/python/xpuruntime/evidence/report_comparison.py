@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.evidence.records import Status, Time
 from xpuruntime.evidence.writing import write_whole
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_bytes, json_text
 
 if TYPE_CHECKING:
     import os
@@ -319,8 +319,7 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = json_bytes(self.to_dict())
-        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""

@@ -12,7 +12,17 @@ from typing import Any
 from xpuruntime.errors import InputError
 from xpuruntime.printable import printable
 
-__all__ = ["checked", "home_folder", "is_utf8", "json_bytes", "kind_of", "reason_of", "user_path", "with_home"]
+__all__ = [
+    "checked",
+    "home_folder",
+    "is_utf8",
+    "json_bytes",
+    "json_text",
+    "kind_of",
+    "reason_of",
+    "user_path",
+    "with_home",
+]
 
 #: What `kind_of` calls a file by the type in its mode.
 _KINDS = {
@@ -150,6 +160,14 @@ def json_bytes(value: Any, **options: Any) -> bytes:
     except UnicodeEncodeError:
         hook = options.get("enc_hook")
         return msgspec.json.encode(_printable(msgspec.to_builtins(value, enc_hook=hook)), **options)
+
+
+def json_text(value: Any, *, indent: int | None = 2, **options: Any) -> str:
+    """Return JSON text, as `json_bytes`; `indent` ``None`` gives one line."""
+    import msgspec
+
+    raw = json_bytes(value, **options)
+    return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
 
 
 def _printable(value: Any) -> Any:

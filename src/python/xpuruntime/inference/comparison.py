@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.engines.precision import OutputFigures, Tolerance
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_text
 from xpuruntime.inference.bisect import Divergence
 from xpuruntime.inference.drift import Drift
 from xpuruntime.printable import printable
@@ -118,7 +118,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, *, indent: int = 2) -> str:
         """Return it as JSON text."""
-        return msgspec.json.format(json_bytes(self.to_dict()), indent=indent).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""

@@ -14,7 +14,7 @@ from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_bytes, json_text
 from xpuruntime.planning.execution import ExecutionFacts  # a field of `Plan`
 from xpuruntime.runtime.json_reading import decode_json
 
@@ -237,7 +237,7 @@ class Plan(_Value, frozen=True, kw_only=True):
 
     def to_json(self, *, indent: int = 2) -> str:
         """Return the plan as JSON text."""
-        return msgspec.json.format(json_bytes(self.to_dict()), indent=indent).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     @classmethod
     def from_json(cls, text: str | bytes) -> Plan:

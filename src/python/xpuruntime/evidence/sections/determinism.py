@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.evidence.records import KeySeen
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_text
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
@@ -142,8 +142,7 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = json_bytes(self.to_dict())
-        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
         """Return it as plain text, one grade a line."""

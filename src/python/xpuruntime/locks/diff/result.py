@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.evidence.report_comparison import ReportComparison
 from xpuruntime.evidence.writing import write_whole
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_bytes, json_text
 from xpuruntime.measuring.conditions import Conditions
 from xpuruntime.measuring.statistics import Comparison
 
@@ -137,8 +137,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = json_bytes(self.to_dict())
-        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as JSON. A crash or a full disk leaves the old file, or none.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_bytes, json_text
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.vocabulary import SECTIONS, VERDICTS, ClaimVerdict, Section
 from xpuruntime.policies.verify_policy import Inconclusive
@@ -183,8 +183,7 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = json_bytes(self.to_dict())
-        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.evidence.writing import write_whole
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_bytes, json_text
 
 if TYPE_CHECKING:
     import os
@@ -99,8 +99,7 @@ class VersionBisect(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = json_bytes(self.to_dict())
-        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write it as JSON. A crash or a full disk leaves the old file, or none. Raises `InputError`."""

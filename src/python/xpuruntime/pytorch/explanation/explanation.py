@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_text
 from xpuruntime.pytorch.explanation.summary import Coverage, Row
 
 if TYPE_CHECKING:
@@ -160,8 +160,7 @@ class Explanation:
 
     def to_json(self, indent: int | None = 2) -> str:
         """Return JSON text; `indent` ``None`` gives one line."""
-        raw = json_bytes(self.to_dict())
-        return (raw if indent is None else msgspec.json.format(raw, indent=indent)).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def require(
         self,

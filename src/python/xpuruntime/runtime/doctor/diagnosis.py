@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.paths import json_text
 from xpuruntime.printable import printable
 from xpuruntime.runtime.doctor import cuda, packages
 from xpuruntime.runtime.doctor.facts import Facts, gather
@@ -57,7 +57,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self, *, indent: int = 2) -> str:
         """Return JSON text."""
-        return msgspec.json.format(json_bytes(self.to_dict()), indent=indent).decode()
+        return json_text(self.to_dict(), indent=indent)
 
     def __str__(self) -> str:
         """Return plain text."""
