@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.quantisation.judge import calibration_digest
+from xpuruntime.engines.refusal import Refusal
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.policies import Policy
@@ -53,13 +54,11 @@ def foreign_artifact(artifact: Artifact, engine: str, device: str) -> Verdict | 
     made = artifact.manifest
     if made.engine == engine and _family(made.device) == _family(device):
         return None
-    return Verdict(
-        candidate=f"{engine}@{device}",
-        accepted=False,
-        code=VerdictCode.ARTIFACT_FOREIGN,
-        reason=f"the artifact {artifact.folder} was compiled by {made.engine} for {made.device}",
-        fix=f"leave engine and device out, or compile the model for {engine}@{device}",
-    )
+    return Refusal(
+        VerdictCode.ARTIFACT_FOREIGN,
+        f"the artifact {artifact.folder} was compiled by {made.engine} for {made.device}",
+        f"leave engine and device out, or compile the model for {engine}@{device}",
+    ).verdict(engine, device)
 
 
 def stale_artifact(engine: Engine, request: Request, judgement: Judgement, machine: Machine) -> Verdict | None:
@@ -80,13 +79,11 @@ def stale_artifact(engine: Engine, request: Request, judgement: Judgement, machi
         )
     if not policy and not target and not inputs:
         return None
-    return Verdict(
-        candidate=f"{engine.name}@{request.device}",
-        accepted=False,
-        code=VerdictCode.ARTIFACT_STALE,
-        reason=f"the artifact {artifact.folder} does not fit: " + "; ".join((*policy, *inputs, *target)),
-        fix=_AGAIN if target else f"ask for the same, or {_AGAIN}",
-    )
+    return Refusal(
+        VerdictCode.ARTIFACT_STALE,
+        f"the artifact {artifact.folder} does not fit: " + "; ".join((*policy, *inputs, *target)),
+        _AGAIN if target else f"ask for the same, or {_AGAIN}",
+    ).verdict(engine.name, request.device)
 
 
 def _differences(before: Mapping[str, Any], now: Mapping[str, Any], made: str, found: str) -> list[str]:
@@ -108,13 +105,11 @@ def refuse_compiling(engine: Engine, request: Request, judgement: Judgement) -> 
     """Return the refusal of a request that is to be compiled and cannot be, or ``None``."""
     if judgement.uncompilable is None or request.purpose != "compile":
         return None
-    return Verdict(
-        candidate=f"{engine.name}@{request.device}",
-        accepted=False,
-        code=VerdictCode.COMPILE_UNSUPPORTED,
-        reason=judgement.uncompilable,
-        fix="leave that out, or load the model itself",
-    )
+    return Refusal(
+        VerdictCode.COMPILE_UNSUPPORTED,
+        judgement.uncompilable,
+        "leave that out, or load the model itself",
+    ).verdict(engine.name, request.device)
 
 
 def artifact_controls(engine: Engine, request: Request, judgement: Judgement) -> dict[str, Control]:

@@ -23,12 +23,14 @@ class Refusal(NamedTuple):
     reason: str
     fix: str | None = None
 
+    def verdict(self, engine: str, device: str) -> Verdict:
+        """Return the verdict on this engine on this device."""
+        candidate = f"{engine}@{device}"
+        return Verdict(candidate=candidate, accepted=False, code=self.code, reason=self.reason, fix=self.fix)
+
     def judgement(self, engine: str, device: str) -> Judgement:
         """Return the answer to a request for this engine on this device."""
-        candidate = f"{engine}@{device}"
-        return Judgement(
-            verdict=Verdict(candidate=candidate, accepted=False, code=self.code, reason=self.reason, fix=self.fix)
-        )
+        return Judgement(verdict=self.verdict(engine, device))
 
 
 def missing_cuda_device(device: str, machine: Machine) -> Refusal | None:

@@ -13,6 +13,7 @@ from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.known_errors import control_of
 from xpuruntime.engines.quantisation.judge import calibration_digest
+from xpuruntime.engines.refusal import Refusal
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import json_bytes
@@ -158,52 +159,38 @@ def judge_candidate(
     engine = engines[candidate.engine]
     if request.model.format not in engine.formats:
         takes = " and ".join(engine.formats)
-        return Judgement(
-            verdict=Verdict(
-                candidate=str(candidate),
-                accepted=False,
-                code=VerdictCode.FORMAT_UNSUPPORTED,
-                reason=f"the model is of the format {request.model.format}, and {candidate.engine} takes {takes}",
-                fix="export the model to a format of it, or name an engine that takes this one: "
-                + (" or ".join(_taking(request, candidate, machine, engines)) or "none that is registered does"),
-            )
-        )
+        return Refusal(
+            VerdictCode.FORMAT_UNSUPPORTED,
+            f"the model is of the format {request.model.format}, and {candidate.engine} takes {takes}",
+            "export the model to a format of it, or name an engine that takes this one: "
+            + (" or ".join(_taking(request, candidate, machine, engines)) or "none that is registered does"),
+        ).judgement(candidate.engine, candidate.device)
     foreign = request.artifact and foreign_artifact(request.artifact, candidate.engine, candidate.device)
     if foreign:
         return Judgement(verdict=foreign)
     if request.purpose == "compile" and not engine.compiles:
-        return Judgement(
-            verdict=Verdict(
-                candidate=str(candidate),
-                accepted=False,
-                code=VerdictCode.COMPILE_UNSUPPORTED,
-                reason=f"{candidate.engine} makes no compiled artifact: it loads the model itself each time",
-                fix="name an engine that compiles: "
-                + (", ".join(name for name, one in engines.items() if one.compiles) or "none is registered"),
-            )
-        )
+        return Refusal(
+            VerdictCode.COMPILE_UNSUPPORTED,
+            f"{candidate.engine} makes no compiled artifact: it loads the model itself each time",
+            "name an engine that compiles: "
+            + (", ".join(name for name, one in engines.items() if one.compiles) or "none is registered"),
+        ).judgement(candidate.engine, candidate.device)
     if candidate.device in devices_of(engine, machine) and _only_simulates(candidate, request, policy, machine):
-        return Judgement(
-            verdict=Verdict(
-                candidate=str(candidate),
-                accepted=False,
-                code=VerdictCode.NOT_NAMED,
-                reason=f"this machine has no such device, and the simulator of {candidate.engine} runs only when named",
-                fix=f"state engine: {candidate.engine}",
-            )
-        )
+        return Refusal(
+            VerdictCode.NOT_NAMED,
+            f"this machine has no such device, and the simulator of {candidate.engine} runs only when named",
+            f"state engine: {candidate.engine}",
+        ).judgement(candidate.engine, candidate.device)
     if candidate.device == "auto":
         # The engine offers no device here: ask it about one that it drives, so that its own reason is reported.
         kinds = kinds_of(engine, machine) or ("cpu",)
         device = "cpu" if "cpu" in kinds else f"{kinds[0]}:0" if kinds[0] == "cuda" else kinds[0]
         answer = judge(engine, request.on(device, policy), machine).verdict
         if answer.accepted:
-            answer = Verdict(
-                candidate=str(candidate),
-                accepted=False,
-                code=VerdictCode.DEVICE_MISSING,
-                reason="it has no device on this machine",
-            )
+            answer = Refusal(
+                VerdictCode.DEVICE_MISSING,
+                "it has no device on this machine",
+            ).verdict(candidate.engine, candidate.device)
         answer = _with_device_fix(
             answer, msgspec.structs.replace(candidate, device=device), request, policy, machine, engines
         )
@@ -333,40 +320,32 @@ def _text(value: object) -> str:
 def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
     if candidate.engine in KNOWN_EXTRAS:
         install = install_command(KNOWN_EXTRAS[candidate.engine])
-        return Verdict(
-            candidate=str(candidate),
-            accepted=False,
-            code=VerdictCode.ENGINE_MISSING,
-            reason=f"no adapter for {candidate.engine} is registered (registered: {', '.join(engines) or 'none'})",
-            fix=f"install a package that registers {candidate.engine}; the vendor's own package comes with {install}",
-        )
-    return Verdict(
-        candidate=str(candidate),
-        accepted=False,
-        code=VerdictCode.ENGINE_UNKNOWN,
-        reason=f"no engine is named '{candidate.engine}'; {nearest_engine(candidate.engine, engines)}",
-        fix="correct the name in execution.engine, or install the package that registers it",
-    )
+        return Refusal(
+            VerdictCode.ENGINE_MISSING,
+            f"no adapter for {candidate.engine} is registered (registered: {', '.join(engines) or 'none'})",
+            f"install a package that registers {candidate.engine}; the vendor's own package comes with {install}",
+        ).verdict(candidate.engine, candidate.device)
+    return Refusal(
+        VerdictCode.ENGINE_UNKNOWN,
+        f"no engine is named '{candidate.engine}'; {nearest_engine(candidate.engine, engines)}",
+        "correct the name in execution.engine, or install the package that registers it",
+    ).verdict(candidate.engine, candidate.device)
 
 
 def _not_tried(candidate: Candidate, winner: Candidate) -> Verdict:
-    return Verdict(
-        candidate=str(candidate),
-        accepted=False,
-        code=VerdictCode.NOT_TRIED,
-        reason=f"{winner} comes before it and was accepted",
-    )
+    return Refusal(
+        VerdictCode.NOT_TRIED,
+        f"{winner} comes before it and was accepted",
+    ).verdict(candidate.engine, candidate.device)
 
 
 def _not_enforceable(candidate: Candidate, short: Sequence[Control]) -> Verdict:
     keys = ", ".join(control.key for control in short)
-    return Verdict(
-        candidate=str(candidate),
-        accepted=False,
-        code=VerdictCode.NOT_ENFORCEABLE,
-        reason=f"mode is strict and these keys cannot be enforced: {keys}",
-        fix="remove these keys, or set mode: prefer to run without them",
-    )
+    return Refusal(
+        VerdictCode.NOT_ENFORCEABLE,
+        f"mode is strict and these keys cannot be enforced: {keys}",
+        "remove these keys, or set mode: prefer to run without them",
+    ).verdict(candidate.engine, candidate.device)
 
 
 def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
