@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Walking an ONNX graph: its subgraphs and tensors, unique node names, and the order of nodes."""
+"""Graph of an ONNX model: its subgraphs and tensors, unique node names, the order of nodes, a copy without weights."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ __all__ = [
     "sort_nodes",
     "subgraphs",
     "tensors",
+    "without_weights",
 ]
 
 
@@ -166,3 +167,28 @@ def fresh_name(base: str, taken: set[str]) -> str:
         name = f"{base}#{count}"
     taken.add(name)
     return name
+
+
+def without_weights(model: onnx.ModelProto, *, keep: int = -1) -> onnx.ModelProto:
+    """Return a model of the same inputs and outputs whose weights are inputs too, and which has no nodes yet.
+
+    For inference of types and shapes, which weights would slow down. Those of up to `keep` bytes inside of the model
+    stay weights, because shapes may be computed of them.
+    """
+    import onnx
+
+    light = onnx.ModelProto()
+    light.ir_version = model.ir_version
+    light.opset_import.extend(model.opset_import)
+    light.functions.extend(model.functions)
+    graph = light.graph
+    graph.name = model.graph.name or "graph"
+    graph.input.extend(model.graph.input)
+    graph.output.extend(model.graph.output)
+    known = {value.name for value in graph.input}
+    for tensor in model.graph.initializer:
+        if tensor.data_location != onnx.TensorProto.EXTERNAL and tensor.ByteSize() <= keep:
+            graph.initializer.append(tensor)
+        elif tensor.name not in known:
+            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
+    return light

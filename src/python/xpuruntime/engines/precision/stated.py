@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.model.graph import without_weights
 from xpuruntime.engines.precision.names import precision_name
 
 if TYPE_CHECKING:
@@ -38,20 +39,9 @@ def model_precisions(model: onnx.ModelProto, stated: Mapping[str, int] | None = 
     import onnx
 
     types = dict(stated or {})
-    light = onnx.ModelProto()
-    light.ir_version = model.ir_version
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
-    graph = light.graph
-    graph.name = model.graph.name or "graph"
-    graph.node.extend(model.graph.node)
-    graph.input.extend(model.graph.input)
-    graph.output.extend(model.graph.output)
-    graph.value_info.extend(model.graph.value_info)
-    known = {i.name for i in graph.input}
-    for item in model.graph.initializer:
-        if item.name not in known:
-            graph.input.append(onnx.helper.make_tensor_value_info(item.name, item.data_type, list(item.dims)))
+    light = without_weights(model)
+    light.graph.node.extend(model.graph.node)
+    light.graph.value_info.extend(model.graph.value_info)
     try:
         inferred = onnx.shape_inference.infer_shapes(light, check_type=False, strict_mode=False, data_prop=False)
     except (RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):

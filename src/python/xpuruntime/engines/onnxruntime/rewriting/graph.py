@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.model.graph import normal_domain, subgraphs
+from xpuruntime.engines.model.graph import normal_domain, subgraphs, without_weights
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -178,7 +178,7 @@ class _Facts:
         self.types: dict[tuple[str, str], int] = {}
         self.shapes: dict[tuple[str, str], Shape] = {}
         self._take(model.graph, "", "")
-        light = _without_weights(model)
+        light = _light(model)
         inferred = _infer(light)
         if inferred is not None:
             self._take(inferred.graph, "", "inferred ")
@@ -217,24 +217,12 @@ def _dim(dim: Any, label: str) -> Dim:
     return frozenset((f"{label}{dim.dim_param}" if dim.dim_param.startswith("unk__") else dim.dim_param,))
 
 
-def _without_weights(model: onnx.ModelProto) -> onnx.ModelProto:
+def _light(model: onnx.ModelProto) -> onnx.ModelProto:
     """Return the model with large weights turned into inputs and without the shapes that it states inside."""
     import onnx
 
-    light = onnx.ModelProto()
-    light.ir_version = model.ir_version
-    light.opset_import.extend(model.opset_import)
-    light.functions.extend(model.functions)
+    light = without_weights(model, keep=_SMALL)
     graph = light.graph
-    graph.name = model.graph.name or "graph"
-    graph.input.extend(model.graph.input)
-    graph.output.extend(model.graph.output)
-    known = {value.name for value in graph.input}
-    for tensor in model.graph.initializer:
-        if tensor.data_location != 1 and tensor.ByteSize() <= _SMALL:
-            graph.initializer.append(tensor)
-        elif tensor.name not in known:
-            graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     for node in model.graph.node:
         same = _same(node)
         if same is None:
