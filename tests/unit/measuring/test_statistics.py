@@ -123,14 +123,20 @@ def test_looking_often_without_accounting_for_it_would_be_found_out():
     assert held / 3000 <= 0.01
 
 
-def test_a_control_that_differs_from_itself_is_too_noisy_to_decide():
+@pytest.mark.parametrize(
+    ("planted", "quiet", "noisy"),
+    [(0.09, "slower", "inconclusive"), (0.30, "slower", "slower"), (0.04, "inconclusive", "inconclusive"),
+     (-0.08, "faster", "inconclusive"), (-0.30, "faster", "faster")],
+)  # fmt: skip
+def test_a_control_that_differs_from_itself_decides_only_what_is_farther_off(planted, quiet, noisy):
     rng = np.random.default_rng(1)
-    times, control, twin = rounds_of(rng, 61, 0.30)
-    assert compare(times, control, twin=twin, margin=ONLY_RELATIVE).verdict == "slower"
+    times, control, twin = rounds_of(rng, 61, planted)
+    assert compare(times, control, twin=twin, margin=ONLY_RELATIVE).verdict == quiet
+    found = compare(times, control, twin=twin * 1.06, margin=ONLY_RELATIVE)
+    assert found.too_noisy
+    assert found.verdict == noisy
     found = compare(times, control, twin=twin * 1.03, margin=ONLY_RELATIVE)
     assert found.too_noisy
-    assert found.verdict == "inconclusive"
-    assert not found.within_limit
     assert found.control_split is not None
     assert found.control_split.low < 1.03 < found.control_split.high
 

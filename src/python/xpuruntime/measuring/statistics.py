@@ -80,7 +80,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     not_faster : bool
         Not faster than the control by the margin, whether tied or slower is not decided.
     too_noisy : bool
-        Two measurements of the control differ by more than half of the margin; the verdict is inconclusive then.
+        Two measurements of the control differ by more than half of the margin. All verdicts then keep away from the
+        margin by as much as they differ.
     control_split : Interval, optional
         The ratio of the control to itself in the same rounds, and its interval.
     p_slower, p_within_limit : float
@@ -144,13 +145,13 @@ def compare(
         How many comparisons are decided together.
     widen : bool
         Where two measurements of the control differ by more than half of the margin, widen it to twice that, in place
-        of deciding nothing: a large difference shows on a noisy machine too.
+        of keeping away from it by as much as they differ.
     """
     margin = margin or Margin()
     logs = _log_ratios(times, control)
     share = margin.of(float(np.median(control)))
     split: Interval | None = None
-    too_noisy = False
+    too_noisy, bias = False, 0.0
     if twin is not None:
         again = _log_ratios(twin, control)
         logs = logs - again / 2
@@ -158,30 +159,28 @@ def compare(
         apart = abs(float(np.median(again)))
         if widen:
             share = max(share, math.expm1(2 * apart))
-        else:
-            too_noisy = apart > math.log1p(share) / 2
+        elif too_noisy := apart > math.log1p(share) / 2:
+            bias = apart
     up, down = math.log1p(share), -math.log1p(share)
     level = (1 - confidence) / family
-    above, below = sign_test(logs > up, looks), sign_test(logs < up, looks)
-    over, under = sign_test(logs > down, looks), sign_test(logs < down, looks)
+    above, below = sign_test(logs > up + bias, looks), sign_test(logs < up - bias, looks)
+    over, under = sign_test(logs > down + bias, looks), sign_test(logs < down - bias, looks)
     interval = _interval(logs, confidence, seed)
     low, high = math.log(interval.low), math.log(interval.high)
-    slower = above <= level and low > up
-    within = below <= level and high < up
-    not_faster = over <= level and low > down
+    slower = above <= level and low > up + bias
+    within = below <= level and high < up - bias
+    not_faster = over <= level and low > down + bias
     verdict = Verdict.INCONCLUSIVE
-    if not too_noisy:
-        if slower:
-            verdict = Verdict.SLOWER
-        elif under <= level and high < down:
-            verdict = Verdict.FASTER
-        elif within and not_faster:
-            verdict = Verdict.TIED
+    if slower:
+        verdict = Verdict.SLOWER
+    elif under <= level and high < down - bias:
+        verdict = Verdict.FASTER
+    elif within and not_faster:
+        verdict = Verdict.TIED
     return Comparison(
         ratio=interval.ratio, low=interval.low, high=interval.high, confidence=confidence, margin=share,
-        rounds=len(logs), looks=looks, family=family, verdict=verdict, within_limit=within and not too_noisy,
-        not_faster=not_faster and not too_noisy, too_noisy=too_noisy, control_split=split,
-        p_slower=above, p_within_limit=below,
+        rounds=len(logs), looks=looks, family=family, verdict=verdict, within_limit=within, not_faster=not_faster,
+        too_noisy=too_noisy, control_split=split, p_slower=above, p_within_limit=below,
     )  # fmt: skip
 
 

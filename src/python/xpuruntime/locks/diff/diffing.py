@@ -361,7 +361,7 @@ def _time(measured: Measured, comparison: ReportComparison, environment: tuple[D
         f"{found.ratio:.3f} times as long [{found.low:.3f}, {found.high:.3f}] in {found.rounds} interleaved rounds "
         f"at a confidence of {found.confidence:.0%}, with a margin of {found.margin:.1%}: {found.verdict.value}"
     )
-    if found.too_noisy:
+    if found.too_noisy and found.verdict is Verdict.INCONCLUSIVE:
         said += "; the machine is too noisy, the first side differs from itself by more than half of the margin"
     if found.verdict is Verdict.INCONCLUSIVE:
         return Level(name="time", verdict="undecided", reason=said)
