@@ -12,7 +12,10 @@ from captured_training import adamw, batches, eagerly, loss_of, make_net, train
 
 import xpuruntime.pytorch as xrt_torch
 
-pytestmark = pytest.mark.usefixtures("cuda_is_usable_afterwards")
+pytestmark = [
+    pytest.mark.usefixtures("cuda_is_usable_afterwards"),
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # PyTorch's own, while it compiles
+]
 
 
 def test_the_winner_trains_as_the_eager_step():
@@ -30,6 +33,26 @@ def test_the_winner_trains_as_the_eager_step():
     with tuned:
         got = train(tuned, batches())
     assert got == pytest.approx(wanted, rel=1e-2)
+
+
+def test_captures_that_share_an_optimizer_keep_their_memory():
+    net = make_net()
+    optimizer = adamw(net.parameters())
+    tuned = xrt_torch.tune(
+        loss_of(net, None), batches(1)[0], optimizer=optimizer, launches=["capture", "capture:compile"], budget=20.0
+    )
+    rows = {row.name: row for row in tuned.candidates}
+    assert all(rows[name].ratio is not None for name in ("capture", "capture:compile", "capture+auto"))
+    assert all(rows[name].loss_difference <= tuned.tolerance for name in ("capture", "capture:compile"))
+
+
+def test_compiled_steps_are_not_compiled_anew_in_the_race():
+    net = make_net()
+    tuned = xrt_torch.tune(
+        loss_of(net, None), batches(1)[0], optimizer=adamw(net.parameters()), launches=["compile"], budget=20.0
+    )
+    rows = {row.name: row for row in tuned.candidates}
+    assert max(rows["compile"].seconds, rows["compile+auto"].seconds) < 10 * rows["eager"].seconds
 
 
 def test_a_captured_step_of_a_compiled_function_is_one_graph():

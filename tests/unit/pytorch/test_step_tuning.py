@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import subprocess
 import sys
 import textwrap
@@ -18,6 +19,8 @@ torch = pytest.importorskip("torch")
 import xpuruntime.pytorch as xrt_torch  # noqa: E402
 from xpuruntime.errors import InputError  # noqa: E402
 from xpuruntime.policies import KernelPolicy  # noqa: E402
+from xpuruntime.pytorch.capture.arguments import state_of  # noqa: E402
+from xpuruntime.pytorch.capture.snapshot import Snapshot  # noqa: E402
 from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory  # noqa: E402
 from xpuruntime.pytorch.step_tuning.losses import difference  # noqa: E402
 from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep  # noqa: E402
@@ -143,6 +146,41 @@ def test_memory_of_a_variant_is_without_that_of_others_and_of_copies() -> None:
     memory.begin()
     held["most"] = 200 + 60
     assert memory.peak() == 180
+
+
+@pytest.mark.parametrize(
+    "optimizer", [torch.optim.AdamW, torch.optim.Adagrad, functools.partial(torch.optim.SGD, momentum=0.9)]
+)
+def test_state_that_was_added_keeps_its_place_however_often_it_is_given_back(optimizer: Any) -> None:
+    work = Work(optimizer=optimizer)
+    snapshot = Snapshot(state_of(work.loss, work.optimizer, None, None), torch.device("cpu"))
+    seen = []
+    for _ in range(3):
+        first = work.train(3)
+        snapshot.restore()
+        state = work.optimizer.state
+        seen.append((first, [value.data_ptr() for one in state.values() for value in one.values()]))
+        for entries in state.values():
+            assert all(not value.any() for value in entries.values())
+    assert seen[0][1]
+    assert seen[1] == seen[0] == seen[2]
+
+
+def test_compiled_steps_are_not_compiled_again_between_policies() -> None:
+    import torch._dynamo.utils as utils
+
+    work = Work()
+    utils.counters.clear()
+    tuned = work.tune(
+        launches=["eager", "compile"],
+        kernels={"native": None, "other": KernelPolicy(matmul="cpu.reference")},
+        rounds=(9, 9),
+        budget=30.0,
+    )
+    rows = rows_of(tuned)
+    assert rows["compile"].ratio is not None
+    assert rows["compile+other"].ratio is not None
+    assert utils.counters["frames"]["ok"] == 1
 
 
 def test_random_numbers_widen_the_tolerance_and_are_noted() -> None:

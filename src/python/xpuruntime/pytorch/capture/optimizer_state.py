@@ -40,7 +40,8 @@ class OptimizerState:
 
     A tensor keeps its place when it is given back, because a graph refers to places. What the warm-up adds for a
     parameter that had no state yet is set to what the optimizer began with, where that is known: then the step that is
-    captured finds its state in memory that no graph writes to begin with.
+    captured finds its state in memory that no graph writes to begin with. It can be given back any number of times, and
+    what was added stays in the memory of the first time, because graphs that were captured meanwhile refer to it.
 
     Parameters
     ----------
@@ -86,12 +87,13 @@ class OptimizerState:
         made = state[parameter]
         name = type(self.optimizer).__name__
         if isinstance(made, _FirstValues) and made.first.keys() >= made.keys():
-            state[parameter] = {key: _restored(value, made.first[key]) for key, value in made.items()}
-            return ""
+            self._entries[parameter] = {key: (value, made.first[key]) for key, value in made.items()}
+            return self._restore(parameter, self._entries[parameter])
         if type(self.optimizer) is torch.optim.SGD and self._undamped(parameter):
             for value in made.values():
                 if isinstance(value, torch.Tensor):
                     value.zero_()
+            self._entries[parameter] = {key: (value, _copy(value)) for key, value in made.items()}
             return ""
         del state[parameter]
         return f"{name} makes state in its first step, and what it begins with is not known" if made else ""

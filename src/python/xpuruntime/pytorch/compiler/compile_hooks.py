@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
 import hashlib
@@ -13,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.policies import KernelPolicy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.coverage.gap_reports import report_gaps
@@ -22,12 +24,12 @@ from xpuruntime.pytorch.import_hook import WhenImported
 from xpuruntime.runtime.forking import fork_lock
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["policy_changed"]
+__all__ = ["compiles_alike", "keep_compiled", "policy_changed"]
 
 _TAG = "xpuruntime-"
 
@@ -57,7 +59,8 @@ def policy_changed(active: CompiledPolicy | None) -> None:
         elif not CONTEXT.compile_hooks:
             _watch()
         before, CONTEXT.compiled_for = CONTEXT.compiled_for, depends
-    if before == depends or (before is None and active is None):
+        kept = CONTEXT.kept_compiled > 0 and _code(before) == _code(depends)
+    if kept or before == depends or (before is None and active is None):
         return
     config = torch.compiler.config
     rest = config.cache_key_tag.partition(_TAG)[0]
@@ -71,11 +74,43 @@ def policy_changed(active: CompiledPolicy | None) -> None:
         torch.compiler.reset()
 
 
+@contextlib.contextmanager
+def keep_compiled() -> Iterator[None]:
+    """Let policies come and go in the block without compiling again what they would have compiled alike.
+
+    Coverage gaps of such code are not reported anew, so this is for code that is only measured.
+    """
+    with _lock:
+        before = CONTEXT.compiled_for
+        CONTEXT.kept_compiled += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            CONTEXT.kept_compiled -= 1
+            if _code(before) == _code(CONTEXT.compiled_for):
+                CONTEXT.compiled_for = before
+
+
+def compiles_alike(policy: Policy) -> bool:
+    """Say whether code compiled under a policy is that without one: it says nothing but kernels of products."""
+    return not _built_in(policy) and not policy.kernels.rules
+
+
+def _code(depends: tuple[Any, ...] | None) -> tuple[Any, ...]:
+    """Return what of the things that compiled code depends on changes the code itself."""
+    built_in, *rest = depends or ("",)
+    return (built_in, *rest[2:])
+
+
 def _built_in(policy: Policy) -> str:
     """Return as text what compiled code has built in of a policy; nothing where that is as without one."""
     kernels = policy.kernels
     rules = [rule for rule in kernels.rules if rule.match.op != "matmul"]
-    rest = policy.replace(kernels=kernels.remove("matmul").replace(rules=rules)).to_dict()
+    others = kernels.remove("matmul").replace(rules=rules)
+    if not others.preferences and not rules:
+        others = KernelPolicy()  # how the fastest is chosen is of no use to nothing
+    rest = policy.replace(kernels=others).to_dict()
     rest.pop("mode", None)
     if set(rest) <= {"schema"}:
         return ""

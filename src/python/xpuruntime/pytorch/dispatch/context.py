@@ -89,6 +89,8 @@ class DispatchContext:
         The route by which PyTorch's dispatcher reaches overrides, once it is chosen.
     compiled_for : tuple, optional
         What compiled code depends on, of the policy that was active last.
+    kept_compiled : int
+        Blocks in which code that two policies compile alike is not compiled again.
     compile_hooks : list
         Functions of PyTorch's compiler that are watched.
     reported_gaps : set of (int, CoverageGap)
@@ -123,6 +125,7 @@ class DispatchContext:
         self.placed: dict[str, list[Any]] = {}
         self.fast_path: FastPath | None = None
         self.compiled_for: tuple[Any, ...] | None = None
+        self.kept_compiled = 0
         self.compile_hooks: list[Any] = []
         self.reported_gaps: set[tuple[int, CoverageGap]] = set()
         self.flex_choices: dict[FlexChoice, None] = {}

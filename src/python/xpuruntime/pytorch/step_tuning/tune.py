@@ -19,6 +19,7 @@ from xpuruntime.pytorch.capture.arguments import device_of, samples_of, state_of
 from xpuruntime.pytorch.capture.capturable import make_capturable as change
 from xpuruntime.pytorch.capture.inputs import on_device
 from xpuruntime.pytorch.capture.snapshot import Snapshot
+from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory
@@ -139,7 +140,9 @@ def tune(
     parts = StepParts(fn, optimizer, scaler, before_step, modules, used.parameters())
     memory = DeviceMemory(device) if device.type == "cuda" else None
     snapshot = Snapshot(used, device)
+    kept = contextlib.ExitStack()
     try:
+        kept.enter_context(keep_compiled())
         trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol)
         rows = [trials.run(variant) for variant in variants]
         margin = Margin(relative=min_effect, absolute=0.0)
@@ -148,6 +151,7 @@ def tune(
             cancel=cancel if ranks.count == 1 else None, progress=progress, seed=seed,
         )  # fmt: skip
     finally:
+        kept.close()
         snapshot.restore()
         parts.forget_gradients()
     rows, winner, verdict = ranks.share(_decide(rows, measured, min_effect) if ranks.rank == 0 else None)
@@ -236,6 +240,7 @@ class _Trials:
 
         def turn(calls: int, samples: int) -> Sequence[float]:
             with _under(policy):
+                inner(1, 1)  # what follows a change of policy, such as finding kernels or compiling, is no step's time
                 return inner(calls, samples)
 
         return turn

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError
-from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.policies import Policy
 from xpuruntime.pytorch.capture import capture_graph
 from xpuruntime.pytorch.capture.step_program import StepProgram
+from xpuruntime.pytorch.compiler.compile_hooks import compiles_alike
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -32,8 +33,6 @@ _CAPTURED = {"capture": False, "capture:compile": True}
 LAUNCHES = (EAGER, *_MODES, *_CAPTURED)
 #: Those that launch CUDA graphs.
 _GRAPHS = ("compile:reduce-overhead", *_CAPTURED)
-#: Kernels that compiled code calls, so that another policy of them needs no new compilation.
-_CALLED = frozenset({"matmul"})
 
 
 @dataclass(frozen=True)
@@ -81,11 +80,13 @@ def obstacle(variant: Variant, device: torch.device) -> str:
     if variant.launch in _GRAPHS and device.type != "cuda":
         return f"the {device.type.upper()} has no CUDA graphs"
     if variant.launch in _MODES and variant.policy is not None:
-        others = [op for op in OPS if op not in _CALLED and getattr(variant.policy, op) is not None]
-        if any(rule.match.op not in _CALLED for rule in variant.policy.rules):
-            others.append("rules")
-        if others:
-            return f"compiled code is compiled anew whenever a policy of {', '.join(others)} comes or goes"
+        if variant.launch in _GRAPHS:
+            return (
+                "CUDA graphs of torch.compile keep the kernels with which they were recorded, and do not know of "
+                "policies; capture:compile does"
+            )
+        if not compiles_alike(Policy(kernels=variant.policy)):
+            return "compiled code is compiled anew whenever a policy of more than products comes or goes"
     return ""
 
 
