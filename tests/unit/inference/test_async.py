@@ -256,3 +256,44 @@ def test_a_timeout_keeps_no_model_alive(quick: Path) -> None:
     while any(one.name == "xpuruntime-run-timer" for one in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(one.name == "xpuruntime-run-timer" for one in threading.enumerate())
+
+
+@pytest.fixture(params=["onnxruntime", "openvino", "null", "torch", "static batch"])
+def opened(request: pytest.FixtureRequest, quick: Path) -> Iterator[xrt.InferenceSession]:
+    """Return a session on each engine that runs here, with an input ``x``, and one that pads."""
+    options: dict[str, Any] = {"device": "cpu"}
+    model: Any = quick
+    if request.param == "torch":
+        torch = pytest.importorskip("torch")
+        model, options["example_inputs"] = torch.nn.Linear(64, 64).eval(), {"input": torch.ones(4, 64)}
+    elif request.param == "static batch":
+        options = {"policy": {"execution": {"engine": "onnxruntime", "device": "cpu", "static_batch": 8}}}
+    else:
+        options["engine"] = request.param
+    with xrt.InferenceSession(model, **options) as session:
+        yield session
+
+
+def test_queue_deadline_and_cancel_on_each_engine(opened: xrt.InferenceSession) -> None:
+    """With the model's threads held up by other work, so that nothing begins."""
+    feeds = {opened.inputs[0].name: x_of(1)}
+    want = opened.run(feeds)
+    threads, gate = opened._open().run_threads(1), threading.Event()
+    busy = threads.submit(lambda: {"went": gate.wait(WAIT)})
+    while not busy.running():
+        time.sleep(0.001)
+    try:
+        waiting = opened.run_async(feeds, queue=1)
+        with pytest.raises(xrt.QueueFullError, match="1 asynchronous runs of this session wait already"):
+            opened.run_async(feeds, queue=1)
+        assert waiting.cancel()
+        again = opened.run_async(feeds, queue=1, timeout=WAIT)
+        late = opened.run_async(feeds, timeout=0.01)
+        with pytest.raises(xrt.DeadlineError, match="did not begin within its timeout"):
+            late.result(WAIT)
+        assert not again.done()
+    finally:
+        gate.set()
+    for name, array in again.result(WAIT).items():
+        np.testing.assert_array_equal(array, want[name])
+    assert busy.result(WAIT) == {"went": True}

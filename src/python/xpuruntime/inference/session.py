@@ -268,7 +268,7 @@ class InferenceSession:
         Notes
         -----
         CUDA arrays are run by the calling thread, which only queues the work: such a future is done at once, and its
-        arrays are ready in the order of the caller's stream.
+        arrays are ready in the order of the caller's stream. None of these waits, so `queue` and `timeout` hold.
         """
         limits = _limits(queue, timeout)
         start = instrumented_method(self._open(), "run_async")
