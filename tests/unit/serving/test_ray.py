@@ -23,6 +23,10 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.demo import demo_images, demo_model_path
+from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.protocol.grpc_messages import METHODS
+from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
+from xpuruntime.serving.protocol.schema import decode, encode
 from xpuruntime.serving.ray import Predictor, deployment
 
 CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
@@ -87,17 +91,33 @@ def test_settings_are_checked_before_anything_is_deployed(tmp_path: Path) -> Non
     assert deployment("m.onnx", max_ongoing_requests=3, name="mine").max_ongoing_requests == 3
 
 
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[int]:
-    """A cluster of this machine, with the port of Ray Serve."""
-    ray = pytest.importorskip("ray")
-    from ray import serve
+class Cluster(int):
+    """The HTTP port of Ray Serve, with that of gRPC."""
 
+    grpc: int
+
+
+def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    serve.start(http_options={"host": "127.0.0.1", "port": port})
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    """A cluster of this machine, with the ports of Ray Serve."""
+    ray = pytest.importorskip("ray")
+    from ray import serve
+    from ray.serve.config import gRPCOptions
+
+    port = Cluster(free_port())
+    port.grpc = free_port()
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)
+    register = "xpuruntime.serving.ray.add_GRPCInferenceServiceServicer_to_server"
+    serve.start(
+        http_options={"host": "127.0.0.1", "port": port},
+        grpc_options=gRPCOptions(port=port.grpc, grpc_servicer_functions=[register]),
+    )
     yield port
     serve.shutdown()
     ray.shutdown()
@@ -150,6 +170,48 @@ def test_replicas_answer_in_batches(
     assert (status, "nope" in body["error"]) == (404, True)
     assert call(cluster, f"{root}/v2/models/digits/infer", {"inputs": []})[0] == 400
     serve.delete("digits")
+
+
+@needs_ray
+def test_grpc(cluster: Cluster, expected: np.ndarray) -> None:
+    """Calls of the service reach the replica's own models: answers, batches, streams, and errors with their status."""
+    grpc = pytest.importorskip("grpc")
+    from ray import serve
+
+    made = deployment(demo_model_path(), batching={"max_batch_size": 8}, ray_actor_options={"num_cpus": 0.5})
+    serve.run(made.bind(), route_prefix="/rpc", name="rpc")
+    with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc}") as channel:
+
+        def ask(name: str, asked: dict[str, Any], **more: Any) -> dict[str, Any]:
+            request, response = METHODS[name]
+            method = channel.unary_unary(f"/inference.GRPCInferenceService/{name}")
+            return decode(response, memoryview(method(encode(request, asked), timeout=60, **more)))
+
+        def infer(index: int, model: str = "digits") -> InferRequest:
+            one = IMAGES[index][None]
+            return InferRequest(model, [Tensor("image", "FP32", one.shape, one)], id=str(index))
+
+        assert ask("ServerReady", {})["ready"] is True
+        assert ask("ModelMetadata", {"name": "digits"})["inputs"][0]["shape"] == [-1, 1, 8, 8]
+        call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+        futures = [call.future(write_infer_request(infer(index)), timeout=60) for index in range(16)]
+        answers = [read_infer_response(one.result()) for one in futures]
+        assert [one.id for one in answers] == [str(index) for index in range(16)]
+        found = np.concatenate([one.outputs[0].data for one in answers])
+        np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+        stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
+        messages = list(stream(iter([write_infer_request(infer(index)) for index in range(4)]), timeout=60))
+        assert len(messages) == 4
+        for raised, code, words in (
+            (lambda: call(write_infer_request(infer(0, "nope")), timeout=60), "NOT_FOUND", "no model 'nope'"),
+            (lambda: call(b"\xff\xff", timeout=60), "INVALID_ARGUMENT", ""),
+            (lambda: ask("RepositoryIndex", {}), "PERMISSION_DENIED", "closed to clients"),
+        ):
+            with pytest.raises(grpc.RpcError) as caught:
+                raised()
+            assert caught.value.code().name == code, caught.value.details()
+            assert words in caught.value.details()
+    serve.delete("rpc")
 
 
 @needs_ray

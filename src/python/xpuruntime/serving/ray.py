@@ -15,13 +15,14 @@ from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
 from xpuruntime.serving.models.sources import settings_of_source
+from xpuruntime.serving.ray_grpc import GrpcMethods, add_GRPCInferenceServiceServicer_to_server
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from ray.serve import Deployment
 
-__all__ = ["Predictor", "ServedModels", "deployment"]
+__all__ = ["Predictor", "ServedModels", "add_GRPCInferenceServiceServicer_to_server", "deployment"]
 
 #: Ray hands a replica 5 requests at a time by default, fewer than a batch may have.
 _LEAST_ONGOING = 16
@@ -36,7 +37,7 @@ def deployment(
     batching: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Deployment:
-    """Return a deployment of Ray Serve: each replica serves the models over REST, with its own batches.
+    """Return a deployment of Ray Serve: each replica serves the models over REST and gRPC, with its own batches.
 
     Parameters
     ----------
@@ -91,8 +92,8 @@ def deployment(
     return serve.deployment(**options)(serve.ingress(_forwarding)(Served))
 
 
-class ServedModels:
-    """The models of one replica, behind `asgi_app`.
+class ServedModels(GrpcMethods):
+    """The models of one replica, behind `asgi_app`, and with the methods of the gRPC service.
 
     Parameters
     ----------
