@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from xpuruntime.lockfile.measured import Measured, OutputSample
 from xpuruntime.lockfile.records import (
     CallEntry,
     Identity,
@@ -13,8 +14,6 @@ from xpuruntime.lockfile.records import (
     LockedPlan,
     LockedPolicy,
     LockedShapes,
-    Measured,
-    OutputSample,
     Provenance,
     UnitEntry,
     Validator,

@@ -123,7 +123,7 @@ def test_other_bits_of_an_output_are_numerics(case, tmp_path):
 
 @pytest.mark.parametrize(("far", "verdict"), [(1e-4, "same"), (1e-2, "differs")])
 def test_outputs_that_do_not_repeat_are_compared_within_their_tolerance(case, tmp_path, far, verdict):
-    from xpuruntime.lockfile.records import Measured, OutputSample
+    from xpuruntime.lockfile.measured import Measured, OutputSample
 
     (output,) = case.lock.identity.outputs
     loose = msgspec.structs.replace(output, grade="tolerance", sha256="", rtol=1e-3, atol=0.0)

@@ -10,7 +10,8 @@ from typer.testing import CliRunner
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.canonical import load_lock, save_lock
-from xpuruntime.lockfile.records import BatchTime, Lock, SessionMemory
+from xpuruntime.lockfile.measured import BatchTime, SessionMemory
+from xpuruntime.lockfile.records import Lock
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.testing import models

@@ -12,7 +12,8 @@ from planted_engine import PlantedEngine
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.canonical import load_lock, save_lock
-from xpuruntime.lockfile.records import Lock, LockedRatio
+from xpuruntime.lockfile.measured import LockedRatio
+from xpuruntime.lockfile.records import Lock
 
 SPEED = {"max_slowdown": "25%", "budget": "4s"}
 POLICY = {

@@ -168,7 +168,7 @@ def test_a_lock_of_something_else(case: Case) -> None:
 def test_outputs_within_a_tolerance(case: Case) -> None:
     """Where bits do not repeat, values are compared: near ones pass, others do not."""
     from xpuruntime.inference.locked import observed_outputs, probe_at
-    from xpuruntime.lockfile.records import Measured
+    from xpuruntime.lockfile.measured import Measured
 
     with case.open() as session:
         result = session.run(probe_at(session.model, case.lock.identity.shapes[0].inputs))

@@ -26,7 +26,8 @@ from xpuruntime.lockfile.differences import (
 )
 from xpuruntime.lockfile.drift import Drift, drift_error
 from xpuruntime.lockfile.entries import call_entries, unit_entries
-from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan, OutputSample
+from xpuruntime.lockfile.measured import OutputSample
+from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan
 from xpuruntime.lockfile.rules import locked_policy, stated_keys
 from xpuruntime.lockfile.validators import Surroundings, compare_libraries, compare_validators
 from xpuruntime.policies import Policy

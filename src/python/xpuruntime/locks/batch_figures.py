@@ -15,7 +15,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.inference.batch_times import time_batches
 from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.inference.locked import probe_at
-from xpuruntime.lockfile.records import BatchTime, SessionMemory
+from xpuruntime.lockfile.measured import BatchTime, SessionMemory
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.worker_failure import WorkerFailure

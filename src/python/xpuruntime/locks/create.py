@@ -15,14 +15,8 @@ from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.locked import SHAPES_ID, locked_plan, observed_outputs, probe_at, surroundings
 from xpuruntime.lockfile.entries import call_entries, unit_entries
-from xpuruntime.lockfile.records import (
-    Identity,
-    Lock,
-    LockedShapes,
-    Measured,
-    OutputSample,
-    Provenance,
-)
+from xpuruntime.lockfile.measured import Measured, OutputSample
+from xpuruntime.lockfile.records import Identity, Lock, LockedShapes, Provenance
 from xpuruntime.lockfile.rules import locked_policy, policy_record, stated_keys, without_lock
 from xpuruntime.lockfile.validators import collect_validators
 from xpuruntime.locks.batch_figures import check_batches, memory_of_session, times_of_batches

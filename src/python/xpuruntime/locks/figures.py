@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.lockfile.records import LockedRatio
+from xpuruntime.lockfile.measured import LockedRatio
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.verification.sections.controls import ControlError, open_control, open_reference
 from xpuruntime.locks.verification.timing import time_metric

@@ -15,7 +15,7 @@ from xpuruntime.measuring.statistics import Margin, Verdict, compare, require_ru
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.lockfile.records import LockedRatio
+    from xpuruntime.lockfile.measured import LockedRatio
     from xpuruntime.measuring.rounds import Measured, Sampler
     from xpuruntime.measuring.statistics import Comparison
     from xpuruntime.policies import VerifySpeed

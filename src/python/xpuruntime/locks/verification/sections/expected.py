@@ -16,7 +16,7 @@ from xpuruntime.locks.verification.sections.locked import MACHINE
 from xpuruntime.policies.quantities import share_text
 
 if TYPE_CHECKING:
-    from xpuruntime.lockfile.records import LockedRatio
+    from xpuruntime.lockfile.measured import LockedRatio
     from xpuruntime.locks.verification.sections.subject import Subject
     from xpuruntime.locks.verification.vocabulary import Section
     from xpuruntime.policies import VerifySpeed

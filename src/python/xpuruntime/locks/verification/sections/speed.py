@@ -23,7 +23,7 @@ from xpuruntime.policies.quantities import share_text
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xpuruntime.lockfile.records import LockedRatio
+    from xpuruntime.lockfile.measured import LockedRatio
     from xpuruntime.locks.verification.sections.controls import Pair
     from xpuruntime.locks.verification.sections.subject import Subject
     from xpuruntime.locks.verification.timing import Finding

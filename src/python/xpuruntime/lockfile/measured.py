@@ -1,0 +1,106 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Measurements of a lock: times, memory and samples of outputs, which are no part of its identity."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import msgspec
+
+__all__ = ["BatchTime", "LockedRatio", "Measured", "OutputSample", "SessionMemory"]
+
+
+class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A frozen, keyword-only value; a file with a key that it lacks is refused."""
+
+
+class OutputSample(_Record, frozen=True, kw_only=True):
+    """Values of one output at evenly spaced places, to compare within a tolerance."""
+
+    name: str
+    at: str
+    values: tuple[float, ...]
+
+
+class LockedRatio(_Record, frozen=True, kw_only=True):
+    """How long something took beside a control that was timed in the same rounds.
+
+    Attributes
+    ----------
+    control : {"reference", "anchor"}
+        As ``verify.speed.control`` of a policy.
+    ratio, low, high : float
+        Median of the ratios of the rounds, and its interval.
+    confidence : float
+        Of the interval.
+    rounds : int
+    """
+
+    control: Literal["reference", "anchor"]
+    ratio: float
+    low: float
+    high: float
+    confidence: float
+    rounds: int
+
+
+class BatchTime(_Record, frozen=True, kw_only=True):
+    """How long runs of one batch size took, on arrays of the host.
+
+    Attributes
+    ----------
+    rows : int
+    median_us, longest_us : float
+    runs : int
+        How many were timed.
+    """
+
+    rows: int
+    median_us: float
+    longest_us: float
+    runs: int
+
+
+class SessionMemory(_Record, frozen=True, kw_only=True):
+    """What one more session of the model takes of its device.
+
+    Attributes
+    ----------
+    device : str
+    bytes : int
+    rows : int
+        Of the batches that it had run.
+    """
+
+    device: str
+    bytes: int
+    rows: int
+
+
+class Measured(_Record, frozen=True, kw_only=True):
+    """What was measured when the lock was made; no part of the identity.
+
+    Attributes
+    ----------
+    latency_us : dict
+        Figures of whole runs: median and interval, rounds, conditions; empty where none was taken.
+    ratios : dict of str to LockedRatio
+        By ``"latency.p50"``, ``"latency.p99"`` and ``"start"``: those that the policy's section ``verify`` asks for.
+    memory_peak : int or None
+        Bytes that a process of its own held at most while it opened the model and ran it; ``None`` where the policy
+        has no section ``verify``, or the operating system does not report it.
+    samples : tuple of OutputSample
+        Of outputs whose grade is ``"tolerance"``.
+    batches : tuple of BatchTime
+        Times by batch size in ascending order, all other sizes being the locked ones: those that were asked for.
+    memory : SessionMemory or None
+        Measured with the largest of `batches`; ``None`` where there are none, or the system does not say.
+    """
+
+    latency_us: dict[str, Any] = {}
+    ratios: dict[str, LockedRatio] = {}
+    memory_peak: int | None = None
+    samples: tuple[OutputSample, ...] = ()
+    batches: tuple[BatchTime, ...] = ()
+    memory: SessionMemory | None = None
