@@ -105,16 +105,19 @@ class ServedVersion:
             #: The settings in force.
             self.batching = batching
             warm = self._begin_with(batching) if self.runner.copies_all and settings.warmup != "none" else ()
-            self.batcher = Batcher(
-                self.runner,
-                self.layout,
-                batching,
-                self,
-                instances=settings.instances,
-                name=name,
-                warm=warm,
-                inline=self.device == "cpu" and log is None,  # writing a log may block
-            )
+            try:
+                self.batcher = Batcher(
+                    self.runner,
+                    self.layout,
+                    batching,
+                    self,
+                    instances=settings.instances,
+                    name=name,
+                    warm=warm,
+                    inline=self.device == "cpu" and log is None,  # writing a log may block
+                )
+            except XpuRuntimeError as error:
+                raise _warm_up_failed(error) from error
             self.memory = self._memory(before, device)
         except BaseException:
             self._release()
@@ -304,10 +307,7 @@ class ServedVersion:
         try:
             results = self.session.run(feeds)
         except XpuRuntimeError as error:
-            raise UnsupportedOperationError(
-                f"the warm-up with probe inputs failed: {error}. Fix: make a lock with inputs that fit, or state "
-                "warmup: none"
-            ) from error
+            raise _warm_up_failed(error) from error
         took = time.perf_counter() - begin
         shapes = {name: list(array.shape) for name, array in feeds.items()}
         self.warmed.append({"source": source, "shapes": shapes, "us": int(took * 1e6)})
@@ -342,6 +342,12 @@ class ServedVersion:
             watcher.close()
         if self._own:
             self.session.close()
+
+
+def _warm_up_failed(error: XpuRuntimeError) -> UnsupportedOperationError:
+    return UnsupportedOperationError(
+        f"the warm-up with probe inputs failed: {error}. Fix: make a lock with inputs that fit, or state warmup: none"
+    )
 
 
 def _memory_taken(device: str | None) -> int | None:
