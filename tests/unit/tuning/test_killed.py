@@ -8,6 +8,7 @@ that ends before there were enough is followed by another one.
 
 from __future__ import annotations
 
+import collections
 import json
 import os
 import random
@@ -30,11 +31,17 @@ KILLS = int(os.environ.get("XPURUNTIME_TUNE_KILLS", "3"))
 SEED = int(os.environ.get("XPURUNTIME_TUNE_KILLS_SEED", "0"))
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 CALL = [sys.executable, "-c", "from xpuruntime.cli import main; main()"]
-SPEC = """
-space: {engine: [onnxruntime, openvino], threads: [engine, 1], options: {onnxruntime: {}, openvino: {}}, kernels: off}
-decide: {min_effect: 2%, confidence: 0.8, rounds: [3, 7]}
-budget: {time: 5m}
+SPEC = f"""
+space:
+  engine: [onnxruntime, openvino]
+  threads: {[1] if KILLS <= 3 else ["engine", 1]}
+  options: {{onnxruntime: {{}}, openvino: {{}}}}
+  kernels: off
+decide: {{min_effect: 2%, confidence: 0.6, rounds: [3, 5]}}
+budget: {{time: 5m}}
 """
+#: Lines after which a kill may come at the latest.
+MOST_LINES = 4 if KILLS <= 3 else 12
 #: What a decision is: all of a candidate but what is told of it alone.
 DECIDED = ("id", "engine", "device", "changes", "code", "reason", "figure", "gain", "error", "memory", "start")
 
@@ -61,6 +68,9 @@ class Search(NamedTuple):
         out, err = self.start(*options).communicate(timeout=600)
         assert out.startswith("{"), err
         return json.loads(out)
+
+    def lines(self) -> int:
+        return self.journal.read_bytes().count(b"\n") if self.journal.exists() else 0
 
     def keys(self) -> list[str]:
         """Return the keys of the journal, each of which must follow from the line before."""
@@ -106,31 +116,39 @@ def decisions(result: dict[str, Any]) -> dict[str, Any]:
     return {name: result[name] for name in ("verdict", "reason", "winner", "gain", "policy", "stages")} | {"rows": rows}
 
 
+def wait_for_a_moment(this: Search, child: subprocess.Popen[str], chance: random.Random) -> None:
+    """Wait until some time after the start, or until some lines were written and a little longer; or until the end."""
+    lines = 0 if chance.random() < 0.3 else chance.randint(1, MOST_LINES)
+    until, known = time.monotonic() + (chance.uniform(0.0, 4.0) if not lines else 600.0), this.lines()
+    while child.poll() is None and time.monotonic() < until and not (lines and this.lines() >= known + lines):
+        time.sleep(0.01)
+    time.sleep(chance.uniform(0.0, 0.3) if lines else 0.0)
+
+
 def test_kill_9_and_resume_have_the_end_of_an_unbroken_search(tmp_path: Path) -> None:
-    chance, kills, moments = random.Random(SEED), 0, []
-    for number in range(2 * KILLS):
+    chance, kills, moments, number = random.Random(SEED), 0, [], 0
+    while kills < KILLS:
         this, before, result = search(tmp_path, number), b"", None
-        limit = chance.choice([3.0, 6.0, 12.0])
+        number += 1
         while result is None:
             child = this.start("--resume")
-            try:
-                if kills < KILLS:
-                    out, err = child.communicate(timeout=chance.uniform(0.0, limit))
-                else:
-                    out, err = child.communicate(timeout=600)
-                assert out.startswith("{"), err
-                result = json.loads(out)
-            except subprocess.TimeoutExpired:
+            if kills < KILLS:
+                wait_for_a_moment(this, child, chance)
+            if kills < KILLS and child.poll() is None:
                 workers = children(child.pid)
                 os.kill(child.pid, signal.SIGKILL)
-                child.communicate()
                 kills += 1
+                child.communicate()
                 assert gone(workers), "workers end with the process that started them"
                 now = this.journal.read_bytes() if this.journal.exists() else b""
                 assert now.startswith(before[: before.rfind(b"\n") + 1]), "whole lines stay as they were"
                 before = now
                 entries = read_journal_lines(now).entries
-                moments.append(entries[-1]["key"].split("/")[0] if entries else "before the journal")
+                moments.append(entries[-1]["key"].split("/")[0] if entries else "no line")
+            else:
+                out, err = child.communicate(timeout=600)
+                assert out.startswith("{"), err
+                result = json.loads(out)
         keys = this.keys()
         assert len(keys) == len(set(keys)), "nothing was measured twice"
         size = this.journal.stat().st_size
@@ -141,10 +159,8 @@ def test_kill_9_and_resume_have_the_end_of_an_unbroken_search(tmp_path: Path) ->
         assert trials == {one["id"]: one["changes"] for one in result["candidates"] if one["id"] in trials}
         assert all(one["reason"] for one in result["candidates"])
         assert not list(this.scratch.glob("xpuruntime-*")), "what killed processes left behind is removed"
-        if kills >= KILLS:
-            break
-    print(f"{kills} kills in {number + 1} searches; last line written before each: {sorted(moments)}")
-    assert kills == KILLS
+    counts = ", ".join(f"{key} {count}" for key, count in collections.Counter(moments).most_common())
+    print(f"{kills} kills in {number} searches; last line written before each: {counts}")
 
 
 def entries_of(this: Search, prefix: str) -> list[dict[str, Any]]:
