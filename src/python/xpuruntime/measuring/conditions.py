@@ -9,27 +9,17 @@ Read before and after the rounds, from files of Linux and from NVML where it is 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import time
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-__all__ = ["Conditions", "GpuClock", "Moment", "between", "moment"]
+from xpuruntime.measuring.nvml import Nvml, NvmlError
+from xpuruntime.runtime.snapshot import machine_snapshot
 
-_NVML = "libnvidia-ml.so.1"
-_SM_CLOCK = 1
-#: NVML's bits of reasons for lower clocks. An idle GPU and clocks that an application has set slow nothing down unseen.
-_REASONS = {
-    0x4: "sw_power_cap",
-    0x8: "hw_slowdown",
-    0x10: "sync_boost",
-    0x20: "sw_thermal_slowdown",
-    0x40: "hw_thermal_slowdown",
-    0x80: "hw_power_brake_slowdown",
-    0x100: "display_clock_setting",
-}
+__all__ = ["Conditions", "GpuClock", "Moment", "between", "moment"]
 
 
 class GpuClock(msgspec.Struct, frozen=True, kw_only=True):
@@ -172,32 +162,21 @@ def _cpu_mhz(folder: Path = Path("/sys/devices/system/cpu")) -> float | None:
 
 
 def _gpus() -> tuple[GpuClock, ...]:
-    """Ask NVML, which needs no CUDA context."""
+    """Return the clocks of the GPUs that CUDA shows, or of all where it shows none, as in a build without CUDA."""
     try:
-        nvml = ctypes.CDLL(_NVML)
-        if nvml.nvmlInit_v2() != 0:
-            return ()
-    except (OSError, AttributeError):
+        with Nvml() as nvml:
+            gpus = nvml.gpus()
+            seen = {one.pci_id.lower(): one.index for one in machine_snapshot().cuda}
+            indices = seen or {address: index for index, address in enumerate(gpus)}
+            found = [_gpu(nvml, gpus[address], index) for address, index in indices.items() if address in gpus]
+    except NvmlError:
         return ()
+    return tuple(one for one in found if one is not None)
+
+
+def _gpu(nvml: Nvml, gpu: Any, index: int) -> GpuClock | None:
     try:
-        count = ctypes.c_uint()
-        if nvml.nvmlDeviceGetCount_v2(ctypes.byref(count)) != 0:
-            return ()
-        return tuple(clock for index in range(count.value) if (clock := _gpu(nvml, index)) is not None)
-    finally:
-        nvml.nvmlShutdown()
-
-
-def _gpu(nvml: ctypes.CDLL, index: int) -> GpuClock | None:
-    device, now, most, bits = ctypes.c_void_p(), ctypes.c_uint(), ctypes.c_uint(), ctypes.c_ulonglong()
-    if nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device)) != 0:
+        now, most = nvml.sm_mhz(gpu)
+    except NvmlError:
         return None
-    clocks = [
-        nvml.nvmlDeviceGetClockInfo(device, _SM_CLOCK, ctypes.byref(now)),
-        nvml.nvmlDeviceGetMaxClockInfo(device, _SM_CLOCK, ctypes.byref(most)),
-    ]
-    if any(clocks):
-        return None
-    nvml.nvmlDeviceGetCurrentClocksThrottleReasons(device, ctypes.byref(bits))
-    reasons = tuple(name for bit, name in _REASONS.items() if bits.value & bit)
-    return GpuClock(index=index, sm_mhz=now.value, max_sm_mhz=most.value, throttled_by=reasons)
+    return GpuClock(index=index, sm_mhz=now, max_sm_mhz=most, throttled_by=nvml.throttled_by(gpu))

@@ -7,13 +7,13 @@ Counters are of whole packages and boards: what other processes use meanwhile is
 
 from __future__ import annotations
 
-import ctypes
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.files.paths import reason_of
+from xpuruntime.measuring.nvml import Nvml, NvmlError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,6 @@ __all__ = ["EnergyMeter", "open_meter"]
 
 _FOLDER = Path("/sys/class/powercap")
 _PACKAGE = re.compile(r"intel-rapl:[0-9]+")
-_NVML = "libnvidia-ml.so.1"
 _FIX = "Fix: take another objective"
 
 
@@ -36,13 +35,14 @@ class _Domain(NamedTuple):
 class EnergyMeter:
     """A counter that can be read again and again."""
 
-    def __init__(self, domains: Sequence[_Domain] = (), gpu: int | None = None) -> None:
+    def __init__(self, domains: Sequence[_Domain] = (), gpu: tuple[Nvml, Any] | None = None) -> None:
         self._domains, self._gpu = tuple(domains), gpu
 
     def read(self) -> tuple[int, ...]:
         """Return the counters, for `joules`."""
         if self._gpu is not None:
-            return (_gpu_millijoules(self._gpu),)
+            nvml, handle = self._gpu
+            return (nvml.millijoules(handle),)
         return tuple(int(one.path.read_text(encoding="ascii")) for one in self._domains)
 
     def joules(self, before: tuple[int, ...], after: tuple[int, ...]) -> float:
@@ -56,8 +56,16 @@ class EnergyMeter:
         return sum(used) / 1e6
 
 
-def open_meter(device: str, folder: Path = _FOLDER) -> EnergyMeter:
-    """Return the meter of a device: RAPL for the CPU, NVML for a CUDA device.
+def open_meter(device: str, folder: Path = _FOLDER, *, pci_id: str | None = None) -> EnergyMeter:
+    """Return the meter of a device: RAPL for the CPU, NVML's counter of total energy for a CUDA device.
+
+    Parameters
+    ----------
+    device : str
+    folder : Path
+        Of RAPL's counters.
+    pci_id : str, optional
+        The PCI address of a CUDA device; CUDA is asked for it if left out.
 
     Raises
     ------
@@ -66,8 +74,7 @@ def open_meter(device: str, folder: Path = _FOLDER) -> EnergyMeter:
     """
     kind, _, index = device.partition(":")
     if kind == "cuda":
-        _gpu_millijoules(int(index or 0))
-        return EnergyMeter(gpu=int(index or 0))
+        return _gpu_meter(device, int(index or 0), pci_id)
     if kind != "cpu":
         raise UnsupportedOperationError(f"energy of {device} cannot be measured: it has no counter. {_FIX}")
     domains = []
@@ -88,21 +95,28 @@ def open_meter(device: str, folder: Path = _FOLDER) -> EnergyMeter:
     return EnergyMeter(domains)
 
 
-def _gpu_millijoules(index: int) -> int:
-    """Ask NVML, which needs no CUDA context."""
+def _gpu_meter(device: str, index: int, pci_id: str | None) -> EnergyMeter:
+    """Return NVML's counter of a GPU, found by its PCI address."""
+    reason = f"energy of {device} cannot be measured"
+    address = pci_id if pci_id is not None else _pci_id(index)
+    if address is None:
+        raise UnsupportedOperationError(f"{reason}: CUDA shows no such device here. {_FIX}")
     try:
-        nvml = ctypes.CDLL(_NVML)
-        if nvml.nvmlInit_v2() != 0:
-            raise OSError("NVML does not start")
-    except (OSError, AttributeError) as error:
-        msg = f"energy of cuda:{index} cannot be measured: {_NVML} cannot be used. {_FIX}"
-        raise UnsupportedOperationError(msg) from error
+        nvml = Nvml()
+    except NvmlError as error:
+        raise UnsupportedOperationError(f"{reason}: {error}. {_FIX}") from error
     try:
-        device, used = ctypes.c_void_p(), ctypes.c_ulonglong()
-        found = nvml.nvmlDeviceGetHandleByIndex_v2(index, ctypes.byref(device))
-        if found != 0 or nvml.nvmlDeviceGetTotalEnergyConsumption(device, ctypes.byref(used)) != 0:
-            msg = f"energy of cuda:{index} cannot be measured: the device has no counter that NVML reads. {_FIX}"
-            raise UnsupportedOperationError(msg)
-        return used.value
-    finally:
-        nvml.nvmlShutdown()
+        handle = nvml.gpus().get(address.lower())
+        if handle is None:
+            raise NvmlError(f"NVML shows no GPU at {address}")
+        nvml.millijoules(handle)
+    except NvmlError as error:
+        nvml.close()
+        raise UnsupportedOperationError(f"{reason}: {error}. {_FIX}") from error
+    return EnergyMeter(gpu=(nvml, handle))
+
+
+def _pci_id(index: int) -> str | None:
+    from xpuruntime.runtime.snapshot import machine_snapshot
+
+    return next((one.pci_id for one in machine_snapshot().cuda if one.index == index), None)
