@@ -20,7 +20,7 @@ from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Machine
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.tuning.devices import trial_devices
 from xpuruntime.tuning.journal import Journal
-from xpuruntime.tuning.records import CandidateFailed
+from xpuruntime.tuning.records import CandidateFailed, DeviceLost
 from xpuruntime.tuning.space import Space
 from xpuruntime.tuning.spec import TuneSpec
 
@@ -56,6 +56,7 @@ def machine(*devices: CudaFacts) -> Machine:
         ("devices: [cuda:0, cuda]", r"'cuda:0' is listed twice"),
         ("devices: [cud:0]", r"did you mean 'cuda:0'\?"),
         ("devices: [auto]", r"'auto' is not a device"),
+        ("{devices: [cpu:0], ray: {}}", r"ray: contradicts devices"),
         ("{devices: [cpu:0], isolation: none}", r"isolation: contradicts devices"),
     ],
 )
@@ -206,6 +207,81 @@ def test_a_failure_in_one_thread_ends_the_others() -> None:
     assert not journal.has("race/2/0"), "what a killed worker answers is not recorded"
 
 
+class Losing(SimulatedBench):
+    """A bench whose node goes away in some measurements; `others` are left to go on on."""
+
+    def __init__(self, *args, at: set[int], others: int, **more) -> None:
+        super().__init__(*args, **more)
+        self.at, self.others, self.number = at, others, 0
+
+    def _count(self) -> None:
+        self.number += 1
+        if self.number in self.at:
+            raise DeviceLost(f"the node {self.device.name} was lost")
+
+    def trial(self, candidate):
+        self._count()
+        return super().trial(candidate)
+
+    def turn(self, candidate):
+        self._count()
+        return super().turn(candidate)
+
+    def renew(self) -> str:
+        if not self.others:
+            return "no node had room"
+        self.others -= 1
+        self.device = msgspec.structs.replace(self.device, name=f"{self.device.name}+")
+        return ""
+
+
+def searched(path: Path, *lost: Losing, resume: bool = False):
+    with Journal(path, {}, resume=resume) as journal:
+        found = run([SimulatedBench(seconds, device="d0"), *lost], SPACE, journal=journal)
+    return found, [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+@pytest.mark.parametrize("at", [{1}, {3}, {12}, {40}])
+def test_what_was_measured_on_a_lost_node_is_measured_once_more(at: set[int], tmp_path: Path) -> None:
+    found, lines = searched(tmp_path / "j", Losing(seconds, device="d1", at=at, others=1))
+    assert found.verdict == "winner"
+    lost = [one for one in lines if isinstance(one["value"], dict) and "lost" in one["value"]]
+    assert [one["device"] for one in lost] == ["d1"]
+    assert [one["device"] for one in lines if one["key"] == lost[0]["key"] + "/again"] == ["d1+"]
+    assert not any(one.code == "node_lost" for one in found.candidates)
+    again, same = searched(tmp_path / "j", Losing(seconds, device="d1", at=set(), others=0), resume=True)
+    assert same == lines
+    assert again == found, "a search that is resumed loses the same nodes"
+
+
+def test_a_candidate_that_loses_two_nodes_is_named_and_open(tmp_path: Path) -> None:
+    found, lines = searched(tmp_path / "j", Losing(lambda changes: 1e-3, device="d1", at={3, 4}, others=2))
+    lost = [one for one in found.candidates if one.code == "node_lost"]
+    assert len(lost) == 1
+    assert lost[0].reason == "the node d1+ was lost"
+    keys = [one["key"] for one in lines]
+    assert {f"trial/{lost[0].id}", f"trial/{lost[0].id}/again"} <= set(keys)
+
+
+def test_candidates_of_a_device_that_has_no_other_go_on_elsewhere(tmp_path: Path) -> None:
+    found, lines = searched(tmp_path / "j", Losing(seconds, device="d1", at={3}, others=0))
+    lost = [one for one in found.candidates if one.code == "node_lost"]
+    assert len(lost) == 1
+    assert lost[0].reason == "the node d1 was lost; no node had room"
+    assert all(one.code not in ("undecided", "not_tried") or one.device == "d0" for one in found.candidates)
+    assert found.verdict == "winner" or lost[0].id in found.reason
+    again, same = searched(tmp_path / "j", Losing(seconds, device="d1", at=set(), others=9), resume=True)
+    assert (again, same) == (found, lines)
+
+
+def test_a_search_without_any_device_left_can_be_resumed(tmp_path: Path) -> None:
+    lost = Losing(seconds, device="d0", at={9}, others=0)
+    with Journal(tmp_path / "j", {}) as journal, pytest.raises(DeviceLost, match=r"no node had room\. Fix: .*--resume"):
+        run(lost, SPACE, journal=journal)
+    with Journal(tmp_path / "j", {}, resume=True) as journal:
+        assert run(benches(1), SPACE, journal=journal).verdict == "winner"
+
+
 # --- real processes --------------------------------------------------------------------------------------------------
 
 
@@ -279,7 +355,7 @@ def test_a_search_on_two_sets_of_cores(tmp_path: Path) -> None:
     wide = next(one for one in found.candidates if one.changes.get("execution.threads") == 64)
     assert wide.code == "infeasible"
     assert "64 are more than the device has, which is 1" in wide.reason
-    assert any("it states 1 here" in note for note in found.notes)
+    assert any("states 1 here" in note for note in found.notes)
     assert found.policy["execution"]["threads"] == 1
     assert found.devices == tuple(devices)
     assert all(name in str(found) for name in devices)

@@ -51,6 +51,10 @@ DevicesOption = Annotated[
         help="Measure on several at once: cuda:0,cuda:1, or disjoint sets of cores, cpu:0-3,cpu:4-7.",
     ),
 ]  # fmt: skip
+RayOption = Annotated[
+    str | None,
+    text_option("--ray", metavar="ADDRESS", help="Measure on the nodes of a Ray cluster: 'auto' or host:port."),
+]
 OutputOption = Annotated[
     str | None,
     text_option("--output", "-o", metavar="FILE", help="Write the policy that was found, as YAML."),
@@ -77,6 +81,7 @@ def tune(
     input: InputsOption = None,
     choice: Choice,
     devices: DevicesOption = None,
+    ray: RayOption = None,
     budget: BudgetOption = None,
     output: OutputOption = None,
     journal: JournalOption = None,
@@ -114,6 +119,7 @@ def tune(
                 inputs=input,
                 budget=seconds,
                 devices=None if devices is None else [one.strip() for one in devices.split(",")],
+                ray=ray,
                 journal=kept,
                 resume=resume,
                 progress=progress,

@@ -49,6 +49,8 @@ class Measurements:
         self.clock = clock
         self._journal, self._benches, self._cancel = journal, list(benches), cancel
         self._gone: list[Bench] = []
+        #: What was measured once more, and why.
+        self.notes: list[str] = []
         self._stopped = threading.Event()
         self._losing = threading.Lock()
 
@@ -86,6 +88,7 @@ class Measurements:
         """
         found = self._once(bench, key, measure)
         if isinstance(found, dict) and found.get("another"):
+            self.notes.append(f"{found['lost']}; {key} was measured once more, on another one")
             found = self._once(bench, _again(key), measure)
         if isinstance(found, dict) and "lost" in found:
             raise CandidateFailed("node_lost", found["lost"])
@@ -124,6 +127,8 @@ class Measurements:
         except CandidateFailed as failed:
             found = {"failed": [failed.code, failed.reason]}
         except DeviceLost as lost:
+            if self._stopped.is_set():
+                raise _Stopped from lost
             found = self._replaced(bench, str(lost))
         if self._stopped.is_set():
             raise _Stopped

@@ -269,4 +269,4 @@ class Search(Stages):
         if self._all.cancelled and verdict != "winner":
             verdict, reason = "undecided", f"it was cancelled: {reason}"
         rows = tuple(row.result() for row in self._rows.values())
-        return Outcome(verdict, reason, winner, gain, rows, self._stages, tuple(self._notes))
+        return Outcome(verdict, reason, winner, gain, rows, self._stages, (*self._notes, *self._all.notes))

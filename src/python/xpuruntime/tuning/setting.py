@@ -17,7 +17,7 @@ from xpuruntime.errors import PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.inference.plan_request import Planned, plan_asked
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
 from xpuruntime.runtime.snapshot import probed
 from xpuruntime.tuning.devices import policy_device, trial_devices
 from xpuruntime.tuning.planner import Planner
@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from xpuruntime.inference.plan_request import Asked
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.machine import Machine
+    from xpuruntime.tuning.ray_bench import RayCluster
     from xpuruntime.tuning.records import Candidate
     from xpuruntime.tuning.spec import TuneSpec
     from xpuruntime.tuning.spec_parts import SearchSpace
@@ -49,6 +50,7 @@ class Setting:
         registry: EngineRegistry,
         machine: Machine | None,
         calibration: str | os.PathLike[str] | None,
+        cluster: RayCluster | None = None,
     ) -> None:
         self.path, self.spec, self.trust = Path(model).resolve(), spec, asked.trust
         self.calibration = None if calibration is None else str(Path(calibration).resolve())
@@ -66,15 +68,19 @@ class Setting:
         self.base = policy if isinstance(given, str) else policy._replaced({"accuracy": given})
         self.digest = model_digest(request.model)
         self.grade = spec.constraints.determinism or policy.execution.determinism
-        self.devices = trial_devices(spec.devices, plan.device, here)
         self.notes: tuple[str, ...] = ()
-        wanted, within = spec.space, self.devices[0].cores
-        self.cores = cpu_cores(within or None)
-        if within:
+        wanted, within = spec.space, None
+        if cluster is not None:
+            self.devices, within = cluster.devices(plan.device), cluster.threads
+            size = self.devices[0].hardware
+            self.cores = CpuCores(size["cores"], size["threads"]) if within is None else CpuCores(within, within)
+        else:
+            self.devices = trial_devices(spec.devices, plan.device, here)
+            self.cores = cpu_cores(self.devices[0].cores or None)
+            within = self.cores.logical if self.devices[0].cores else None
+        if within is not None and plan.device == "cpu":
             wanted = self._keep_within(policy)
-        self.planner = Planner(
-            request, self.base, registry, machine, most_threads=self.cores.logical if within else None
-        )
+        self.planner = Planner(request, self.base, registry, machine, most_threads=within)
         names = spec.space.engine or _engines(policy, registry)
         missing = {one.name: probed(one) for one in map(registry.get, names) if one.name not in here.engines}
         self.machine = full = here.with_engines({**here.engines, **missing})
@@ -88,22 +94,21 @@ class Setting:
         self.stated_keys = _stated_keys(spec)
 
     def _keep_within(self, policy: Policy) -> SearchSpace:
-        """Keep candidates to the cores of a set: engines take and bind those of the machine unless they are told."""
+        """Keep candidates to the cores they have: engines take and bind those of the machine unless they are told."""
         wanted, most = self.spec.space, self.cores.physical
         stated = policy.execution.threads
         if stated is not None:
             return wanted
         self.base = self.base._replaced({"execution": self.base.execution._replaced({"threads": most})})
         self.notes = (
-            f"candidates had the cores of {self.devices[0].name}: where the policy leaves threads open, it states "
-            f"{most} here",
+            f"candidates had {self.cores.logical} cores each: the policy leaves threads open, and states {most} here",
         )
         return wanted if wanted.threads else wanted._replaced({"threads": ("engine", 1, "logical")})
 
     def facts(self, inputs: str) -> dict[str, Any]:
         """Return what a journal must be of."""
         what = self.spec.to_dict()
-        for name in ("budget", "isolation", "inputs", "base", "devices"):
+        for name in ("budget", "isolation", "inputs", "base", "devices", "ray"):
             what.pop(name, None)
         return {
             "version": version("xpuruntime"),
@@ -114,7 +119,7 @@ class Setting:
             "calibration": self.calibration,
             "engines": {name: one.version for name, one in sorted(self.machine.engines.items())},
             "cores": list(self.cores),
-            "devices": [one.name for one in self.devices],
+            "devices": [one.name if self.spec.ray is None else "a Ray node" for one in self.devices],
             "hardware": self.devices[0].hardware,
         }
 

@@ -15,7 +15,15 @@ from xpuruntime.policies.kinds import Choice, Integer, Kind, Text
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
 from xpuruntime.tuning.devices import DEVICE_NAMES, check_devices, check_trial_device
-from xpuruntime.tuning.spec_parts import Budget, Constraints, ConstraintsKind, Decide, Objective, SearchSpace
+from xpuruntime.tuning.spec_parts import (
+    Budget,
+    Constraints,
+    ConstraintsKind,
+    Decide,
+    Objective,
+    RayPlacement,
+    SearchSpace,
+)
 
 if TYPE_CHECKING:
     import os
@@ -54,6 +62,8 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     devices : tuple of str
         Devices that candidates are measured on at the same time, one on each: of the kind that the policy runs on, as
         ``"cuda:1"``, or disjoint sets of cores, as ``"cpu:0-3"``. Default: the device of the policy.
+    ray : RayPlacement or None
+        A Ray cluster whose nodes are measured on, in place of devices of this machine.
     isolation : {"process", "none"}
         ``"none"``: candidates share this process, where a crash ends all.
 
@@ -81,6 +91,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         "devices": OneOrMore(
             Text(what=DEVICE_NAMES, parse=check_trial_device), "Devices that are measured on at once.", empty=True
         ),
+        "ray": Nested(RayPlacement, "The Ray cluster whose nodes are measured on.", optional=True),
         "isolation": Choice(("process", "none"), "Whether each candidate has a process of its own."),
     }
     #: The keys of a file.
@@ -98,6 +109,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     decide: Decide = Decide()
     seed: int = 0
     devices: tuple[str, ...] = ()
+    ray: RayPlacement | None = None
     isolation: Literal["process", "none"] = "process"
 
     def check_together(self) -> None:
@@ -106,8 +118,11 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
             check_devices(self.devices)
         except Refused as refused:
             raise refused.under("devices") from None
-        if self.devices and self.isolation == "none":
-            raise Refused("contradicts devices: they need a process for each candidate", "isolation")
+        if self.devices and self.ray is not None:
+            raise Refused("contradicts devices, which are those of this machine; state one of them", "ray")
+        if self.isolation == "none" and (self.devices or self.ray is not None):
+            what = "devices" if self.devices else "ray"
+            raise Refused(f"contradicts {what}: each candidate needs a process of its own", "isolation")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

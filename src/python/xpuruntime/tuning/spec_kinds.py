@@ -10,11 +10,11 @@ from xpuruntime.engines.options import BOOL
 from xpuruntime.policies.compound_kinds import MappingOf, read_entries
 from xpuruntime.policies.document import Items, Mapping, Node, Scalar, describe, describe_value
 from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.kinds import Integer, Kind, Text, refuse_control_characters
+from xpuruntime.policies.kinds import Integer, Kind, Number, Text, refuse_control_characters
 from xpuruntime.policies.provider_options import check_engine
 from xpuruntime.policies.refusal import Refused, did_you_mean, quote
 
-__all__ = ["AtMost", "OptionValues", "Rounds", "ThreadCount", "WordOr"]
+__all__ = ["AtMost", "OptionValues", "Resources", "Rounds", "ThreadCount", "WordOr"]
 
 _MOST_ROUNDS = 10_000
 
@@ -152,6 +152,43 @@ class OptionValues(MappingOf):
         scalar = {"type": ["string", "number", "boolean"]}
         values = {"type": "array", "items": scalar, "minItems": 1}
         return {"type": "object", "additionalProperties": {"type": "object", "additionalProperties": values}}
+
+
+class Resources(MappingOf):
+    """What one trial needs of a Ray node: ``num_cpus``, ``num_gpus``, and custom resources by their names."""
+
+    _WHOLE = Integer(1, 4096)
+    _CUSTOM = Number(1e-4, 1e6)
+
+    def expects(self) -> str:
+        """Say what is accepted."""
+        return "a mapping of num_cpus, num_gpus and custom resources to numbers"
+
+    def _check_name(self, name: str) -> None:
+        refuse_control_characters(name)
+        if name in ("CPU", "GPU"):
+            raise Refused(f"{quote(name)} is Ray's own; write num_{name.lower()}s")
+
+    def _read_value(self, node: Node) -> Any:
+        return self._CUSTOM.read(node)
+
+    def _read(self, node: Node) -> FrozenDict:
+        found = super()._read(node)
+        for name in ("num_cpus", "num_gpus"):
+            if name in found and found[name] != int(found[name]):
+                raise Refused("a trial has whole ones, which it shares with no other").under(name)
+        return FrozenDict({name: int(one) if name.startswith("num_") else one for name, one in found.items()})
+
+    def plain(self, value: Any) -> Any:
+        """Return the value as it is written to a file."""
+        return dict(value)
+
+    def _schema(self) -> dict[str, Any]:
+        return {
+            "type": "object",
+            "properties": {"num_cpus": self._WHOLE.schema(), "num_gpus": self._WHOLE.schema()},
+            "additionalProperties": self._CUSTOM.schema(),
+        }
 
 
 def _values(node: Node) -> tuple[str, ...]:

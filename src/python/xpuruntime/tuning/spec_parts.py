@@ -20,13 +20,14 @@ from xpuruntime.policies.provider_options import ENGINE_PATTERN, check_engine
 from xpuruntime.policies.quantities import Duration, Share, ShortDuration
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.policies.value import PolicyValue, read_fields
-from xpuruntime.tuning.spec_kinds import AtMost, OptionValues, Rounds, ThreadCount, WordOr
+from xpuruntime.tuning.spec_kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "OBJECTIVES", "Budget", "Constraints", "ConstraintsKind", "Decide", "KernelChoices", "Objective", "SearchSpace",
+    "OBJECTIVES", "Budget", "Constraints", "ConstraintsKind", "Decide", "KernelChoices", "Objective", "RayPlacement",
+    "SearchSpace",
 ]  # fmt: skip
 
 _MINIMISED = ("latency.p50", "latency.p99", "memory", "energy", "cold_start")
@@ -239,3 +240,36 @@ class Decide(PolicyValue, frozen=True, kw_only=True):
     min_effect: float = LEAST_GAIN
     confidence: float = 0.99
     rounds: tuple[int, int] = (7, 61)
+
+
+class RayPlacement(PolicyValue, frozen=True, kw_only=True):
+    """The Ray cluster whose nodes candidates are measured on.
+
+    Attributes
+    ----------
+    address : str
+        As ``ray.init`` takes it: ``"auto"`` or ``"host:port"``.
+    resources : dict of str to number
+        What a trial needs of its node: ``num_cpus``, ``num_gpus``, and custom resources by their names. Left out: a
+        GPU where the policy runs on ``cuda``, else all processors of a node.
+    trials : int or None
+        Trials at once; left out, as many as the cluster has room for.
+    model : {"store", "shared"}
+        How nodes get the model: from Ray's object store, or by the same path. Its digest is checked in any case.
+    wait : float
+        Seconds that a node is waited for.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "address": Text("Address of the cluster.", what="'auto' or 'host:port'"),
+        "resources": Resources("What a trial needs of its node."),
+        "trials": Integer(1, 1024, "Trials at once.", optional=True),
+        "model": Choice(("store", "shared"), "How nodes get the model."),
+        "wait": Duration("Time that a node is waited for."),
+    }
+
+    address: str = "auto"
+    resources: dict[str, Any] = FrozenDict()
+    trials: int | None = None
+    model: str = "store"
+    wait: float = 60.0

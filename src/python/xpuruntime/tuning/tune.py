@@ -26,13 +26,15 @@ from xpuruntime.tuning.local_bench import LocalBench
 from xpuruntime.tuning.measurements import Measurements
 from xpuruntime.tuning.planner import Rejected
 from xpuruntime.tuning.process_bench import ProcessBench
+from xpuruntime.tuning.ray_bench import RayCluster
+from xpuruntime.tuning.ray_files import files_of_search, on_node
 from xpuruntime.tuning.records import CONTROL, Candidate
 from xpuruntime.tuning.result import CandidateResult, TuneResult
 from xpuruntime.tuning.search import Search
 from xpuruntime.tuning.setting import Setting
 from xpuruntime.tuning.space import kernel_values
 from xpuruntime.tuning.spec import TuneSpec
-from xpuruntime.tuning.spec_parts import Objective
+from xpuruntime.tuning.spec_parts import Objective, RayPlacement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -63,6 +65,7 @@ def tune(
     precision: Any = None,
     calibration: str | os.PathLike[str] | None = None,
     devices: Sequence[str] | None = None,
+    ray: str | RayPlacement | Mapping[str, Any] | None = None,
     trust: bool = False,
     registry: EngineRegistry | None = None,
     machine: Machine | None = None,
@@ -97,6 +100,8 @@ def tune(
         Inputs to quantise with; without them ``int8`` is refused by the plan of a model in floats.
     devices : sequence of str, optional
         As `TuneSpec.devices`, in place of them.
+    ray : str, RayPlacement or mapping, optional
+        The address of a Ray cluster, in place of `TuneSpec.ray.address`; or all of `TuneSpec.ray`.
     registry : EngineRegistry, optional
         Needs ``isolation: none``, unless its engines are installed as plugins.
     cancel : callable, optional
@@ -115,7 +120,10 @@ def tune(
     InputError
         No inputs are given, they do not fit the model, or the journal is of another search.
     UnsupportedOperationError
-        The objective cannot be measured here, or a device is not there or unlike the others.
+        The objective cannot be measured here; a device is not there or unlike the others; or there is no cluster with
+        room for a trial.
+    EngineUnavailable
+        `ray` is given, and Ray is not installed.
     XpuRuntimeError
         The model does not run as the reference, in fp32 on the CPU.
 
@@ -132,7 +140,7 @@ def tune(
     >>> found.candidates[0].id
     'c0'
     """
-    stated = _settled(TuneSpec.coerce(spec), objective, budget, policy, devices)
+    stated = _settled(TuneSpec.coerce(spec), objective, budget, policy, devices, ray)
     data = stated.inputs if inputs is None else inputs
     if not isinstance(model, (str, os.PathLike)):
         raise InputError("a search opens the model in other processes. Fix: export it to a file first")
@@ -142,9 +150,14 @@ def tune(
             policy=policy if policy is not None else stated.base,
         )  # fmt: skip
         known = registry if registry is not None else default_registry()
-        setting = Setting(model, asked, stated, known, machine, calibration)
-        for one in setting.devices:
-            _refuse_unmeasurable(stated, one)
+        cluster = None
+        if stated.ray is not None:
+            cuda = asked.merged(asked.policy).execution.device.startswith("cuda")
+            cluster = stack.enter_context(RayCluster(stated.ray, cuda=cuda))
+            machine = machine if machine is not None else cluster.machine
+        setting = Setting(model, asked, stated, known, machine, calibration, cluster)
+        for one in setting.devices[: 1 if cluster is not None else None]:
+            _refuse_unmeasurable(stated, one, cluster)
         samples = read_samples(data, setting.request.model, batch=stated.objective.batch, seed=stated.seed)
         room = Path(stack.enter_context(ScratchFolder("tune")))
         count = setting.write_samples(samples.feeds, room)
@@ -157,12 +170,7 @@ def tune(
         def job_of(candidate: Candidate) -> Job:
             return setting.job(candidate, str(room), count)
 
-        benches: list[Bench] = [
-            LocalBench(job_of, stated.constraints, one, registry)
-            if stated.isolation == "none"
-            else ProcessBench(job_of, stated.constraints, one)
-            for one in setting.devices
-        ]
+        benches = _benches(setting, job_of, registry, cluster, room)
         for bench in benches:
             stack.callback(bench.close)
         search = Search(
@@ -191,12 +199,34 @@ def tune(
         )  # fmt: skip
 
 
+def _benches(
+    setting: Setting,
+    job_of: Callable[[Candidate], Job],
+    registry: EngineRegistry | None,
+    cluster: RayCluster | None,
+    samples: Path,
+) -> Sequence[Bench]:
+    """Return a bench for each device."""
+    constraints = setting.spec.constraints
+    if cluster is not None:
+        shared = setting.spec.ray is not None and setting.spec.ray.model == "shared"
+        files, mine = files_of_search(setting.path, setting.request.model, setting.calibration, samples)
+        shipped = cluster.ship(files, mine if shared else ())
+        return cluster.benches(
+            lambda candidate: on_node(job_of(candidate), shared=shared), constraints, setting.plan.device, shipped
+        )
+    if setting.spec.isolation == "none":
+        return [LocalBench(job_of, constraints, one, registry) for one in setting.devices]
+    return [ProcessBench(job_of, constraints, one) for one in setting.devices]
+
+
 def _settled(
     spec: TuneSpec,
     objective: str | None,
     budget: float | None,
     policy: PolicyLike | None,
     devices: Sequence[str] | None,
+    ray: str | RayPlacement | Mapping[str, Any] | None,
 ) -> TuneSpec:
     """Return the specification with what the caller gives in place of its parts."""
     changes: dict[str, Any] = {}
@@ -207,15 +237,20 @@ def _settled(
         changes["budget"] = spec.budget._replaced({"time": float(budget)})
     if devices is not None:
         changes["devices"] = devices if isinstance(devices, str) else tuple(devices)
+    if ray is not None:
+        changes["ray"] = (spec.ray or RayPlacement())._replaced({"address": ray}) if isinstance(ray, str) else ray
     if policy is not None and spec.base is not None:
         raise InputError(f"the specification names the base policy {spec.base}, and another is given: leave out one")
     return spec._replaced(changes) if changes else spec
 
 
-def _refuse_unmeasurable(spec: TuneSpec, device: TrialDevice) -> None:
+def _refuse_unmeasurable(spec: TuneSpec, device: TrialDevice, cluster: RayCluster | None) -> None:
     """Refuse an objective for which this machine, or the isolation, has no measure."""
     name = spec.objective.name
-    if name == "energy":
+    if cluster is not None:
+        if reason := cluster.unmeasurable(name, device.device):
+            raise UnsupportedOperationError(f"on the node {device.name}, {reason}")
+    elif name == "energy":
         open_meter(device.device)
     if name in FRESH and spec.isolation == "none":
         raise UnsupportedOperationError(f"{name} is that of a process of its own. Fix: state isolation: process")

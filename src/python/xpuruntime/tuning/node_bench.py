@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`NodeBench`: the side of a search that runs on a node of a Ray cluster. It needs no Ray itself."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.files.digests import file_digest
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.measuring.energy import open_meter
+from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.runtime.snapshot import machine_snapshot
+from xpuruntime.tuning.devices import TrialDevice
+from xpuruntime.tuning.process_bench import ProcessBench
+from xpuruntime.tuning.records import CandidateFailed
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.tuning.records import Candidate
+    from xpuruntime.tuning.runner import Job
+    from xpuruntime.tuning.spec_parts import Constraints
+
+__all__ = ["FileSent", "NodeBench", "hardware_of"]
+
+
+class FileSent(msgspec.Struct, frozen=True, kw_only=True):
+    """A file that a node needs.
+
+    Attributes
+    ----------
+    name : str
+        Its path in the folder of the node; an absolute path is where the node has it already.
+    sha256 : str
+    """
+
+    name: str
+    sha256: str
+
+
+class NodeBench:
+    """Measures candidates on the node that it is on, with `ProcessBench`."""
+
+    def __init__(self) -> None:
+        self._room = ScratchFolder("tune")
+        self._jobs: dict[str, Job] = {}
+        self._bench: ProcessBench | None = None
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the node is: its `Machine`, hardware, and version of this package."""
+        machine = machine_snapshot(default_registry().engines())
+        return {"machine": machine, "hardware": hardware_of(machine), "version": version("xpuruntime")}
+
+    def receive(self, sent: Sequence[FileSent], constraints: Constraints, device: TrialDevice, *contents: Any) -> None:
+        """Take the files of a search: the contents of those whose name is no absolute path.
+
+        Raises
+        ------
+        InputError
+            A file is not here, or is another one.
+        """
+        left = iter(contents)
+        for one in sent:
+            path = Path(self._room.name, one.name)
+            if not Path(one.name).is_absolute():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(memoryview(next(left)))
+            try:
+                found = file_digest(path)
+            except OSError as error:
+                raise InputError(
+                    f"{one.name} is not on this node: {reason_of(error)}. Fix: state ray.model: store"
+                ) from None
+            if found != one.sha256:
+                raise InputError(
+                    f"{one.name} is another file on this node (SHA-256 {found[:16]}…, and {one.sha256[:16]}… is "
+                    "tuned). Fix: state ray.model: store, or copy it"
+                )
+        self._bench = ProcessBench(lambda candidate: self._jobs[candidate.id], constraints, device)
+
+    def unmeasurable(self, objective: str, device: str) -> str:
+        """Say why an objective cannot be measured on this node; ``""`` where it can."""
+        if objective == "energy":
+            try:
+                open_meter(device)
+            except UnsupportedOperationError as error:
+                return str(error)
+        return ""
+
+    def pace(self, run: float | None) -> None:
+        """As `Bench.pace`."""
+        assert self._bench is not None
+        self._bench.pace(run)
+
+    def call(self, method: str, jobs: Mapping[str, Job], *arguments: Any) -> dict[str, Any]:
+        """Call a method of the bench: ``value``, or ``failed`` with code and reason."""
+        assert self._bench is not None
+        for name, job in jobs.items():
+            self._jobs[name] = self._here(job)
+        try:
+            return {"value": msgspec.to_builtins(getattr(self._bench, method)(*arguments))}
+        except CandidateFailed as failed:
+            return {"failed": [failed.code, failed.reason]}
+
+    def close(self, candidate: Candidate | None = None) -> None:
+        """Close a candidate, or all with the files."""
+        if self._bench is not None:
+            self._bench.close(candidate)
+        if candidate is None:
+            self._room.cleanup()
+
+    def _here(self, job: Job) -> Job:
+        """Return a job with its paths on this node."""
+        room = Path(self._room.name)
+        changes = {
+            name: str(room / value) for name in ("model", "calibration", "samples") if (value := getattr(job, name))
+        }
+        return msgspec.structs.replace(job, **changes)
+
+
+def hardware_of(machine: Any) -> dict[str, Any]:
+    """Return what tells a node from an unlike one: its processor, the cores that may be used, GPUs, and the engines."""
+    cores = cpu_cores()
+    gpus = [f"{one.name}, {one.total_memory >> 30} GiB" for one in machine.cuda]
+    engines = {name: one.version for name, one in sorted(machine.engines.items()) if one.version is not None}
+    return {
+        "name": machine.cpu.name,
+        "cores": cores.physical,
+        "threads": cores.logical,
+        "gpus": gpus,
+        "engines": engines,
+    }
