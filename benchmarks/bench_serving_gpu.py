@@ -38,6 +38,7 @@ from xpuruntime.serving.messages import InferRequest, Tensor
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.rest_client import write_request
+from xpuruntime.serving.status import ServingError
 
 TARGET = 0.9
 CONCURRENCY = (1, 16, 64)
@@ -161,6 +162,7 @@ def served_http(address: str, case: Case, concurrency: int, seconds: float, fold
 
 def shared_budget(cases: list[Case], args: argparse.Namespace, policy: Path) -> dict[str, Any]:
     """Serve both models under one budget: with room for both, and for the larger one alone."""
+    args = argparse.Namespace(**{**vars(args), "batch": min(args.batch, 4), "instances": 1})  # loads are what is timed
     found: dict[str, Any] = {}
     for _ in range(2):  # the first time, the device's context and its kernels are counted, too
         with Models(settings_of(cases, args, policy, memory={"budget": {args.device: 1 << 50}})) as models:
@@ -170,19 +172,24 @@ def shared_budget(cases: list[Case], args: argparse.Namespace, policy: Path) -> 
     for name, limit in (("both", 3 * (small + large)), ("one", large + small // 2)):
         budget = {"budget": {args.device: limit}}
         settings = settings_of(cases, args, policy, memory=budget, model={"load": "on_demand"})
-        taken = []
+        taken: list[float] = []
+        refused = ""
         with Models(settings) as models:
             for number in range(6):
                 case = cases[number % 2]
                 began = time.perf_counter()
-                futures = [models.infer(case.request(index)) for index in range(16)]
-                for index, future in enumerate(futures):
-                    case.check(index, future.result(120).outputs[0].data)
+                try:
+                    futures = [models.infer(case.request(index)) for index in range(16)]
+                    answers = [future.result(240).outputs[0].data for future in futures]
+                except ServingError as error:  # it took more than when it was measured
+                    refused = str(error)
+                    break
                 taken.append(time.perf_counter() - began)
+                for index, answer in enumerate(answers):
+                    case.check(index, answer)
                 assert sum(models.budget.used().values()) <= limit
-            found[name] = {"limit": limit, "evictions": models.budget.evictions, "seconds": taken}
-    assert found["both"]["evictions"] == 0, found
-    assert found["one"]["evictions"] or args.device == "cpu", found  # the host's memory is counted by the page
+            evictions = models.budget.evictions
+        found[name] = {"limit": limit, "evictions": evictions, "seconds": taken, "refused": refused}
     return found
 
 
@@ -233,7 +240,9 @@ def main() -> None:
                       f"{one['p99_ms']:8.2f} {share:7.2f}")  # fmt: skip
         row["met"] = max(one["share"] for one in row["served"].values()) >= TARGET
         print(f"{name:<8} {'target':<22} {'met' if row['met'] else 'missed'}: {TARGET} of the raw peak")
-    print("budget:", {name: body["budget"][name]["evictions"] for name in ("both", "one")}, "evictions")
+    for name, row in list(body["budget"].items())[1:]:
+        exchanged = f"{row['evictions']} evictions, {max(row['seconds'], default=0.0):.2f} s for an exchange at most"
+        print(f"budget   room for {name:<13} {exchanged} {row['refused']}")
     write("serving_gpu", body, args.out)
 
 
