@@ -21,11 +21,10 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from xpuruntime.lockfile.records import Lock
+    from xpuruntime.measuring.candidate_codes import CandidateCode
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["Code", "StepCandidate", "TunedStep"]
-
-Code = Literal["winner", "control", "not_faster", "slower", "beaten", "undecided", "infeasible", "failed", "inaccurate"]
+__all__ = ["StepCandidate", "TunedStep"]
 
 
 @dataclass(frozen=True)
@@ -36,9 +35,8 @@ class StepCandidate:
     ----------
     name : str
         How the step is launched, and the name of the policy where there is one: ``"capture:compile+auto"``.
-    code : str
-        ``"winner"``, ``"control"`` (the eager step), ``"not_faster"``, ``"slower"``, ``"beaten"`` by the winner,
-        ``"undecided"``, ``"infeasible"``, ``"failed"`` or ``"inaccurate"``.
+    code : CandidateCode
+        ``"control"`` is the eager step.
     reason : str
         One sentence.
     seconds : float or None
@@ -53,7 +51,7 @@ class StepCandidate:
     """
 
     name: str
-    code: Code
+    code: CandidateCode
     reason: str
     seconds: float | None = None
     ratio: tuple[float, float, float] | None = None

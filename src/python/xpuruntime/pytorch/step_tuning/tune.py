@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.rounds import measure, timed
 from xpuruntime.measuring.statistics import Margin, Verdict
 from xpuruntime.policies import KernelPolicy
@@ -188,22 +189,26 @@ class _Trials:
         """Return the row of a variant, which is ``"undecided"`` where it may be raced."""
         why = obstacle(variant, self._device)
         if why:
-            return StepCandidate(variant.name, "infeasible", why)
-        row, failure = StepCandidate(variant.name, "undecided", ""), None
+            return StepCandidate(variant.name, CandidateCode.INFEASIBLE, why)
+        row, failure = StepCandidate(variant.name, CandidateCode.UNDECIDED, ""), None
         try:
             row = self._try(variant)
         except Exception as error:
             if variant.launch == EAGER and variant.policy is None:
                 raise
             failure = f"{type(error).__name__}: {printable(str(error)).splitlines()[0]}"
-            row = replace(row, code="infeasible" if isinstance(error, XpuRuntimeError) else "failed", reason=failure)
+            row = replace(
+                row,
+                code=CandidateCode.INFEASIBLE if isinstance(error, XpuRuntimeError) else CandidateCode.FAILED,
+                reason=failure,
+            )
         finally:
             self._snapshot.restore()
             self._parts.forget_gradients()
-        others = [one for one in self._ranks.gather((row.code, row.reason)) if one[0] != "undecided"]
-        if others and row.code == "undecided":
+        others = [one for one in self._ranks.gather((row.code, row.reason)) if one[0] != CandidateCode.UNDECIDED]
+        if others and row.code == CandidateCode.UNDECIDED:
             row = replace(row, code=others[0][0], reason=f"on another rank: {others[0][1]}")
-        if row.code != "undecided":
+        if row.code != CandidateCode.UNDECIDED:
             self.samplers.pop(variant.name, None)
             self.steps.pop(variant.name, None)
         return row
@@ -224,12 +229,12 @@ class _Trials:
             else:
                 losses = losses_of(step, self._args)
         apart = difference(losses, self.reference.losses)
-        row = StepCandidate(variant.name, "undecided", "", loss_difference=apart)
+        row = StepCandidate(variant.name, CandidateCode.UNDECIDED, "", loss_difference=apart)
         if self._memory is not None:
             row = replace(row, memory=self._memory.peak())
         if apart > self.reference.tolerance:
             reason = f"its losses differ by {apart:.2g}, and {self.reference.tolerance:.2g} is allowed"
-            return replace(row, code="inaccurate", reason=reason)
+            return replace(row, code=CandidateCode.INACCURATE, reason=reason)
         self.steps[variant.name] = step
         self.samplers[variant.name] = self._sampler(step, variant.policy)
         return row
@@ -265,7 +270,7 @@ def _decide(
 ) -> tuple[list[StepCandidate], str, Any]:
     """Return the rows with their figures and codes, the winner's name, and the verdict."""
     found = list(rows)
-    found[0] = replace(found[0], code="control", reason="the step as it is")
+    found[0] = replace(found[0], code=CandidateCode.CONTROL, reason="the step as it is")
     if measured is None:
         return found, EAGER, "tied"
     seconds = {name: sorted(times)[len(times) // 2] for name, times in measured.rounds.items()}
@@ -280,20 +285,20 @@ def _decide(
             ratio = (comparison.ratio, comparison.low, comparison.high)
             row = replace(row, ratio=ratio)
             if row.name == winner:
-                row = replace(row, code="winner", reason=f"the fastest of {len(seconds)}")
+                row = replace(row, code=CandidateCode.WINNER, reason=f"the fastest of {len(seconds)}")
             elif comparison.verdict is Verdict.FASTER:
-                row = replace(row, code="beaten", reason=f"faster than eager, and {winner} is faster still")
+                row = replace(row, code=CandidateCode.BEATEN, reason=f"faster than eager, and {winner} is faster still")
             elif comparison.verdict is Verdict.SLOWER:
-                row = replace(row, code="slower", reason="slower than the eager step")
+                row = replace(row, code=CandidateCode.SLOWER, reason="slower than the eager step")
             elif comparison.within_limit and comparison.low > 1 - min_effect:
-                row = replace(row, code="not_faster", reason=f"not faster by a share of {min_effect:g}")
+                row = replace(row, code=CandidateCode.NOT_FASTER, reason=f"not faster by a share of {min_effect:g}")
             else:
                 noise = "; the machine is too noisy" if comparison.too_noisy else ""
                 row = replace(row, reason=f"undecided after {comparison.rounds} rounds{noise}")
         found[place] = row
     if winner != EAGER:
         return found, winner, "winner"
-    open_ = any(row.code == "undecided" for row in found)
+    open_ = any(row.code == CandidateCode.UNDECIDED for row in found)
     return found, EAGER, "undecided" if open_ else "tied"
 
 
