@@ -333,6 +333,75 @@ TEST(DispatcherTuning, WhatCannotBeKeptIsSaid) {
   EXPECT_EQ(choice.decision->notes[0], "the disk is full");
 }
 
+TEST(DispatcherTuning, AWatchEndsItAndItIsMeasuredLater) {
+  Bench bench;
+  bench.add("slow.k")->make = taking(200);
+  const auto fast = bench.add("fast.k");
+  fast->make = taking(50);
+  const auto store = std::make_shared<FakeStore>();
+  bench.dispatcher.set_tuning_store(store);
+  KernelRules rules;
+  rules.strategy = AutoStrategy::kBestPerformance;
+  bool at_once = true;
+  std::size_t asked = 0;
+  bench.dispatcher.set_tuning_watch([&](const TunerProgress& progress) {
+    ++asked;
+    return at_once || progress.rounds == 2;
+  });
+  for (const int prepared : {0, 1}) {  // before anything is prepared, and after two rounds
+    const Choice choice = decide(bench, rules);
+    EXPECT_EQ(choice.decision->chosen, "slow.k");
+    EXPECT_EQ(choice.decision->source, ChoiceSource::kFirst);
+    EXPECT_TRUE(choice.unmeasured);
+    ASSERT_EQ(choice.decision->notes.size(), 1U);
+    EXPECT_TRUE(contains(choice.decision->notes[0], "cancelled")) << choice.decision->notes[0];
+    EXPECT_EQ(fast->prepared, prepared);
+    at_once = false;
+  }
+  EXPECT_EQ(asked, 5U);
+  EXPECT_TRUE(store->entries.empty());
+  bench.dispatcher.set_tuning_watch(nullptr);
+  EXPECT_EQ(decide(bench, rules).decision->chosen, "fast.k");
+}
+
+TEST(DispatcherTuning, WhatIsUndecidedIsMeasuredAgainWithMoreTime) {
+  Bench bench;
+  bench.add("slow.k")->make = taking(200);
+  bench.add("fast.k")->make = taking(50);
+  const auto store = std::make_shared<FakeStore>();
+  bench.dispatcher.set_tuning_store(store);
+  KernelRules rules;
+  rules.strategy = AutoStrategy::kBestPerformance;
+  rules.tuning.seconds = 1e-9;
+  for (int i = 0; i < 2; ++i) {  // measured, then remembered
+    const Choice choice = decide(bench, rules);
+    EXPECT_EQ(choice.decision->chosen, "slow.k") << "one round decides nothing";
+    EXPECT_TRUE(contains(candidate(choice, "fast.k").reason, "not decided"));
+  }
+  EXPECT_TRUE(store->entries.begin()->second.undecided);
+  EXPECT_EQ(store->entries.begin()->second.rounds, 1U);
+  rules.tuning.seconds = 3;
+  EXPECT_EQ(decide(bench, rules).decision->chosen, "fast.k");
+  EXPECT_FALSE(store->entries.begin()->second.undecided);
+  EXPECT_EQ(store->entries.begin()->second.times[0].verdict, "faster");
+  rules.tuning.seconds = 1e-9;
+  EXPECT_EQ(decide(bench, rules).decision->chosen, "fast.k") << "what is decided holds";
+}
+
+TEST(DispatcherTuning, AnotherMarginIsAnotherRecord) {
+  Bench bench;
+  bench.add("slow.k")->make = taking(200);
+  bench.add("fast.k")->make = taking(120);
+  const auto store = std::make_shared<FakeStore>();
+  bench.dispatcher.set_tuning_store(store);
+  KernelRules rules;
+  rules.strategy = AutoStrategy::kBestPerformance;
+  EXPECT_EQ(decide(bench, rules).decision->chosen, "fast.k");
+  rules.tuning.min_effect = 0.9;
+  EXPECT_EQ(decide(bench, rules).decision->chosen, "slow.k");
+  EXPECT_EQ(store->entries.size(), 2U);
+}
+
 TEST(DispatcherTuning, OneCandidateIsNotMeasured) {
   Bench bench;
   const auto kernel = bench.add("a.k");

@@ -13,7 +13,7 @@ import pytest
 
 from xpuruntime import _core
 from xpuruntime.measuring.replacement import ROUNDS, Candidate, choose, replacing
-from xpuruntime.measuring.statistics import Margin, compare, look_rounds
+from xpuruntime.measuring.statistics import LEAST_GAIN, Margin, compare, look_rounds
 from xpuruntime.policies import TuningPolicy
 
 if TYPE_CHECKING:
@@ -159,3 +159,7 @@ def test_the_core_decides_as_python_does(seed: int) -> None:
 def test_the_core_looks_after_the_same_rounds(family: int, confidence: float) -> None:
     found = _core.look_rounds(*ROUNDS, confidence=confidence, family=family)
     assert tuple(found) == look_rounds(*ROUNDS, confidence=confidence, family=family)
+
+
+def test_all_tuners_have_the_same_margin() -> None:
+    assert TuningPolicy().min_effect == LEAST_GAIN == pytest.approx(_core.compare_paired([1.0], [1.0], [1.0])["margin"])

@@ -43,8 +43,10 @@ def test_progress_of_the_core() -> None:
     with watch_tuning(progress=seen.append) as watch:
         decision = product(3)
     assert decision.source == "tuned"
-    assert {(one.tuner, one.operation, one.most_rounds) for one in seen} == {("core", "matmul", 61)}
-    assert [one.rounds for one in seen] == list(range(len(seen)))
+    assert {(one.tuner, one.operation) for one in seen} == {("core", "matmul")}
+    assert [(one.rounds, one.most_rounds) for one in seen] == [
+        (0, 0), *((number, 61) for number in range(len(seen) - 1))
+    ]  # fmt: skip
     assert all(one.candidates >= 2 for one in seen)
     assert 0 < seen[-1].seconds <= seen[-1].total == watch.seconds
     count = len(seen)
@@ -111,7 +113,7 @@ def test_the_policy_bounds_one_operation() -> None:
     x = np.ones((512, 512), np.float32)
     with watch_tuning(progress=seen.append):
         xrt.ops.matmul(x, x, policy=xrt.Policy(kernels=kernels))
-    assert len(seen) == 1, "a round of this takes longer"
+    assert [one.rounds for one in seen] == [0, 0], "a round of this takes longer"
     decision = xrt.decisions()[-1]
     (other,) = (one for one in decision.candidates if one.measured_us and one.id != decision.chosen)
     assert "not decided" in other.reason

@@ -22,6 +22,7 @@ std::string text(std::pair<int, int> version) {
 
 // Another protocol, or another rule of replacing, has another name: its entries do not hold.
 constexpr std::string_view kProtocol = "2";
+constexpr std::string_view kEnded = "the tuning was cancelled, or its time is used up";
 
 std::string slower(double time, double best, const std::string& winner) {
   std::array<char, 48> ratio{};
@@ -105,6 +106,12 @@ bool Chooser::take_fastest() {
   if (!prepare_ || !may_measure_) {
     unmeasured_ = true;
     put_off(prepare_ ? "work is being captured into a graph" : "nothing runs while planning");
+    return take_first();
+  }
+  if (const TuningWatch watch = dispatcher_.tuning_watch();
+      watch && rows.size() > 1 && watch({to_string(op_.kind), rows.size(), 0, 0, 0})) {
+    unmeasured_ = true;
+    put_off(std::string(kEnded));
     return take_first();
   }
   return take_measured(prepare_all(rows), key, valid);
@@ -217,7 +224,7 @@ bool Chooser::take_measured(std::vector<Measured> candidates, const std::string&
   }
   if (result.cancelled && result.best) {
     unmeasured_ = true;
-    return take_control(*result.best, "the tuning was cancelled, or its time is used up");
+    return take_control(*result.best, std::string(kEnded));
   }
   for (std::size_t i = 0; i < candidates.size(); ++i) {
     const TunerTime& time = result.times[i];

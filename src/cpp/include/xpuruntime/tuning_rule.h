@@ -19,12 +19,13 @@ struct TuningRule {
 /// Where a measurement stands.
 struct TunerProgress {
   std::string_view op;
-  std::size_t candidates = 0;  ///< that are still measured
-  std::size_t rounds = 0, most_rounds = 0;
-  double seconds = 0;  ///< since it began
+  std::size_t candidates = 0;               ///< that are still measured
+  std::size_t rounds = 0, most_rounds = 0;  ///< both 0: before the candidates are prepared
+  double seconds = 0;                       ///< since it began
 };
 
-/// Asked before every round, from the thread that measures; true ends the measurement there.
+/// Asked before candidates are prepared and before every round, from the thread that measures; true
+/// ends the measurement there.
 using TuningWatch = std::function<bool(const TunerProgress&)>;
 
 }  // namespace xpuruntime

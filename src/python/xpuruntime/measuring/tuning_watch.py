@@ -32,7 +32,7 @@ class TuningProgress(NamedTuple):
     candidates : int
         Kernels that are still compared.
     rounds, most_rounds : int
-        Rounds that were run, and the most.
+        Rounds that were run, and the most; both 0 before the candidates are prepared.
     seconds, total : float
         That this operation took so far, and that all of them took in the block.
     """
@@ -55,9 +55,10 @@ class watch_tuning:  # noqa: N801 - used like a function
     Parameters
     ----------
     progress : callable, optional
-        Called with a `TuningProgress` before every round, in the thread that measures.
+        Called with a `TuningProgress` before the candidates of an operation are prepared and before every round, in the
+        thread that measures.
     cancel : callable, optional
-        Asked before every round; where it returns true, nothing more is measured.
+        Asked then; where it returns true, nothing more is measured.
     budget : float, optional
         Seconds that all tuning in the block may take together.
 
@@ -129,7 +130,7 @@ class watch_tuning:  # noqa: N801 - used like a function
 
 
 class TuningStep:
-    """One measurement's view of the watch: called before every round, it says whether to end.
+    """One measurement's view of the watch: called before the candidates are prepared and before every round.
 
     Parameters
     ----------
@@ -169,7 +170,7 @@ def _tell_core() -> None:
 
 
 def _core_step(operation: str, candidates: int, rounds: int, most_rounds: int, seconds: float) -> bool:
-    if rounds == 0:
+    if most_rounds == 0:
         _core_steps.current = TuningStep("core", operation)
     step: TuningStep = _core_steps.current
     return step(candidates, rounds, most_rounds, seconds)

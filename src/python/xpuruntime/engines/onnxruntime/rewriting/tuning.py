@@ -29,6 +29,7 @@ __all__ = ["STOCK", "Timed", "measure_free"]
 #: Id of ONNX Runtime's own kernel in records.
 STOCK = "onnxruntime"
 _BLOCK = 0.005
+_ENDED = "the tuning was cancelled, or its time is used up"
 #: Its library, which is loaded when it is imported.
 _LIBRARIES = ("onnxruntime_pybind11_state*",)
 
@@ -148,6 +149,9 @@ def _measure(
 
     alone = Record(**{name: getattr(one, name) for name in one.__struct_fields__ if name != "graph"}, graph="")
     edited = rewrite(part, [alone], rules, deterministic=deterministic)
+    step = TuningStep("onnxruntime", f"{one.op} at {one.node!r}")
+    if step(2, 0, 0, 0.0):
+        return Timed(one, reason=_ENDED)
     try:
         runs = {STOCK: open_session(part.SerializeToString())}
         runs[f"xpuruntime.{one.op}"] = open_session(edited.SerializeToString())
@@ -156,12 +160,9 @@ def _measure(
     except XpuRuntimeError as error:
         return Timed(one, reason=str(error).splitlines()[0])
     found = choose(
-        {name: timed(run) for name, run in runs.items()}, control=STOCK, rule=rule, block=_BLOCK,
-        step=TuningStep("onnxruntime", f"{one.op} at {one.node!r}"),
+        {name: timed(run) for name, run in runs.items()}, control=STOCK, rule=rule, block=_BLOCK, step=step,
     )  # fmt: skip
-    if found.cancelled:
-        return Timed(one, reason="the tuning was cancelled, or its time is used up")
-    return Timed(one, found)
+    return Timed(one, reason=_ENDED) if found.cancelled else Timed(one, found)
 
 
 def _part(model: onnx.ModelProto, scope: Scope, one: Rewrite) -> onnx.ModelProto | str:
