@@ -102,6 +102,34 @@ def test_where_it_cannot_be_measured_no_kernel_is_worth_its_way(monkeypatch, not
     assert not nothing_is_tuned.exists() or "torch;matmul" not in nothing_is_tuned.read_text()
 
 
+def test_where_our_kernels_refuse_the_smallest_call_nothing_is_concluded(monkeypatch):
+    def of_integers(op, device, *, swapped):
+        a, b = torch.ones(2, 3, dtype=torch.int64), torch.ones(3, 4 + swapped, dtype=torch.int64)
+        return lambda: torch.mm(a, b)
+
+    with best("matmul"):
+        active = active_policy()
+        with torch.autocast("cpu", torch.bfloat16):  # which would have products computed in a type that is not served
+            assert route_cost.route_cost(active, "matmul", CPU, HELD_BY) < math.inf
+        monkeypatch.setattr(CONTEXT, "route_costs", {})
+        monkeypatch.setattr(route_cost, "_smallest", of_integers)
+        assert route_cost.route_cost(active, "matmul", CPU, {"torch": "another"}) == math.inf
+
+
+def test_a_watch_sees_it_and_ends_it(nothing_is_tuned):
+    from xpuruntime.measuring.tuning_watch import watch_tuning
+
+    seen = []
+    with best("matmul"):
+        active = active_policy()
+        with watch_tuning(progress=seen.append, cancel=lambda: len(seen) > 2):
+            assert route_cost.route_cost(active, "matmul", CPU, HELD_BY) is None
+        assert not CONTEXT.route_costs
+        assert {one.operation for one in seen} == {"the way to kernels of matmul"}
+        assert [one.rounds for one in seen] == [0, 1, 2]
+        assert route_cost.route_cost(active, "matmul", CPU, HELD_BY) < math.inf
+
+
 def test_rules_of_the_policy_do_not_reach_the_calibration():
     rules = [{"match": {"op": "matmul", "m": "<=64"}, "use": "torch.mm"}]
     with xt.kernel_policy(xrt.KernelPolicy(rules=rules, matmul="auto", auto_strategy="best_performance")):

@@ -22,6 +22,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.measuring.replacement import Candidate, Replacement
 from xpuruntime.measuring.rounds import rotated, time_calls
 from xpuruntime.measuring.statistics import paired_ratio
+from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
@@ -59,7 +60,7 @@ class Calibration:
     def __init__(self, *, ours: bool) -> None:
         self.ours = ours
         self.direct: Callable[[], Any] | None = None
-        self._kept: list[tuple[CompiledPolicy, Any]] = []
+        self._kept: list[tuple[CompiledPolicy, Any, Route]] = []
 
     def settle(
         self,
@@ -85,20 +86,25 @@ class Calibration:
             route.op, route.asked, route.source, kernel, place=place, module=route.module, phase=route.phase, tuned=True
         )
         active.keep(key, found)
-        self._kept.append((active, key))
+        self._kept.append((active, key, found))
         return found
+
+    @property
+    def held(self) -> bool:
+        """Whether calls went by the stated kernel, and none refused them."""
+        return bool(self._kept) and all(active.routes.get(key) is route for active, key, route in self._kept)
 
     def forget(self) -> None:
         """Forget the routes."""
-        for active, key in self._kept:
+        for active, key, _ in self._kept:
             active.keep(key, None)
 
 
-def route_cost(active: CompiledPolicy, op: str, device: torch.device, held_by: Mapping[str, str]) -> float:
+def route_cost(active: CompiledPolicy, op: str, device: torch.device, held_by: Mapping[str, str]) -> float | None:
     """Return the seconds that a call costs a step on its way to an xpuruntime kernel, beside what a tuner measures.
 
     Measured once for each process, device, operation and way, and kept on disk unless calls are recorded meanwhile.
-    Infinite where it cannot be measured: then no kernel is worth its way.
+    Infinite where it cannot be measured: then no kernel is worth its way. ``None`` where a watch ended it.
 
     Parameters
     ----------
@@ -123,6 +129,8 @@ def route_cost(active: CompiledPolicy, op: str, device: torch.device, held_by: M
     found = None if watched else tuned_records.recall(key, held_by, rule)
     if found is None:
         found = _calibrate(op, device, rule)
+        if found is not None and found.cancelled:
+            return None
         if found is not None and not watched:
             tuned_records.keep(key, held_by, found)
     cost = math.inf if found is None else found.chosen.microseconds * 1e-6
@@ -134,7 +142,7 @@ def _calibrate(op: str, device: torch.device, rule: TuningPolicy) -> Replacement
     ours, native = Calibration(ours=True), Calibration(ours=False)
     try:
         calls = {}
-        with torch.no_grad():
+        with torch.no_grad(), torch.autocast(device.type, enabled=False):
             for one, swapped in ((ours, False), (native, True)):
                 CONTEXT.thread.calibration = one
                 call = _smallest(op, device, swapped=swapped)
@@ -142,9 +150,10 @@ def _calibrate(op: str, device: torch.device, rule: TuningPolicy) -> Replacement
                     call()
                 calls[one.ours] = call
             CONTEXT.thread.calibration = None
-            if ours.direct is None or native.direct is None:
+            if not (ours.held and native.held) or ours.direct is None or native.direct is None:
                 return None
-            return _cost(calls[True], calls[False], ours.direct, native.direct, device, rule.budget)
+            step = TuningStep("torch", f"the way to kernels of {op}")
+            return _cost(calls[True], calls[False], ours.direct, native.direct, device, rule.budget, step)
     except (UnsupportedOperationError, InputError):
         return None
     finally:
@@ -160,6 +169,7 @@ def _cost(
     direct_native: Callable[[], Any],
     device: torch.device,
     budget: float,
+    step: TuningStep | None = None,
 ) -> Replacement:
     """Return the cost as the time of a candidate: cold and through the policy, less what is measured directly."""
     others = _OtherWork(device)
@@ -167,6 +177,8 @@ def _cost(
     times: dict[str, list[float]] = {name: [] for name in cases}
     clock, began = time.perf_counter, time.monotonic()
     for number in range(_ROUNDS):
+        if step is not None and step(len(cases), number, _ROUNDS, time.monotonic() - began):
+            return Replacement((), number, budget, undecided=True, cancelled=True)
         for name in rotated(list(cases), number):
             others()
             start = clock()
@@ -186,6 +198,8 @@ def _cost(
                 others.finish()
                 warm[name].append(statistics.median(time_calls(direct_calls[name], 1, _CALLS)))
                 others.finish()
+    if step is not None:
+        step.end(time.monotonic() - began)
     measured = statistics.median(warm["ours"]) - statistics.median(warm["native"])
     cost = max(whole - measured, 0.0)
     return Replacement((Candidate("route", "", cost * 1e6),), len(times["ours"]), budget, undecided=False)

@@ -40,6 +40,7 @@ _USUAL = TuningPolicy()
 #: Libraries of PyTorch's own kernels that it loads when it is imported.
 _LIBRARIES = ("libtorch_cpu.so", "libtorch_cuda.so", "libcublas.so*", "libcublasLt.so*", "libcudnn.so*")
 
+_CANCELLED = Replacement((), 0, 0.0, undecided=True, cancelled=True)
 _lock = threading.RLock()
 _measuring = threading.RLock()
 
@@ -222,11 +223,14 @@ def _measured_once(
         found = _known(CONTEXT.times.get(mark), rule)
         if found is None:
             with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), _as_tuning():
-                route = 0.0
-                if active is not None and mark[2]:
+                step = TuningStep("torch", what)
+                route: float | None = None if step(len(candidates), 0, 0, 0.0) else 0.0
+                if route is not None and active is not None and mark[2]:
                     route = route_cost(active, mark[0], device, _held_by(mark[0], device.type))
+                if route is None:
+                    return _CANCELLED
                 costs = {name: route * passes.get(name, 1) for name, _ in candidates[1:]}
-                found = _measure(candidates, device, mark[2], costs, rule, TuningStep("torch", what))
+                found = _measure(candidates, device, mark[2], costs, rule, step)
             if not found.cancelled:
                 CONTEXT.times[mark] = found
                 if route < math.inf:
