@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What commands print: JSON or tables on stdout, diagnostics and progress on stderr."""
+"""Output of commands: JSON or tables on stdout, diagnostics and progress on stderr."""
 
 from __future__ import annotations
 

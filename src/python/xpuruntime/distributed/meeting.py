@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How a communicator begins: check this rank, meet the others, and have NCCL start to connect them."""
+"""Start of a communicator: check this rank, meet the others, and have NCCL start to connect them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What NCCL says of its choices: the lines of its log that name algorithm, protocol and channels."""
+"""Log of NCCL's choices: the lines of it that name algorithm, protocol and channels."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How it is told: record types, the comparison of what was asked with what ran, and the report."""
+"""Evidence: record types, the comparison of what was asked with what ran, and the report."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Reading regular files: pipes, devices and sockets are refused at once, and sizes are known before reading."""
+"""Reader of regular files: pipes, devices and sockets are refused at once, and sizes are known before reading."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Doing it: `InferenceSession` plans, loads, runs and explains; models are compiled and compared, runs profiled."""
+"""Inference: `InferenceSession` plans, loads, runs and explains; models are compiled and compared, runs profiled."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Opening under a lock: validators before anything is loaded, the plan of the lock, then outputs of probe inputs."""
+"""Sessions under a lock: validators before anything is loaded, the plan of the lock, then outputs of probe inputs."""
 
 from __future__ import annotations
 

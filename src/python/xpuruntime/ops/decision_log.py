@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the dispatcher decided: which kernel serves an operation, and why."""
+"""Log of the dispatcher's decisions: which kernel serves an operation, and why."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Where the core looks for the libraries of vendors."""
+"""Search path of the core for the libraries of vendors."""
 
 from __future__ import annotations
 

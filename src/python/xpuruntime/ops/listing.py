@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which kernels there are."""
+"""List of the kernels that there are."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which engine and device pairs a policy allows, in the order they are tried."""
+"""Candidates: the pairs of engine and device that a policy allows, in the order in which they are tried."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What is raised when no candidate can run: the right error, naming every candidate, its reason and its fix."""
+"""Error for a request that no candidate can run: it names every candidate, its reason and its fix."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the user asks: frozen values that are read from and written to policy files.
+"""Policies: what the user asks, as frozen values that are read from and written to policy files.
 
 Values here know nothing of machines and engines. They check form; planning checks what is there.
 """

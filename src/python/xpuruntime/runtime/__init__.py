@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the machine has: devices, streams, memory, tensors, libraries, and the `Machine` snapshot."""
+"""Runtime: devices, streams, memory, tensors, libraries, and the `Machine` snapshot."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How the op cases are handed to a kernel: as arrays of a library, in a layout, with poison where results go."""
+"""Arrays of the op cases, as a kernel gets them: arrays of a library, in a layout, with poison where results go."""
 
 from __future__ import annotations
 

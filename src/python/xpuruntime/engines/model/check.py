@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Whether an ONNX graph is valid, with messages that name the node."""
+"""Validity of an ONNX graph, with messages that name the node."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Reading a model file, and saying what it really is when it is no ONNX model."""
+"""Reader of model files, which says what a file really is when it is no ONNX model."""
 
 from __future__ import annotations
 

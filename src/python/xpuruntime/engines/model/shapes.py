@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What ``execution.shapes`` makes of a model: sizes for the dimensions that its file leaves open."""
+"""Shapes of ``execution.shapes`` in a model: sizes for the dimensions that its file leaves open."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What both sides of a native run share: arrays in a folder, and a script that is loaded by its path.
+"""Common ground of both sides of a native run: arrays in a folder, and a script that is loaded by its path.
 
 The interpreter that runs a native configuration imports a copy of this file, and cannot import xpuruntime.
 """

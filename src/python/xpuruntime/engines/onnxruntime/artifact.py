@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What ONNX Runtime's compiled model keeps beside its graph, read back: the source graph, and what was quantised."""
+"""Side files of ONNX Runtime's compiled model, read back: the source graph, and what was quantised."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What ONNX Runtime can do with the execution keys of a policy, on the CPU and on CUDA."""
+"""Controls of ONNX Runtime for the execution keys of a policy, on the CPU and on CUDA."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What ONNX Runtime says of itself: provider options as it holds them, and the attention kernels it ran."""
+"""Read-back of ONNX Runtime: provider options as it holds them, and the attention kernels it ran."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What OpenVINO can do with the keys of a policy, on its CPU, GPU and NPU plugins."""
+"""Controls of OpenVINO for the keys of a policy, on its CPU, GPU and NPU plugins."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What OpenVINO says of a graph that it executes, and the run of an exported script that it is read from.
+"""Worker of a native run: OpenVINO's executed graph, and the run of an exported script that it is read from.
 
 The interpreter that runs the script imports a copy of this file, and cannot import xpuruntime.
 """

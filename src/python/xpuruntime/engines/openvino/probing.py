@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What is installed of OpenVINO and which devices it has, found without importing it where that is possible."""
+"""Probe of OpenVINO: its installation and its devices, without importing it where that is possible."""
 
 from __future__ import annotations
 

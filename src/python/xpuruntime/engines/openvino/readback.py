@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a compiled model says of itself: properties as OpenVINO holds them, in the words a policy uses."""
+"""Read-back of a compiled model: properties as OpenVINO holds them, in the words a policy uses."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Converting an fp32 model to fp16 or bf16, and holding the result against the original on a probe input."""
+"""Conversion of an fp32 model to fp16 or bf16, and its comparison with the original on a probe input."""
 
 from __future__ import annotations
 

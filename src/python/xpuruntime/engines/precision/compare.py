@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Holding the outputs of a converted model against those of the original."""
+"""Comparison of the outputs of a converted model with those of the original."""
 
 from __future__ import annotations
 

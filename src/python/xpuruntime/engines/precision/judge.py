@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which nodes of a graph change precision, and why the others do not."""
+"""Choice of the nodes of a graph that change precision, with the reasons of the others."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What QNN can do with the execution keys of a policy."""
+"""Controls of QNN for the execution keys of a policy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What there is of QNN on this machine: the wheel and its libraries, looked at and not loaded."""
+"""Probe of QNN: the wheel and its libraries, looked at and not loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Where calibration samples come from: files, folders, arrays, lists, generators. One sample in memory at a time."""
+"""Sources of calibration samples: files, folders, arrays, lists, generators. One sample in memory at a time."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What TensorRT can do with the keys of a policy."""
+"""Controls of TensorRT for the keys of a policy."""
 
 from __future__ import annotations
 

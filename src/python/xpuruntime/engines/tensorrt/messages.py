@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the vendor's library says: its log, and its errors in our tree.
+"""Messages of TensorRT: its log, and its errors in xpuruntime's tree.
 
 Most calls of TensorRT answer a failure with ``None`` or ``False``; the reason is a line of the log.
 """

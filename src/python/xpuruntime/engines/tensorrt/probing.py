@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What is installed of TensorRT or TensorRT-RTX, and whether it loads."""
+"""Probe of TensorRT and TensorRT-RTX: the installation, and whether it loads."""
 
 from __future__ import annotations
 

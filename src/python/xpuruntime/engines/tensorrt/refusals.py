@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What TensorRT cannot take, told before anything is built: devices, types, operators, quantisation, open shapes."""
+"""Refusals of TensorRT, made before anything is built: devices, types, operators, quantisation, open shapes."""
 
 from __future__ import annotations
 

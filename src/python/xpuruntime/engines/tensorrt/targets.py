@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a compiled engine is tied to, and whether one fits the GPU that is here."""
+"""Targets of a compiled engine, and whether one fits the GPU that is here."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What of a program no policy reaches: recurrent layers of one kernel, and attention that is products and a softmax.
+"""Parts of a program that no policy reaches: recurrent layers of one kernel, attention of products and a softmax.
 
 PyTorch computes ``nn.MultiheadAttention`` so where it has to return the weights, its default. Whether a call asks for
 them is an argument: an exported program tells it by its operators, a module by the run on its example inputs. Programs

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the torch engine can do with the kernel keys of a policy."""
+"""Controls of the torch engine for the kernel keys of a policy."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which kernels served the calls of a session, and whether the policy's keys were met."""
+"""Kernels that served the calls of a session, and whether the policy's keys were met."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Reading models of PyTorch: ``.pt2`` files and modules, as a `ModelInfo`."""
+"""Reader of models of PyTorch: ``.pt2`` files and modules, as a `ModelInfo`."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the name of a CUDA kernel says of how it multiplies: on tensor cores or not, and in which precision.
+"""Names of CUDA kernels, read for how one multiplies: on tensor cores or not, and in which precision.
 
 The names are those of cuBLAS, cuDNN, CUTLASS and this library. NVIDIA documents none of them, so that a name that is
 not known here says nothing.

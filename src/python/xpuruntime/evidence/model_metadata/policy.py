@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a model file says of its own kernels: where it is written, and how it is read.
+"""Policy in the metadata of a model file: where it is written, and how it is read.
 
 A model carries a policy as JSON under `POLICY_KEY` of its metadata, and a lock under `LOCK_KEY`; see `ExportLock`. A
 node of an ONNX model may name its kernels under `KERNEL_KEY`, several in order with commas between them: that is a rule

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How much of an instrumented run the times of its units explain."""
+"""Coverage: the share of an instrumented run that the times of its units explain."""
 
 from __future__ import annotations
 

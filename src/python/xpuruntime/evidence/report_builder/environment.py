@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What of the surroundings can change a result: Python, platform, packages, environment variables."""
+"""Environment that can change a result: Python, platform, packages, environment variables."""
 
 from __future__ import annotations
 

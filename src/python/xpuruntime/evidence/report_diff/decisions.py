@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which calls of one model were served by other xpuruntime kernels in another report."""
+"""Differences in kernels: calls of one model that other xpuruntime kernels served in another report."""
 
 from __future__ import annotations
 

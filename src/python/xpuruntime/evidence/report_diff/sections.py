@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What two reports say otherwise of memory at its most, of CUDA graphs, and of the shapes that they saw."""
+"""Differences in peak memory, in CUDA graphs, and in the shapes that two reports saw."""
 
 from __future__ import annotations
 

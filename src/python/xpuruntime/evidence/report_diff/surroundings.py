@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What surrounded two reports and is not the same: packages, libraries, driver, variables, settings."""
+"""Differences in the surroundings of two reports: packages, libraries, driver, variables, settings."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What is wrong with this machine, and the exact command that fixes it."""
+"""Doctor: what is wrong with this machine, and the exact command that fixes it."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What `doctor` looks at: facts of packages, libraries, driver and environment, gathered once."""
+"""Facts that `doctor` looks at: packages, libraries, driver and environment, gathered once."""
 
 from __future__ import annotations
 

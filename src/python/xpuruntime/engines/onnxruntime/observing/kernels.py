@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Which kernels xpuruntime operators ran, by the dispatcher's decisions, and whether the policy's keys were met."""
+"""Kernels that xpuruntime operators ran, by the dispatcher's decisions, and whether the policy's keys were met."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the tensors of an executed graph occupy around each of its nodes, from the sizes in the profile."""
+"""Live memory of an executed graph around each of its nodes, from the sizes in the profile."""
 
 from __future__ import annotations
 

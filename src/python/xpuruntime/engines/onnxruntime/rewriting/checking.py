@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Holding a rewritten model against the one it was made from."""
+"""Comparison of a rewritten model with the one it was made from."""
 
 from __future__ import annotations
 

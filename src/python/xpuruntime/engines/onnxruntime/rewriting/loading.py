@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Rewriting while a session is loaded: rewrite, measure what is free, hold the result against the original."""
+"""Rewriting while a session is loaded: rewrite, measure what is free, compare the result with the original."""
 
 from __future__ import annotations
 

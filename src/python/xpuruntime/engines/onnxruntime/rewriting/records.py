@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What is rewritten, and what is left to ONNX Runtime: `Rewrite`, `Left`, `Found`."""
+"""Records of rewriting, `Rewrite`, `Left` and `Found`: what is rewritten, and what is left to ONNX Runtime."""
 
 from __future__ import annotations
 

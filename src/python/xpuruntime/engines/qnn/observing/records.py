@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What QNN writes about a graph and its runs: the trace, the graphs, and the profile of cycles."""
+"""Records that QNN writes about a graph and its runs: the trace, the graphs, and the profile of cycles."""
 
 from __future__ import annotations
 

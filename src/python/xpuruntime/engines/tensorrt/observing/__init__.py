@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What an engine of TensorRT or TensorRT-RTX is made of and how long its layers take, as evidence."""
+"""Evidence of an engine of TensorRT or TensorRT-RTX: its layers and their times."""
 
 from __future__ import annotations
 

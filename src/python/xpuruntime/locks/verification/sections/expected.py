@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a lock expects of speed, memory and start; and the claims where it has nothing to expect."""
+"""Expected values of a lock for speed, memory and start; and the claims where it has none."""
 
 from __future__ import annotations
 
