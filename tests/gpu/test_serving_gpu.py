@@ -307,3 +307,36 @@ def test_results_of_host_runs_are_the_systems_memory(wide: Path) -> None:
         assert pools
         assert all(one.stats.current == 0 for one in pools), "a result holds pinned memory"
     assert len(kept) == 4
+
+
+def test_sizes_and_times_of_a_lock(wide: Path, tmp_path: Path) -> None:
+    """A lock knows what one more session takes of the device, and a server that is given it goes by that."""
+    path = tmp_path / "wide.lock"
+    measured = xrt.lock(wide, FP32, path, batches=[1, 8]).lock.measured
+    assert [one.rows for one in measured.batches] == [1, 8]
+    assert measured.memory is not None
+    assert measured.memory.device == "cuda:0"
+    assert 2 * 512 * 512 * 4 <= measured.memory.bytes < 4 << 30
+    more = {"lock": str(path), "slo": {"p99": "10s", "curve": "lock"}}
+    with Models(served(tmp_path, {"wide": wide}, FP32, model=more)) as service:
+        assert service.ready() == (True, "")
+        found = service.evidence("wide", "evidence")
+        assert found["memory"] == {"bytes": measured.memory.bytes, "source": "lock", "device": "cuda:0"}
+        assert found["slo"]["max_batch_size"] == 8
+        assert found["slo"]["source"].startswith("lock sha256:")
+
+
+def test_inputs_of_other_engines_are_pinned(wide: Path) -> None:
+    torch.manual_seed(0)
+    module = torch.nn.Linear(512, 16).eval()
+    policy = {"execution": {"engine": "torch", "device": "cuda:0", "precision": "fp32"}}
+    feeds = rows(wide, 8)
+    want = module(torch.from_numpy(feeds["x"])).detach().numpy()
+    given = {"input": torch.ones(4, 512, device="cuda")}
+    with xrt.InferenceSession(module.cuda(), policy=policy, example_inputs=given) as session:
+        (name,) = (one.name for one in session.inputs)
+        with Models(sessions={"linear": session}) as service:
+            assert service.evidence("linear", "evidence")["host_memory"] == "pinned"
+            for index in range(8):
+                request = InferRequest("linear", [Tensor(name, "FP32", (1, 512), feeds["x"][index : index + 1])])
+                close(service.infer(request).result(WAIT).outputs[0].data[0], want[index])
