@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write the JSON Schemas of reports, verifications and searches, and the page with their keys, into ``docs/reference``.
+"""Write the JSON Schemas of what xpuruntime writes as JSON, and the page with their keys, into ``docs/reference``.
 
 ``python tools/report_schema.py`` writes; ``--check`` only says whether they are up to date (``make lint``).
 """
@@ -66,6 +66,7 @@ def tables() -> str:
     tops = {"Report": report_schema(), "ReportComparison": comparison_schema()}
     tops["VerificationResult"] = verification_schema()
     tops["Lock"] = lock_schema()
+    tops["TuneResult"] = tune_result_schema()
     parts = [*tops.items(), *sorted({name: one for top in tops.values() for name, one in top["$defs"].items()}.items())]
     return "".join(f"\n### {name}\n\n{one['description']}\n\n{table_of(one)}" for name, one in parts)
 

@@ -189,11 +189,12 @@ def _table(progress: TuneProgress) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
+    from xpuruntime.measuring.candidate_codes import CandidateCode
     from xpuruntime.tuning.text import changes_text
 
     left = max(0.0, progress.budget - progress.elapsed)
     rounds = f", round {progress.round + 1} of at most {progress.rounds}" if progress.rounds else ""
-    out = sum(one.code not in ("undecided", "control") for one in progress.candidates)
+    out = sum(one.code not in (CandidateCode.UNDECIDED, CandidateCode.CONTROL) for one in progress.candidates)
     head = (
         f"{progress.stage}{rounds}: {len(progress.candidates)} candidates, {out} out; {left:.0f} s of the budget left"
     )

@@ -30,4 +30,5 @@ class CandidateCode(Code):
     SLOW_START = "slow_start", "Its first result took longer than is allowed."
     LATENCY = "latency", "Its tail latency is longer than is allowed."
     NONDETERMINISTIC = "nondeterministic", "Its results do not repeat in the grade asked for."
+    NODE_LOST = "node_lost", "The computer that it was measured on was lost, and so was another one."
     NOT_TRIED = "not_tried", "The budget had no room for it."

@@ -11,13 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.tuning.records import CandidateFailed, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.records import Candidate, Code
+    from xpuruntime.tuning.records import Candidate
     from xpuruntime.tuning.runner import Job
     from xpuruntime.tuning.spec_parts import Constraints
 
@@ -133,14 +134,17 @@ class SessionBench(Bench):
 def judged(found: dict[str, Any], constraints: Constraints, seconds: float) -> Trial:
     """Return the trial of a candidate that was opened and compared: whether it keeps the constraints."""
     start, memory = found["start"], found["memory"]
-    code: Code | None = None
+    code: CandidateCode | None = None
     reason = ""
     if not found["passed"]:
-        code, reason = "inaccurate", found["reason"]
+        code, reason = CandidateCode.INACCURATE, found["reason"]
     elif constraints.start is not None and start > constraints.start:
-        code, reason = "slow_start", f"its first result took {start:.3g} s, over the {constraints.start:g} s allowed"
+        code, reason = (
+            CandidateCode.SLOW_START,
+            f"its first result took {start:.3g} s, over the {constraints.start:g} s allowed",
+        )
     elif constraints.memory_peak is not None and memory is not None and memory > constraints.memory_peak:
-        code, reason = "memory", f"it held {memory:,} bytes, over the {constraints.memory_peak:,} allowed"
+        code, reason = CandidateCode.MEMORY, f"it held {memory:,} bytes, over the {constraints.memory_peak:,} allowed"
     return Trial(
         code=code, reason=reason, start=start, memory=memory, error=found["error"], cosine=found["cosine"],
         run=found["run"], seconds=seconds,

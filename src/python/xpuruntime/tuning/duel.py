@@ -7,6 +7,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.statistics import Margin, Verdict, compare, look_rounds, paired_ratio
 from xpuruntime.tuning.records import CONTROL, CandidateFailed
 from xpuruntime.tuning.result import Ratio
@@ -14,7 +15,6 @@ from xpuruntime.tuning.result import Ratio
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xpuruntime.tuning.records import Code
     from xpuruntime.tuning.spec_parts import Decide
 
 __all__ = ["Duelled", "duel"]
@@ -38,7 +38,7 @@ class Duelled(NamedTuple):
     won: bool | None
     gain: Ratio | None
     ended: str
-    failed: Code | None = None
+    failed: CandidateCode | None = None
 
 
 def duel(measured: Callable[[int], Sequence[float] | None], decide: Decide, *, family: int, seed: int) -> Duelled:

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import AccuracyError, XpuRuntimeError
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.tuning.bench import SessionBench, first_line
 from xpuruntime.tuning.records import CandidateFailed
 from xpuruntime.tuning.runner import Runner
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.records import Candidate, Code
+    from xpuruntime.tuning.records import Candidate
     from xpuruntime.tuning.runner import Job
     from xpuruntime.tuning.spec_parts import Constraints
 
@@ -75,9 +76,11 @@ class LocalBench(SessionBench):
                 runner = self._runners[candidate.id] = Runner(self._job(candidate), self._registry)
             found: dict[str, Any] = getattr(runner, method)(**arguments)
         except Exception as error:  # an engine of someone else's may raise anything
-            code: Code = "inaccurate" if isinstance(error, AccuracyError) else "open_failed"
+            code: CandidateCode = (
+                CandidateCode.INACCURATE if isinstance(error, AccuracyError) else CandidateCode.OPEN_FAILED
+            )
             named = str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}"
             raise CandidateFailed(code, first_line(named)) from error
         if found.get("wrong"):
-            raise CandidateFailed("inaccurate", found["wrong"])
+            raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
         return found

@@ -8,6 +8,7 @@ import threading
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.tuning.records import CandidateFailed, DeviceLost
 
 if TYPE_CHECKING:
@@ -91,7 +92,7 @@ class Measurements:
             self.notes.append(f"{found['lost']}; {key} was measured once more, on another one")
             found = self._once(bench, _again(key), measure)
         if isinstance(found, dict) and "lost" in found:
-            raise CandidateFailed("node_lost", found["lost"])
+            raise CandidateFailed(CandidateCode.NODE_LOST, found["lost"])
         if isinstance(found, dict) and "failed" in found:
             raise CandidateFailed(*found["failed"])
         return found

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.worker import Worker
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 from xpuruntime.tuning.bench import FRESH, SessionBench, first_line
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.records import Candidate, Code
+    from xpuruntime.tuning.records import Candidate
     from xpuruntime.tuning.runner import Job
     from xpuruntime.tuning.spec_parts import Constraints
 
@@ -32,12 +33,12 @@ _RUNNER = "xpuruntime.tuning.runner"
 _OPEN, _TURN, _CALL = 300.0, 120.0, 600.0
 #: Share of the memory that is free which one candidate may take.
 _SHARE = 0.8
-_CODES: dict[FailureKind, Code] = {
-    FailureKind.CRASHED: "crashed",
-    FailureKind.TIMEOUT: "timeout",
-    FailureKind.OUT_OF_MEMORY: "memory",
-    FailureKind.EXITED: "crashed",
-    FailureKind.PROTOCOL: "crashed",
+_CODES: dict[FailureKind, CandidateCode] = {
+    FailureKind.CRASHED: CandidateCode.CRASHED,
+    FailureKind.TIMEOUT: CandidateCode.TIMEOUT,
+    FailureKind.OUT_OF_MEMORY: CandidateCode.MEMORY,
+    FailureKind.EXITED: CandidateCode.CRASHED,
+    FailureKind.PROTOCOL: CandidateCode.CRASHED,
 }
 
 
@@ -71,7 +72,7 @@ class ProcessBench(SessionBench):
         worker = self._worker(candidate)
         found: dict[str, Any] = _called(worker, "tail", _CALL, limit=limit, runs=runs, seconds=seconds)
         if found["wrong"]:
-            raise CandidateFailed("inaccurate", found["wrong"])
+            raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
         return found
 
     def determinism(self, candidate: Candidate, grade: str) -> dict[str, Any]:
@@ -129,17 +130,19 @@ class ProcessBench(SessionBench):
         try:
             worker = Worker(memory_limit=self._limit, timeout=_CALL, cores=self.device.cores)
         except WorkerFailure as failure:
-            raise CandidateFailed(_CODES.get(failure.kind, "open_failed"), first_line(failure.reason)) from failure
+            raise CandidateFailed(
+                _CODES.get(failure.kind, CandidateCode.OPEN_FAILED), first_line(failure.reason)
+            ) from failure
         self._workers[candidate.id] = worker
         if self._killed:
             self.close(candidate)
-            raise CandidateFailed("crashed", "the search was ended")
+            raise CandidateFailed(CandidateCode.CRASHED, "the search was ended")
         return worker, float(_called(worker, None, self._open, job=job)["start"])
 
     def _steady(self, worker: Worker) -> float:
         found = _called(worker, "turn", _TURN)
         if found["wrong"]:
-            raise CandidateFailed("inaccurate", found["wrong"])
+            raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
         return float(found["figure"])
 
     def _fresh(self, candidate: Candidate, objective: str) -> float:
@@ -152,7 +155,7 @@ class ProcessBench(SessionBench):
                 return elapsed
             found = _called(worker, "check", _CALL)
             if not found["passed"]:
-                raise CandidateFailed("inaccurate", found["reason"])
+                raise CandidateFailed(CandidateCode.INACCURATE, found["reason"])
             return float(found["memory"] or math.nan)
         finally:
             self.close(candidate)
@@ -167,13 +170,8 @@ def _called(worker: Worker, method: str | None, timeout: float, **arguments: Any
     except WorkerFailure as failure:
         code = _CODES.get(failure.kind)
         if code is None:
-            code = (
-                "inaccurate"
-                if "AccuracyError" in failure.exceptions
-                else "open_failed"
-                if method is None
-                else "run_failed"
-            )
+            failed = CandidateCode.OPEN_FAILED if method is None else CandidateCode.RUN_FAILED
+            code = CandidateCode.INACCURATE if "AccuracyError" in failure.exceptions else failed
         what = "opening it" if method is None else method
         reason = failure.reason.replace(f"{_RUNNER}:open_runner", what).replace(f"{_RUNNER}:call", what)
         raise CandidateFailed(code, first_line(reason)) from failure

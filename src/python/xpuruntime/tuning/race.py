@@ -8,13 +8,13 @@ import math
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.rounds import rotated
 from xpuruntime.measuring.statistics import Interval, growing_rounds, paired_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.tuning.records import Code
     from xpuruntime.tuning.spec_parts import Decide
 
 __all__ = ["Failure", "Out", "Race"]
@@ -23,14 +23,14 @@ __all__ = ["Failure", "Out", "Race"]
 class Failure(NamedTuple):
     """A candidate that failed in a round."""
 
-    code: Code
+    code: CandidateCode
     reason: str
 
 
 class Out(NamedTuple):
     """How a candidate left a race: the ratio of its figure to that of another, and after how many rounds."""
 
-    code: Code
+    code: CandidateCode
     against: str
     ratio: Interval | None
     rounds: int
@@ -110,11 +110,11 @@ class Race:
         faster = {name: one.ratio for name, one in ratios.items() if math.log(one.high) < -margin}
         for name, one in ratios.items():
             if math.log(one.low) > -margin:
-                code: Code = "slower" if one.low > 1 else "not_faster"
+                code: CandidateCode = CandidateCode.SLOWER if one.low > 1 else CandidateCode.NOT_FASTER
                 self.out[name] = Out(code, self.incumbent, one, self.rounds)
         if faster:
             best, old = min(faster, key=faster.__getitem__), self.incumbent
-            self.out[old] = Out("beaten", best, self.ratio(old, best), self.rounds)
+            self.out[old] = Out(CandidateCode.BEATEN, best, self.ratio(old, best), self.rounds)
             self.incumbent = best
 
     def _replace_failed(self) -> None:

@@ -4,23 +4,17 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Any
 
 import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.measuring.candidate_codes import CandidateCode
 
-__all__ = ["CONTROL", "Candidate", "CandidateFailed", "Code", "DeviceLost", "Trial"]
+__all__ = ["CONTROL", "Candidate", "CandidateFailed", "DeviceLost", "Trial"]
 
 #: The id of the user's own policy.
 CONTROL = "c0"
-
-#: Why a candidate did not win, or that it did.
-Code = Literal[
-    "infeasible", "duplicate", "open_failed", "run_failed", "crashed", "timeout", "inaccurate", "memory", "slow_start",
-    "latency", "slower", "not_faster", "beaten", "nondeterministic", "node_lost", "not_tried", "undecided", "control",
-    "winner",
-]  # fmt: skip
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -50,7 +44,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    code : str or None
+    code : CandidateCode or None
         ``None`` where it keeps all constraints that can be checked without a race.
     reason : str
     start : float or None
@@ -67,7 +61,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         What the trial took.
     """
 
-    code: Code | None = None
+    code: CandidateCode | None = None
     reason: str = ""
     start: float | None = None
     memory: int | None = None
@@ -80,9 +74,9 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
 class CandidateFailed(XpuRuntimeError):  # noqa: N818  read as a sentence
     """A candidate failed while it was measured. Private to this package: it becomes the candidate's code and reason."""
 
-    def __init__(self, code: Code, reason: str) -> None:
+    def __init__(self, code: CandidateCode, reason: str) -> None:
         super().__init__(reason)
-        self.code, self.reason = code, reason
+        self.code, self.reason = CandidateCode(code), reason
 
 
 class DeviceLost(XpuRuntimeError):  # noqa: N818  read as a sentence

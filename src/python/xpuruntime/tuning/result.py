@@ -10,9 +10,9 @@ import msgspec
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.files.paths import json_bytes
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.policies import Policy
 from xpuruntime.policies.quantities import share_text
-from xpuruntime.tuning.records import Code
 
 if TYPE_CHECKING:
     import os
@@ -62,8 +62,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
         Where it was opened and raced.
     changes : dict of str to object
         Policy keys that it states beside or in place of those of the base policy.
-    code : str
-        ``"winner"``, ``"control"``, or why it did not win, such as ``"inaccurate"``.
+    code : CandidateCode
     reason : str
         One sentence.
     figure : float or None
@@ -83,7 +82,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     engine: str
     device: str
     changes: dict[str, Any]
-    code: Code
+    code: CandidateCode
     reason: str
     figure: float | None = None
     gain: Ratio | None = None

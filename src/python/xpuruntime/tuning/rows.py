@@ -7,7 +7,8 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from xpuruntime.tuning.records import Candidate, Code, Trial
+from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.tuning.records import Candidate, Trial
 from xpuruntime.tuning.result import CandidateResult, Ratio
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["FINAL", "Row", "gain_of", "left_text", "share_of"]
 
 #: Codes of candidates that may be finalists: those that ran, and were not proven to be slower than the control.
-FINAL = ("undecided", "beaten", "slower", "not_faster")
+FINAL = (CandidateCode.UNDECIDED, CandidateCode.BEATEN, CandidateCode.SLOWER, CandidateCode.NOT_FASTER)
 
 #: Words in operator types by operation.
 _WORDS = {
@@ -34,7 +35,7 @@ _WORDS = {
 class Row:
     """What is known of one candidate; changes as the search goes on."""
 
-    def __init__(self, candidate: Candidate, code: Code = "undecided", reason: str = "") -> None:
+    def __init__(self, candidate: Candidate, code: CandidateCode = CandidateCode.UNDECIDED, reason: str = "") -> None:
         self.candidate, self.code, self.reason = candidate, code, reason
         self.trial = Trial()
         self.figures: list[float] = []
@@ -67,11 +68,11 @@ def gain_of(ratio: Interval | None, against: str, rounds: int) -> Ratio | None:
     return Ratio(value=1 / ratio.ratio, low=1 / ratio.high, high=1 / ratio.low, against=against, rounds=rounds)
 
 
-def left_text(code: Code, against: str, ratio: Interval | None, spec: TuneSpec) -> str:
+def left_text(code: CandidateCode, against: str, ratio: Interval | None, spec: TuneSpec) -> str:
     """Say how a candidate left a race."""
     shown = "" if ratio is None else f": {gain_of(ratio, against, 0)}"
-    if code == "beaten":
+    if code == CandidateCode.BEATEN:
         return f"{against} is better{shown}"
-    if code == "slower":
+    if code == CandidateCode.SLOWER:
         return f"worse than {against}{shown}"
     return f"not better than {against} by {spec.decide.min_effect:.3g}{shown}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.statistics import look_rounds, runs_required
 from xpuruntime.tuning.duel import Duelled, duel
 from xpuruntime.tuning.planner import Rejected
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.tuning.planner import Planned
-    from xpuruntime.tuning.records import Code
     from xpuruntime.tuning.result import CandidateResult, Ratio
     from xpuruntime.tuning.rows import Row
     from xpuruntime.tuning.space import Point
@@ -68,7 +68,7 @@ class Search(Stages):
     def _control(self) -> None:
         """Open the user's own policy, which every gain is measured against."""
         row = self._new({})
-        row.code = "control"
+        row.code = CandidateCode.CONTROL
         row.reason = "the policy that was given"
         if row.trial.code is None and self._room(row) and self._try(row, self._all.main):
             for bench in self._all.benches:
@@ -82,7 +82,9 @@ class Search(Stages):
 
     def _wave(self, size: int) -> None:
         points = list(self._space.wave(size, self._gains.barred() if size > 1 else frozenset()))
-        points = [one for one in points if size == 0 or self._gains.default[one.engine].code != "infeasible"]
+        points = [
+            one for one in points if size == 0 or self._gains.default[one.engine].code != CandidateCode.INFEASIBLE
+        ]
         if size > 1:
             points = self._promising(points)
         if size > 0:
@@ -102,7 +104,7 @@ class Search(Stages):
             self._gains.default[point.engine] = row
         elif size == 1:
             self._gains.single[point.settings[0]] = row
-        return row if row.code == "undecided" else None
+        return row if row.code == CandidateCode.UNDECIDED else None
 
     def _race_kernels(self) -> None:
         """Try kernels of the leader, an operation at a time, those that take most time first."""
@@ -133,7 +135,7 @@ class Search(Stages):
                 continue
             changes = self._rows[self._leader() or leader].candidate.changes
             rows = [self._new({**changes, f"kernels.{op}": name}) for name in choices[op]]
-            self._heats([one for one in rows if one.code == "undecided" and self._room(one)])
+            self._heats([one for one in rows if one.code == CandidateCode.UNDECIDED and self._room(one)])
 
     def _with_kernel(self, row: Row, op: str, name: str) -> Planned | Rejected:
         return self._plan({**row.candidate.changes, f"kernels.{op}": name})
@@ -144,11 +146,11 @@ class Search(Stages):
         control = self._rows[CONTROL]
         kept = control.trial.code is None and self._keeps(control)
         ranked = self._ranked(kept=kept)
-        open_ = sum(self._rows[name].code == "undecided" for name in ranked)
+        open_ = sum(self._rows[name].code == CandidateCode.UNDECIDED for name in ranked)
         family, duels, first, undecided = min(max(open_, 1), _FINALISTS), 0, None, ""
         for name in ranked:
             row = self._rows[name]
-            if duels and row.code != "undecided":
+            if duels and row.code != CandidateCode.UNDECIDED:
                 continue  # it lost to one that lost a duel
             if duels == family or not self._keeps(row):
                 continue
@@ -170,13 +172,13 @@ class Search(Stages):
             elif failed is not None:
                 row.code, row.reason = failed, f"in the final duel, {ended}"
             else:
-                row.code, row.reason = "not_faster", "it did not keep its lead in the final duel"
+                row.code, row.reason = CandidateCode.NOT_FASTER, "it did not keep its lead in the final duel"
         if not kept:
             return self._outcome("none", "no candidate keeps the constraints")
         return self._outcome("undecided", undecided, gain=first) if undecided else self._no_better(first)
 
     def _no_better(self, gain: Ratio | None = None) -> Outcome:
-        open_ = [name for name, row in self._rows.items() if row.code == "undecided"]
+        open_ = [name for name, row in self._rows.items() if row.code == CandidateCode.UNDECIDED]
         if self._untried and self._deadline <= self._all.clock():
             reason = f"nothing that was tried is better, and {self._untried} candidates were not tried in the budget"
             return self._outcome("undecided", reason, gain=gain)
@@ -193,7 +195,7 @@ class Search(Stages):
 
     def _won(self, name: str, reason: str, gain: Ratio | None) -> Outcome:
         row = self._rows[name]
-        row.code, row.reason, row.gain = "winner", reason, gain or row.gain
+        row.code, row.reason, row.gain = CandidateCode.WINNER, reason, gain or row.gain
         return self._outcome("winner", reason, winner=name, gain=gain)
 
     def _ranked(self, *, kept: bool) -> list[str]:
@@ -201,7 +203,7 @@ class Search(Stages):
 
         Where the policy that was given is kept, those are the ones that may be better than it.
         """
-        codes = ("undecided",) if kept and self._incumbent == CONTROL else FINAL
+        codes = (CandidateCode.UNDECIDED,) if kept and self._incumbent == CONTROL else FINAL
         ranked = [
             (row.estimate, name)
             for name, row in self._rows.items()
@@ -218,7 +220,9 @@ class Search(Stages):
                 key = f"determinism/{one.id}"
                 found = self._all.measured(bench, key, lambda: bench.determinism(one, self._grade))
                 if not found["reached"]:
-                    return self._fails(row, "nondeterministic", f"{self._grade} did not pass: {found['reason']}")
+                    return self._fails(
+                        row, CandidateCode.NONDETERMINISTIC, f"{self._grade} did not pass: {found['reason']}"
+                    )
             if constraints.latency_p99 is not None:
                 self._report("tail", bench, (one.id,))
                 limit, runs = constraints.latency_p99, 2 * runs_required(0.99)
@@ -227,16 +231,16 @@ class Search(Stages):
                 runs, over = found["runs"], found["over"]
                 if over > 0.01 * runs or runs < runs_required(0.99, beyond=over):
                     share = f"{over} of {runs} runs took longer than {limit:g} s"
-                    return self._fails(row, "latency", f"its p99 is {found['p99']:.4g} s: {share}")
+                    return self._fails(row, CandidateCode.LATENCY, f"its p99 is {found['p99']:.4g} s: {share}")
         except CandidateFailed as failed:
             return self._fails(row, failed.code, failed.reason)
         finally:
             bench.close(one)
         return True
 
-    def _fails(self, row: Row, code: Code, reason: str) -> bool:
+    def _fails(self, row: Row, code: CandidateCode, reason: str) -> bool:
         row.trial = msgspec.structs.replace(row.trial, code=code, reason=reason)
-        row.code, row.reason = ("control", reason) if row.candidate.id == CONTROL else (code, reason)
+        row.code, row.reason = (CandidateCode.CONTROL, reason) if row.candidate.id == CONTROL else (code, reason)
         return False
 
     def _duel(self, name: str, family: int) -> Duelled:

@@ -15,6 +15,7 @@ import msgspec
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.tuning.planner import Rejected
 from xpuruntime.tuning.race import Failure, Race
 from xpuruntime.tuning.records import CONTROL, Candidate, CandidateFailed, Trial
@@ -114,15 +115,19 @@ class Stages:
             self._stages["rejected by the plan"] += 1
             engine = str(changes.get("execution.engine", ""))
             one = Candidate(id=name, engine=engine, device="", changes=dict(changes), policy={})
-            row = Row(one, "infeasible", planned.reason)
-            row.trial = Trial(code="infeasible", reason=planned.reason)
+            row = Row(one, CandidateCode.INFEASIBLE, planned.reason)
+            row.trial = Trial(code=CandidateCode.INFEASIBLE, reason=planned.reason)
         else:
             one = Candidate(
                 id=name, engine=planned.engine, device=planned.device, changes=dict(changes),
                 policy=planned.policy.to_dict(),
             )  # fmt: skip
             same = self._gets.setdefault(planned.gets, name)
-            row = Row(one) if same == name else Row(one, "duplicate", f"the engine gets what it gets for {same}")
+            row = (
+                Row(one)
+                if same == name
+                else Row(one, CandidateCode.DUPLICATE, f"the engine gets what it gets for {same}")
+            )
             if same != name:
                 row.estimate = self._rows[same].estimate
         self._rows[name] = row
@@ -223,7 +228,9 @@ class Stages:
             self._take(race, race.start)
         if not races:
             return
-        failed = [race for race in races if race.start in race.out and race.out[race.start].code != "beaten"]
+        failed = [
+            race for race in races if race.start in race.out and race.out[race.start].code != CandidateCode.BEATEN
+        ]
         ahead = [race.incumbent for race in races if race.incumbent != start and race.incumbent not in race.out]
         if len(ahead) > 1:
             ahead.sort(key=lambda name: self._rows[name].estimate or math.inf)
@@ -254,7 +261,11 @@ class Stages:
             if out is None:
                 continue
             row.gain = gain_of(out.ratio, out.against, out.rounds)
-            if name != CONTROL or out.code not in ("slower", "not_faster", "beaten"):
+            if name != CONTROL or out.code not in (
+                CandidateCode.SLOWER,
+                CandidateCode.NOT_FASTER,
+                CandidateCode.BEATEN,
+            ):
                 row.code, row.reason = out.code, out.reason or left_text(out.code, out.against, out.ratio, self._spec)
 
     def _room(self, row: Row) -> bool:
@@ -264,7 +275,7 @@ class Stages:
             self._opened += 1
             return True
         self._untried += 1
-        row.code, row.reason = "not_tried", f"budget.candidates allows {most}"
+        row.code, row.reason = CandidateCode.NOT_TRIED, f"budget.candidates allows {most}"
         return False
 
     def _in_time(self, row: Row) -> bool:
@@ -273,7 +284,7 @@ class Stages:
             return True
         with self._lock:
             self._untried += 1
-        row.code, row.reason = "not_tried", "the budget of time was used up"
+        row.code, row.reason = CandidateCode.NOT_TRIED, "the budget of time was used up"
         return False
 
     @property
@@ -288,7 +299,7 @@ class Stages:
         open_ = [
             (row.estimate, name)
             for name, row in self._rows.items()
-            if row.code == "undecided" and row.estimate is not None and row.estimate < 1
+            if row.code == CandidateCode.UNDECIDED and row.estimate is not None and row.estimate < 1
         ]
         return min(open_)[1] if open_ and self._incumbent == CONTROL else self._incumbent
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.render_text.tables import plain, table
+from xpuruntime.measuring.candidate_codes import CandidateCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -19,7 +20,11 @@ if TYPE_CHECKING:
 __all__ = ["changes_text", "figure_text", "plain_text", "ranked", "render"]
 
 _HEAD = {"winner": "bold green", "tied": "bold green", "none": "bold red", "undecided": "bold yellow"}
-_STYLE = {"winner": "bold green", "control": "cyan", "undecided": "yellow"}
+_STYLE = {
+    CandidateCode.WINNER: "bold green",
+    CandidateCode.CONTROL: "cyan",
+    CandidateCode.UNDECIDED: "yellow",
+}
 _MOST = 25
 
 
@@ -55,7 +60,7 @@ def figure_text(objective: str, figure: float | None) -> str:
 
 def ranked(result: TuneResult) -> list[CandidateResult]:
     """Return the candidates, the winner first, then the control, then by figure; those without one at the end."""
-    order = {"winner": 0, "control": 1}
+    order = {CandidateCode.WINNER: 0, CandidateCode.CONTROL: 1}
     return sorted(
         result.candidates,
         key=lambda one: (order.get(one.code, 2), one.figure is None, one.figure or 0.0),
@@ -90,6 +95,10 @@ def render(result: TuneResult) -> RenderableType:
     parts.append(shown)
     if len(rows) > _MOST:
         parts.append(Text(f"and {len(rows) - _MOST} more; the HTML page and the JSON have all, with their reasons"))
-    parts += [Text(f"{one.id}: {one.reason}") for one in rows[:_MOST] if one.code not in ("control", "duplicate")]
+    parts += [
+        Text(f"{one.id}: {one.reason}")
+        for one in rows[:_MOST]
+        if one.code not in (CandidateCode.CONTROL, CandidateCode.DUPLICATE)
+    ]
     parts += [Text(f"note: {note}") for note in result.notes]
     return Group(*parts)

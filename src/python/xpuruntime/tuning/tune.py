@@ -16,6 +16,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.plan_request import Asked
 from xpuruntime.lockfile.records import utc_now
+from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.energy import open_meter
 from xpuruntime.policies.kernel_ids import FAMILIES
@@ -261,7 +262,9 @@ def _front(candidates: tuple[CandidateResult, ...]) -> tuple[str, ...]:
     places = {
         one.id: (one.figure, one.memory or 0, one.error or 0.0)
         for one in candidates
-        if one.figure is not None and one.code not in ("inaccurate", "crashed", "timeout", "run_failed")
+        if one.figure is not None
+        and one.code
+        not in (CandidateCode.INACCURATE, CandidateCode.CRASHED, CandidateCode.TIMEOUT, CandidateCode.RUN_FAILED)
     }
     return tuple(
         name

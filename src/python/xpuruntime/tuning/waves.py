@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.measuring.candidate_codes import CandidateCode
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
@@ -40,7 +42,7 @@ class Gains:
         for setting, row in self.single.items():
             default = self.default.get(setting.engine)
             base = None if default is None else default.estimate
-            if row.trial.code is not None or row.code == "duplicate":
+            if row.trial.code is not None or row.code == CandidateCode.DUPLICATE:
                 found.add(setting)
             elif row.estimate is not None and base is not None:
                 ratio = row.estimate / base
