@@ -8,7 +8,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.onnxruntime.cuda_turns import capturing_alone, new_turn, no_capture
+from xpuruntime.engines.onnxruntime.cuda_turns import between_captures, capturing_alone, new_turn, no_capture
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -85,6 +85,25 @@ def test_no_session_is_opened_beside_a_capture_and_several_are_beside_each_other
     capture.leave()
 
 
+def test_runs_of_host_arrays_let_a_capture_go_first() -> None:
+    """So that a capture comes to its turn, however many runs overlap."""
+    first, second = Inside(lambda: between_captures), Inside(lambda: between_captures)
+    assert enters(first)
+    assert enters(second)
+    capture = Inside(capturing_alone)
+    assert waits(capture)
+    later = Inside(lambda: between_captures)
+    assert waits(later)
+    first.leave()
+    assert waits(capture)
+    second.leave()
+    assert enters(capture)
+    assert waits(later)
+    capture.leave()
+    assert enters(later)
+    later.leave()
+
+
 def test_opening_may_open_another() -> None:
     def nested() -> None:
         with no_capture(), no_capture():
@@ -128,9 +147,10 @@ def test_many_threads_come_to_an_end() -> None:
                 with lock:
                     together.append(running[0])
                 count(-1)
-            with no_capture():
-                count(1)
-                count(-1)
+            for block in (no_capture(), between_captures):
+                with block:
+                    count(1)
+                    count(-1)
 
     def capture() -> None:
         while time.monotonic() < stop:

@@ -19,6 +19,7 @@ import numpy as np
 
 from xpuruntime.engines.host_runner import HostRunner, PinnedArrays
 from xpuruntime.engines.onnxruntime._private_api import raw_session
+from xpuruntime.engines.onnxruntime.cuda_turns import between_captures
 from xpuruntime.engines.onnxruntime.device_arrays import Exported, element_type, host_inputs
 from xpuruntime.errors import XpuRuntimeError
 
@@ -100,7 +101,7 @@ class HostRuns:
         model = self._model
         session = model.session
         binding = model.thread_binding()
-        with self.stream() as stream:
+        with between_captures, self.stream() as stream:
             hosts = {name: self.pinned.staged(array) for name, array in feeds.items()}
             arrays = {name: self._sent(host, stream) for name, host in hosts.items()}
             with model.turn, model.on_device():
@@ -222,11 +223,12 @@ class _Replay:
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         runs, stream, binding = self._runs, self._stream, self._binding
         hosts = {name: runs.pinned.staged(array) for name, array in feeds.items()}
-        try:
-            for name, host in hosts.items():
-                binding.inputs[name].copy_(host, stream=stream)
-            binding.run()
-            found = {name: runs.received(one, stream) for name, one in binding.outputs.items()}
-        finally:
-            stream.synchronize()
-        return {name: one.numpy() for name, one in found.items()}
+        with between_captures:  # this thread has captured
+            try:
+                for name, host in hosts.items():
+                    binding.inputs[name].copy_(host, stream=stream)
+                binding.run()
+                found = {name: runs.received(one, stream) for name, one in binding.outputs.items()}
+            finally:
+                stream.synchronize()
+            return {name: one.numpy() for name, one in found.items()}
