@@ -2,17 +2,22 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """What a server adds to `session.run`, on a model that computes almost nothing, and how many requests it answers.
 
+    python benchmarks/bench_serving.py --seconds 5
+    python benchmarks/bench_serving.py --requests 1000000
+
 The server has one core, and its client another (Linux). Latency is that of one request at a time on one connection,
 beside `session.run` in the client, in rounds that alternate; gRPC's has that of grpcio's own client in it. Throughput
 is that of a closed loop over several connections; it hides what requests that are late would wait, so only its rate is
-given, with the CPU time of both sides: a client that is busy is what was measured.
+given, with the CPU time of both sides: a client that is busy is what was measured. A handler of grpc.aio that returns
+what it gets, and does nothing else, says what of gRPC's time is not ours.
 
-python benchmarks/bench_serving.py --seconds 5
+With `--requests` so many go through the server instead, over HTTP and then gRPC, and its memory is watched.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import selectors
 import socket
@@ -22,7 +27,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import numpy as np
@@ -34,12 +39,20 @@ from xpuruntime.serving.protocol.infer_messages import read_infer_response, writ
 from xpuruntime.serving.protocol.rest_client import read_response, write_request
 from xpuruntime.testing import models
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 SHAPE = (4, 64)
 INFER = "/inference.GRPCInferenceService/ModelInfer"
-#: Microseconds that HTTP with binary tensors may add at the median, and requests that are answered in a second.
-TARGETS = {"http_binary_added_us": 150.0, "http_binary_per_second": 12_000.0, "grpc_per_second": 4_000.0}
+#: Microseconds that a transport may add at the median, and requests that it answers in a second.
+TARGETS = {
+    "http_binary_added_us": 150.0,
+    "grpc_added_us": 250.0,
+    "http_binary_per_second": 12_000.0,
+    "grpc_per_second": 4_000.0,
+}
+ECHO = "gRPC, bare echo"
 POLICY = {"execution": {"device": "cpu", "threads": 1}}
-_TICK = os.sysconf("SC_CLK_TCK")
 
 
 def serve(path: str, core: int) -> None:
@@ -51,6 +64,54 @@ def serve(path: str, core: int) -> None:
     ):
         print(server.http_address, server.grpc_address, flush=True)
         sys.stdin.read()
+
+
+def echo(core: int) -> None:
+    """Serve a method of grpc.aio that returns what it gets, in the event loop that the server has."""
+    import asyncio
+
+    from xpuruntime.serving.server import _new_loop
+
+    os.sched_setaffinity(0, {core})
+
+    async def answer(message: bytes, context: Any) -> bytes:
+        del context
+        return message
+
+    class Handlers(grpc.GenericRpcHandler):
+        """Has one method under all names."""
+
+        def service(self, handler_call_details: Any) -> Any:
+            del handler_call_details
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    async def run() -> None:
+        server = grpc.aio.server()
+        server.add_generic_rpc_handlers((Handlers(),))
+        port = server.add_insecure_port("127.0.0.1:0")
+        await server.start()
+        print("-", f"127.0.0.1:{port}", flush=True)
+        await asyncio.get_running_loop().run_in_executor(None, sys.stdin.read)
+        await server.stop(0)
+
+    loop = _new_loop()
+    asyncio.set_event_loop(loop)
+    loop.run_until_complete(run())
+
+
+@contextlib.contextmanager
+def started(*arguments: str) -> Iterator[tuple[int, str, str]]:
+    """Start this script as a server, and yield its process and both addresses."""
+    command = [sys.executable, __file__, *arguments]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        assert server.stdin is not None
+        http, address = server.stdout.readline().split()
+        try:
+            yield server.pid, http, address
+        finally:
+            server.stdin.close()
+            server.wait(60)
 
 
 class Connection:
@@ -133,29 +194,58 @@ def grpc_rate(channel: Any, message: bytes, calls: int, seconds: float) -> float
 
 
 def cpu_seconds(process: int) -> float:
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICK
+    """Return the processor time of all threads that a process has."""
+    times = []
+    for path in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        with contextlib.suppress(OSError):
+            times.append(int(path.read_text().split()[0]) * 1e-9)
+    return sum(times)
 
 
-def rates(cases: dict[str, Any], server: int, seconds: float) -> dict[str, dict[str, float]]:
+def resident(process: int) -> int:
+    """Return the resident memory of a process in bytes."""
+    return int(Path(f"/proc/{process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def rates(cases: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
+    """Return the rate of each case, and processor time of both sides; a case is its server and its loop."""
     found = {}
-    for name, rate in cases.items():
+    for name, (server, rate) in cases.items():
         rate(0.5)
         theirs, own = cpu_seconds(server), cpu_seconds(os.getpid())
         per_second = rate(seconds)
-        busy = (cpu_seconds(server) - theirs) / seconds, (cpu_seconds(os.getpid()) - own) / seconds
-        found[name] = {"per_second": per_second, "server_busy": busy[0], "client_busy": busy[1]}
-        print(f"  {name:<28}  {per_second:10.0f} a second   server {busy[0]:.0%} busy, client {busy[1]:.0%}")
+        theirs, own = cpu_seconds(server) - theirs, cpu_seconds(os.getpid()) - own
+        found[name] = {
+            "per_second": per_second,
+            "server_busy": theirs / seconds,
+            "client_busy": own / seconds,
+            "server_cpu_us": theirs / seconds / per_second * 1e6,
+        }
+        print(
+            f"  {name:<16}  {per_second:8.0f} a second   server {theirs / seconds:.0%} busy, "
+            f"{found[name]['server_cpu_us']:.0f} us of a processor each; client {own / seconds:.0%} busy"
+        )
     return found
 
 
-def measure(options: argparse.Namespace, path: Path, http: str, address: str, server: int) -> dict[str, Any]:
+def demanded() -> tuple[np.ndarray, bytes, bytes, bytes]:
+    """Return an input, and its requests: HTTP binary, HTTP JSON, gRPC."""
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
     request = InferRequest("mlp", [Tensor("x", "FP32", SHAPE, x)])
     binary, json = (http_request(request, binary=one) for one in (True, False))
-    message = write_infer_request(request)
-    with xrt.InferenceSession(path, policy=POLICY) as session, grpc.insecure_channel(address) as channel:
-        call = channel.unary_unary(INFER)
+    return x, binary, json, write_infer_request(request)
+
+
+def measure(options: argparse.Namespace, path: Path, core: int) -> dict[str, Any]:
+    x, binary, json, message = demanded()
+    with (
+        started("--serve", str(path), str(core)) as (server, http, address),
+        started("--echo", str(core)) as (bare, _, bare_address),
+        xrt.InferenceSession(path, policy=POLICY) as session,
+        grpc.insecure_channel(address) as channel,
+        grpc.insecure_channel(bare_address) as bare_channel,
+    ):
+        call, bare_call = channel.unary_unary(INFER), bare_channel.unary_unary(INFER)
         connections = {"HTTP binary": Connection(http, binary), "HTTP JSON": Connection(http, json)}
         expected = session.run({"x": x})["y"]
         for one in connections.values():
@@ -164,17 +254,19 @@ def measure(options: argparse.Namespace, path: Path, http: str, address: str, se
         cases: dict[str, Any] = {"session.run": lambda: session.run({"x": x})}
         cases |= {name: one.ask for name, one in connections.items()}
         cases["gRPC"] = lambda: call(message)
+        cases[ECHO] = lambda: bare_call(message)
         print("one request at a time:")
         samples = interleaved(cases, calls=options.calls, rounds=options.rounds, rotate=True)
         medians = table(samples)
-        print(f"{options.connections} at a time:")
+        count = options.connections
+        print(f"{count} at a time:")
         throughput = rates(
             {
-                "HTTP binary": lambda seconds: http_rate(http, binary, options.connections, seconds),
-                "HTTP JSON": lambda seconds: http_rate(http, json, options.connections, seconds),
-                "gRPC": lambda seconds: grpc_rate(channel, message, options.connections, seconds),
+                "HTTP binary": (server, lambda seconds: http_rate(http, binary, count, seconds)),
+                "HTTP JSON": (server, lambda seconds: http_rate(http, json, count, seconds)),
+                "gRPC": (server, lambda seconds: grpc_rate(channel, message, count, seconds)),
+                ECHO: (bare, lambda seconds: grpc_rate(bare_channel, message, count, seconds)),
             },
-            server,
             options.seconds,
         )
     added = {
@@ -184,7 +276,49 @@ def measure(options: argparse.Namespace, path: Path, http: str, address: str, se
     }
     for name, microseconds in added.items():
         print(f"{name} adds {microseconds:.0f} us at the median of rounds")
-    return {"shape": SHAPE, "median_us": medians, "added_us": added, "throughput": throughput, "targets": TARGETS}
+    return {
+        "shape": SHAPE,
+        "calls": options.calls,
+        "connections": count,
+        "samples_us": samples,
+        "median_us": medians,
+        "added_us": added,
+        "throughput": throughput,
+        "targets": TARGETS,
+    }
+
+
+def soak(options: argparse.Namespace, path: Path, core: int) -> None:
+    """Send so many requests over each transport, and print by how much the memory of the server grows."""
+    x, binary, _, message = demanded()
+    with (
+        started("--serve", str(path), str(core)) as (server, http, address),
+        xrt.InferenceSession(path, policy=POLICY) as session,
+        grpc.insecure_channel(address) as channel,
+    ):
+        expected = session.run({"x": x})["y"]
+        loops = {
+            "HTTP binary": lambda seconds: http_rate(http, binary, options.connections, seconds),
+            "gRPC": lambda seconds: grpc_rate(channel, message, options.connections, seconds),
+        }
+        for name, loop in loops.items():
+            loop(3.0)
+            first, done = resident(server), 0.0
+            while done < options.requests:
+                begin = time.perf_counter()
+                rate = loop(10.0)
+                done += rate * 10.0
+                grown = resident(server) - first
+                print(
+                    f"  {name:<12}  {done:10.0f} requests   {rate:8.0f} a second   resident {first / 2**20:.1f} MiB, "
+                    f"{grown / 2**20:+.2f} MiB   {time.perf_counter() - begin:.1f} s",
+                    flush=True,
+                )
+            print(f"{name}: {grown / done:+.3f} bytes a request over {done:.0f} requests")
+        np.testing.assert_array_equal(output_of(Connection(http, binary).ask()), expected)
+        np.testing.assert_array_equal(
+            read_infer_response(channel.unary_unary(INFER)(message)).outputs[0].data, expected
+        )
 
 
 def main() -> None:
@@ -194,28 +328,28 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=16)
     parser.add_argument("--seconds", type=float, default=5.0, help="of each throughput")
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
+    parser.add_argument("--requests", type=int, help="send so many over each transport, and watch the memory")
     parser.add_argument("--serve", nargs=2, metavar=("MODEL", "CORE"), help=argparse.SUPPRESS)
+    parser.add_argument("--echo", type=int, metavar="CORE", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
         serve(options.serve[0], int(options.serve[1]))
         return
+    if options.echo is not None:
+        echo(options.echo)
+        return
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         sys.exit("this takes two cores: one for the server, one for its client")
+    os.sched_setaffinity(0, {cores[1]})
+    load = os.getloadavg()[0]
     with tempfile.TemporaryDirectory() as folder:
         path = models.save(models.mlp(), Path(folder), "mlp.onnx")
-        command = [sys.executable, __file__, "--serve", str(path), str(cores[0])]
-        with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
-            assert server.stdout is not None
-            assert server.stdin is not None
-            http, address = server.stdout.readline().split()
-            os.sched_setaffinity(0, {cores[1]})
-            try:
-                body = measure(options, path, http, address, server.pid)
-            finally:
-                server.stdin.close()
-                server.wait(60)
-    write("serving", body, options.out)
+        if options.requests:
+            soak(options, path, cores[0])
+            return
+        body = measure(options, path, cores[0])
+    write("serving_cpu", {**body, "load_average": [load, os.getloadavg()[0]]}, options.out)
 
 
 if __name__ == "__main__":

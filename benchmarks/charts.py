@@ -205,12 +205,28 @@ def norms(record: dict[str, Any]) -> Chart:
 
 
 #: Result name to its chart.
+def servers(record: dict[str, Any]) -> Chart:
+    title = "Requests that a server on one core answers in a second"
+    rows = []
+    for case, heading in (("alone", "tiny model, without batches"), ("batched", "wide model, in batches")):
+        rows.append(Bar(heading))
+        for name, found in record["cases"][case].items():
+            rate = next((one.get("per_second") for one in found.get("loads", ()) if one["load"] == "16 clients"), None)
+            if rate is not None:
+                rows.append(Bar(name, rate, is_own(name)))
+    caption = (
+        "16 clients, each with one request at a time. The tables have the latencies, other loads and what was lost."
+    )
+    return Chart(bars(title, rows), caption, title)
+
+
 CHARTS: dict[str, Callable[[dict[str, Any]], Chart | None]] = {
     "session_cpu": session,
     "session_cuda": session,
     "pool_cuda": pool,
     "resnet50_cuda": resnet,
     "ort_custom_ops_cuda": decoder,
+    "serving_peers_cpu": servers,
     "training_step": training,
     "norms_cuda": norms,
     "matmul_cuda": matmul,

@@ -25,6 +25,7 @@ from report_profile import PROFILE_SECTIONS
 from report_pytorch import PYTORCH_SECTIONS
 from report_qnn import qnn
 from report_rules import kernel_rules
+from report_serving import SERVING_SECTIONS
 from report_torch import torch_sessions
 from report_tune import tuned_policies
 from report_units import unit_times
@@ -78,13 +79,16 @@ make bench
 make bench-gpu
 make bench-kernels
 make bench-training
+.venv/bin/python benchmarks/bench_serving_peers.py --prepare ~/peers
+.venv/bin/python benchmarks/bench_serving_peers.py ~/peers
 .venv/bin/python benchmarks/report.py
 ```
 
 All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
 needs an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed; `make bench-kernels`
 needs an NVIDIA GPU, PyTorch and CuPy; `make bench-training` needs PyTorch, an NVIDIA GPU, and for collectives two and
-NCCL. The last command writes this page, its charts and the tables.
+NCCL. `bench_serving_peers.py` installs other servers into environments of their own, and measures them beside ours. The
+last command writes this page, its charts and the tables.
 """
 
 
@@ -232,6 +236,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "lock_cpu": locks,
     "lock_cuda": locks,
     "tune_cpu": tuned_policies,
+    **SERVING_SECTIONS,
     **PROFILE_SECTIONS,
     **PYTORCH_SECTIONS,
     **KERNEL_SECTIONS,
@@ -279,6 +284,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "memory": ("Memory", ("pool_cpu", "pool_cuda", "soak_cpu", "soak_cuda")),
     "models": ("Models on ONNX Runtime", ("resnet50_cuda", "ort_custom_ops_cpu", "ort_custom_ops_cuda")),
+    "serving": ("Serving", tuple(SERVING_SECTIONS)),
     "profiling": ("Profiling", tuple(PROFILE_SECTIONS)),
     "pytorch": ("PyTorch and collectives", tuple(PYTORCH_SECTIONS)),
     "kernels": ("Single operations", tuple(KERNEL_SECTIONS)),

@@ -21,6 +21,7 @@ PLAN = {
         ["bench_openvino_overhead.py"],
         ["bench_unit_times.py"],
         ["bench_rules.py"],
+        ["bench_serving.py"],
     ],
     "gpu": [
         ["bench_session.py", "--device", "cuda:0"],

@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The sections of ``docs/benchmarks.md`` on servers."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from report_parts import Check, Section, machine, number, spread, table, target_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["SERVING_SECTIONS"]
+
+_CASES = {
+    "alone": "A tiny model, without batches",
+    "batched": "A wide model, in batches of up to {max_batch_size} rows that wait for {wait_ms:g} ms",
+}
+
+
+def _busy_note(record: dict[str, Any]) -> str:
+    before, after = record["load_average"]
+    return f"Load average before and after: {before:.1f} and {after:.1f}."
+
+
+def overhead(record: dict[str, Any]) -> Section:
+    """Show what a server adds to `session.run`, and how many requests one core answers."""
+    samples, targets, through = record["samples_us"], record["targets"], record["throughput"]
+    rounds = len(next(iter(samples.values())))
+    checks = [
+        Check("HTTP binary over session.run", record["added_us"]["HTTP binary"], targets["http_binary_added_us"], "µs"),
+        Check("gRPC over session.run", record["added_us"]["gRPC"], targets["grpc_added_us"], "µs"),
+        Check(
+            "HTTP binary, a request of a full server",
+            1e6 / through["HTTP binary"]["per_second"],
+            1e6 / targets["http_binary_per_second"],
+            "µs",
+        ),
+        Check(
+            "gRPC, a request of a full server",
+            1e6 / through["gRPC"]["per_second"],
+            1e6 / targets["grpc_per_second"],
+            "µs",
+        ),
+    ]
+    rows = [
+        [
+            name,
+            f"{one['per_second']:,.0f}",
+            f"{one['server_busy']:.0%}",
+            number(one["server_cpu_us"]),
+            f"{one['client_busy']:.0%}",
+        ]
+        for name, one in through.items()
+    ]
+    text = (
+        "What does a server add to `session.run` on a model that computes almost nothing? The server has one "
+        f"core, its client another.\n\n{machine(record)}\n{_busy_note(record)} "
+        f"`python benchmarks/bench_serving.py`: {rounds} rounds of {record['calls']} requests, one at a "
+        "time, the order rotated.\n\n"
+        + table(("µs a request", "median", "p10", "p90"), [[c, *map(number, spread(v))] for c, v in samples.items()])
+        + f"\n{record['connections']} connections in a closed loop:\n\n"
+        + table(("", "a second", "server's core", "µs of it each", "client's core"), rows)
+        + "\nThe bare echo is a handler of grpc.aio that returns the bytes it gets, in the same event loop: what of "
+        "gRPC's figures is grpc.aio's own. A client whose core is busy is what was measured.\n\n" + target_table(checks)
+    )
+    return Section("What a server adds on cpu", text, tuple(checks))
+
+
+def peers(record: dict[str, Any]) -> Section:
+    """Show our server beside those of other projects."""
+    about = record["peers"]
+    parts = [
+        "How does the server compare with others, with the same models on the same ONNX Runtime, and the same load? "
+        "Each has a virtual environment of its own, one core, and the request format that suits it best.\n\n"
+        f"{machine(record)}\n{_busy_note(record)} `python benchmarks/bench_serving_peers.py`: {record['seconds']:g} s "
+        "for each closed loop, the clients on another core; one rate for all in the open loop, where latency counts "
+        "from the moment at which a request was due. *Lost*: no answer, or an error. Each answer was compared with the "
+        "right one; *wrong* ones count as neither. Bold: the best of a column.\n\n",
+        table(
+            ("", "format", "batches", "versions"),
+            [
+                [name, one["format"], "yes" if one["batches"] else "none of its own", _versions(one["versions"])]
+                for name, one in about.items()
+            ],
+        ),
+    ]
+    for case, title in _CASES.items():
+        results = record["cases"][case]
+        measured = {
+            name: {one["load"]: one for one in found["loads"]} for name, found in results.items() if "loads" in found
+        }
+        parts.append(f"\n### {title.format(**record['batching'])}\n")
+        for load in next(iter(measured.values()), {}):
+            rows = [[name, *_figures(found[load])] for name, found in measured.items()]
+            parts.append(f"\n{load}:\n\n{table(_HEAD, _with_best(rows))}")
+        parts += [f"\nNot measured: {name}, {one['problem']}\n" for name, one in results.items() if "problem" in one]
+    return Section("Servers beside each other on cpu", "".join(parts))
+
+
+_HEAD = ("", "a second", "p50, ms", "p99, ms", "lost", "wrong", "server's core", "clients' core")
+
+
+def _versions(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
+
+
+def _figures(one: dict[str, Any]) -> list[str]:
+    answered = one["answered"] > 0
+    return [
+        f"{one['per_second']:,.0f}" if answered else "0",
+        number(one["p50_ms"]) if answered else "-",
+        number(one["p99_ms"]) if answered else "-",
+        str(one["lost"]),
+        str(one["wrong"]),
+        f"{one['server_busy']:.0%}",
+        f"{one['client_busy']:.0%}",
+    ]
+
+
+def _with_best(rows: list[list[str]]) -> list[list[str]]:
+    """Mark the best rate, p50 and p99."""
+
+    def value(text: str) -> float:
+        return float(text.replace(",", "").replace("-", "inf"))
+
+    made = [list(row) for row in rows]
+    choices: dict[int, Callable[[list[float]], float]] = {1: max, 2: min, 3: min}
+    for column, choose in choices.items():
+        best = choose([value(row[column]) for row in rows])
+        for row in made:
+            if value(row[column]) == best:
+                row[column] = f"**{row[column]}**"
+    return made
+
+
+SERVING_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
+    "serving_cpu": overhead,
+    "serving_peers_cpu": peers,
+}
