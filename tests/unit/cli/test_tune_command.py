@@ -106,6 +106,13 @@ def test_a_device_that_is_not_there(xrt: Xrt, digits: str, spec: Path) -> None:
     assert "devices: cuda:99 is not there" in found.err
 
 
+def test_a_cluster_needs_ray(xrt: Xrt, digits: str, spec: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    found = xrt("tune", digits, "-d", "cpu", "--input", "random", "--ray", "auto")
+    assert found.code == 3
+    assert "Ray is not installed. Fix: pip install" in found.err
+
+
 def test_a_search_that_did_not_end_is_not_thrown_away(xrt: Xrt, digits: str, spec: Path, tmp_path: Path) -> None:
     child = subprocess.Popen(
         [*CALL, "tune", digits, "--input", "random", "-d", "cpu"], stderr=subprocess.PIPE, stdout=subprocess.PIPE,

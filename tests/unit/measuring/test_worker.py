@@ -6,11 +6,13 @@ from __future__ import annotations
 
 import gc
 import math
+import os
 import pickle
 import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 import venv
 from pathlib import Path
@@ -250,3 +252,25 @@ def test_a_closed_worker_says_so():
     worker.close()
     with pytest.raises(WorkerFailure, match=r"cannot call worker_functions:echo: the worker is closed"):
         worker.call(F + "echo")
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs Linux")
+def test_a_worker_and_what_it_starts_begin_on_its_cores():
+    core = max(os.sched_getaffinity(0))
+    with start(cores=[core]) as worker:
+        assert worker.call(F + "cores") == [[core], [core], [core]]
+    with pytest.raises(WorkerFailure, match=r"in starting with exit status .*Invalid argument"):
+        start(cores=[1 << 12])
+
+
+def test_a_call_fails_when_another_thread_kills_the_worker():
+    with start(timeout=60) as worker:
+        pid = worker.facts["pid"]
+        threading.Timer(0.3, worker.kill).start()
+        began = time.monotonic()
+        failure = worker.attempt(F + "hang").failure
+        assert failure is not None
+        assert (failure.kind, failure.signal) == ("crashed", "SIGKILL")
+        assert time.monotonic() - began < 10
+        worker.kill()
+    assert gone(pid)

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 
@@ -150,3 +151,14 @@ def dies_later(calls, samples, after):
 
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
+
+
+def cores():
+    """Cores of this thread, of one that it starts, and of a process."""
+    found = [sorted(os.sched_getaffinity(0))]
+    thread = threading.Thread(target=lambda: found.append(sorted(os.sched_getaffinity(0))))
+    thread.start()
+    thread.join()
+    program = "import os; print(*sorted(os.sched_getaffinity(0)))"
+    text = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    return [*found, list(map(int, text.split()))]
