@@ -274,6 +274,29 @@ def test_candidates_of_a_device_that_has_no_other_go_on_elsewhere(tmp_path: Path
     assert (again, same) == (found, lines)
 
 
+def test_candidates_that_were_opened_on_a_lost_device_race_elsewhere(tmp_path: Path) -> None:
+    found, lines = searched(tmp_path / "j", Losing(seconds, device="d1", at={4}, others=0))
+    opened = [one["key"].removeprefix("trial/") for one in lines if one["device"] == "d1" and "trial" in one["value"]]
+    assert len(opened) == 3, "three were opened there before the fourth was lost"
+    rows = {one.id: one for one in found.candidates}
+    assert all(rows[name].figure is not None and rows[name].device == "d0" for name in opened)
+    assert [one.code for one in found.candidates].count("node_lost") == 1
+
+
+@pytest.mark.parametrize("grade", ["none", "run_to_run"])
+def test_a_control_that_loses_two_nodes_is_not_said_to_break_constraints(grade: str, tmp_path: Path) -> None:
+    class Control(Losing):
+        def determinism(self, candidate, grade):
+            raise DeviceLost(f"the node {self.device.name} was lost")
+
+    lost = Control(lambda changes: 1e-3, device="d0", at={1, 2} if grade == "none" else set(), others=9)
+    with Journal(tmp_path / "j", {}) as journal:
+        found = run(lost, SPACE, journal=journal, grade=grade)
+    assert found.verdict == "undecided"
+    assert found.reason.startswith("the policy that was given could not be measured: the node d0")
+    assert not any("does not keep" in note for note in found.notes)
+
+
 def test_a_search_without_any_device_left_can_be_resumed(tmp_path: Path) -> None:
     lost = Losing(seconds, device="d0", at={9}, others=0)
     with Journal(tmp_path / "j", {}) as journal, pytest.raises(DeviceLost, match=r"no node had room\. Fix: .*--resume"):

@@ -60,6 +60,8 @@ class Search(Stages):
     def run(self) -> Outcome:
         """Run all stages and decide."""
         self._control()
+        if self._rows[CONTROL].trial.code == "node_lost":
+            return self._decide()
         for size in range(self._space.waves):
             self._wave(size)
         self._race_kernels()
@@ -77,7 +79,7 @@ class Search(Stages):
             looks = look_rounds(*self._spec.decide.rounds, confidence=self._spec.decide.confidence)
             pair = 2.5 * row.trial.seconds + 0.2
             self._reserve = min(_RESERVE * self._spec.budget.time, looks[0] * pair)
-        else:
+        elif row.trial.code != "node_lost":
             self._notes.append(f"the policy that was given does not keep the constraints: {row.reason}")
 
     def _wave(self, size: int) -> None:
@@ -145,6 +147,8 @@ class Search(Stages):
     def _decide(self) -> Outcome:
         control = self._rows[CONTROL]
         kept = control.trial.code is None and self._keeps(control)
+        if control.trial.code == "node_lost":
+            return self._outcome("undecided", f"the policy that was given could not be measured: {control.reason}")
         ranked = self._ranked(kept=kept)
         open_ = sum(self._rows[name].code == CandidateCode.UNDECIDED for name in ranked)
         family, duels, first, undecided = min(max(open_, 1), _FINALISTS), 0, None, ""

@@ -180,6 +180,9 @@ class Stages:
             row = lane.popleft()
             if self._in_time(row) and self._try(row, bench):
                 heat.append(row.candidate.id)
+        if bench not in self._all.benches:  # those that were opened there race elsewhere
+            lane.extendleft(self._rows[name] for name in reversed(heat))
+            return None
         return self._race(bench, number, self._incumbent, heat)
 
     def _race(self, bench: Bench, number: int, incumbent: str | None, heat: Sequence[str]) -> Race | None:
@@ -198,6 +201,8 @@ class Stages:
             before = set(race.live)
             self._report("race", bench, race.live, race.rounds, self._spec.decide.rounds[1])
             race.add(self._round(bench, key, race))
+            for name in heat:
+                self._rows[name].device = self._all.device(key)
             for name in before.difference(race.live):
                 bench.close(self._rows[name].candidate)
         for name in race.figures:
@@ -225,7 +230,7 @@ class Stages:
         """Take over how the heats of a time ended. Those that beat the incumbent on several devices race once more."""
         self._live.clear()
         for race in races:
-            self._take(race, race.start)
+            self._take(race)
         if not races:
             return
         failed = [
@@ -237,12 +242,13 @@ class Stages:
             self._races += 1
             final = self._race(self._all.main, self._races, ahead[0], ahead[1:])
             assert final is not None
-            self._take(final, final.start)
+            self._take(final)
             ahead = [final.incumbent] if final.incumbent not in final.out else []
         self._incumbent = ahead[0] if ahead else None if failed else start
 
-    def _take(self, race: Race, start: str) -> None:
+    def _take(self, race: Race) -> None:
         """Take over how a race ended."""
+        start = race.start
         base = self._rows[start].estimate or 1.0
         self._rows[start].estimate = base
         for name, figures in race.figures.items():
