@@ -225,7 +225,7 @@ def test_a_shape_is_short_by_its_best_time() -> None:
 
 
 @pytest.mark.parametrize("took", [0.001, 0.02, 3.0])
-def test_executions_above_the_limit_take_a_tenth_of_the_time_at_most(took: float) -> None:
+def test_executions_above_the_limit_take_a_quarter_of_the_time_at_most(took: float) -> None:
     short = ShortRuns(200e-6)
     short.queued("a", 100e-6)
     now, held = 100.0, 0.0
@@ -236,8 +236,8 @@ def test_executions_above_the_limit_take_a_tenth_of_the_time_at_most(took: float
             short.overran(took, now)
         else:
             now += 0.001
-    assert held <= 0.1 * 600 + 0.05 + took
-    assert took > 1 or held > 30  # and not far below
+    assert held <= 0.25 * 600 + 0.1 + took
+    assert took > 1 or held > 100  # and not far below
 
 
 def test_many_shapes_are_bounded() -> None:

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 from protobuf_descriptors import message_classes
 
 from xpuruntime.serving.messages import InferRequest, InferResponse, RequestedOutput, Tensor
+from xpuruntime.serving.protocol import infer_messages
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_messages import (
@@ -316,3 +319,53 @@ def test_requests_that_do_not_fit_are_refused(change, match):
 def test_empty_contents_beside_raw_ones_are_none():
     (found,) = read_infer_request(sent(lambda one: one.inputs[0].contents.SetInParent())).inputs
     assert found.data.shape == (1, 3)
+
+
+def test_requests_that_differ_in_values_alone_are_read_as_the_first_was():
+    def sent(first: float, *, model: str = "m", id: str = "", mask: bool = True) -> bytes:
+        inputs = [
+            Tensor("x", "FP32", (2,), np.array([first, 2], np.float32)),
+            Tensor("mask", "BOOL", (1,), np.array([mask])),
+        ]
+        return write_infer_request(InferRequest(model, inputs, id=id))
+
+    for first in (1.0, 3.0, 5.0):
+        for model, id in (("m", ""), ("n", ""), ("m", "a"), ("m", "b")):
+            read = read_infer_request(sent(first, model=model, id=id, mask=first > 2))
+            assert (read.model, read.id) == (model, id)
+            assert read.inputs[0].data.tolist() == [first, 2]
+            assert read.inputs[1].data.tolist() == [first > 2]
+            assert read.parameters == {}
+    bad = sent(1.0)[:-1] + b"\x02"
+    with pytest.raises(ServingError, match="neither 0 nor 1"):
+        read_infer_request(bad)
+    good = sent(1.0)
+    for at in range(len(good)):  # no byte between the values is passed over
+        changed = good[:at] + bytes((good[at] ^ 1,)) + good[at + 1 :]
+        with contextlib.suppress(ServingError):
+            first_read = read_infer_request(changed)
+            infer_messages._FORMS.put((len(changed), changed[:48]), None)
+            again = read_infer_request(changed)
+            assert (first_read.model, [one.name for one in first_read.inputs]) == (
+                again.model,
+                [one.name for one in again.inputs],
+            )
+            assert [one.data.tolist() for one in first_read.inputs] == [one.data.tolist() for one in again.inputs]
+
+
+def test_typed_contents_and_parameters_are_read_anew():
+    request = InferRequest("m", [Tensor("x", "INT32", (2,), np.array([1, 2], np.int32))], parameters={"timeout": 5})
+    for now in (1.0, 2.0):
+        assert read_infer_request(write_infer_request(request), now).deadline == pytest.approx(now + 5e-6)
+        plain = InferRequest("m", [Tensor("x", "INT32", (2,), np.array([now, 2], np.int32))])
+        assert read_infer_request(write_infer_request(plain, raw=False)).inputs[0].data.tolist() == [now, 2]
+
+
+def test_responses_with_equal_heads_have_their_own_values():
+    for value, id in ((1.0, ""), (2.0, ""), (3.0, "seven"), (4.0, "")):
+        array = np.full((1, 2), value, np.float32)
+        found = read_infer_response(
+            write_infer_response(InferResponse("m", "1", [Tensor("y", "FP32", (1, 2), array)], id))
+        )
+        assert found.id == id
+        np.testing.assert_array_equal(found.outputs[0].data, array)

@@ -10,8 +10,9 @@ import re
 import numpy as np
 import pytest
 
-from xpuruntime.serving.messages import InferResponse, Tensor
+from xpuruntime.serving.messages import InferRequest, InferResponse, Tensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
+from xpuruntime.serving.protocol.rest_client import read_response, write_request
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.protocol.rest_response import error_body, write_response
 from xpuruntime.serving.status import ServingError, Status
@@ -338,3 +339,42 @@ def test_raw_requests_that_do_not_fit_are_refused(facts, body, match):
 
 def test_an_error_is_json():
     assert json.loads(error_body('a "b"\n')) == {"error": 'a "b"\n'}
+
+
+def test_requests_that_differ_in_values_alone_are_read_as_the_first_was():
+    for datatype, values in (("FP32", [1.5, 2.5]), ("BOOL", [True, False]), ("BYTES", [b"a", b"bc"]), ("BF16", [1, 2])):
+        dtype = DATATYPES[datatype].dtype
+        for turn in range(3):
+            array = np.array(values[::-1] if turn == 1 else values, dtype)
+            sent = InferRequest("m", [Tensor("x", datatype, (2,), array)], parameters={"timeout": 1000})
+            body, length = write_request(sent, binary=True)
+            read = read_request(body, "m", "", length, now=float(turn))
+            np.testing.assert_array_equal(read.request.inputs[0].data, array)
+            assert read.request.deadline == pytest.approx(turn + 0.001)
+            assert read.binary_by_default
+    good, length = write_request(InferRequest("m", [Tensor("x", "BOOL", (2,), np.array([True, False]))]), binary=True)
+    for bad in (good[:-1] + b"\x02", good[:-1], good + b"\x00"):
+        with pytest.raises(ServingError):
+            read_request(bad, "m", "", length)
+    read_request(good, "m", "", length)
+    with pytest.raises(ServingError, match="has no data"):
+        read_request(good.replace(b'"binary_data_size":2', b'"binary_data_silo":2'), "m", "", length)
+
+
+def test_forms_of_one_model_are_not_those_of_another():
+    body, length = write_request(InferRequest("m", [Tensor("x", "FP32", (1,), np.ones(1, np.float32))]), binary=True)
+    assert read_request(body, "m", "", length).request.model == "m"
+    assert read_request(body, "n", "2", length).request.model == "n"
+    assert read_request(body, "n", "2", length).request.version == "2"
+
+
+def test_binary_responses_with_equal_heads_have_their_own_values():
+    asked = RestRequest(InferRequest("m", []), binary_by_default=True)
+    for value, id in ((1.0, ""), (2.0, ""), (3.0, "seven"), (4.0, "")):
+        array = np.full((1, 2), value, np.float32)
+        written = write_response(InferResponse("m", "1", [Tensor("y", "FP32", (1, 2), array)], id), asked)
+        body = b"".join(written.chunks)
+        found = read_response(body, written.json_length)
+        assert found.id == id
+        np.testing.assert_array_equal(found.outputs[0].data, array)
+    assert write_response(InferResponse("m", "1", []), asked).json_length is None

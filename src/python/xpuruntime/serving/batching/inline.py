@@ -18,7 +18,7 @@ _HAND_OVER_US = 50
 #: Shapes that are remembered.
 _MOST = 1024
 #: The share of time that executions above the limit may take from their thread, and how many seconds at once.
-_SHARE, _BURST = 0.1, 0.05
+_SHARE, _BURST = 0.25, 0.1
 #: Seconds of an execution behind which the pause doubles each time, up to 2^12, unless so many seconds went well.
 _SEVERE, _MOST_DOUBLED, _FORGIVEN = 0.1, 12, 60.0
 
@@ -28,7 +28,7 @@ class ShortRuns:
 
     The shortest execution of a shape decides, because waiting for a processor or for the interpreter only adds to it.
     A model whose time depends on its values is caught by what it does: what executions take above the limit is summed
-    up, and where it is over a tenth of the time, all requests are queued until it no longer is.
+    up, and where it is over a quarter of the time, all requests are queued until it no longer is.
 
     Parameters
     ----------

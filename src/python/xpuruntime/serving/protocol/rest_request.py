@@ -12,11 +12,13 @@ import msgspec
 from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
+    Datatype,
     array_of_raw,
     checked_shape,
     datatype_named,
     element_count,
 )
+from xpuruntime.serving.protocol.forms import LONGEST, Forms
 from xpuruntime.serving.protocol.json_data import array_of_json, reason_of
 from xpuruntime.serving.protocol.parameters import deadline_of, priority_of, refuse_duplicates, refuse_extensions
 from xpuruntime.serving.status import ServingError, Status
@@ -123,6 +125,12 @@ def read_request(
         behind it have another length than stated.
     """
     view = memoryview(body)
+    key = None
+    if length is not None and length <= LONGEST:
+        key = (body[:length], model, version)
+        form = _FORMS.get(key)
+        if form is not None and len(body) - length == form.size:
+            return form.request(view[length:], now)
     try:
         read = _DECODER.decode(body if length is None else view[:length])
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
@@ -135,10 +143,11 @@ def read_request(
     refuse_duplicates((one.name for one in read.inputs), "input")
     refuse_duplicates((one.name for one in read.outputs), "output")
     refuse_extensions(read.parameters, "the request")
+    binary_only = all(len(memoryview(one.data)) == 0 for one in read.inputs)
     inputs = _inputs(read.inputs, view[len(body) if length is None else length :])
     by_default = _flag(read.parameters.pop("binary_data_output", False), "binary_data_output", "the request")
     binary = _binary_outputs(read.outputs, by_default)
-    return RestRequest(
+    made = RestRequest(
         InferRequest(
             model,
             inputs,
@@ -152,6 +161,52 @@ def read_request(
         binary,
         by_default and not read.outputs,
     )
+    if key is not None and binary_only:
+        _FORMS.put(key, _Form(made, len(body) - len(key[0])))
+    return made
+
+
+class _Form:
+    """A request whose tensors are all binary, to be read again with other values."""
+
+    __slots__ = ("_asked", "_tensors", "size")
+
+    def __init__(self, asked: RestRequest, size: int) -> None:
+        self._asked, self.size = asked, size
+        #: Each tensor with its datatype and place behind the JSON.
+        self._tensors: list[tuple[Tensor, Datatype, int, int]] = []
+        at = 0
+        for one in asked.request.inputs:
+            datatype = DATATYPES[one.datatype]
+            if datatype.is_bytes:  # its size says nothing of its shape, and is not known
+                self.size = -1
+                return
+            end = at + element_count(one.shape) * datatype.size
+            self._tensors.append((Tensor(one.name, one.datatype, one.shape, None, one.parameters), datatype, at, end))
+            at = end
+
+    def request(self, binary: memoryview, now: float | None) -> RestRequest:
+        """Return the request with these values."""
+        asked = self._asked
+        old = asked.request
+        inputs = [
+            Tensor(
+                one.name,
+                one.datatype,
+                one.shape,
+                array_of_raw(datatype, one.shape, binary[at:end], one.name),
+                one.parameters,
+            )
+            for one, datatype, at, end in self._tensors
+        ]
+        deadline = deadline_of(old.parameters, now) if old.parameters else None
+        request = InferRequest(
+            old.model, inputs, old.version, old.id, old.outputs, old.parameters, deadline, old.priority
+        )
+        return RestRequest(request, asked.binary, asked.binary_by_default)
+
+
+_FORMS: Forms[_Form] = Forms()
 
 
 def _check_model(read: _Request, model: str, version: str) -> None:
