@@ -144,7 +144,7 @@ class TuningStep:
     def __call__(self, candidates: int, rounds: int, most_rounds: int, seconds: float) -> bool:
         """Say whether the measurement is to end; `seconds` are those since it began."""
         watch = _innermost()
-        took, self._counted = seconds - self._counted, seconds
+        took, self._counted = max(seconds - self._counted, 0.0), seconds
         if watch is None:
             return False
         progress = TuningProgress(self._tuner, self._operation, candidates, rounds, most_rounds, seconds, 0.0)
@@ -170,7 +170,7 @@ def _tell_core() -> None:
 
 
 def _core_step(operation: str, candidates: int, rounds: int, most_rounds: int, seconds: float) -> bool:
-    if most_rounds == 0:
-        _core_steps.current = TuningStep("core", operation)
-    step: TuningStep = _core_steps.current
-    return step(candidates, rounds, most_rounds, seconds)
+    steps: dict[str, TuningStep] = _core_steps.__dict__  # a kernel may call another operation while it is measured
+    if most_rounds == 0 or operation not in steps:
+        steps[operation] = TuningStep("core", operation)
+    return steps[operation](candidates, rounds, most_rounds, seconds)
