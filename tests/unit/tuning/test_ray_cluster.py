@@ -127,7 +127,7 @@ def test_a_node_that_dies_is_a_result_and_its_trial_is_made_once_more(nodes: Nod
     raced = [one for one in found.candidates if one.figure is not None]
     assert len(raced) == 3
     assert not any(one.code == "node_lost" for one in found.candidates)
-    assert len({one.device for one in raced}) == 2
+    assert all(one.device != kill.killed for one in raced if one.id != "c0"), "rows have the node of their last round"
     assert found.hardware["threads"] >= 1
     assert any(f"{kill.killed} was lost" in note and "measured once more" in note for note in found.notes)
     wide = next(one for one in found.candidates if one.changes.get("execution.threads") == 64)

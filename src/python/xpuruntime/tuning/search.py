@@ -60,7 +60,7 @@ class Search(Stages):
     def run(self) -> Outcome:
         """Run all stages and decide."""
         self._control()
-        if self._rows[CONTROL].trial.code == "node_lost":
+        if self._rows[CONTROL].trial.code is CandidateCode.NODE_LOST:
             return self._decide()
         for size in range(self._space.waves):
             self._wave(size)
@@ -79,7 +79,7 @@ class Search(Stages):
             looks = look_rounds(*self._spec.decide.rounds, confidence=self._spec.decide.confidence)
             pair = 2.5 * row.trial.seconds + 0.2
             self._reserve = min(_RESERVE * self._spec.budget.time, looks[0] * pair)
-        elif row.trial.code != "node_lost":
+        elif row.trial.code is not CandidateCode.NODE_LOST:
             self._notes.append(f"the policy that was given does not keep the constraints: {row.reason}")
 
     def _wave(self, size: int) -> None:
@@ -147,7 +147,7 @@ class Search(Stages):
     def _decide(self) -> Outcome:
         control = self._rows[CONTROL]
         kept = control.trial.code is None and self._keeps(control)
-        if control.trial.code == "node_lost":
+        if control.trial.code is CandidateCode.NODE_LOST:
             return self._outcome("undecided", f"the policy that was given could not be measured: {control.reason}")
         ranked = self._ranked(kept=kept)
         open_ = sum(self._rows[name].code == CandidateCode.UNDECIDED for name in ranked)
@@ -189,7 +189,7 @@ class Search(Stages):
         if open_:
             reason = f"nothing is proven to be better, and {', '.join(open_[:5])} could still be, by little"
             return self._outcome("undecided", reason, gain=gain)
-        if lost := [name for name, row in self._rows.items() if row.code == "node_lost"]:
+        if lost := [name for name, row in self._rows.items() if row.code is CandidateCode.NODE_LOST]:
             reason = f"nothing is proven to be better, and {', '.join(lost[:5])} could still be: their node was lost"
             return self._outcome("undecided", reason, gain=gain)
         if self._untried:

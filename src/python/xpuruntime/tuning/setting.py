@@ -69,6 +69,7 @@ class Setting:
         self.digest = model_digest(request.model)
         self.grade = spec.constraints.determinism or policy.execution.determinism
         self.notes: tuple[str, ...] = ()
+        self._jobs: dict[str, Job] = {}
         wanted, within = spec.space, None
         if cluster is not None:
             self.devices, within = cluster.devices(plan.device), cluster.threads
@@ -139,16 +140,19 @@ class Setting:
         return len(feeds)
 
     def job(self, candidate: Candidate, samples: str, count: int) -> Job:
-        """Return what a runner is to do for a candidate."""
+        """Return what a runner is to do for a candidate: the same for each call, planned once."""
+        if candidate.id in self._jobs:
+            return self._jobs[candidate.id]
         policy = Policy.coerce(candidate.policy)
         planned = self.planner.plan(candidate.changes)
         limits = limits_of(self.request.on(candidate.device, policy), getattr(planned, "computes", None))
         load = self.spec.objective
-        return Job(
+        self._jobs[candidate.id] = job = Job(
             model=str(self.path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
             samples=samples, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=load.batch,
             concurrency=load.concurrency,
         )  # fmt: skip
+        return job
 
 
 def _planned(model: Any, asked: Asked, registry: EngineRegistry, machine: Machine | None, calibration: Any) -> Planned:
