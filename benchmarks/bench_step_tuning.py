@@ -22,6 +22,7 @@ import sys
 import tempfile
 import time
 import warnings
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -33,8 +34,9 @@ from torch.nn.parallel import DistributedDataParallel
 import xpuruntime.pytorch as xrt_torch
 from harness import write
 from step_tuning_cases import CASES, RANK_CASES, Case
-from xpuruntime.measuring.rounds import rounds_of
+from xpuruntime.measuring.rounds import rotated, timed
 from xpuruntime.measuring.statistics import compare
+from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -157,14 +159,27 @@ def measure_case(name: str, case: Case, options: argparse.Namespace, device: tor
     result["variants"][TUNED] = {"losses": losses, "peak": winner.memory or peak, "prepare_s": seconds}
     result |= {"winner": tuned.name, "verdict": tuned.verdict, "candidates": [asdict(row) for row in tuned.candidates]}
 
-    def tuned_step(batch: torch.Tensor) -> torch.Tensor:
-        with tuned:
-            return tuned(batch)
-
-    steps[TUNED] = tuned_step
+    steps[TUNED] = tuned
     finish = (lambda: torch.cuda.synchronize(device)) if device.type == "cuda" else None
-    cases = {variant: (lambda step=step: step(batches[1])) for variant, step in steps.items()}
-    samples = rounds_of(cases, calls=options.calls, rounds=options.rounds, warm=3, finish=finish, rotate=True)
+
+    def turn(step: Step) -> Callable[[int, int], Any]:
+        sampler = timed(lambda: step(batches[1]), finish)
+
+        def run(calls: int, samples: int) -> Any:
+            with step if step is tuned else nullcontext():
+                sampler(1, 1)  # finds kernels again after the policy has changed
+                return sampler(calls, samples)
+
+        return run
+
+    with keep_compiled():
+        turns = {variant: turn(step) for variant, step in steps.items()}
+        samples = {variant: [] for variant in steps}
+        for number in range(-1, options.rounds):
+            for variant in rotated(list(turns), max(number, 0)):
+                found = turns[variant](options.calls, 1)[0] / options.calls
+                if number >= 0:
+                    samples[variant].append(found)
     reference = result["variants"][EAGER]["losses"]
     for variant, row in result["variants"].items():
         row["samples_ms"] = [one * 1e3 for one in samples[variant]]

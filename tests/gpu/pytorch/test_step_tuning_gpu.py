@@ -14,7 +14,9 @@ import xpuruntime.pytorch as xrt_torch
 
 pytestmark = [
     pytest.mark.usefixtures("cuda_is_usable_afterwards"),
-    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),  # PyTorch's own, while it compiles
+    # PyTorch's own, while it compiles and captures
+    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores:UserWarning"),
+    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty:UserWarning"),
 ]
 
 
