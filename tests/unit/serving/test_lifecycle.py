@@ -218,7 +218,8 @@ def test_deadlines_and_cancels_while_a_model_is_loaded(mlp: Path, serve: Serve) 
 
     engine.load = slow  # type: ignore[method-assign,assignment]
     service = serve({"m": {"source": str(mlp), "load": "on_demand"}}, registry=engine.registry())
-    late = service.infer(ask("m", {"x": X}, deadline=time.monotonic() + 0.1))
+    other = np.full_like(X, 2.0)  # requests are told apart by identity, not by their arrays
+    late = service.infer(ask("m", {"x": other}, deadline=time.monotonic() + 0.1))
     given_up = service.infer(ask("m", {"x": X}))
     kept = service.infer(ask("m", {"x": X}))
     assert began.wait(WAIT)

@@ -17,7 +17,7 @@ __all__ = ["InferRequest", "InferResponse", "ModelService", "Parameter", "Reques
 Parameter: TypeAlias = "bool | int | float | str"
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Tensor:
     """A named tensor.
 
@@ -49,7 +49,7 @@ class RequestedOutput:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InferRequest:
     """One request to a model.
 
@@ -81,7 +81,7 @@ class InferRequest:
     priority: int = 0
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class InferResponse:
     """The outputs of one request.
 

@@ -83,12 +83,12 @@ class Pending:
             fail(future, ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one"))
 
     def _work(self) -> None:
-        error: ServingError | None = None
+        error: Exception | None = None
         infer: Callable[[InferRequest], Future[InferResponse]] | None = None
         try:
             infer = self._load()
-        except ServingError as failure:
-            error = ServingError(Status.UNAVAILABLE, str(failure), retry_after=failure.retry_after)
+        except Exception as failure:  # whatever it was, those who wait get an answer
+            error = ServingError(Status.UNAVAILABLE, str(failure), retry_after=getattr(failure, "retry_after", None))
         with self._lock:
             self._loading = False
             waiting, self._waiting = self._waiting, []
@@ -106,10 +106,14 @@ class Pending:
             with self._lock:
                 if not self._loading:
                     return
-                late = [one for one in self._waiting if one[0].deadline is not None and one[0].deadline <= now]
-                self._waiting = [one for one in self._waiting if one not in late]
+                late = [one for one in self._waiting if _is_late(one[0], now)]
+                self._waiting = [one for one in self._waiting if not _is_late(one[0], now)]
             for _, future in late:
                 fail(future, _late(self._name))
+
+
+def _is_late(request: InferRequest, now: float) -> bool:
+    return request.deadline is not None and request.deadline <= now
 
 
 def _late(name: str) -> ServingError:
