@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Searches on CUDA devices: energy by NVML's counter, and two devices at once."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.measuring.conditions import moment
+from xpuruntime.measuring.energy import open_meter
+
+torch = pytest.importorskip("torch")
+
+POLICY = {"execution": {"engine": "onnxruntime", "device": "cuda:0"}}
+SPEC = {
+    "space": {"options": {"onnxruntime": {"cudnn_conv_algo_search": ["HEURISTIC", "DEFAULT"]}}, "kernels": "off",
+              "cuda_graph": ["off"], "layout": ["auto"]},
+    "decide": {"min_effect": "20%", "confidence": 0.6, "rounds": [3, 5]},
+}  # fmt: skip
+
+
+def test_a_busy_device_uses_more_energy_than_an_idle_one() -> None:
+    meter = open_meter("cuda:0")
+    left = torch.randn(4096, 4096, device="cuda:0")
+
+    def joules(*, busy: bool) -> float:
+        torch.cuda.synchronize()
+        before, until = meter.read(), time.monotonic() + 1.0
+        while time.monotonic() < until:
+            if busy:
+                left @ left
+                torch.cuda.synchronize()
+            else:
+                time.sleep(0.05)
+        return meter.joules(before, meter.read())
+
+    idle, busy = joules(busy=False), joules(busy=True)
+    assert 0 < idle < busy < 5000
+
+
+def test_the_clock_is_that_of_the_device() -> None:
+    clocks = {one.index: one for one in moment().gpus}
+    assert 0 in clocks
+    assert 0 < clocks[0].sm_mhz <= clocks[0].max_sm_mhz
+
+
+def test_a_search_for_energy(wide: Path) -> None:
+    found = xrt.tune(wide, POLICY, inputs="random", objective="energy", spec=SPEC)
+    control = found.candidate("c0")
+    assert control.figure is not None
+    assert 0 < control.figure < 1.0, "joules of a run of a small model"
+
+
+@pytest.mark.skipif(xrt.get_device_count("cuda") < 2, reason="needs two CUDA devices")
+def test_a_search_on_two_devices(wide: Path, tmp_path: Path) -> None:
+    devices = ["cuda:0", "cuda:1"]
+    found = xrt.tune(wide, POLICY, inputs="random", spec=SPEC, devices=devices, journal=tmp_path / "j")
+    assert {one.device for one in found.candidates if one.figure is not None} <= set(devices)
+    assert {one.device for one in found.candidates if one.device} >= set(devices)
+    assert found.devices == tuple(devices)
