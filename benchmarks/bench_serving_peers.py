@@ -279,13 +279,15 @@ def measure(requests: Requests, pid: int, case: str, seconds: float) -> list[dic
         load = run()
         took = time.perf_counter() - start
         one = {"load": name, **load.to_plain()}
-        one["server_busy"] = (cpu_seconds(pid) - theirs) / took
+        theirs = cpu_seconds(pid) - theirs
+        one["server_busy"] = theirs / took
+        one["server_cpu_us"] = theirs * 1e6 / max(one["answered"], 1)
         one["client_busy"] = (time.process_time() - own) / took
         found.append(one)
         print(
             f"    {name:<14} {one.get('per_second', 0):8.0f} a second   p50 {one.get('p50_ms', 0):8.2f} ms   "
             f"p99 {one.get('p99_ms', 0):8.2f} ms   lost {one['lost']}   wrong {one['wrong']}   "
-            f"server {one['server_busy']:.0%}, client {one['client_busy']:.0%}",
+            f"server {one['server_busy']:.0%}, {one['server_cpu_us']:.0f} us each, client {one['client_busy']:.0%}",
             flush=True,
         )
     return found

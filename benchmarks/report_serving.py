@@ -99,7 +99,7 @@ def peers(record: dict[str, Any]) -> Section:
     return Section("Servers beside each other on cpu", "".join(parts))
 
 
-_HEAD = ("", "a second", "p50, ms", "p99, ms", "lost", "wrong", "server's core", "clients' core")
+_HEAD = ("", "a second", "p50, ms", "p99, ms", "lost", "wrong", "server's core", "µs of it each", "clients' core")
 
 
 def _versions(versions: dict[str, str]) -> str:
@@ -115,6 +115,7 @@ def _figures(one: dict[str, Any]) -> list[str]:
         str(one["lost"]),
         str(one["wrong"]),
         f"{one['server_busy']:.0%}",
+        f"{one['server_cpu_us']:,.0f}",
         f"{one['client_busy']:.0%}",
     ]
 
