@@ -4,8 +4,8 @@
 
 The session computes on a stream of its own. Each run is put between two waits: the session's stream waits for the
 caller's, and the caller's waits for the session's. The host never waits, and the caller's arrays are used in the order
-in which the caller wrote them. Host arrays are copied on other streams, see `cuda_host`; what excludes what is in
-`cuda_turns`.
+in which the caller wrote them. A server's host arrays are copied on other streams, see `cuda_host`; what excludes what
+is in `cuda_turns`.
 
 With an xpuruntime pool ONNX Runtime refuses a stream from outside. Then runs are put one after the other, and the
 host waits for the caller's stream before each and for the device after it.
@@ -121,7 +121,6 @@ class CudaModel(LoadedModel):
         self._meeting = threading.Lock()
         self.where = self._ort_device()
         self._copies: Any = None
-        self._host_runs = HostRuns.of(self)
 
     @property
     def graphs(self) -> bool:
@@ -223,7 +222,8 @@ class CudaModel(LoadedModel):
 
     def host_runner(self) -> HostRunner | None:
         """Return runs of a server; see `LoadedModel.host_runner`."""
-        return None if self._host_runs is None else CudaHostRunner(self, self._host_runs)
+        runs = HostRuns.of(self)
+        return None if runs is None else CudaHostRunner(self, runs)
 
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Check, run, and return results in the caller's kind; see `InferenceSession`."""
@@ -239,8 +239,6 @@ class CudaModel(LoadedModel):
 
     def _run_host(self, session: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:
         ready = self.hosts(feeds)
-        if self._host_runs is not None and self._host_runs.takes(ready):
-            return self._host_runs.run(ready)
         with self.turn, self.on_device():
             self._settle()
             try:
@@ -408,7 +406,7 @@ class CudaModel(LoadedModel):
     def close(self) -> None:
         """Drop the session; runs in other threads finish first, since they hold it."""
         with no_capture(), self.on_device():
-            self._session = self._host_runs = None
+            self._session = None
             self._local = threading.local()
         if self._allocator is not None:
             self.enter()  # what the pool takes back is used again only after the caller's reads

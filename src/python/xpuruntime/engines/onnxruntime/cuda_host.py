@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Runs of host arrays on a CUDA session, copied through pinned memory on streams of their own.
+"""A server's runs of host arrays on a CUDA session, copied through pinned memory on streams of their own.
 
 ONNX Runtime itself copies host arrays outside of the session's stream, into memory that earlier runs may still use, so
 that such a run has the session to itself until its results are there. Here the session's stream only computes: inputs
@@ -96,8 +96,8 @@ class HostRuns:
             lent.synchronize()  # memory of the host, and results of ONNX Runtime, are given back after this
             self._idle.append(lent)
 
-    def run(self, feeds: Mapping[str, Any], *, pinned: bool = False) -> dict[str, Any]:
-        """Run checked, contiguous host arrays, and return results in memory of their own: pinned, or the system's."""
+    def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
+        """Run checked, contiguous host arrays, and return results in pinned memory of their own."""
         model = self._model
         session = model.session
         binding = model.thread_binding()
@@ -126,10 +126,7 @@ class HostRuns:
             made = [self._tensor(capsule, stream) for capsule in capsules]
             found = [self.received(one, stream) for one in made]
             stream.synchronize()
-            return {
-                name: one.numpy() if pinned else np.array(one.numpy())
-                for name, one in zip(model.output_names, found, strict=True)
-            }
+            return {name: one.numpy() for name, one in zip(model.output_names, found, strict=True)}
 
     def _sent(self, host: Any, stream: Any) -> Any:
         from xpuruntime import _core
@@ -180,7 +177,7 @@ class CudaHostRunner(HostRunner):
             replay = self._replay(ready)
             if replay is not None:
                 return replay.run(ready)
-        return runs.run(ready, pinned=True)
+        return runs.run(ready)
 
     def _replay(self, feeds: Mapping[str, Any]) -> _Replay | None:
         """Return the graph of these shapes, captured with their first run in this thread; ``None``: there is none."""
