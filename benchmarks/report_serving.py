@@ -96,6 +96,8 @@ def peers(record: dict[str, Any]) -> Section:
             rows = [[name, *_figures(found[load])] for name, found in measured.items()]
             parts.append(f"\n{load}:\n\n{table(_HEAD, _with_best(rows))}")
         parts += [f"\nNot measured: {name}, {one['problem']}\n" for name, one in results.items() if "problem" in one]
+    if "remark" in record:
+        parts.append(f"\n{record['remark']}\n")
     return Section("Servers beside each other on cpu", "".join(parts))
 
 
