@@ -170,6 +170,7 @@ def test_compiled_steps_are_not_compiled_again_between_policies() -> None:
     import torch._dynamo.utils as utils
 
     work = Work()
+    torch.compiler.reset()  # other tests compile the same function
     utils.counters.clear()
     tuned = work.tune(
         launches=["eager", "compile"],
