@@ -477,7 +477,7 @@ class TestSpeed:
             ratio, low, high = interval
             return Comparison(
                 ratio=ratio, low=low, high=high, confidence=0.99, margin=0.05, rounds=20, looks=3, family=2,
-                verdict=Verdict.INCONCLUSIVE, within_limit=False, too_noisy=noisy, control_split=None,
+                verdict=Verdict.INCONCLUSIVE, within_limit=False, not_faster=False, too_noisy=noisy, control_split=None,
                 p_slower=p_slower[place], p_within_limit=p_within[place],
             )  # fmt: skip
 

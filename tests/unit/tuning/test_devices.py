@@ -8,6 +8,7 @@ import json
 import os
 import threading
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
@@ -23,6 +24,9 @@ from xpuruntime.tuning.journal import Journal
 from xpuruntime.tuning.records import CandidateFailed, DeviceLost
 from xpuruntime.tuning.space import Space
 from xpuruntime.tuning.spec import TuneSpec
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
 
 CORES = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
 two_cores = pytest.mark.skipif(len(CORES) < 2, reason="needs two cores that this process may use")
@@ -308,13 +312,13 @@ def test_a_search_without_any_device_left_can_be_resumed(tmp_path: Path) -> None
 # --- real processes --------------------------------------------------------------------------------------------------
 
 
-def cores_of_children() -> dict[int, set[str]]:
-    """Return process of a worker to the cores of all its threads, each as Linux writes them."""
+def cores_of_children(others: Collection[int] = ()) -> dict[int, set[str]]:
+    """Return process of a worker to the cores of all its threads, each as Linux writes them; not those of others."""
     found: dict[int, set[str]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
-            if parent != os.getpid():
+            if parent != os.getpid() or int(stat.parent.name) in others:
                 continue
             texts = [task.read_text() for task in stat.parent.glob("task/*/status")]
         except OSError:  # it ended
@@ -332,10 +336,11 @@ def cores_of_children() -> dict[int, set[str]]:
 def test_all_threads_of_candidates_stay_on_their_cores(engine: str, option: str) -> None:
     pytest.importorskip(engine)
     devices, seen = [f"cpu:{core}" for core in CORES[:2]], []
+    others = set(cores_of_children())  # processes that earlier tests left running
 
     def look(progress) -> None:
         if progress.stage == "race":
-            seen.append(cores_of_children())
+            seen.append(cores_of_children(others))
 
     xrt.tune(
         xrt.demo_model_path(),
@@ -355,10 +360,11 @@ def test_all_threads_of_candidates_stay_on_their_cores(engine: str, option: str)
 def test_a_search_on_two_sets_of_cores(tmp_path: Path) -> None:
     pytest.importorskip("onnxruntime")
     devices, seen = [f"cpu:{core}" for core in CORES[:2]], []
+    others = set(cores_of_children())  # processes that earlier tests left running
 
     def look(progress) -> None:
         if progress.stage == "race":
-            seen.append(frozenset(core for cores in cores_of_children().values() for core in cores))
+            seen.append(frozenset(core for cores in cores_of_children(others).values() for core in cores))
 
     journal = tmp_path / "j"
     arguments = {
