@@ -35,8 +35,10 @@ class PythonStore final : public TuningStore {
       entry.validators = dict["validators"].cast<std::map<std::string, std::string>>();
       for (const py::handle one : dict["times"]) {
         const auto time = one.cast<py::dict>();
-        TunedTime kept{time["kernel"].cast<std::string>(), time["config"].cast<std::string>(),
-                       time["microseconds"].cast<double>()};
+        TunedTime kept;
+        kept.kernel = time["kernel"].cast<std::string>();
+        kept.config = time["config"].cast<std::string>();
+        kept.microseconds = time["microseconds"].cast<double>();
         read(time, "ratio", kept.ratio);
         read(time, "low", kept.low);
         read(time, "high", kept.high);

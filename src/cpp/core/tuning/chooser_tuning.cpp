@@ -244,8 +244,10 @@ bool Chooser::take_measured(std::vector<Measured> candidates, const std::string&
     const TunerTime& one = result.times[i];
     if (!one.microseconds) continue;
     const bool chosen = i == *result.best;
-    TunedTime time{std::string(candidates[i].row->kernel->id()), candidates[i].config,
-                   *one.microseconds};
+    TunedTime time;
+    time.kernel = candidates[i].row->kernel->id();
+    time.config = candidates[i].config;
+    time.microseconds = *one.microseconds;
     std::string reason = chosen ? std::string() : slower(time.microseconds, least, winner);
     int rank = 3;
     double within = time.microseconds;
