@@ -18,7 +18,7 @@ struct TunedTime {
   /// With the control: the ratio of their times, the ends of its interval, and "faster", "slower",
   /// "tied" or "inconclusive". "control" for that one itself.
   double ratio = 1, low = 1, high = 1;
-  std::string verdict;
+  std::string verdict = {};  // NOLINT(readability-redundant-member-init): lists may end before it
 };
 
 /// The outcome of measuring one operation on one device.
