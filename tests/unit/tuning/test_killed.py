@@ -42,7 +42,7 @@ budget: {{time: 5m}}
 """
 #: Lines after which a kill may come at the latest.
 MOST_LINES = 4 if KILLS <= 3 else 12
-#: What a decision is: all of a candidate but what is told of it alone.
+#: Fields of a candidate that a decision consists of; the others only describe it.
 DECIDED = ("id", "engine", "device", "changes", "code", "reason", "figure", "gain", "error", "memory", "start")
 
 pytestmark = [
