@@ -40,7 +40,9 @@ _LISTS = ("source_nodes", "outputs", "serves")
 
 def _deviations(report: Report) -> list[dict[str, str]]:
     """Return the keys that deviate, each with what to do about it: the plan's fix, where it has one."""
-    fixes = {one.get("key"): one.get("fix") for one in report.plan.get("controls") or [] if isinstance(one, dict)}
+    controls = report.plan.get("controls")
+    rows = [one for one in controls if isinstance(one, dict)] if isinstance(controls, list) else []
+    fixes = {str(one.get("key")): one.get("fix") for one in rows}
     return [
         {
             **{name: getattr(one, name) for name in ("key", "requested", "observed", "reason")},
