@@ -13,7 +13,6 @@ from xpuruntime.lockfile.validators import compare_validators
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.locks.verification.sections.locked import MACHINE
-from xpuruntime.policies.quantities import share_text
 
 if TYPE_CHECKING:
     from xpuruntime.lockfile.measured import LockedRatio
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
     from xpuruntime.locks.verification.vocabulary import Section
     from xpuruntime.policies import VerifySpeed
 
-__all__ = ["elsewhere", "expected_ratio", "not_locked"]
-
-_AGAIN = "`xrt lock MODEL --upgrade` on a quiet machine measures it again"
+__all__ = ["elsewhere", "expected_ratio", "not_locked", "uncertain"]
 
 
 def elsewhere(subject: Subject, id: str, section: Section) -> Claim | None:
@@ -75,20 +72,20 @@ def expected_ratio(subject: Subject, metric: str, checks: VerifySpeed) -> Locked
     if found.control != checks.control:
         what = f"ratio of {metric} to the control '{checks.control}', only to '{found.control}'"
         return not_locked(id, "speed", what, "verify.speed.control")
-    width = found.high / found.ratio - 1
-    if width > checks.max_slowdown / 2:
-        return Claim(
-            id=id,
-            section="speed",
-            requested=f"at most {share_text(checks.max_slowdown)} slower than locked",
-            observed="not measured",
-            verdict="inconclusive",
-            code=ClaimCode.NOISY,
-            reason=(
-                f"the ratio of the lock is {found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}], and may be off by "
-                "more than half of the margin"
-            ),
-            fix=f"{_AGAIN}; or state a wider verify.speed.max_slowdown",
-            inconclusive=checks.inconclusive,
-        )
     return found
+
+
+def uncertain(claim: Claim, locked: LockedRatio) -> Claim:
+    """Return the claim of a lock's ratio that may be off by more than half of the margin."""
+    return msgspec.structs.replace(
+        claim,
+        code=ClaimCode.NOISY,
+        reason=(
+            f"the ratio of the lock is {locked.ratio:.3f} [{locked.low:.3f}, {locked.high:.3f}], and may be off by "
+            "more than half of the margin"
+        ),
+        fix=(
+            "`xrt lock MODEL --upgrade` on a quiet machine measures it again; "
+            "or state a wider verify.speed.max_slowdown"
+        ),
+    )

@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.locks.verification.sections.controls import ControlError, open_pair
-from xpuruntime.locks.verification.sections.expected import elsewhere, expected_ratio
+from xpuruntime.locks.verification.sections.expected import elsewhere, expected_ratio, uncertain
 from xpuruntime.locks.verification.timing import time_metric
 from xpuruntime.measuring.statistics import Verdict, holm
 from xpuruntime.measuring.worker_failure import WorkerFailure
@@ -36,7 +36,8 @@ _WORKER_FIX = "install xpuruntime and the engine for that interpreter, or leave 
 def speed_claims(subject: Subject) -> Iterator[Claim]:
     """Time the session beside its control until every metric is decided or the budget is used up.
 
-    With a lock, what is expected is the ratio to the control that the lock has.
+    With a lock, what is expected is the ratio to the control that the lock has. Where that is itself uncertain, only
+    what is slower than its upper end is decided.
     """
     stated = subject.limits.speed
     if stated is None and subject.against is None:
@@ -125,6 +126,8 @@ def _claim(found: Finding, flags: tuple[bool, bool], checks: VerifySpeed, contro
         if locked is not None:
             fix = f"find what changed: `xrt diff {lock} here MODEL`"
         return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOWER, reason=reason, fix=fix)
+    if locked is not None and locked.high / locked.ratio - 1 > checks.max_slowdown / 2:
+        return uncertain(claim, locked)
     if flags[1] and one.high < limit:
         what = "the control" if locked is None else "what was locked"
         reason = f"within {share_text(one.margin)} of {what} at a confidence of {checks.confidence:g}{remarks}"
