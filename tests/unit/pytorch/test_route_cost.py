@@ -120,9 +120,14 @@ def test_a_watch_sees_it_and_ends_it(nothing_is_tuned):
     from xpuruntime.measuring.tuning_watch import watch_tuning
 
     seen = []
+
+    def calibrating(step):  # the core may choose the kernel of the smallest product meanwhile
+        if step.tuner == "torch":
+            seen.append(step)
+
     with best("matmul"):
         active = active_policy()
-        with watch_tuning(progress=seen.append, cancel=lambda: len(seen) > 2):
+        with watch_tuning(progress=calibrating, cancel=lambda: len(seen) > 2):
             assert route_cost.route_cost(active, "matmul", CPU, HELD_BY) is None
         assert not CONTEXT.route_costs
         assert {one.operation for one in seen} == {"the way to kernels of matmul"}
