@@ -34,8 +34,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.measuring.rounds import Measured, Progress, Sampler
     from xpuruntime.pytorch.capture.captured_state import CapturedState
-    from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory
-from xpuruntime.pytorch.step_tuning.losses import Reference
+    from xpuruntime.pytorch.step_tuning.losses import Reference
 
 __all__ = ["tune"]
 
