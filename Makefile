@@ -100,10 +100,11 @@ test-cpp: $(CPP_TESTS) ## Run the C++ tests: plain, ASan + UBSan, TSan
 $(CPP_TESTS): test-cpp-%: $(STAMPS)/build
 	@$(IN_VENV) JOBS=$(JOBS) CMAKE_GENERATOR=Ninja bash tests/cpp/run.sh $*
 
-# Seconds of each fuzzing test; XPURUNTIME_FUZZ_SEED=N begins at other cases.
+# Seconds of each fuzzing test, or its cases; XPURUNTIME_FUZZ_SEED=N begins at other cases.
 FUZZ_SECONDS ?= 300
-fuzz: $(STAMPS)/install $(STAMPS)/test ## Fuzz models, files and calls for FUZZ_SECONDS each; make test does so for 2 s
-	XPURUNTIME_FUZZ_SECONDS=$(FUZZ_SECONDS) $(PY) -m pytest -n $(TEST_JOBS) --timeout 0 tests/unit/fuzz $(PYTEST)
+FUZZ_CASES ?=
+fuzz: $(STAMPS)/install $(STAMPS)/test ## Fuzz models, files, calls and requests for FUZZ_SECONDS each, or FUZZ_CASES; make test does so for 2 s
+	XPURUNTIME_FUZZ_SECONDS=$(FUZZ_SECONDS) XPURUNTIME_FUZZ_CASES=$(FUZZ_CASES) $(PY) -m pytest -n $(TEST_JOBS) --timeout 0 tests/unit/fuzz $(PYTEST)
 
 # TORCH: the version to install first, such as torch==2.11.*; TORCH_INSTALL: what installs it.
 TORCH_INSTALL ?= $(PIP) install

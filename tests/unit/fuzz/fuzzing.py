@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The fuzzing loop: seeded cases for a few seconds, longer with ``XPURUNTIME_FUZZ_SECONDS``."""
+"""The fuzzing loop: seeded cases for ``XPURUNTIME_FUZZ_SECONDS``, or ``XPURUNTIME_FUZZ_CASES`` of them."""
 
 from __future__ import annotations
 
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 #: Seconds of one test.
 SECONDS = float(os.environ.get("XPURUNTIME_FUZZ_SECONDS") or 2)
+#: Cases of one test, in place of seconds.
+CASES = int(os.environ.get("XPURUNTIME_FUZZ_CASES") or 0)
 #: The first seed, for a run over other cases.
 FIRST = int(os.environ.get("XPURUNTIME_FUZZ_SEED") or 0)
 #: Seconds that one case may take, on a machine that does other things too.
@@ -37,11 +39,11 @@ TEXTS = (
 
 
 def cases() -> Iterator[tuple[int, random.Random]]:
-    """Yield a seed and its generator until the time is over; at least 20."""
+    """Yield a seed and its generator, as many as are asked for, or until the time is over; at least 20."""
     end = time.monotonic() + SECONDS
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     seed = FIRST
-    while time.monotonic() < end or seed < FIRST + 20:
+    while seed < FIRST + (CASES or 20) or (not CASES and time.monotonic() < end):
         yield seed, random.Random(seed)
         seed += 1
     grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024

@@ -277,3 +277,16 @@ def test_a_fault_of_the_batcher_itself_is_told_and_answered(mlp: Path, serve: Se
         service.infer(ask("m", {"x": X}))
     service.load("m", {})
     assert service.infer(ask("m", {"x": X})).result(WAIT)
+
+
+def test_a_deadline_beyond_what_a_lock_can_wait_hides_no_other(mlp: Path, serve: Serve) -> None:
+    service, gate = serve_gated(serve, {"m": {"source": str(mlp), "batching": {"max_batch_size": 1}}})
+    first = service.infer(ask("m", {"x": X}))
+    assert gate.come.wait(WAIT)
+    far = service.infer(ask("m", {"x": X}, deadline=time.monotonic() + 2**64 / 1e6))
+    near = service.infer(ask("m", {"x": X}, deadline=time.monotonic() + 0.05))
+    with pytest.raises(ServingError, match="the deadline passed"):
+        near.result(WAIT)
+    gate.open.set()
+    assert first.result(WAIT)
+    assert far.result(WAIT)

@@ -10,6 +10,9 @@ from xpuruntime.errors import XpuRuntimeError
 
 __all__ = ["ServingError", "Status"]
 
+#: Characters of a message that are kept of its beginning and of its end: a client's long name is not sent back whole.
+_BEGINNING, _END = 1200, 400
+
 
 class Status(enum.Enum):
     """Why a request failed.
@@ -48,12 +51,14 @@ class ServingError(XpuRuntimeError):
     ----------
     status : Status
     message : str
-        What is wrong, why, and how to fix it; clients get it as it is.
+        What is wrong, why, and how to fix it; clients get it as it is, but for the middle of a very long one.
     retry_after : float, optional
         Seconds after which the same request may succeed, for a full queue and for a model that is being loaded.
     """
 
     def __init__(self, status: Status, message: str, *, retry_after: float | None = None) -> None:
+        if len(message) > _BEGINNING + _END:
+            message = f"{message[:_BEGINNING]} […] {message[-_END:]}"
         super().__init__(message)
         self.code = status
         self.retry_after = retry_after

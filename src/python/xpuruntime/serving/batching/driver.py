@@ -30,6 +30,8 @@ __all__ = ["Batcher", "Observer"]
 
 #: The instance that a request runs on which is not queued.
 _INLINE = -1
+#: Seconds of one wait of a thread; a deadline may be further away than a lock can wait.
+_LONGEST_WAIT = 3600.0
 
 
 class Observer(Protocol):
@@ -280,10 +282,12 @@ class Batcher:
 
     def _guarded(self, index: int) -> None:
         """Serve; an error of the batcher itself fails what has no answer, since nobody would give one."""
-        if not self._warmed():
-            return
+        if self._warmed():
+            self._failing_all(lambda: self._serve(index))
+
+    def _failing_all(self, loop: Callable[[], None]) -> None:
         try:
-            self._serve(index)
+            loop()
         except BaseException as error:
             with self._lock:
                 self.broken = f"{type(error).__name__}: {error}"
@@ -341,7 +345,8 @@ class Batcher:
             self._timer.notify()
             return
         self._watching = True
-        threading.Thread(target=self._expire, name=f"xpuruntime-serve-{self._name}-timer", daemon=True).start()
+        name = f"xpuruntime-serve-{self._name}-timer"
+        threading.Thread(target=self._failing_all, args=(self._expire,), name=name, daemon=True).start()
 
     def _expire(self) -> None:
         while True:
@@ -353,7 +358,7 @@ class Batcher:
                 ready = self._taken()
                 if not ready:
                     first = self._scheduler.next_expiry()
-                    self._timer.wait(None if first is None else max(0.0, first - now))
+                    self._timer.wait(None if first is None else _within_bounds(first - now))
             self._answer(ready)
 
     def _taken(self) -> list[Entry]:
@@ -394,7 +399,7 @@ class Batcher:
                     batch = self._scheduler.dispatch(now)
                     if batch is None:
                         at = self._scheduler.next_dispatch()
-                        self._work.wait(None if at is None else max(0.0, at - now))
+                        self._work.wait(None if at is None else _within_bounds(at - now))
                         continue
                     self._busy[index] = now
                     if self._scheduler.idle and self._scheduler.waiting:
@@ -434,3 +439,7 @@ class Batcher:
             job.executions.append(execution)
         self._observer.executed(execution)
         return execution
+
+
+def _within_bounds(seconds: float) -> float:
+    return min(max(0.0, seconds), _LONGEST_WAIT)

@@ -171,7 +171,10 @@ def _check_shape(info: InputLayout, shape: tuple[int, ...], sizes: dict[str, int
         if known is None or size == known:
             continue
         why = f"{dim!r} is {known} in another input" if isinstance(dim, str) else f"the model takes {_shown(dims)}"
-        raise _refuse(f"input {info.name!r} has the shape {list(shape)}: dimension {axis} is {size}, and {why}")
+        raise _refuse(
+            f"input {info.name!r} has the shape {list(shape)}: dimension {axis} is {size}, and {why}. "
+            "Fix: send a shape that fits"
+        )
 
 
 def _shown(dims: tuple[int | str | None, ...]) -> list[int]:

@@ -293,7 +293,8 @@ class ModelSlot:
                 return one
         raise ServingError(
             Status.NOT_FOUND,
-            f"model {self.name!r} has no version {version[:32]!r}; it has {', '.join(map(str, self.versions))}",
+            f"model {self.name!r} has no version {version[:32]!r}; it has {', '.join(map(str, self.versions))}. "
+            "Fix: ask for one of them, or for none",
         )
 
     def _may_wake(self) -> bool:
