@@ -277,6 +277,7 @@ SETTINGS = st.builds(
     max_batch_size=st.integers(0, 6),
     preferred=st.sets(st.integers(1, 6), max_size=2),
     max_queue_delay_us=st.sampled_from([0, 0, 1_000_000, 3_000_000]),
+    queue_delay=st.sampled_from(["adaptive", "fixed"]),
     max_queue_size=st.sampled_from([0, 3, 1024]),
     preserve_ordering=st.booleans(),
     priority_levels=st.sampled_from([0, 3]),

@@ -46,7 +46,7 @@ BatchOption = Annotated[
 ]
 DelayOption = Annotated[
     str | None,
-    text_option("--delay", metavar="TIME", help="How long a batch may wait for more requests: 500us, 2ms."),
+    text_option("--delay", metavar="TIME", help="How long a batch may wait for more requests at most: 500us, 2ms."),
 ]
 RepositoryOption = Annotated[bool, flag_option("--repository", "Let clients list, load and unload models.")]
 KeyOption = Annotated[

@@ -12,6 +12,7 @@ import heapq
 from collections import deque
 from typing import TYPE_CHECKING
 
+from xpuruntime.serving.batching.adaptive_delay import AdaptiveDelay
 from xpuruntime.serving.batching.entries import Dispatch, Entry, Part, QueueFull
 
 if TYPE_CHECKING:
@@ -31,11 +32,13 @@ _UNKNOWN = 0.1
 class _Group:
     """Entries of one group that wait, by level."""
 
-    __slots__ = ("lanes", "rows")
+    __slots__ = ("lanes", "latest", "rows")
 
     def __init__(self, levels: int) -> None:
         self.lanes: tuple[deque[Entry], ...] = tuple(deque() for _ in range(levels))
         self.rows = 0
+        #: When the latest of them arrived.
+        self.latest = 0.0
 
     def waiting(self) -> Iterator[Entry]:
         """Yield the entries that wait, in the order in which they are served."""
@@ -66,6 +69,7 @@ class Scheduler:
         self._most = settings.max_batch_size
         self._preferred = frozenset(settings.preferred_batch_size)
         self._delay = settings.max_queue_delay_us * 1e-6
+        self._adaptive = AdaptiveDelay(self._delay) if self._delay and settings.queue_delay == "adaptive" else None
         self._limit = settings.max_queue_size
         self._isolate = settings.isolate_failures
         self._instances = instances
@@ -125,9 +129,12 @@ class Scheduler:
         group = self._groups.get(entry.group)
         if group is None:
             group = self._groups[entry.group] = _Group(self._last + 1)
+        if self._adaptive is not None:
+            self._adaptive.arrived(entry.group, entry.arrived, group.rows if self.idle else 0, group.latest)
         group.lanes[entry.level].append(entry)
         self._lanes[entry.level].append(entry)
         group.rows += entry.rows
+        group.latest = entry.arrived
         if group.rows >= self._ripe_at:
             self._ripe[entry.group] = None
         if entry.deadline is not None:
@@ -167,12 +174,17 @@ class Scheduler:
                 return self._sent((part,), "retry", now)
         for group, due in self._candidates(now):
             found = self._form(self._groups[group], due)
-            if found is not None:
-                return self._send(group, *found, now)
+            if found is None:
+                continue
+            if found[2] == "adaptive" and self._adaptive is not None and self._adaptive.probes(group):
+                continue
+            return self._send(group, *found, now)
         return None
 
     def complete(self, batch: Dispatch, now: float, error: BaseException | None = None) -> None:
         """Take the result of a batch: its rows are done, or all of them failed."""
+        if self._adaptive is not None:
+            self._adaptive.ended(batch, now, idle=self.idle)
         self.running -= 1
         took = now - batch.at
         self.expected = took if self.expected is None else self.expected + _LATEST * (took - self.expected)
@@ -227,7 +239,7 @@ class Scheduler:
         """Return when `dispatch` will have something to do although nothing else happens, if ever."""
         if not self.idle or not self.waiting:
             return None
-        times = [head.arrived + self._delay for head in self._heads()]
+        times = [self._due(head) for head in self._heads()]
         if (urgent := self._most_urgent()) is not None:
             times.append(urgent[0])
         return min(times, default=None)
@@ -256,6 +268,15 @@ class Scheduler:
                 found.append(lane[0])
         return found
 
+    def _due(self, head: Entry) -> float:
+        """Return when the group of an entry is sent although its batch is not full."""
+        due = head.arrived + self._delay
+        if self._adaptive is None:
+            return due
+        group = self._groups[head.group]
+        until = self._adaptive.until(head.group, group.rows, group.latest)
+        return due if until is None else min(due, until)
+
     def _most_urgent(self) -> tuple[float, Entry] | None:
         """Return the waiting entry with the first deadline, and when it has to be sent."""
         if self._delay == 0 or self.expected is None:
@@ -276,6 +297,8 @@ class Scheduler:
                 reason = "idle"
             elif head.arrived + self._delay <= now:
                 reason = "delay"
+            elif self._due(head) <= now:
+                reason = "adaptive"
             if reason is not None and head.group not in found:
                 found[head.group] = ((head.level, head.number), reason)
         urgent = self._most_urgent()
@@ -318,6 +341,7 @@ class Scheduler:
 
     def _send(self, key: Hashable, parts: list[Part], rows: int, reason: Reason, now: float) -> Dispatch:
         group = self._groups[key]
+        waited = group.rows
         for entry, start, stop in parts:
             entry.sent = stop
             group.rows -= stop - start
@@ -325,7 +349,10 @@ class Scheduler:
             if stop == entry.rows:
                 self.waiting -= 1
         self._shrunk(key, group)
-        return self._sent(tuple(parts), reason, now, rows)
+        batch = self._sent(tuple(parts), reason, now, rows)
+        if self._adaptive is not None:
+            self._adaptive.sent(key, batch, waited, group.latest)
+        return batch
 
     def _sent(self, parts: tuple[Part, ...], reason: Reason, now: float, rows: int | None = None) -> Dispatch:
         self.running += 1

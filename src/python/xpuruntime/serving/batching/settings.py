@@ -16,10 +16,11 @@ from xpuruntime.policies.value import PolicyValue
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["BatchSettings", "IntegerList", "NamedOf", "PadRule", "Shapes", "TimeoutAction"]
+__all__ = ["BatchSettings", "IntegerList", "NamedOf", "PadRule", "QueueDelay", "Shapes", "TimeoutAction"]
 
 Shapes = Literal["exact", "pad", "bucket", "fixed"]
 TimeoutAction = Literal["reject", "delay"]
+QueueDelay = Literal["adaptive", "fixed"]
 
 _MOST = 2**31 - 1
 
@@ -152,6 +153,9 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         Sizes that are sent at once, without waiting for the delay.
     max_queue_delay_us : int
         How long a request may wait for others while an instance is idle.
+    queue_delay : {"adaptive", "fixed"}
+        ``adaptive``: a request waits only while another one is expected within `max_queue_delay_us`, by the gaps
+        between earlier ones. ``fixed``: it waits until the delay is over, as Triton does.
     max_queue_size : int
         Requests that may wait; more are refused with ``RESOURCE_EXHAUSTED``. 0: no limit.
     timeout_us : int
@@ -181,6 +185,9 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         "max_batch_size": Integer(0, 2**20, "Most rows of one execution."),
         "preferred_batch_size": IntegerList(1, 2**20, "Sizes that are sent at once."),
         "max_queue_delay_us": Integer(0, _MOST, "How long a request may wait for others."),
+        "queue_delay": Choice(
+            get_args(QueueDelay), "Wait for others while some are expected, or always.", what="delays"
+        ),
         "max_queue_size": Integer(0, _MOST, "Requests that may wait; 0 for no limit."),
         "timeout_us": Integer(0, 2**53, "How long a request may wait and run; 0 for no limit."),
         "timeout_action": Choice(get_args(TimeoutAction), "What happens past timeout_us.", what="actions"),
@@ -196,6 +203,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
     max_batch_size: int = 0
     preferred_batch_size: tuple[int, ...] = ()
     max_queue_delay_us: int = 0
+    queue_delay: QueueDelay = "adaptive"
     max_queue_size: int = 1024
     timeout_us: int = 0
     timeout_action: TimeoutAction = "reject"
@@ -215,6 +223,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
             max_batch_size: int = 0,
             preferred_batch_size: Sequence[int] = (),
             max_queue_delay_us: int = 0,
+            queue_delay: QueueDelay = "adaptive",
             max_queue_size: int = 1024,
             timeout_us: int = 0,
             timeout_action: TimeoutAction = "reject",

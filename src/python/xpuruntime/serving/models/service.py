@@ -176,6 +176,7 @@ class Models:
             "xrt_precision": plan.precision,
             "xrt_lock": loaded.lock.digest if loaded.lock is not None else "",
             "xrt_shapes": loaded.batching.shapes,
+            "xrt_queue_delay": loaded.batching.queue_delay,
         }
         if loaded.limits is not None:
             parameters["xrt_slo"] = msgspec.json.encode(loaded.limits.to_dict()).decode()
