@@ -115,7 +115,7 @@ def test_limits_that_are_not_stated_are_those_of_the_precision() -> None:
         opened(OffEngine(5.0), accuracy={"rtol": 0.5})
 
 
-class CoarseSettings(Settings, kw_only=True):
+class CoarseSettings(Settings, frozen=True, kw_only=True):
     computes: str = "fp16"
 
 

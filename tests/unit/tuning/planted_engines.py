@@ -23,7 +23,7 @@ from xpuruntime.runtime.machine import EngineFacts, Machine
 FAULTS = ("right", "two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "noise", "leak")
 
 
-class PlantedSettings(Settings, kw_only=True):
+class PlantedSettings(Settings, frozen=True, kw_only=True):
     """Those of ONNX Runtime, and what is planted."""
 
     fault: str

@@ -93,9 +93,9 @@ class Judgement(msgspec.Struct, Generic[SettingsT], frozen=True, kw_only=True):
         One for each policy key that the policy states.
     settings : struct or dict
         What `load` will hand to the vendor, resolved now so that the plan can show it: a type of the engine's own,
-        which `load`, `target` and `compile` get as it is. A member ``computes`` is a precision, such as ``"fp16"``,
-        where the engine computes tensors of the model in another one than their own: the loaded model is then compared
-        with fp32 on the CPU.
+        best an immutable `EngineSettings`, which `load`, `target` and `compile` get as it is. A member ``computes`` is
+        a precision, such as ``"fp16"``, where the engine computes tensors of the model in another one than their own:
+        the loaded model is then compared with fp32 on the CPU.
     uncompilable : str or None
         Why this request cannot be compiled, although the engine compiles others; `Engine.compile` refuses it too.
     """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`FrozenDict`: a mapping inside a policy."""
+"""`FrozenDict`: a mapping inside of an immutable value, such as a policy."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ class FrozenDict(dict[str, Any]):
     def __hash__(self) -> int:  # type: ignore[override]
         return hash(frozenset(self.items()))
 
+    #: What it is a part of, for the error.
+    OWNER: ClassVar[str] = "a policy"
     #: What to do instead.
     FIX: ClassVar[str] = "make a copy with dict(...) and a new policy"
 
     def _refuse(self, *_args: Any, **_kwargs: Any) -> NoReturn:
-        raise TypeError(f"the mappings of a policy are frozen; {self.FIX}")
+        raise TypeError(f"the mappings of {self.OWNER} are frozen; {self.FIX}")
 
     __setitem__ = __delitem__ = __ior__ = _refuse
     clear = pop = popitem = setdefault = update = _refuse

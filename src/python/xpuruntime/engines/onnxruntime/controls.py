@@ -59,41 +59,46 @@ def settle(
     )
     book = ControlBuilder(policy.stated())
     book.common(request, "onnxruntime", checked="checked against the node assignment after loading")
-    _given_options(request, settings, book, cuda=cuda)
+    settings = _given_options(request, settings, book, cuda=cuda)
     if not cuda and request.artifact is None and saturates_on(features) and saturating_nodes(request.model):
-        settings.session.setdefault(_EXACT, "1")
-    _placement(request, settings, book, cuda=cuda)
-    _precision(request, settings, book, cuda=cuda)
-    _execution(request, settings, book, cuda=cuda)
-    _memory(request, settings, book, cuda=cuda)
-    KernelKeys(request, settings, book, capability).settle()
+        settings = _unless_stated(settings, _EXACT, "1")
+    settings = _placement(request, settings, book, cuda=cuda)
+    settings = _precision(request, settings, book, cuda=cuda)
+    settings = _execution(request, settings, book, cuda=cuda)
+    settings = _memory(request, settings, book, cuda=cuda)
+    settings = KernelKeys(request, settings, book, capability).settle()
     return settings, book.finish("ONNX Runtime")
 
 
-def _given_options(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
+def _unless_stated(settings: Settings, entry: str, value: str) -> Settings:
+    """Return the settings with a session entry, which the policy may have stated otherwise."""
+    return settings if entry in settings.session else settings.with_session({entry: value})
+
+
+def _given_options(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
     where = "execution.provider_options.onnxruntime"
     provider = CUDA_OPTIONS if cuda else CPU_OPTIONS
-    settings.options.update(check_options(given, provider, where, also=SESSION_OPTIONS))
-    settings.session.update(check_options(session, SESSION_OPTIONS, where, also=provider))
+    options = check_options(given, provider, where, also=SESSION_OPTIONS)
+    entries = check_options(session, SESSION_OPTIONS, where, also=provider)
     converts = not cuda and request.policy.execution.precision in ("fp16", "bf16")
-    settings.level_stated = "graph_optimization_level" in settings.session
-    settings.level = settings.session.pop("graph_optimization_level", SAFE_LEVEL if converts else "all")
-    if converts and not settings.level_stated:
-        settings.session.setdefault(DISABLED, ";".join(CONFUSED_BY_CASTS))
-    for name in [] if cuda else [name for name in settings.session if name.startswith("ep.")]:
-        del settings.session[name]  # ONNX Runtime would keep it, and nobody reads it
+    level_stated = "graph_optimization_level" in entries
+    level = entries.pop("graph_optimization_level", SAFE_LEVEL if converts else "all")
+    if converts and not level_stated:
+        entries.setdefault(DISABLED, ";".join(CONFUSED_BY_CASTS))
+    for name in [] if cuda else [name for name in entries if name.startswith("ep.")]:
+        del entries[name]  # ONNX Runtime would keep it, and nobody reads it
         reason = "it is for a provider that does not run here: ONNX Runtime would take it without a word"
         for alias in NAMES:
             key = f"execution.provider_options.{alias}.{name}"
             book.add(key, "-", "unsupported", reason, "remove the key, or use the device that it is for")
     book.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
+    return settings.replace(options=options, session=entries, level=level, level_stated=level_stated)
 
 
-def _placement(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
+def _placement(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
     execution = request.policy.execution
-    settings.allow_cpu_ops = tuple(execution.allow_cpu_ops) if cuda else ()
     if cuda:
         book.add(
             "execution.allow_cpu_ops",
@@ -101,17 +106,18 @@ def _placement(request: Request, settings: Settings, book: ControlBuilder, *, cu
             "enforced",
             "any other node on the CPU provider is refused at load",
         )
-        settings.options["device_id"] = request.device.partition(":")[2] or "0"
-    else:
-        book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here")
+        settings = settings.replace(allow_cpu_ops=tuple(execution.allow_cpu_ops))
+        return settings.with_options({"device_id": request.device.partition(":")[2] or "0"})
+    book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here")
+    return settings
 
 
-def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
+def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
     execution = request.policy.execution
     precision, tf32 = execution.precision, execution.tf32
-    _keep_activations(request, settings)
+    settings = _keep_activations(request, settings)
     if precision in ("fp16", "bf16"):
-        settings.convert = precision
+        settings = settings.replace(convert=precision)
         if cuda:
             book.add(
                 "execution.precision",
@@ -130,7 +136,7 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cu
                 "use device cuda:0, or precision fp32",
             )
     elif precision == "int8":
-        _int8(request, settings, book, cuda=cuda)
+        settings = _int8(request, settings, book, cuda=cuda)
     elif precision == "fp32":
         resolved = "use_tf32=0" if cuda else "the model's own types"
         if QDQ_LEVEL in settings.session:
@@ -160,7 +166,7 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cu
     if cuda:
         allowed = tf32 if tf32 is not None else {"fp32": False, "tf32": True}.get(precision)
         if allowed is not None:
-            settings.options["use_tf32"] = "1" if allowed else "0"
+            settings = settings.with_options({"use_tf32": "1" if allowed else "0"})
         book.add(
             "execution.tf32",
             f"use_tf32={settings.options.get('use_tf32', '1')}",
@@ -169,9 +175,10 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cu
         )
     else:
         book.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "the CPU has no TF32")
+    return settings
 
 
-def _keep_activations(request: Request, settings: Settings) -> None:
+def _keep_activations(request: Request, settings: Settings) -> Settings:
     """Have products with dequantised weights computed in the type of their activations, unless int8 is asked for.
 
     ONNX Runtime fuses them into MatMulNBits, and by default quantises the activations to int8.
@@ -180,7 +187,8 @@ def _keep_activations(request: Request, settings: Settings) -> None:
     kept = scheme == "weight_only" if precision == "model" else precision != "int8"
     ops = {name.rpartition(":")[2] for name in request.model.ops}
     if kept and "DequantizeLinear" in ops and ops & {"MatMul", "Gemm"}:
-        settings.session.setdefault(QDQ_LEVEL, "1")
+        return _unless_stated(settings, QDQ_LEVEL, "1")
+    return settings
 
 
 def _integers(request: Request, book: ControlBuilder) -> None:
@@ -228,9 +236,9 @@ def _integer_nodes(request: Request) -> str:
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
-def _int8(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
+def _int8(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
     if quantises(request):
-        settings.qdq = "ort-cuda" if cuda else "ort-cpu"
+        settings = settings.replace(qdq="ort-cuda" if cuda else "ort-cpu")
         resolved = f"graph quantised from {request.calibration.count} calibration samples"
     else:
         resolved = f"the model's own quantisation ({request.model.quantisation.scheme})"
@@ -247,16 +255,15 @@ def _int8(request: Request, settings: Settings, book: ControlBuilder, *, cuda: b
         book.add("execution.precision", resolved, "enforced", reason)
     else:
         book.add("execution.precision", resolved, "enforced", "nothing is converted")
+    return settings
 
 
-def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
+def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
     execution = request.policy.execution
-    settings.threads = execution.threads
+    options: dict[str, str] = {}
     book.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
-    settings.deterministic = execution.deterministic
-    if settings.deterministic and cuda:
-        settings.options["cudnn_conv_algo_search"] = "HEURISTIC"
-        settings.options["tunable_op_enable"] = "0"
+    if execution.deterministic and cuda:
+        options.update(cudnn_conv_algo_search="HEURISTIC", tunable_op_enable="0")
         book.determinism(
             request,
             "use_deterministic_compute, cudnn_conv_algo_search=HEURISTIC",
@@ -266,7 +273,7 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
                 "not promise it for every op"
             ),
         )
-    elif settings.deterministic:
+    elif execution.deterministic:
         book.determinism(
             request,
             "use_deterministic_compute",
@@ -274,7 +281,7 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
             "deterministic kernels are asked for; ONNX Runtime does not promise it for every op",
         )
     if execution.layout == "nhwc":
-        settings.options.update({"prefer_nhwc": "1"} if cuda else {})
+        options.update({"prefer_nhwc": "1"} if cuda else {})
         book.add(
             "execution.layout",
             "prefer_nhwc=1" if cuda else "-",
@@ -284,7 +291,7 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
             else "the CPU provider chooses its own blocked layout",
         )
     elif execution.layout == "nchw":
-        settings.options.update({"prefer_nhwc": "0"} if cuda else {})
+        options.update({"prefer_nhwc": "0"} if cuda else {})
         book.add(
             "execution.layout",
             "prefer_nhwc=0" if cuda else "-",
@@ -294,11 +301,10 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
     else:
         book.add("execution.layout", "-", "enforced", "left to the engine")
     book.shapes(request, "ONNX Runtime takes any size, so nothing is built for a range")
-    settings.graph = execution.cuda_graph if cuda else "off"
     if execution.cuda_graph == "off":
         book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     elif cuda:
-        settings.options["enable_cuda_graph"] = "1"
+        options["enable_cuda_graph"] = "1"
         book.add(
             "execution.cuda_graph",
             "enable_cuda_graph=1 for bind()",
@@ -310,13 +316,16 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
     else:
         fix = "remove the key, or use device cuda:0"
         book.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
+    return settings.with_options(options).replace(
+        threads=execution.threads,
+        deterministic=execution.deterministic,
+        graph=execution.cuda_graph if cuda else "off",
+    )
 
 
-def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> None:
+def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
     memory = request.policy.execution.memory
-    settings.pool, settings.pool_limit = memory.pool, memory.limit
     if not cuda:
-        settings.pool, settings.pool_limit = "engine", None
         unsupported = "the CPU provider takes no outside allocator"
         book.add(
             "execution.memory.pool",
@@ -325,7 +334,7 @@ def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda:
             unsupported if memory.pool != "engine" else "ONNX Runtime's own arena",
         )
         book.add("execution.memory.limit", "-", "unsupported", "the CPU provider takes no limit")
-        return
+        return settings
     refusal = _pool_refusal(memory.pool, request.policy.execution.cuda_graph)
     if memory.pool != "engine" and refusal is None:
         reason = (
@@ -335,11 +344,11 @@ def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda:
         resolved = f"gpu_external_alloc from a {memory.pool} xpuruntime pool"
         book.add("execution.memory.pool", resolved, "enforced", reason)
         book.add("execution.memory.limit", f"pool limit {memory.limit}", "enforced", "limit of the pool")
-        return
-    settings.pool = "engine"
+        return settings.replace(pool=memory.pool, pool_limit=memory.limit)
     if memory.limit is not None:
-        settings.options["gpu_mem_limit"] = str(memory.limit)
-        settings.options.setdefault("arena_extend_strategy", "kSameAsRequested")
+        strategy = {"arena_extend_strategy": "kSameAsRequested"}
+        options = {**strategy, **settings.options, "gpu_mem_limit": str(memory.limit)}
+        settings = settings.replace(options=options, pool_limit=memory.limit)
     if refusal is None:
         book.add("execution.memory.pool", "ONNX Runtime's own arena", "enforced", "nothing is replaced")
     else:
@@ -350,6 +359,7 @@ def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda:
         "enforced",
         "limit of the arena; workspaces of cuBLAS and cuDNN handles come on top",
     )
+    return settings
 
 
 def _pool_refusal(pool: str, graph: str) -> tuple[str, str] | None:

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
@@ -165,7 +164,7 @@ class OnnxRuntimeEngine(Engine[Settings]):
         from xpuruntime.engines.onnxruntime.loading import load_model
 
         del machine
-        return load_model(request, copy.deepcopy(judgement.settings))  # what is opened is noted in them
+        return load_model(request, judgement.settings)
 
     def exporter(self) -> type[NativeExporter]:
         """Return what writes scripts of ONNX Runtime and repositories of Triton."""
@@ -184,7 +183,7 @@ class OnnxRuntimeEngine(Engine[Settings]):
         from xpuruntime.engines.onnxruntime.compiling import compile_model
 
         del machine
-        return compile_model(request, copy.deepcopy(judgement.settings), folder)
+        return compile_model(request, judgement.settings, folder)
 
     def _refuse(self, request: Request, machine: Machine) -> Refusal | None:
         kind = request.device.partition(":")[0]

@@ -50,7 +50,7 @@ class KernelKeys:
     ----------
     request : Request
     settings : Settings
-        With the keys of `execution` settled; gets the rewrites and the options.
+        With the keys of `execution` settled; `settle` adds the rewrites and the options.
     book : ControlBuilder
     capability : (int, int) or None
         Compute capability of the CUDA device.
@@ -59,20 +59,22 @@ class KernelKeys:
     def __init__(
         self, request: Request, settings: Settings, book: ControlBuilder, capability: tuple[int, int] | None
     ) -> None:
-        self._request, self._settings, self._book = request, settings, book
+        self._request, self._book = request, book
         self._cuda = request.device.startswith("cuda")
         self._policy = request.policy.kernels
-        settings.capability = capability
+        self._settings = settings = settings.replace(capability=capability)
         self._query = RuleQuery(self._policy, request.device, arch_of(settings))
         self._why_not = _why_not(request, settings)
         tune = self._policy.auto_strategy == "best_performance" and self._why_not is None
         self._found = self._find(capability, tune=tune) if self._why_not is None else Found()
-        settings.tune = tune
-        settings.rewrites = {one.node: str(one) for one in self._found.rewrites}
-        settings.left = {one.node: str(one) for one in self._found.left}
+        self._settings = settings.replace(
+            tune=tune,
+            rewrites={one.node: str(one) for one in self._found.rewrites},
+            left={one.node: str(one) for one in self._found.left},
+        )
 
-    def settle(self) -> None:
-        """Add the control of every kernel key."""
+    def settle(self) -> Settings:
+        """Add the control of every kernel key, and return the settings with what the keys resolve to."""
         for op in self._policy.preferences:
             self._short_form(op)
         self._rules()
@@ -92,6 +94,7 @@ class KernelKeys:
             self._book.add("kernels.auto_strategy", "first_supported", "enforced", reason)
 
         self._threads()
+        return self._settings
 
     def _threads(self) -> None:
         """Take the promise of ``execution.threads`` back where xpuruntime kernels run on threads of their own."""
@@ -233,7 +236,7 @@ class KernelKeys:
                 self._book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
             else:
                 self._precision(key)
-        self._settings.keep_fp32 = tuple(keep)
+        self._settings = self._settings.replace(keep_fp32=tuple(keep))
 
     def _precision(self, key: str) -> None:
         self._book.add(
@@ -259,7 +262,7 @@ class KernelKeys:
         bits = 0
         for name in known:
             bits |= ATTENTION_BITS[name]
-        self._settings.options["sdpa_kernel"] = str(bits)
+        self._settings = self._settings.with_options({"sdpa_kernel": str(bits)})
         left = f"; it has no {', '.join(unknown)}" if unknown else ""
         if known == ["math"] and not unknown:
             self._book.add(key, f"sdpa_kernel={bits}", "enforced", "only the unfused kernel is allowed")
@@ -295,7 +298,7 @@ class KernelKeys:
                 "drop one of the two keys",
             )
             return
-        self._settings.options["cudnn_conv_algo_search"] = search
+        self._settings = self._settings.with_options({"cudnn_conv_algo_search": search})
         self._book.add(key, f"cudnn_conv_algo_search={search}", "enforced", "provider option, read back after loading")
 
 

@@ -40,7 +40,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     """
     log = ConversionLog()
     if request.artifact is not None:  # it holds the graph as it was rewritten then, which is run as it is
-        settings = msgspec.structs.replace(settings, level="disable")
+        settings = settings.replace(level="disable")
     source = model_source(request, settings, log)
     if settings.provider != "CUDAExecutionProvider":
         from xpuruntime.engines.onnxruntime.cpu import CpuModel
@@ -48,39 +48,39 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
 
         refuse_shared_caches(settings)
         rewriting = rewritten(request, settings, source, log)
-        opened = _open(settings, as_it_runs(source, rewriting), request.device, log)
+        opened, settings = _open(settings, as_it_runs(source, rewriting), request.device, log)
         check(rewriting, request, settings, opened.session, log)
         observer = _observer(request, settings, source, rewriting)
         return CpuModel(opened, request.model, strict=settings.strict, observer=observer, log=log)
     return _load_cuda(request, settings, source, log)
 
 
-def _open(settings: Settings, source: Source, device: str, log: ConversionLog) -> Opened:
-    """Open a session. A graph that was changed here, and that an optimiser spoils, is opened with fewer optimisers.
+def _open(settings: Settings, source: Source, device: str, log: ConversionLog) -> tuple[Opened, Settings]:
+    """Open a session, and return it with the settings that it was opened with.
 
-    `settings` have what it was opened with. A level that the policy states is kept.
+    A graph that was changed here, and that an optimiser spoils, is opened with fewer optimisers. A level that the
+    policy states is kept.
     """
     try:
-        return open_session(settings, source, device)
+        return open_session(settings, source, device), settings
     except (EngineError, ModelError) as error:
         if not source.changed or settings.level == "disable":
             raise
-        before, reason = (settings.level, dict(settings.session)), error
-    off = dict.fromkeys((*before[1].get(DISABLED, "").split(";"), *LAYER_FUSIONS))
-    without = {**before[1], DISABLED: ";".join(name for name in off if name)}
-    for level, session in ((before[0], without), ("disable", before[1])):
-        if level != before[0] and settings.level_stated:
-            continue
-        settings.level, settings.session = level, session
+        reason = error
+    off = dict.fromkeys((*settings.session.get(DISABLED, "").split(";"), *LAYER_FUSIONS))
+    fewer = {f"without {', '.join(LAYER_FUSIONS)}": settings.with_session({DISABLED: ";".join(filter(None, off))})}
+    if not settings.level_stated:
+        fewer["at level disable"] = settings.replace(level="disable")
+    for less, changed in fewer.items():
         try:
-            opened = open_session(settings, source, device)
+            opened = open_session(changed, source, device)
         except XpuRuntimeError:
             continue
-        less = f"without {', '.join(LAYER_FUSIONS)}" if session is without else "at level disable"
-        log.add(f"graph optimised {less}", f"at level {before[0]} the graph, {source.changed}, is refused: {reason}")
-        return opened
-    settings.level, settings.session = before  # the optimisers are not what it was refused for
-    raise reason
+        log.add(
+            f"graph optimised {less}", f"at level {settings.level} the graph, {source.changed}, is refused: {reason}"
+        )
+        return opened, changed
+    raise reason  # the optimisers are not what it was refused for
 
 
 def _load_cuda(request: Request, settings: Settings, source: Source, log: ConversionLog) -> LoadedModel:
@@ -97,21 +97,27 @@ def _open_cuda(request: Request, settings: Settings, source: Source, log: Conver
 
     rewriting = rewritten(request, settings, source, log)
     runs = as_it_runs(source, rewriting)
-    allocator = _allocator(request, settings)
     stream = None
+    allocator = _allocator(request, settings)
     if allocator is None:
         stream = _core.Stream(request.device)
-        settings.options["has_user_compute_stream"] = "1"
-        settings.options["user_compute_stream"] = str(stream.handle)
+        own = {"has_user_compute_stream": "1", "user_compute_stream": str(stream.handle)}
+    else:
+        own = {
+            "gpu_external_alloc": str(allocator.alloc_address),
+            "gpu_external_free": str(allocator.free_address),
+            "gpu_external_empty_cache": str(allocator.empty_cache_address),
+        }
+    settings = settings.with_options(own)
     graph_refused = None
     try:
-        opened = _open(settings, runs, request.device, log)
+        opened, settings = _open(settings, runs, request.device, log)
     except XpuRuntimeError as error:
         if settings.graph != "prefer" or "graph" not in str(error).lower():
             raise _with_reason(error, allocator) from None
         graph_refused = str(error)
-        settings.options.pop("enable_cuda_graph", None)
-        opened = _open(settings, runs, request.device, log)
+        options = {name: value for name, value in settings.options.items() if name != "enable_cuda_graph"}
+        opened, settings = _open(settings.replace(options=options), runs, request.device, log)
         log.add("CUDA graphs are off in this session", graph_refused)
     check(rewriting, request, settings, opened.session, log)
     return CudaModel(
@@ -152,11 +158,7 @@ def _allocator(request: Request, settings: Settings) -> Any:
 
     name = f"session {Path(request.model.path).name}"
     pool = _core.MemoryPool(request.device, settings.pool, limit=settings.pool_limit, name=name)
-    allocator = _core.EngineAllocator(pool)
-    settings.options["gpu_external_alloc"] = str(allocator.alloc_address)
-    settings.options["gpu_external_free"] = str(allocator.free_address)
-    settings.options["gpu_external_empty_cache"] = str(allocator.empty_cache_address)
-    return allocator
+    return _core.EngineAllocator(pool)
 
 
 def _with_reason(error: XpuRuntimeError, allocator: Any) -> XpuRuntimeError:

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
-import msgspec
+from xpuruntime.engines.settings import EngineSettings
 
 __all__ = ["Settings", "uncompilable"]
 
 
-class Settings(msgspec.Struct, kw_only=True):
+class Settings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to ONNX Runtime.
 
     Attributes
@@ -54,8 +55,8 @@ class Settings(msgspec.Struct, kw_only=True):
     """
 
     provider: str
-    options: dict[str, str] = {}
-    session: dict[str, str] = {}
+    options: Mapping[str, str] = {}
+    session: Mapping[str, str] = {}
     level: str = "all"
     level_stated: bool = False
     threads: int | None = None
@@ -69,9 +70,17 @@ class Settings(msgspec.Struct, kw_only=True):
     graph: str = "off"
     strict: bool = False
     capability: tuple[int, int] | None = None
-    rewrites: dict[str, str] = {}
-    left: dict[str, str] = {}
+    rewrites: Mapping[str, str] = {}
+    left: Mapping[str, str] = {}
     tune: bool = False
+
+    def with_options(self, options: Mapping[str, str]) -> Settings:
+        """Return the same settings with these provider options, which replace others of the same names."""
+        return self.replace(options={**self.options, **options})
+
+    def with_session(self, entries: Mapping[str, str]) -> Settings:
+        """Return the same settings with these session entries, which replace others of the same names."""
+        return self.replace(session={**self.session, **entries})
 
 
 def uncompilable(settings: Settings) -> str | None:

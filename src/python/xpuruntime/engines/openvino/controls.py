@@ -44,12 +44,12 @@ def settle(request: Request, machine: Machine) -> tuple[Settings, tuple[Control,
     )
     book = ControlBuilder(policy.stated())
     book.common(request, "openvino", checked="read back from the compiled model (EXECUTION_DEVICES)")
-    _given_options(request, settings, book, kind)
-    _precision(request, settings, book)
-    _threads(request, settings, book, machine, kind)
-    _ranges(request, settings, book)
+    settings = _given_options(request, settings, book, kind)
+    settings = _precision(request, settings, book)
+    settings = _threads(request, settings, book, machine, kind)
+    settings = _ranges(request, settings, book)
     _rest(request, book, kind)
-    _kernels(request, settings, book)
+    settings = _kernels(request, settings, book)
     return settings, book.finish("OpenVINO")
 
 
@@ -61,29 +61,31 @@ def _hint(precision: str, model: ModelInfo) -> str:
     return "dynamic" if types & {"float16", "bfloat16", "float64"} else "f32"
 
 
-def _given_options(request: Request, settings: Settings, book: ControlBuilder, kind: str) -> None:
+def _given_options(request: Request, settings: Settings, book: ControlBuilder, kind: str) -> Settings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     table = options_of(kind)
     checked = check_options(given, {**table, **GRAPH_OPTIONS}, _WHERE)
     if checked.pop("quantiser", "onnxruntime") == "nncf":
-        settings.style = "openvino-nncf"
-    for name, value in checked.items():
-        settings.properties[name] = ("NO", "YES")[int(value)] if table[name].values == BOOL else value
-    settings.properties.setdefault("PERFORMANCE_HINT", "LATENCY")
+        settings = settings.replace(style="openvino-nncf")
+    properties = {
+        name: ("NO", "YES")[int(value)] if table[name].values == BOOL else value for name, value in checked.items()
+    }
+    properties.setdefault("PERFORMANCE_HINT", "LATENCY")
     if kind == "cpu":
         # By default, activations are quantised to 8 bits where weights are compressed, and cached keys and values too.
-        settings.properties.setdefault("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
+        properties.setdefault("DYNAMIC_QUANTIZATION_GROUP_SIZE", "0")
         if settings.hint == "f32":
-            settings.properties.setdefault("KV_CACHE_PRECISION", "f32")
+            properties.setdefault("KV_CACHE_PRECISION", "f32")
     handed = "validated, handed to the plugin and read back after compiling; quantiser chooses what prepares the graph"
     book.options(_WHERE, NAMES, handed)
+    return settings.replace(properties=properties)
 
 
-def _precision(request: Request, settings: Settings, book: ControlBuilder) -> None:
+def _precision(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
     execution = request.policy.execution
     hint = f"INFERENCE_PRECISION_HINT={settings.hint}"
     if execution.precision == "int8":
-        settings.quantise = quantises(request)
+        settings = settings.replace(quantise=quantises(request))
         book.add(
             "execution.precision",
             f"{'quantised with the inputs given' if settings.quantise else 'the model is quantised'}, {hint}",
@@ -105,30 +107,31 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder) -> No
         book.add("execution.tf32", "-", "enforced", "no plugin of OpenVINO computes in TF32")
     else:
         book.add("execution.tf32", "-", "unsupported", "no plugin of OpenVINO computes in TF32", "remove the key")
+    return settings
 
 
-def _threads(request: Request, settings: Settings, book: ControlBuilder, machine: Machine, kind: str) -> None:
+def _threads(request: Request, settings: Settings, book: ControlBuilder, machine: Machine, kind: str) -> Settings:
     threads = request.policy.execution.threads
     key = "execution.threads"
     if threads is None:
-        return
+        return settings
     if kind != "cpu":
         book.add(key, "-", "unsupported", f"the {kind.upper()} plugin has no threads to set", _DROP)
-        return
+        return settings
     if threads > machine.cpu.cores:
         reason = f"OpenVINO takes no more threads than there are cores, which is {machine.cpu.cores}"
-        settings.properties["INFERENCE_NUM_THREADS"] = str(machine.cpu.cores)
         resolved = f"INFERENCE_NUM_THREADS={machine.cpu.cores}"
         book.add(key, resolved, "unsupported", reason, f"state at most {machine.cpu.cores}")
-        return
-    settings.properties["INFERENCE_NUM_THREADS"] = str(threads)
+        return settings.with_properties({"INFERENCE_NUM_THREADS": str(machine.cpu.cores)})
     book.add(key, f"INFERENCE_NUM_THREADS={threads}", "enforced", "read back after compiling")
+    return settings.with_properties({"INFERENCE_NUM_THREADS": str(threads)})
 
 
-def _ranges(request: Request, settings: Settings, book: ControlBuilder) -> None:
+def _ranges(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
     stated = request.policy.execution.shapes.items()
-    settings.ranges = tuple(name for name, sizes in stated if any(isinstance(size, str) for size in sizes))
     book.shapes(request, "the model is reshaped to the range before it is compiled")
+    ranged = tuple(name for name, sizes in stated if any(isinstance(size, str) for size in sizes))
+    return settings.replace(ranges=ranged)
 
 
 def _rest(request: Request, book: ControlBuilder, kind: str) -> None:
@@ -154,7 +157,7 @@ def _rest(request: Request, book: ControlBuilder, kind: str) -> None:
     book.add("execution.memory.limit", "-", "unsupported", "OpenVINO takes no limit", _DROP)
 
 
-def _kernels(request: Request, settings: Settings, book: ControlBuilder) -> None:
+def _kernels(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
     reason = "OpenVINO chooses its kernels itself and takes no choice of ours; the evidence names those that ran"
     for op, use in request.policy.kernels.preferences.items():
         if "auto" in ((use,) if isinstance(use, str) else tuple(use)):
@@ -165,8 +168,9 @@ def _kernels(request: Request, settings: Settings, book: ControlBuilder) -> None
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
         if glob is not None and settings.quantise:
-            settings.keep_fp32 += (glob,)
+            settings = settings.replace(keep_fp32=(*settings.keep_fp32, glob))
             book.add(key, f"nodes {glob} stay fp32", "enforced", "the quantiser leaves them alone")
         else:
             book.add(key, "-", "unsupported", reason, "remove the rule")
     book.add("kernels.auto_strategy", "-", "unsupported", reason, _DROP)
+    return settings

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
-import msgspec
+from collections.abc import Mapping
+
+from xpuruntime.engines.settings import EngineSettings
 
 __all__ = ["Settings"]
 
 
-class Settings(msgspec.Struct, kw_only=True):
+class Settings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to OpenVINO.
 
     Attributes
@@ -36,10 +38,14 @@ class Settings(msgspec.Struct, kw_only=True):
 
     device: str
     hint: str
-    properties: dict[str, str] = {}
+    properties: Mapping[str, str] = {}
     precision: str = "model"
     quantise: bool = False
     style: str = "openvino"
     keep_fp32: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
     strict: bool = False
+
+    def with_properties(self, properties: Mapping[str, str]) -> Settings:
+        """Return the same settings with these properties, which replace others of the same names."""
+        return self.replace(properties={**self.properties, **properties})

@@ -44,22 +44,21 @@ def settle(request: Request, target: Target, *, simulated: bool) -> tuple[Settin
     settings = Settings(target=target, simulated=simulated, strict=policy.mode == "strict")
     book = ControlBuilder(policy.stated())
     book.common(request, "qnn", checked="every node's provider is read back after loading")
-    _given_options(request, settings, book)
-    _placement(request, settings, book)
-    _precision(request, settings, book)
-    _rules(request, settings, book)
+    settings = _given_options(request, settings, book)
+    settings = _placement(request, settings, book)
+    settings = _precision(request, settings, book)
+    settings = _rules(request, settings, book)
     _execution(request, book)
     _memory(request, book)
     return settings, book.finish("QNN")
 
 
-def _given_options(request: Request, settings: Settings, book: ControlBuilder) -> None:
+def _given_options(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     own = {name: value for name, value in given.items() if name not in KEYS}
     checked = check_options(own, {**OPTIONS, **GRAPH_OPTIONS}, _WHERE, also=TARGET_OPTIONS)
     bits = checked.pop("activation_bits", "8")
-    settings.style = "qnn" if bits == "8" else "qnn-u16"
-    settings.options.update(checked)
+    settings = settings.replace(style="qnn" if bits == "8" else "qnn-u16", options=checked)
     if quantises(request):
         book.add(f"{_WHERE}.activation_bits", bits, "enforced", "the graph is quantised so")
     else:
@@ -87,26 +86,28 @@ def _given_options(request: Request, settings: Settings, book: ControlBuilder) -
     others = ControlBuilder({key: value for key, value in book.stated.items() if not key.startswith(f"{_WHERE}.")})
     others.options(_WHERE, NAMES, "handed over")
     book.controls.extend(others.controls)
+    return settings
 
 
-def _placement(request: Request, settings: Settings, book: ControlBuilder) -> None:
+def _placement(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
     execution = request.policy.execution
-    settings.allow_cpu_ops = tuple(execution.allow_cpu_ops)
-    settings.options["offload_graph_io_quantization"] = "0"
     book.add(
         "execution.allow_cpu_ops",
         show(execution.allow_cpu_ops),
         "enforced",
         "a node on the CPU provider whose operator is not listed is refused at load",
     )
+    settings = settings.replace(allow_cpu_ops=tuple(execution.allow_cpu_ops))
+    return settings.with_options({"offload_graph_io_quantization": "0"})
 
 
-def _precision(request: Request, settings: Settings, book: ControlBuilder) -> None:
+def _precision(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
     precision, target = request.policy.execution.precision, settings.target
     key = "execution.precision"
-    settings.options["enable_htp_fp16_precision"] = "0" if precision in ("fp32", "bf16") else "1"
+    in_fp16 = "0" if precision in ("fp32", "bf16") else "1"
+    settings = settings.with_options({"enable_htp_fp16_precision": in_fp16})
     if precision == "fp16":
-        settings.convert = "fp16"
+        settings = settings.replace(convert="fp16")
         if target.has_float:
             book.add(key, "graph converted to fp16", "enforced", "the types in the graph change and are read back")
         else:
@@ -124,10 +125,10 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder) -> No
         fix = "use precision fp16, or an engine on the CPU"
         book.add(key, "fp32 tensors, enable_htp_fp16_precision=0", "unsupported", reason, fix)
     elif precision == "bf16":
-        settings.options["htp_bf16_enable"] = "1"
+        settings = settings.with_options({"htp_bf16_enable": "1"})
         book.add(key, "htp_bf16_enable=1", "enforced", "the types in the compiled graph are read back")
     elif precision == "int8":
-        settings.quantise = quantises(request)
+        settings = settings.replace(quantise=quantises(request))
         resolved = (
             "graph quantised from the calibration inputs" if settings.quantise else "the model's own quantisation"
         )
@@ -135,9 +136,10 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder) -> No
     else:
         book.add(key, "the model's own types", "enforced", "nothing is converted")
     if precision in ("fp32", "model") and target.has_float and _in_floats(request):
-        settings.computes = "fp16"
+        settings = settings.replace(computes="fp16")
     tf32 = request.policy.execution.tf32
     book.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "an NPU has no TF32")
+    return settings
 
 
 def _in_floats(request: Request) -> bool:
@@ -145,7 +147,7 @@ def _in_floats(request: Request) -> bool:
     return request.model.quantisation.scheme == "none" and "com.microsoft:EPContext" not in request.model.ops
 
 
-def _rules(request: Request, settings: Settings, book: ControlBuilder) -> None:
+def _rules(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
     keep: list[str] = []
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
@@ -160,7 +162,7 @@ def _rules(request: Request, settings: Settings, book: ControlBuilder) -> None:
             )
         else:
             book.add(key, "-", "unsupported", "QNN chooses its kernels itself", "remove the rule")
-    settings.keep_fp32 = tuple(keep)
+    return settings.replace(keep_fp32=tuple(keep))
 
 
 def _execution(request: Request, book: ControlBuilder) -> None:

@@ -4,16 +4,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
-import msgspec
-
 from xpuruntime.engines.qnn.targets import Target
+from xpuruntime.engines.settings import EngineSettings
 
 __all__ = ["Settings"]
 
 
-class Settings(msgspec.Struct, kw_only=True):
+class Settings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to the provider.
 
     Attributes
@@ -40,7 +40,7 @@ class Settings(msgspec.Struct, kw_only=True):
     """
 
     target: Target
-    options: dict[str, str] = {}
+    options: Mapping[str, str] = {}
     convert: Literal["fp16"] | None = None
     quantise: bool = False
     style: str = "qnn"
@@ -49,6 +49,10 @@ class Settings(msgspec.Struct, kw_only=True):
     computes: Literal["fp16"] | None = None
     simulated: bool = False
     strict: bool = False
+
+    def with_options(self, options: Mapping[str, str]) -> Settings:
+        """Return the same settings with these provider options, which replace others of the same names."""
+        return self.replace(options={**self.options, **options})
 
     @property
     def uncompilable(self) -> str | None:

@@ -14,6 +14,8 @@ from xpuruntime.engines.tensorrt.network import DTYPES
 from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from xpuruntime.engines.model_source import Source
     from xpuruntime.engines.tensorrt.caches import CacheFile
     from xpuruntime.engines.tensorrt.products import Flavour
@@ -152,7 +154,7 @@ class Handle:
             context.persistent_cache_limit = int(options["persistent_cache_limit"])
         return context
 
-    def _runtime_config(self, trt: Any, strategy: Any, options: dict[str, str]) -> Any:
+    def _runtime_config(self, trt: Any, strategy: Any, options: Mapping[str, str]) -> Any:
         config = self.engine.create_runtime_config()
         config.set_execution_context_allocation_strategy(strategy)
         if "cuda_graph_strategy" in options:

@@ -4,9 +4,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
-import msgspec
+from xpuruntime.engines.settings import EngineSettings
 
 __all__ = ["Profile", "Settings"]
 
@@ -14,7 +15,7 @@ __all__ = ["Profile", "Settings"]
 Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(EngineSettings, frozen=True, kw_only=True):
     """What `load` and `compile` hand to TensorRT.
 
     Attributes
@@ -48,9 +49,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     quantise: bool = False
     keep_fp32: tuple[str, ...] = ()
     tf32: bool = True
-    profiles: dict[str, Profile] = {}
+    profiles: Mapping[str, Profile] = {}
     workspace: int | None = None
-    options: dict[str, str] = {}
+    options: Mapping[str, str] = {}
     graph: Literal["off", "prefer", "require"] = "off"
     pool: Literal["engine", "direct", "caching", "driver"] = "engine"
     pool_limit: int | None = None

@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
-import msgspec
+from xpuruntime.engines.settings import EngineSettings
 
 __all__ = ["Settings"]
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
+class Settings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to PyTorch.
 
     Attributes
@@ -32,7 +33,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     mode: Literal["eager", "compile"] = "eager"
-    compile: dict[str, str] = {}
+    compile: Mapping[str, str] = {}
     convert: Literal["fp16", "bf16"] | None = None
     tf32: bool | None = None
     deterministic: bool = False

@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from xpuruntime.engines.model_source import Source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.failures import translate
@@ -40,7 +38,7 @@ _PRIVATE = (
 def public(settings: Settings) -> Settings:
     """Return the settings for a session beside the one they were made for: without its stream, pool and graph."""
     options = {key: value for key, value in settings.options.items() if key not in _PRIVATE}
-    return msgspec.structs.replace(settings, options=options, pool="engine", pool_limit=None, graph="off")
+    return settings.replace(options=options, pool="engine", pool_limit=None, graph="off")
 
 
 def rewritten(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:

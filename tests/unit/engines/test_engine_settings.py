@@ -1,0 +1,182 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Settings of engines: immutable values that depend on nothing but the request and the machine."""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import pickle
+import pkgutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from xpuruntime import engines
+from xpuruntime.engines.base import Judgement, Request
+from xpuruntime.engines.model import inspect_model
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.engines.settings import EngineSettings
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.snapshot import machine_snapshot
+from xpuruntime.testing import models
+
+_RTX = "targets runtime_cache graph_strategy kernel_specialization weight_streaming refit tiling runtime_platform"
+_FACTS = (
+    EngineFacts(
+        name="onnxruntime",
+        version="1.27.0",
+        loadable=True,
+        providers=(
+            "CPUExecutionProvider",
+            "CUDAExecutionProvider",
+            "ROCMExecutionProvider",
+            "MIGraphXExecutionProvider",
+        ),
+    ),
+    EngineFacts(name="openvino", version="2026.4.1", loadable=True, providers=("CPU", "GPU.0", "NPU")),
+    EngineFacts(name="qnn", version="2.7.0", loadable=True, detail={"sdk": "2.51.0", "runs_on": "simulator"}),
+    EngineFacts(name="tensorrt", version="10.9.0.34", loadable=True, detail={"capabilities": "timing_cache refit"}),
+    EngineFacts(
+        name="tensorrt-rtx",
+        version="1.7.1.116",
+        loadable=True,
+        detail={"capabilities": _RTX, "compute_capabilities": "7.5 8.0 8.6 8.9"},
+    ),
+    EngineFacts(name="torch", version="2.13.0", loadable=True, providers=("cpu", "cuda")),
+)
+_GPU = CudaFacts(
+    index=0, name="GPU", compute_capability=(8, 9), total_memory=1 << 34, sm_count=80, driver_version=(13, 0),
+    runtime_version=(13, 0), pci_id="0000:00:00.0",
+)  # fmt: skip
+_MACHINE = Machine(
+    system="Linux",
+    architecture="x86_64",
+    python="3.11",
+    cpu=CpuFacts(name="cpu", cores=4, features=("avx2", "avx512f")),
+    cuda=(_GPU,),
+    core_cuda=True,
+    engines={one.name: one for one in _FACTS},
+)
+#: Engine and device to what the policy states of the execution there.
+_ASKED: dict[tuple[str, str], dict[str, Any]] = {
+    ("onnxruntime", "cpu"): {
+        "precision": "fp16",
+        "threads": 2,
+        "provider_options": {"onnxruntime": {"session.intra_op.allow_spinning": "0"}},
+    },
+    ("onnxruntime", "cuda:0"): {
+        "determinism": "run_to_run",
+        "memory": {"limit": 1 << 30},
+        "cuda_graph": "prefer",
+        "layout": "nhwc",
+        "tf32": False,
+    },
+    ("onnxruntime", "rocm:0"): {"precision": "fp16", "threads": 2},
+    ("openvino", "cpu"): {"threads": 2, "provider_options": {"openvino": {"ENABLE_CPU_PINNING": True}}},
+    ("qnn", "npu"): {"precision": "fp16", "provider_options": {"qnn": {"soc": "sm8650"}}},
+    ("tensorrt", "cuda:0"): {"precision": "fp16"},
+    ("tensorrt-rtx", "cuda:0"): {"memory": {"pool": "caching", "limit": 1 << 30}},
+    ("torch", "cpu"): {"precision": "bf16", "threads": 2},
+}
+_KERNELS = {"rules": [{"match": {"node": "mm*"}, "precision": "fp32"}]}
+
+
+def _classes() -> Iterator[type[EngineSettings]]:
+    """Yield the settings class of each engine of the package."""
+    for found in pkgutil.iter_modules(engines.__path__):
+        if found.ispkg and (Path(engines.__path__[0]) / found.name / "settings.py").exists():
+            yield importlib.import_module(f"{engines.__name__}.{found.name}.settings").Settings
+
+
+def _request(engine: str, device: str, folder: Path) -> Request:
+    if engine == "torch":
+        torch = pytest.importorskip("torch")
+        from xpuruntime.engines.torch.reading import inspect_module
+
+        info = inspect_module(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),))
+    else:
+        info = inspect_model(models.save(models.mlp(batch=2), folder))
+    policy = Policy.coerce({"execution": _ASKED[engine, device], "kernels": {} if engine == "torch" else _KERNELS})
+    return Request(model=info, device=device, policy=policy)
+
+
+def _judge(engine: str, device: str, folder: Path) -> Judgement:
+    found = default_registry().get(engine).judge(_request(engine, device, folder), _MACHINE)
+    assert found.verdict.accepted, found.verdict.reason
+    return found
+
+
+def test_every_engine_is_swept() -> None:
+    names = {name for name in default_registry().names() if name != "null"}  # which has no settings
+    assert {engine for engine, _ in _ASKED} >= names & {one.name for one in _FACTS}
+    assert names >= {"onnxruntime", "openvino", "qnn", "tensorrt", "tensorrt-rtx", "torch"}
+    assert [one.__module__.split(".")[2] for one in _classes()] == [
+        "onnxruntime",
+        "openvino",
+        "qnn",
+        "tensorrt",
+        "torch",
+    ]
+    for one in _classes():
+        assert issubclass(one, EngineSettings), one
+        assert one.__struct_config__.frozen, one
+
+
+@pytest.mark.parametrize(("engine", "device"), list(_ASKED))
+def test_settings_are_values(engine: str, device: str, tmp_path: Path) -> None:
+    settings = _judge(engine, device, tmp_path).settings
+    assert isinstance(settings, EngineSettings)
+    before = repr(settings)
+    for name in settings.__struct_fields__:
+        value = getattr(settings, name)
+        hash(value)
+        with pytest.raises(AttributeError):
+            setattr(settings, name, value)
+        if isinstance(value, Mapping):
+            with pytest.raises(TypeError, match=r"an engine's settings are frozen; use settings\.replace"):
+                value["more"] = "1"  # type: ignore[index]
+    assert repr(settings) == before
+
+
+@pytest.mark.parametrize(("engine", "device"), list(_ASKED))
+def test_equal_requests_give_equal_settings(engine: str, device: str, tmp_path: Path) -> None:
+    one, other = (_judge(engine, device, tmp_path).settings for _ in range(2))
+    assert one == other
+    assert hash(one) == hash(other)
+    for again in (copy.deepcopy(one), pickle.loads(pickle.dumps(one)), one.replace()):
+        assert (again, hash(again)) == (one, hash(one))
+    assert msgspec.convert(msgspec.json.decode(msgspec.json.encode(one)), type(one)) == one
+    assert one.replace(strict=True) != one
+    assert one.strict is False
+
+
+def test_what_is_given_to_settings_stays_apart_from_them() -> None:
+    from xpuruntime.engines.onnxruntime.settings import Settings
+
+    given = {"device_id": "0"}
+    settings = Settings(provider="CUDAExecutionProvider", options=given)
+    given["device_id"] = "1"
+    assert settings.options == {"device_id": "0"}
+    more = settings.with_options({"use_tf32": "0"}).with_session({"session.x64quantprecision": "1"})
+    assert more.options == {"device_id": "0", "use_tf32": "0"}
+    assert more.session == {"session.x64quantprecision": "1"}
+    assert settings == Settings(provider="CUDAExecutionProvider", options={"device_id": "0"})
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_loading_changes_no_settings(engine: str, tmp_path: Path) -> None:
+    pytest.importorskip(engine)
+    path = models.save(models.mlp(batch=2), tmp_path)
+    request = Request(model=inspect_model(path), device="cpu", policy=Policy.coerce({"execution": {"threads": 1}}))
+    chosen = default_registry().get(engine)
+    machine = machine_snapshot([chosen])
+    judgement = chosen.judge(request, machine)
+    assert judgement.verdict.accepted, judgement.verdict.reason
+    before = pickle.dumps(judgement)
+    chosen.load(request, judgement, machine).close()
+    assert pickle.dumps(judgement) == before
