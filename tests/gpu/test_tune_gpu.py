@@ -55,6 +55,18 @@ def test_a_search_for_energy(wide: Path) -> None:
     assert 0 < control.figure < 1.0, "joules of a run of a small model"
 
 
+def test_a_search_of_bound_runs_finds_graphs(wide: Path, tmp_path: Path) -> None:
+    spec = {**SPEC, "space": {**SPEC["space"], "cuda_graph": ["off", "require"]}}
+    found = xrt.tune(wide, POLICY, inputs="random", spec=spec, journal=tmp_path / "j")
+    assert found.call == "bind"
+    assert any("CUDA graphs are asked for" in note for note in found.notes)
+    graphs = {one.changes.get("execution.cuda_graph", "off"): one.cuda_graph for one in found.candidates if one.figure}
+    assert graphs == {"off": "off", "require": "captured"}
+    assert all(one.error is not None and one.error < 1e-2 for one in found.candidates if one.figure is not None)
+    plain = xrt.tune(wide, POLICY, inputs="random", call="run", spec=SPEC)
+    assert {one.cuda_graph for one in plain.candidates} == {None}
+
+
 @pytest.mark.skipif(xrt.get_device_count("cuda") < 2, reason="needs two CUDA devices")
 def test_a_search_on_two_devices(wide: Path, tmp_path: Path) -> None:
     devices = ["cuda:0", "cuda:1"]

@@ -17,10 +17,14 @@ from xpuruntime.engines.base import Judgement, LoadedModel, Request
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.onnxruntime.settings import Settings
 from xpuruntime.engines.options import Option
+from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Control
 from xpuruntime.runtime.machine import EngineFacts, Machine
 
-FAULTS = ("right", "two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "noise", "leak")
+FAULTS = (
+    "right", "two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "noise", "leak", "unbound", "stale",
+    "stops",
+)  # fmt: skip
 
 
 class PlantedSettings(Settings, frozen=True, kw_only=True):
@@ -62,7 +66,33 @@ class PlantedEngine(OnnxRuntimeEngine):
         loaded = super().load(request, judgement, machine)
         loaded.run = Faulty(loaded.run, judgement.settings.fault)  # type: ignore[method-assign]
         loaded.runner = lambda: loaded.run  # type: ignore[method-assign]
+        loaded.bind = FaultyBind(loaded.bind, judgement.settings.fault)  # type: ignore[method-assign]
         return loaded
+
+
+class FaultyBind:
+    """Stands in for `bind`: refuses, or writes no results, from the first run on or after some hundred of them."""
+
+    def __init__(self, bind: Any, fault: str) -> None:
+        self.bind, self.fault = bind, fault
+        self.calls = 0
+
+    def __call__(self, inputs: Any, outputs: Any, stream: Any = None) -> Any:
+        if self.fault == "unbound":
+            raise UnsupportedOperationError("planted has no fixed buffers", engine="planted")
+        binding = self.bind(inputs, outputs, stream)
+        run = binding.run
+
+        def faulty() -> None:
+            self.calls += 1
+            if self.fault == "slow":
+                time.sleep(0.002)
+            if self.fault != "stale" and (self.fault != "stops" or self.calls < 200):
+                run()
+
+        run()  # what is there before passes for the result of a run that writes nothing
+        binding.run = faulty
+        return binding
 
 
 class Faulty:

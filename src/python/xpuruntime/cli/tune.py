@@ -14,7 +14,7 @@ from xpuruntime.cli.options import JsonOption, ModelArgument, flag_option, html_
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from rich.console import RenderableType
 
@@ -36,6 +36,13 @@ ForOption = Annotated[
         "--for", metavar="OBJECTIVE", help="latency.p50, latency.p99, throughput, memory, energy or cold_start."
     ),
 ]
+CallOption = Annotated[
+    str | None,
+    text_option(
+        "--call", metavar="CALL",
+        help="How the model is called: run, with host arrays, or bind, with buffers that stay on the device.",
+    ),
+]  # fmt: skip
 InputsOption = Annotated[
     str | None,
     text_option(
@@ -78,6 +85,7 @@ def tune(
     *,
     tune: TuneOption = None,
     objective: ForOption = None,
+    call: CallOption = None,
     input: InputsOption = None,
     choice: Choice,
     devices: DevicesOption = None,
@@ -100,9 +108,11 @@ def tune(
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.policies.quantities import read_duration
+    from xpuruntime.tuning.spec_parts import CALLS, OBJECTIVES
     from xpuruntime.tuning.tune import tune as tuned
 
-    _check_objective(objective)
+    _check_word("--for", objective, OBJECTIVES, "objectives")
+    _check_word("--call", call, CALLS, "calls")
     kept = journal if journal is not None else f"{Path(model).stem}.tune.jsonl"
     named = {"--output": output, "--lock": lock, "--html": html, "--journal": kept}
     for option, path in named.items():
@@ -116,6 +126,7 @@ def tune(
                 model,
                 spec=tune,
                 objective=objective,
+                call=call,
                 inputs=input,
                 budget=seconds,
                 devices=None if devices is None else [one.strip() for one in devices.split(",")],
@@ -133,12 +144,11 @@ def tune(
     return result.exit_code
 
 
-def _check_objective(name: str | None) -> None:
+def _check_word(option: str, word: str | None, words: Sequence[str], what: str) -> None:
     from xpuruntime.policies.refusal import did_you_mean
-    from xpuruntime.tuning.spec_parts import OBJECTIVES
 
-    if name is not None and name not in OBJECTIVES:
-        raise InputError(f"--for {name}: this is not an objective{did_you_mean(name, OBJECTIVES, 'objectives')}")
+    if word is not None and word not in words:
+        raise InputError(f"{option} {word}: this is none of the {what}{did_you_mean(word, words, what)}")
 
 
 def _write(result: TuneResult, model: str, choice: Choice, output: str | None, lock: str | None) -> None:
@@ -156,7 +166,7 @@ def _write(result: TuneResult, model: str, choice: Choice, output: str | None, l
     if lock is not None:
         found = locked(
             model, result.tuned_policy(), lock, command=f"xrt tune {model} --lock {lock}", trust=choice.trust,
-            calibration=choice.calibration,
+            calibration=choice.calibration, call=result.call,
         )  # fmt: skip
         error_line(f"{found.path} has the lock {found.lock.digest}", label="note")
 

@@ -84,7 +84,8 @@ class Measured(_Record, frozen=True, kw_only=True):
     Attributes
     ----------
     latency_us : dict
-        Figures of whole runs: median and interval, rounds, conditions; empty where none was taken.
+        Figures of whole runs: median and interval, rounds, conditions, and ``call: bind`` where they were bound runs;
+        empty where none was taken.
     ratios : dict of str to LockedRatio
         By ``"latency.p50"``, ``"latency.p99"`` and ``"start"``: those that the policy's section ``verify`` asks for.
     memory_peak : int or None

@@ -13,6 +13,7 @@ import msgspec
 from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
+from xpuruntime.inference.calls import open_calls
 from xpuruntime.inference.locked import SHAPES_ID, locked_plan, observed_outputs, probe_at, surroundings
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import Measured, OutputSample
@@ -49,6 +50,7 @@ def create_lock(
     command: str = "",
     measure: bool = True,
     batches: Sequence[int] = (),
+    call: str = "run",
     **options: Any,
 ) -> Lock:
     """Return the lock of a model under a policy.
@@ -69,6 +71,8 @@ def create_lock(
         Whether times are measured.
     batches : sequence of int
         Batch sizes that are timed for servers.
+    call : {"run", "bind"}
+        Whether plain or bound runs are timed.
     **options
         As `InferenceSession` takes them.
 
@@ -111,7 +115,7 @@ def create_lock(
         outputs, samples = _outputs(runs, source)
         measured = Measured(samples=samples)
         if measure:
-            measured = _measured(session, model, feeds, source, samples, {**options, "policy": stated})
+            measured = _measured(session, model, feeds, source, samples, {**options, "policy": stated}, call)
             if batches:
                 measured = _with_batches(measured, session, model, at.inputs, batches, bool(options.get("trust")))
         identity = Identity(
@@ -200,9 +204,10 @@ def _measured(
     policy: Policy,
     samples: tuple[OutputSample, ...],
     options: dict[str, Any],
+    call: str,
 ) -> Measured:
     """Return the time of a run, and what the section ``verify`` of the policy is checked against later."""
-    found = Measured(latency_us=_latency(session, feeds), samples=samples)
+    found = Measured(latency_us=_latency(session, feeds, call), samples=samples)
     if policy.verify is None:
         return found
     trust = bool(options.get("trust"))
@@ -233,13 +238,17 @@ def _with_batches(
     )
 
 
-def _latency(session: InferenceSession, feeds: Mapping[str, Any]) -> dict[str, Any]:
+def _latency(session: InferenceSession, feeds: dict[str, Any], call: str) -> dict[str, Any]:
     """Return the time of a run in microseconds, with what the machine did meanwhile."""
     before = moment()
-    rounds = rounds_of({"run": lambda: session.run(feeds)}, calls=_CALLS, rounds=_ROUNDS, warm=_CALLS)["run"]
+    calls = open_calls(session, [feeds], call)
+    try:
+        rounds = rounds_of({"run": calls.prepared(0)}, calls=_CALLS, rounds=_ROUNDS, warm=_CALLS)["run"]
+    finally:
+        calls.close()
     micro = [1e6 * seconds for seconds in rounds]
     found: dict[str, Any] = {"p50": statistics.median(micro), "fastest": min(micro), "slowest": max(micro)}
-    found |= {"rounds": _ROUNDS, "calls": _CALLS}
+    found |= {"rounds": _ROUNDS, "calls": _CALLS} | ({"call": call} if call != "run" else {})
     remarks = between(before, moment()).remarks()
     return {**found, "remarks": remarks} if remarks else found
 

@@ -60,6 +60,7 @@ def lock(
     shapes: Mapping[str, Sequence[int]] | None = None,
     inputs: Mapping[str, Any] | None = None,
     batches: Sequence[int] = (),
+    call: str | None = None,
     check: bool = False,
     upgrade: bool = False,
     upgrade_units: Sequence[str] = (),
@@ -90,6 +91,8 @@ def lock(
     batches : sequence of int
         Batch sizes that are timed, and for the largest of which memory is measured, for servers: see ``slo`` and
         ``memory.budget`` of ``serve.yaml``. Default: those of the lock that is there, where it is made anew.
+    call : {"run", "bind"}, optional
+        Whether `latency_us` is of plain or of bound runs. Default: as in the lock that is there, else plain ones.
     check : bool
         Write nothing and return the differences.
     upgrade : bool
@@ -141,7 +144,9 @@ def lock(
     if old is None:
         if check:
             raise InputError(f"there is no lock '{path}' to check. Fix: make it with `xrt lock`")
-        made = create_lock(model, policy, shapes=shapes, inputs=inputs, command=command, batches=batches, **options)
+        made = create_lock(
+            model, policy, shapes=shapes, inputs=inputs, command=command, batches=batches, call=call or "run", **options
+        )
         return _written(_with_provenance(made, note=note), path, (), dry_run=dry_run)
     if old.identity.subject != "inference" or old.identity.policy is None:
         raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
@@ -162,6 +167,7 @@ def lock(
         command=command,
         measure=not check,
         batches=() if check else sizes,
+        call=call or old.measured.latency_us.get("call", "run"),
         **options,
     )
     drifts = compare_identities(old.identity, made.identity)

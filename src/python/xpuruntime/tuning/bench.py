@@ -147,7 +147,7 @@ def judged(found: dict[str, Any], constraints: Constraints, seconds: float) -> T
         code, reason = CandidateCode.MEMORY, f"it held {memory:,} bytes, over the {constraints.memory_peak:,} allowed"
     return Trial(
         code=code, reason=reason, start=start, memory=memory, error=found["error"], cosine=found["cosine"],
-        run=found["run"], seconds=seconds,
+        run=found["run"], graph=found["graph"], seconds=seconds,
     )  # fmt: skip
 
 

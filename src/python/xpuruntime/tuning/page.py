@@ -29,7 +29,7 @@ def render_page(result: TuneResult) -> str:
 def _data(result: TuneResult) -> dict[str, Any]:
     known = [
         ("model", result.model),
-        ("objective", f"{result.objective} at batch {result.batch} and concurrency {result.concurrency}"),
+        ("objective", result.question),
         ("inputs", result.inputs),
         ("devices", ", ".join(result.devices)),
         ("decided", f"at a confidence of {result.confidence:g}, gains from {share_text(result.min_effect)}"),
@@ -59,6 +59,7 @@ def _candidate(result: TuneResult, one: CandidateResult) -> dict[str, Any]:
         "keys": [
             *([key, str(value)] for key, value in one.changes.items()),
             *([["measured on", one.device]] if len(result.devices) > 1 and one.figure is not None else []),
+            *([["CUDA graph", one.cuda_graph]] if one.cuda_graph not in (None, "off") else []),
         ],
         "code": one.code,
         "reason": one.reason,

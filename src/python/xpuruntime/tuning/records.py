@@ -57,6 +57,8 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         Least cosine.
     run : float or None
         Seconds of its quickest run.
+    graph : str or None
+        Of bound runs, what became of a CUDA graph.
     seconds : float
         What the trial took.
     """
@@ -68,6 +70,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
     error: float | None = None
     cosine: float | None = None
     run: float | None = None
+    graph: str | None = None
     seconds: float = 0.0
 
 

@@ -20,10 +20,12 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["SCHEMA", "CandidateResult", "Ratio", "TuneResult"]
+__all__ = ["CALLED", "SCHEMA", "CandidateResult", "Ratio", "TuneResult"]
 
 SCHEMA = "xpuruntime.tune_result/1"
 
+#: Calls of a session, in words.
+CALLED = {"run": "plain runs", "bind": "bound runs"}
 #: What the candidate does to the objective where it is better.
 _BETTER = {"memory": "less memory", "energy": "less energy"}
 
@@ -76,6 +78,8 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     error : float or None
         Largest difference from the reference, as a share of its largest magnitude.
     cosine : float or None
+    cuda_graph : str or None
+        Of bound runs: ``"captured"``, ``"off"``, or the reason why none was captured.
     """
 
     id: str
@@ -90,6 +94,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     memory: int | None = None
     error: float | None = None
     cosine: float | None = None
+    cuda_graph: str | None = None
 
 
 class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -106,6 +111,8 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     model_sha256 : str
     objective : str
     batch, concurrency : int
+    call : {"run", "bind"}
+        How the model was called: ``session.run`` with host arrays, or bound buffers.
     inputs : str
         Where the inputs are from.
     devices : tuple of str
@@ -144,6 +151,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     objective: str
     batch: int = 1
     concurrency: int = 1
+    call: Literal["run", "bind"] = "run"
     inputs: str = ""
     devices: tuple[str, ...] = ()
     hardware: dict[str, Any] = {}
@@ -177,6 +185,12 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
             return f"tied: nothing is better by {share_text(self.min_effect)}"
         return "no candidate keeps the constraints" if self.verdict == "none" else "undecided"
 
+    @property
+    def question(self) -> str:
+        """What was measured, and how the model was called, in words."""
+        load = f"at batch {self.batch} and concurrency {self.concurrency}"
+        return f"{self.objective} of {CALLED[self.call]} {load}"
+
     def candidate(self, id: str) -> CandidateResult:
         """Return a candidate by its id. Raises KeyError."""
         return {one.id: one for one in self.candidates}[id]
@@ -207,8 +221,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
         policy = self.tuned_policy()
         named = ", ".join(self.changes) or "nothing"
         lines = [
-            f"# {self.headline}, {self.objective} at batch {self.batch} and concurrency {self.concurrency}, confidence "
-            f"{self.confidence:g}",
+            f"# {self.headline}, {self.question}, confidence {self.confidence:g}",
             f"# of {self.model}, by xrt tune {self.version} on {self.created}; changed: {named}",
         ]
         text = "".join(f"{' '.join(line.split())}\n" for line in lines)

@@ -52,6 +52,7 @@ class Row:
             id=one.id, engine=one.engine, device=self.device or one.device, changes=one.changes, code=self.code,
             reason=self.reason, figure=statistics.median(self.figures) if self.figures else None, gain=self.gain,
             start=trial.start, memory=trial.memory, error=trial.error, cosine=trial.cosine,
+            cuda_graph=trial.graph,
         )  # fmt: skip
 
 

@@ -7,11 +7,12 @@ A worker process has one runner. Arrays go through folders that both processes s
 
 from __future__ import annotations
 
+import contextlib
 import math
 import threading
 import time
 import warnings
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,14 +22,16 @@ import numpy as np
 from xpuruntime.engines.precision import Tolerance, compare_within
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.inference import InferenceSession
+from xpuruntime.inference.calls import open_calls
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays
 from xpuruntime.measuring.energy import open_meter
 from xpuruntime.runtime.process_memory import process_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.calls import Calls
 
 __all__ = ["Job", "Runner", "call", "open_runner"]
 
@@ -38,6 +41,8 @@ _WARM, _AGAIN, _BLOCK = 0.1, 0.002, 0.02
 _ENERGY_BLOCK = 0.5
 #: Runs of a turn from which a 99th percentile is taken.
 _TAIL_RUNS = 100
+#: Runs of each input before a thread is timed: a CUDA graph is captured in the first ones of a thread.
+_THREAD_RUNS = 3
 
 
 class Job(msgspec.Struct, frozen=True, kw_only=True):
@@ -58,6 +63,8 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     objective : str
     batch : int
     concurrency : int
+    call : {"run", "bind"}
+        How the session is called.
     timed : int
         Inputs that a turn goes through.
     """
@@ -72,6 +79,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
     objective: str = "latency.p50"
     batch: int = 1
     concurrency: int = 1
+    call: str = "run"
     timed: int = 8
 
 
@@ -88,26 +96,33 @@ class Runner:
             self._session = InferenceSession(
                 job.model, policy=job.policy, trust=job.trust, calibration=job.calibration, registry=registry
             )
-        self._session.run(self._feeds[0])
+        self._calls = open_calls(self._session, self._feeds, job.call)
+        self._calls.prepared(0)()
         self.start = time.perf_counter() - began
         self._tolerance = Tolerance(**job.tolerance)
         self._threads: ThreadPoolExecutor | None = None
+        self._of_thread = threading.local()
+        self._opened = [self._calls]
         self._meter = open_meter(self._session.plan.device) if job.objective == "energy" else None
         self._runs, self._quickest = 0, math.inf
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Seconds until the first result, the most memory of the process so far, and seconds of the quickest run."""
+        """Seconds until the first result and of the quickest run, most memory so far, and what became of a graph."""
         run = None if self._quickest == math.inf else self._quickest
-        return {"start": self.start, "memory": process_memory().most_resident, "run": run}
+        memory = process_memory().most_resident
+        return {"start": self.start, "memory": memory, "run": run, "graph": self._calls.graph}
 
     def check(self) -> dict[str, Any]:
         """Compare the outputs for all inputs with the reference, in order, and those for the first once more."""
         error, cosine = 0.0, 1.0
         for index in [*range(self.job.count), 0]:
+            self._calls.poison()
+            run = self._calls.prepared(index)
             began = time.perf_counter()
-            outputs = dict(self._session.run(self._feeds[index]))
+            results = run()
             self._quickest = min(self._quickest, time.perf_counter() - began)
+            outputs = self._calls.outputs(index, results)
             found = compare_within(self._reference(index), outputs, self._tolerance)
             error = max([error, *(one.max_rel for one in found.outputs)])
             cosine = min(cosine, found.cosine)
@@ -118,12 +133,13 @@ class Runner:
 
     def prepare(self) -> int:
         """Warm the session, and settle how many runs a thread makes in a turn."""
-        timed = self._feeds[: self.job.timed]
+        timed = self._timed_inputs
         until, quickest = time.perf_counter() + _WARM, math.inf
         while quickest == math.inf or time.perf_counter() < until:
-            for feeds in timed:
+            for index in timed:
+                run = self._calls.prepared(index)
                 began = time.perf_counter()
-                self._session.run(feeds)
+                run()
                 quickest = min(quickest, time.perf_counter() - began)
         block = _ENERGY_BLOCK if self.job.objective == "energy" else _BLOCK
         runs = max(math.ceil(block / quickest), len(timed))
@@ -182,7 +198,14 @@ class Runner:
         """Close the session and end the threads."""
         if self._threads is not None:
             self._threads.shutdown(wait=False, cancel_futures=True)
+        while self._opened:
+            self._opened.pop().close()
         self._session.close()
+
+    @property
+    def _timed_inputs(self) -> range:
+        """The indices of the inputs that a turn goes through."""
+        return range(min(self.job.timed, len(self._feeds)))
 
     def _reference(self, index: int) -> dict[str, Any]:
         return read_arrays(Path(self.job.samples) / f"outputs-{index}")
@@ -194,40 +217,63 @@ class Runner:
 
     def _timed(self, runs: int) -> tuple[np.ndarray[Any, Any], float, tuple[int, dict[str, Any]]]:
         """Return the seconds of all runs, of all together, and the last outputs of the first thread."""
-        run, feeds, count = self._session.run, self._feeds[: self.job.timed], self.job.concurrency
+        timed, count = self._timed_inputs, self.job.concurrency
         again = time.perf_counter() + _AGAIN
-        run(feeds[0])
+        self._calls.prepared(0)()
         while time.perf_counter() < again:
-            run(feeds[0])
+            self._calls.prepared(0)()
         if count == 1:
+            self._calls.poison()
             began = time.perf_counter()
-            times, last = _loop(run, feeds, runs, 0)
-            return times, time.perf_counter() - began, last
+            times, last, found = _loop(self._calls, timed, runs, 0)
+            return times, time.perf_counter() - began, (last, self._calls.outputs(last, found))
         self._threads = self._threads or ThreadPoolExecutor(count)
         gate = threading.Barrier(count + 1)
 
-        def work(first: int) -> tuple[np.ndarray[Any, Any], tuple[int, dict[str, Any]]]:
+        def work(first: int) -> tuple[np.ndarray[Any, Any], int, Any, Calls]:
+            try:
+                calls = self._calls_of_thread()
+                calls.poison()
+            except BaseException:
+                gate.abort()
+                raise
             gate.wait()
-            return _loop(run, feeds, runs, first)
+            return *_loop(calls, timed, runs, first), calls
 
         waiting = [self._threads.submit(work, index) for index in range(count)]
+        with contextlib.suppress(threading.BrokenBarrierError):  # the thread that failed says why
+            gate.wait()
         began = time.perf_counter()
-        gate.wait()
-        found = [one.result() for one in waiting]
+        wait(waiting)
         elapsed = time.perf_counter() - began
-        return np.concatenate([times for times, _ in found]), elapsed, found[0][1]
+        failed = [error for one in waiting if (error := one.exception()) is not None]
+        if failed:
+            raise next((one for one in failed if not isinstance(one, threading.BrokenBarrierError)), failed[0])
+        done = [one.result() for one in waiting]
+        _, last, found, calls = done[0]
+        return np.concatenate([one[0] for one in done]), elapsed, (last, calls.outputs(last, found))
+
+    def _calls_of_thread(self) -> Calls:
+        """Return the calls of this thread. The first time each timed input is run, as often as a graph needs."""
+        calls: Calls | None = getattr(self._of_thread, "calls", None)
+        if calls is None:
+            calls = self._of_thread.calls = open_calls(self._session, self._feeds, self.job.call)
+            self._opened.append(calls)
+            for index in [*self._timed_inputs] * _THREAD_RUNS:
+                calls.prepared(index)()
+        return calls
 
 
-def _loop(
-    run: Callable[..., Any], feeds: Sequence[dict[str, Any]], runs: int, first: int
-) -> tuple[np.ndarray[Any, Any], tuple[int, dict[str, Any]]]:
-    clock, times, outputs, index = time.perf_counter, np.empty(runs), {}, 0
+def _loop(calls: Calls, timed: Sequence[int], runs: int, first: int) -> tuple[np.ndarray[Any, Any], int, Any]:
+    """Return the seconds of each run, the index of the last inputs, and what the last run returned."""
+    clock, times, index, found = time.perf_counter, np.empty(runs), 0, None
     for number in range(runs):
-        index = (first + number) % len(feeds)
+        index = timed[(first + number) % len(timed)]
+        run = calls.prepared(index)
         began = clock()
-        outputs = run(feeds[index])
+        found = run()
         times[number] = clock() - began
-    return times, (index, dict(outputs))
+    return times, index, found
 
 
 _runner: Runner

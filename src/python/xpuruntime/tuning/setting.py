@@ -81,6 +81,8 @@ class Setting:
             within = self.cores.logical if self.devices[0].cores else None
         if within is not None and plan.device == "cpu":
             wanted = self._keep_within(policy)
+        self.call, why = _call(spec, policy, plan.device)
+        self.notes += why
         self.planner = Planner(request, self.base, registry, machine, most_threads=within)
         names = spec.space.engine or _engines(policy, registry)
         missing = {one.name: probed(one) for one in map(registry.get, names) if one.name not in here.engines}
@@ -90,8 +92,9 @@ class Setting:
             for known in (registry.get(name) for name in names)
         }
         self.space = build_space(
-            policy, wanted, declared, device=plan.device, cores=self.cores, accuracy=self.base.accuracy is not None
-        )
+            policy, wanted, declared, device=plan.device, cores=self.cores, accuracy=self.base.accuracy is not None,
+            graphs=self.call == "bind",
+        )  # fmt: skip
         self.stated_keys = _stated_keys(spec)
 
     def _keep_within(self, policy: Policy) -> SearchSpace:
@@ -111,11 +114,13 @@ class Setting:
         what = self.spec.to_dict()
         for name in ("budget", "isolation", "inputs", "base", "devices", "ray"):
             what.pop(name, None)
+        what["objective"] = {name: value for name, value in what.get("objective", {}).items() if name != "call"}
         return {
             "version": version("xpuruntime"),
             "model": self.digest,
             "policy": self.base.to_dict(),
             "spec": what,
+            "call": self.call,
             "inputs": inputs,
             "calibration": self.calibration,
             "engines": {name: one.version for name, one in sorted(self.machine.engines.items())},
@@ -150,7 +155,7 @@ class Setting:
         self._jobs[candidate.id] = job = Job(
             model=str(self.path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
             samples=samples, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=load.batch,
-            concurrency=load.concurrency,
+            concurrency=load.concurrency, call=self.call,
         )  # fmt: skip
         return job
 
@@ -160,6 +165,21 @@ def _planned(model: Any, asked: Asked, registry: EngineRegistry, machine: Machin
         return plan_asked(model, asked, registry, machine, calibration=calibration)
     except PlanError as error:
         raise PlanError(f"the policy that is to be tuned cannot run itself: {error}") from error
+
+
+def _call(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[str, ...]]:
+    """Return how candidates are called, and why where nobody states it."""
+    stated, batch, padded = spec.objective.call, spec.objective.batch, policy.execution.static_batch
+    graphs = policy.execution.cuda_graph != "off" or any(one != "off" for one in spec.space.cuda_graph)
+    call = stated or ("bind" if graphs and device.startswith("cuda") else "run")
+    if call == "bind" and padded is not None and padded != batch:
+        raise PolicyError(
+            f"objective.call: bind, and bound buffers are not padded to execution.static_batch: {padded}. Fix: state "
+            f"objective.batch: {padded}, or call: run"
+        )
+    if stated is None and call == "bind":
+        return call, ("bound runs were timed, because CUDA graphs are asked for and plain runs use none",)
+    return call, ()
 
 
 def _engines(policy: Policy, registry: EngineRegistry) -> tuple[str, ...]:

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 __all__ = ["Point", "Setting", "Space", "apply_changes", "build_space", "kernel_values"]
 
 _ENGINE, _DEVICE, _PRECISION, _THREADS = (f"execution.{key}" for key in ("engine", "device", "precision", "threads"))
-_OPTIONS = "execution.provider_options."
+_GRAPH, _OPTIONS = "execution.cuda_graph", "execution.provider_options."
 #: Values that are the same as leaving the key out.
-_UNSTATED: dict[str, Any] = {_PRECISION: "model", "execution.cuda_graph": "off", "execution.layout": "auto"}
+_UNSTATED: dict[str, Any] = {_PRECISION: "model", _GRAPH: "off", "execution.layout": "auto"}
 
 
 class Setting(NamedTuple):
@@ -91,6 +91,7 @@ def build_space(
     device: str,
     cores: CpuCores,
     accuracy: bool,
+    graphs: bool = True,
 ) -> Space:
     """Return the space.
 
@@ -105,6 +106,8 @@ def build_space(
     cores : CpuCores
     accuracy : bool
         Whether an accuracy is stated; the precision is searched without being asked for only then.
+    graphs : bool
+        Whether candidates are called in a way that uses CUDA graphs.
 
     Raises
     ------
@@ -129,6 +132,13 @@ def build_space(
         replaced[_PRECISION] = ("model",)
         notes.append(
             "the precision was not searched: state constraints.accuracy or space.precision to allow other precisions"
+        )
+    searched = {one.key for tunables in declared.values() for one in tunables}
+    if not graphs and _GRAPH in searched and _GRAPH not in fixed:
+        replaced[_GRAPH] = ("off",)
+        notes.append(
+            "CUDA graphs were not searched, because plain runs use none; objective.call: bind (--call bind) has bound "
+            "runs timed"
         )
     found = {}
     for engine, tunables in declared.items():

@@ -113,7 +113,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     isolation: Literal["process", "none"] = "process"
 
     def check_together(self) -> None:
-        """Refuse devices that share something, and several where all candidates share this process."""
+        """Refuse devices that share something or this process, and CUDA graphs where none would be used."""
         try:
             check_devices(self.devices)
         except Refused as refused:
@@ -123,6 +123,9 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         if self.isolation == "none" and (self.devices or self.ray is not None):
             what = "devices" if self.devices else "ray"
             raise Refused(f"contradicts {what}: each candidate needs a process of its own", "isolation")
+        if self.objective.call == "run" and any(one != "off" for one in self.space.cuda_graph):
+            why = "contradicts objective.call: run, since plain runs use no CUDA graph; state bind there"
+            raise Refused(why, "cuda_graph").under("space")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:

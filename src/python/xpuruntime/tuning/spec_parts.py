@@ -26,14 +26,16 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 __all__ = [
-    "OBJECTIVES", "Budget", "Constraints", "ConstraintsKind", "Decide", "KernelChoices", "Objective", "RayPlacement",
-    "SearchSpace",
+    "CALLS", "OBJECTIVES", "Budget", "Constraints", "ConstraintsKind", "Decide", "KernelChoices", "Objective",
+    "RayPlacement", "SearchSpace",
 ]  # fmt: skip
 
 _MINIMISED = ("latency.p50", "latency.p99", "memory", "energy", "cold_start")
 _MAXIMISED = ("throughput",)
 #: What ``--for`` takes.
 OBJECTIVES = (*_MINIMISED[:2], *_MAXIMISED, *_MINIMISED[2:])
+#: Ways to call a session, by its methods.
+CALLS = ("run", "bind")
 
 
 class Objective(PolicyValue, frozen=True, kw_only=True):
@@ -50,6 +52,9 @@ class Objective(PolicyValue, frozen=True, kw_only=True):
         Rows of one run.
     concurrency : int
         Threads that call the session at the same time.
+    call : {"run", "bind"} or None
+        How they call it: ``session.run`` with host arrays, or ``run()`` of what ``session.bind`` returns, whose buffers
+        stay on the device. ``None``: ``"bind"`` where CUDA graphs are asked for, else ``"run"``.
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
@@ -57,12 +62,14 @@ class Objective(PolicyValue, frozen=True, kw_only=True):
         "maximise": Choice(_MAXIMISED, "What is made large.", what="objectives", optional=True),
         "batch": Integer(1, 65536, "Rows of one run."),
         "concurrency": Integer(1, 1024, "Threads that call the session at the same time."),
+        "call": Choice(CALLS, "How they call it: run with host arrays, or bind once.", what="calls", optional=True),
     }
 
     minimise: str | None = None
     maximise: str | None = None
     batch: int = 1
     concurrency: int = 1
+    call: str | None = None
 
     def check_together(self) -> None:
         """Refuse two objectives, and a load where none is measured."""

@@ -73,8 +73,7 @@ def render(result: TuneResult) -> RenderableType:
     from rich.text import Text
 
     parts: list[RenderableType] = [Text(result.headline, style=_HEAD[result.verdict]), Text(result.reason)]
-    load = f"{result.objective} at batch {result.batch} and concurrency {result.concurrency}"
-    parts.append(Text(f"{result.model}: {load}, confidence {result.confidence:g}, {result.elapsed:.0f} s"))
+    parts.append(Text(f"{result.model}: {result.question}, confidence {result.confidence:g}, {result.elapsed:.0f} s"))
     if result.changes:
         parts.append(Text("changed: " + ", ".join(f"{key}: {value}" for key, value in result.changes.items())))
     several = len(result.devices) > 1

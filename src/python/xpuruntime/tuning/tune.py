@@ -57,6 +57,7 @@ def tune(
     *,
     spec: TuneSpec | str | os.PathLike[str] | Mapping[str, Any] | None = None,
     objective: str | None = None,
+    call: str | None = None,
     inputs: Any = None,
     budget: float | None = None,
     journal: str | os.PathLike[str] | None = None,
@@ -87,6 +88,8 @@ def tune(
     objective : str, optional
         ``"latency.p50"``, ``"latency.p99"``, ``"throughput"``, ``"memory"``, ``"energy"`` or ``"cold_start"``, in place
         of that of the specification.
+    call : {"run", "bind"}, optional
+        How the model is called, in place of `Objective.call`.
     inputs : path, mapping, list or ``"random"``, optional
         As `TuneSpec.inputs`, in place of it; or arrays as `Calibration` takes them.
     budget : float, optional
@@ -141,7 +144,7 @@ def tune(
     >>> found.candidates[0].id
     'c0'
     """
-    stated = _settled(TuneSpec.coerce(spec), objective, budget, policy, devices, ray)
+    stated = _settled(TuneSpec.coerce(spec), objective, call, budget, policy, devices, ray)
     data = stated.inputs if inputs is None else inputs
     if not isinstance(model, (str, os.PathLike)):
         raise InputError("a search opens the model in other processes. Fix: export it to a file first")
@@ -190,6 +193,7 @@ def tune(
         return TuneResult(
             created=utc_now(), version=version("xpuruntime"), model=str(model), model_sha256=setting.digest,
             objective=stated.objective.name, batch=stated.objective.batch, concurrency=stated.objective.concurrency,
+            call=setting.call,  # type: ignore[arg-type]
             inputs=samples.origin, devices=tuple(one.name for one in setting.devices),
             hardware=setting.devices[0].hardware, verdict=found.verdict,  # type: ignore[arg-type]
             reason=found.reason, winner=found.winner, gain=found.gain,
@@ -224,6 +228,7 @@ def _benches(
 def _settled(
     spec: TuneSpec,
     objective: str | None,
+    call: str | None,
     budget: float | None,
     policy: PolicyLike | None,
     devices: Sequence[str] | None,
@@ -231,9 +236,13 @@ def _settled(
 ) -> TuneSpec:
     """Return the specification with what the caller gives in place of its parts."""
     changes: dict[str, Any] = {}
+    load = spec.objective
     if objective is not None:
-        load = spec.objective
-        changes["objective"] = Objective.named(objective, batch=load.batch, concurrency=load.concurrency)
+        load = Objective.named(objective, batch=load.batch, concurrency=load.concurrency, call=load.call)
+    if call is not None:
+        load = load._replaced({"call": call})
+    if load != spec.objective:
+        changes["objective"] = load
     if budget is not None:
         changes["budget"] = spec.budget._replaced({"time": float(budget)})
     if devices is not None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from xpuruntime.inference.calls import poison
 from xpuruntime.locks.determinism.bits import differing, kept
 
 if TYPE_CHECKING:
@@ -72,7 +73,7 @@ def poisoned(binding: Any, feeds: Feeds, others: Sequence[Feeds], want: dict[str
             for name, array in inputs.items():
                 binding.inputs[name][...] = array
             for array in binding.outputs.values():
-                _poison(array)
+                poison(array)
             binding.run()
         got = kept({name: binding.outputs[name] for name in want})
         what = f"a run and run {trial + 1} with bound outputs that were filled with NaN before differ"
@@ -80,19 +81,6 @@ def poisoned(binding: Any, feeds: Feeds, others: Sequence[Feeds], want: dict[str
         if wrong is not None:
             return trial + 1, wrong
     return trials, None
-
-
-def _poison(array: Array) -> None:
-    """Fill an array with NaN, and with the largest value where it has none."""
-    kind = array.dtype.kind
-    if kind in "fc":
-        array.fill(np.nan)
-    elif kind in "iu":
-        array.fill(np.iinfo(array.dtype).max)
-    elif kind == "b":
-        array.fill(True)
-    elif kind == "V":
-        array.view(np.uint8)[...] = 0xFF
 
 
 def concurrency(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) -> Found:

@@ -227,7 +227,11 @@ def _time(before: Recorded, after: Recorded) -> Level:
     """Show what was measured; times of different jobs are not compared."""
     said = "; ".join(
         f"{side.name}: "
-        + (f"{side.latency_us:,.1f} us, {side.created}" if side.latency_us is not None else "no time was measured")
+        + (
+            f"{side.latency_us:,.1f} us{' (bound)' * (side.call == 'bind')}, {side.created}"
+            if side.latency_us is not None
+            else "no time was measured"
+        )
         for side in (before, after)
     )
     reason = f"{said}. Times that were measured at different times are not compared; give two interpreters"

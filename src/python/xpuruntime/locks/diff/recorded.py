@@ -40,6 +40,8 @@ class Recorded(NamedTuple):
     samples : mapping of str to tuple of float
         Output to sampled values, where its bits do not repeat.
     latency_us : float or None
+    call : {"run", "bind"}
+        What the time is of.
     created : str
         When it was made: ISO 8601, UTC.
     pinned : bool
@@ -52,6 +54,7 @@ class Recorded(NamedTuple):
     identity: Identity
     samples: Mapping[str, tuple[float, ...]] = MappingProxyType({})
     latency_us: float | None = None
+    call: str = "run"
     created: str = ""
     pinned: bool = True
     partial: bool = False
@@ -65,6 +68,7 @@ def of_lock(name: str, lock: Lock) -> Recorded:
         identity=lock.identity,
         samples={one.name: one.values for one in measured.samples},
         latency_us=measured.latency_us.get("p50"),
+        call=measured.latency_us.get("call", "run"),
         created=lock.provenance.created,
     )
 

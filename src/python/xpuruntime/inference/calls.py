@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Calls of a session: plain runs of host arrays, and runs of bound buffers (I/O binding)."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.engines.base import Binding
+    from xpuruntime.inference import InferenceSession
+
+__all__ = ["Calls", "open_calls", "poison"]
+
+
+class Calls(ABC):
+    """Calls of a session with inputs by their index. For one thread."""
+
+    #: What became of the CUDA graph of the first inputs; ``None`` for plain runs, which use none.
+    graph: str | None = None
+
+    @abstractmethod
+    def prepared(self, index: int) -> Callable[[], Any]:
+        """Return what runs these inputs, and returns when the results are there."""
+
+    @abstractmethod
+    def outputs(self, index: int, found: Any) -> dict[str, Any]:
+        """Return the outputs on the host, of what the last call of these inputs returned."""
+
+    def poison(self) -> None:
+        """Overwrite results of earlier calls, so that they do not pass for those of a later one."""
+        return
+
+    def close(self) -> None:
+        """Release buffers. Idempotent."""
+        return
+
+
+def open_calls(session: InferenceSession, feeds: Sequence[dict[str, Any]], call: str) -> Calls:
+    """Return the calls of a session, ready for the first inputs.
+
+    Raises
+    ------
+    InputError
+        There is no such call.
+    UnsupportedOperationError
+        They cannot be bound.
+    """
+    if call not in ("run", "bind"):
+        raise InputError(f"call: {call!r} is neither 'run' nor 'bind'")
+    if call == "run":
+        return _PlainCalls(session, feeds)
+    device = session.plan.device
+    calls = _CudaCalls(session, feeds, device) if device.startswith("cuda") else _BoundCalls(session, feeds)
+    try:
+        calls.prepared(0)
+    except (InputError, UnsupportedOperationError) as error:
+        raise UnsupportedOperationError(f"session.bind: {error}") from error
+    return calls
+
+
+class _PlainCalls(Calls):
+    """``session.run`` with host arrays."""
+
+    def __init__(self, session: InferenceSession, feeds: Sequence[dict[str, Any]]) -> None:
+        self._runs = [partial(session.run, one) for one in feeds]
+
+    def prepared(self, index: int) -> Callable[[], Any]:
+        return self._runs[index]
+
+    def outputs(self, index: int, found: Any) -> dict[str, Any]:
+        del index
+        return dict(found)
+
+
+class _BoundCalls(Calls):
+    """``session.bind``, once for each shape of inputs, with buffers on the host that inputs are written into."""
+
+    def __init__(self, session: InferenceSession, feeds: Sequence[dict[str, Any]]) -> None:
+        self._session, self._feeds = session, feeds
+        self._bindings: dict[tuple[Any, ...], Binding] = {}
+
+    def prepared(self, index: int) -> Callable[[], Any]:
+        feeds = self._feeds[index]
+        key = tuple((name, array.shape) for name, array in feeds.items())
+        binding = self._bindings.get(key)
+        if binding is None:
+            binding = self._bindings[key] = self._bound(index)
+            self.graph = self.graph or binding.graph
+        self._write(binding, index)
+        return self._timed(binding)
+
+    def outputs(self, index: int, found: Any) -> dict[str, Any]:
+        del found
+        key = tuple((name, array.shape) for name, array in self._feeds[index].items())
+        return {name: self._read(array) for name, array in self._bindings[key].outputs.items()}
+
+    def poison(self) -> None:
+        for binding in self._bindings.values():
+            for array in binding.outputs.values():
+                self._poison(array)
+
+    def close(self) -> None:
+        while self._bindings:
+            self._bindings.popitem()[1].close()
+
+    def _bound(self, index: int) -> Binding:
+        return self._session.bind({name: np.array(array) for name, array in self._feeds[index].items()})
+
+    def _write(self, binding: Binding, index: int) -> None:
+        for name, array in self._feeds[index].items():
+            binding.inputs[name][...] = array
+
+    def _timed(self, binding: Binding) -> Callable[[], Any]:
+        return binding.run
+
+    def _read(self, array: Any) -> Any:
+        return np.array(array)
+
+    def _poison(self, array: Any) -> None:
+        poison(array)
+
+
+class _CudaCalls(_BoundCalls):
+    """Bound runs whose inputs and results stay on the device, on a stream of their own."""
+
+    def __init__(self, session: InferenceSession, feeds: Sequence[dict[str, Any]], device: str) -> None:
+        from xpuruntime.runtime.stream import Stream
+
+        super().__init__(session, feeds)
+        self._device, self._stream = device, Stream(device)
+        self._there: dict[int, dict[str, Any]] = {}
+
+    def _bound(self, index: int) -> Binding:
+        buffers = {name: array.copy(stream=self._stream) for name, array in self._sent(index).items()}
+        return self._session.bind(buffers, stream=self._stream)
+
+    def _sent(self, index: int) -> dict[str, Any]:
+        """Return inputs on the device: they are copied there once."""
+        from xpuruntime.runtime.tensor import Tensor
+
+        if index not in self._there:
+            self._there[index] = {
+                name: Tensor.from_numpy(np.ascontiguousarray(array)).to(self._device, stream=self._stream)
+                for name, array in self._feeds[index].items()
+            }
+        return self._there[index]
+
+    def _write(self, binding: Binding, index: int) -> None:
+        for name, array in self._sent(index).items():
+            self._tensor(binding.inputs[name]).copy_(array, stream=self._stream)
+        self._stream.synchronize()
+
+    def _timed(self, binding: Binding) -> Callable[[], Any]:
+        run, wait = binding.run, self._stream.synchronize
+
+        def run_and_wait() -> None:
+            run()
+            wait()
+
+        return run_and_wait
+
+    def _read(self, array: Any) -> Any:
+        host = self._tensor(array).to("cpu", stream=self._stream)
+        self._stream.synchronize()
+        return np.array(host.numpy())
+
+    def _poison(self, array: Any) -> None:
+        from xpuruntime.runtime.tensor import Tensor
+
+        host = self._read(array)
+        poison(host)
+        self._tensor(array).copy_(Tensor.from_numpy(host), stream=self._stream)
+        self._stream.synchronize()
+
+    def _tensor(self, array: Any) -> Any:
+        """Return a view of a buffer, whosever kind it is of."""
+        from xpuruntime.runtime.tensor import as_tensor
+
+        return as_tensor(array, stream=self._stream)
+
+
+def poison(array: np.ndarray[Any, Any]) -> None:
+    """Fill an array with NaN, and with the largest value where it has none."""
+    kind = array.dtype.kind
+    if kind in "fc":
+        array.fill(np.nan)
+    elif kind in "iu":
+        array.fill(np.iinfo(array.dtype).max)
+    elif kind == "b":
+        array.fill(True)
+    elif kind == "V":
+        array.view(np.uint8)[...] = 0xFF
