@@ -15,14 +15,51 @@ from xpuruntime.measuring.worker import Worker
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from xpuruntime.inference import InferenceSession
+
     Array = np.ndarray[Any, Any]
 
-__all__ = ["run_fresh", "run_job"]
+__all__ = ["fresh_job", "run_fresh", "run_job", "why_not_fresh"]
 
 #: A variable of no meaning, whose length moves the stack of the process.
 _PADDING = "XPURUNTIME_RESTART_PADDING"
 #: Seconds that one process may take.
 _LIMIT = 1800.0
+
+
+def why_not_fresh(session: InferenceSession) -> str | None:
+    """Return why a session cannot be opened in a fresh process, or ``None``."""
+    from xpuruntime.engines.registry import default_registry
+
+    engine = session._engine
+    if session.model.source is not None and not Path(session.model.path).exists():
+        return "the model is a module of this process; export it to a file to test a restart"
+    known = default_registry()
+    if engine.name not in known or type(known.get(engine.name)) is not type(engine):
+        return f"the engine {engine.name} is known to this process alone; install it as a plugin"
+    return None
+
+
+def fresh_job(session: InferenceSession, folder: Path, *, trust: bool) -> dict[str, Any]:
+    """Return what opens the same session in a fresh process; its calibration is written into `folder`."""
+    artifact = session._artifact
+    execution = session.policy.execution.replace(
+        engine=session.plan.engine, device=session.plan.device, fallback="error"
+    )
+    calibration = None
+    if session._request.calibration is not None:
+        samples = folder / "calibration"
+        samples.mkdir()
+        for index, sample in enumerate(session._request.calibration):
+            np.savez(samples / f"{index:08}.npz", **sample)
+        calibration = str(samples)
+    stated = artifact is not None and session.policy.execution.artifacts.cache == "off"
+    return {
+        "model": str(artifact.folder if stated and artifact is not None else session.model.path),
+        "policy": session.policy.replace(execution=execution).to_dict(),
+        "trust": trust,
+        "calibration": calibration,
+    }
 
 
 def run_fresh(job: Mapping[str, Any], feeds: Mapping[str, Array], number: int, folder: Path) -> dict[str, Array]:
@@ -31,7 +68,7 @@ def run_fresh(job: Mapping[str, Any], feeds: Mapping[str, Array], number: int, f
     Parameters
     ----------
     job : mapping
-        ``model``, ``policy``, ``trust``, ``calibration``, and ``names`` of tensors inside to return as well.
+        As `fresh_job` returns it, and ``names`` of tensors inside to return as well.
     feeds : mapping of str to array
     number : int
         Of the process, from 1: its hash seed and its environment follow from it.

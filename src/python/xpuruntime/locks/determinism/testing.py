@@ -16,7 +16,7 @@ from xpuruntime.evidence.sections.determinism import DeterminismTests, GradeTest
 from xpuruntime.locks.determinism import grades
 from xpuruntime.locks.determinism.batches import Batch, find_batch, other_inputs
 from xpuruntime.locks.determinism.bits import differing, kept
-from xpuruntime.locks.determinism.fresh_process import run_fresh
+from xpuruntime.locks.determinism.fresh_process import fresh_job, run_fresh, why_not_fresh
 from xpuruntime.locks.determinism.locating import locate
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
@@ -253,13 +253,13 @@ class _Testing:
         return GradeTest(grade="concurrency", trials=count, verdict="passed", reason=reason)
 
     def _restart(self) -> GradeTest:
-        reason = self._why_no_process()
+        reason = why_not_fresh(self.session)
         if reason is not None:
             return GradeTest(grade="restart", verdict="not_tested", reason=reason)
         session, folder = self.session, tempfile.TemporaryDirectory(prefix="xpuruntime-restart-")
         with folder as name:
             room = Path(name)
-            job = self._job(room)
+            job = fresh_job(session, room, trust=self.trust)
 
             def test(inside: Sequence[str], run: Run) -> Found:
                 want = kept(run(self.feeds))
@@ -286,39 +286,6 @@ class _Testing:
                 return self._located("restart", count, wrong, repeat)
         reason = f"the same bits in {self.processes} fresh processes with other hash seeds and environments"
         return GradeTest(grade="restart", trials=count, verdict="passed", reason=reason)
-
-    def _why_no_process(self) -> str | None:
-        """Return why the session cannot be opened in a fresh process."""
-        from xpuruntime.engines.registry import default_registry
-
-        session = self.session
-        engine = session._engine
-        if session.model.source is not None and not Path(session.model.path).exists():
-            return "the model is a module of this process; export it to a file to test a restart"
-        known = default_registry()
-        if engine.name not in known or type(known.get(engine.name)) is not type(engine):
-            return f"the engine {engine.name} is known to this process alone; install it as a plugin"
-        return None
-
-    def _job(self, room: Path) -> dict[str, Any]:
-        session, artifact = self.session, self.session._artifact
-        execution = session.policy.execution.replace(
-            engine=session.plan.engine, device=session.plan.device, fallback="error"
-        )
-        calibration = None
-        if session._request.calibration is not None:
-            folder = room / "calibration"
-            folder.mkdir()
-            for index, sample in enumerate(session._request.calibration):
-                np.savez(folder / f"{index:08}.npz", **sample)
-            calibration = str(folder)
-        stated = artifact is not None and session.policy.execution.artifacts.cache == "off"
-        return {
-            "model": str(artifact.folder if stated and artifact is not None else session.model.path),
-            "policy": session.policy.replace(execution=execution).to_dict(),
-            "trust": self.trust,
-            "calibration": calibration,
-        }
 
     def _batch_position(self) -> GradeTest:
         return self._rows(

@@ -1,0 +1,239 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`LoadedModel`: a model loaded by one engine, with its bindings and what an instrumented run of it observes."""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any, NoReturn
+
+import msgspec
+
+from xpuruntime.engines.run_future import RunFuture
+from xpuruntime.engines.run_threads import RunThreads
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.runtime.forking import keep_in_child
+from xpuruntime.runtime.instrumented_calls import instrumented_method
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from typing_extensions import Self
+
+    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.engines.run_threads import QueueLimits
+    from xpuruntime.evidence.kernels.decisions import KernelDecision
+    from xpuruntime.evidence.records import Boundary, Conversion, KeySeen, Unit
+    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
+
+__all__ = ["Binding", "LoadedModel", "Observed", "closed"]
+
+
+def closed(*_: Any, **__: Any) -> NoReturn:
+    """Refuse a call: what stands in for `run` after `close`.
+
+    Raises
+    ------
+    XpuRuntimeError
+    """
+    msg = "this session is closed; open a new InferenceSession"
+    raise XpuRuntimeError(msg)
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True):
+    """What an instrumented run saw, before it is compared with the request.
+
+    Attributes
+    ----------
+    units : tuple of Unit
+    boundaries : tuple of Boundary
+    effective : dict of str to str
+        Policy key to the value read back from the engine, such as ``{"execution.device": "cuda:0"}``. Keys that could
+        not be read back are absent: they are reported as unobservable.
+    notes : tuple of str
+        What could not be observed, and why.
+    partial : bool
+        Whether the pass broke off or a source of records was missing.
+    keys : dict of str to KeySeen
+        Policy keys that the engine itself has compared, where it knows more than its units tell.
+    run_us : tuple of float
+        Wall time of each counted instrumented run in microseconds; empty where it was not taken.
+    units_us : tuple of float
+        What all units together took of each of these runs, or, where only means are known, of a mean one; empty where
+        the units have no wall times.
+    outside_us : dict of str to float
+        What was measured of a run outside of its units, microseconds: ``"call"`` for what a run costs before its first
+        unit and after its last, ``"between"`` for what goes by between units.
+    cut_us : float
+        How much more than `units_us` the units may have taken of a run, because the engine counts whole microseconds
+        and cuts off the rest; 0 where it counts finely, or nobody knows.
+    decisions : tuple of KernelDecision
+        Which xpuruntime kernels were considered for the calls of the pass, and of no others.
+    live : tuple of LiveBytes
+        What the tensors between units occupy around each unit, as `live_bytes` gives it; empty where the engine does
+        not tell their sizes.
+    """
+
+    units: tuple[Unit, ...] = ()
+    boundaries: tuple[Boundary, ...] = ()
+    effective: dict[str, str] = {}
+    notes: tuple[str, ...] = ()
+    partial: bool = False
+    keys: dict[str, KeySeen] = {}
+    run_us: tuple[float, ...] = ()
+    units_us: tuple[float, ...] = ()
+    outside_us: dict[str, float] = {}
+    cut_us: float = 0.0
+    decisions: tuple[KernelDecision, ...] = ()
+    live: tuple[LiveBytes, ...] = ()
+
+
+class Binding(ABC):
+    """Static input and output buffers of one loaded model; see `InferenceSession.bind`.
+
+    `inputs` and `outputs` map names to the buffers, which keep their addresses: write into the inputs, `run()`, read
+    the outputs. `run` takes no arguments and is the hot path.
+    """
+
+    inputs: Mapping[str, Any]
+    outputs: Mapping[str, Any]
+    run: Callable[[], None]
+    #: "captured", "off", or the reason why no CUDA graph was captured.
+    graph: str
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the buffers. Idempotent."""
+
+
+_THREADS = 4
+
+
+class LoadedModel(ABC):
+    """A model loaded by one engine, ready to run. Safe to call from many threads."""
+
+    _threads: RunThreads | None = None
+    #: Whether this is a child of the process that loaded the model: threads of the engine are missing, and the native
+    #: model is never ended.
+    forked: bool = False
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Make a model that children of this process keep."""
+        made = super().__new__(cls)
+        keep_in_child(made)
+        return made
+
+    @abstractmethod
+    def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        """Return output name to array of the caller's own kind; see `InferenceSession`."""
+
+    def runner(self) -> Callable[..., dict[str, Any]]:
+        """Return the hot path: `run`, with as little work a call as the engine can. It keeps the model alive."""
+        return self.run
+
+    def host_runner(self) -> HostRunner | None:
+        """Return what runs arrays of the host for a server, or ``None`` where `run` does it as well."""
+        return None
+
+    def run_async(
+        self, feeds: Mapping[str, Any], stream: Any = None, *, limits: QueueLimits | None = None
+    ) -> Future[dict[str, Any]]:
+        """Start a run and return at once; see `InferenceSession.run_async`.
+
+        By default, `run` is called by a few threads of the model. Arrays on a device are run by the calling thread, and
+        the future is done at once: there `run` only queues the work, in the order of the caller's stream.
+        """
+        if stream is not None or _on_device(feeds):
+            done: Future[dict[str, Any]] = RunFuture()
+            done.set_running_or_notify_cancel()
+            try:
+                done.set_result(instrumented_method(self, "run")(feeds, stream))
+            except Exception as error:
+                if self._threads is not None and self._threads.closed:
+                    closed()
+                done.set_exception(error)
+            return done
+        threads = self.run_threads(max(1, min(_THREADS, os.cpu_count() or 1)))
+        given = dict(feeds) if hasattr(feeds, "keys") else feeds
+        return threads.submit(instrumented_method(self, "run"), given, limits=limits)
+
+    def run_threads(self, count: int) -> RunThreads:
+        """Return the threads that run this model asynchronously; the first call says how many, at most."""
+        found = self._threads
+        return self.__dict__.setdefault("_threads", RunThreads(count)) if found is None else found
+
+    def why_not_in_child(self) -> str | None:
+        """Return why the model cannot run in a child of the process that loaded it, and what to do, or ``None``."""
+        return None
+
+    def stop_async(self, caller: int | None = None) -> None:
+        """Cancel the asynchronous runs that have not begun, and wait for those that have. Called before `close`.
+
+        Parameters
+        ----------
+        caller : int, optional
+            The thread that closes the model, by its ident: its run is not awaited. Default: the calling thread.
+        """
+        self.run_threads(1).close(caller)  # also where there are none yet, so that none are made any more
+
+    @abstractmethod
+    def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
+        """Fix the buffers; see `InferenceSession.bind`. On the CPU a `stream` is refused."""
+
+    @abstractmethod
+    def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
+        """Run an instrumented copy of the model `runs` times and report what ran. Slow; never on the hot path.
+
+        Call `xpuruntime.evidence.checkpoints.checkpoint` when the copy is loaded, after its cold run and after its
+        counted runs: the report then shows the memory that was held at each.
+        """
+
+    def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
+        """Run once and return tensors inside of the model by name; see `InferenceSession.intermediates`.
+
+        ``None``, the default, where they can only be had by loading the model with more outputs.
+        """
+        del feeds, names
+        return None
+
+    def whole_batch(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return inputs as the engine itself gets them: padded where the policy states ``execution.static_batch``."""
+        return feeds
+
+    @abstractmethod
+    def conversions(self) -> Sequence[Conversion]:
+        """Return what was converted or copied so far, each with a count."""
+
+    def memory(self) -> dict[str, int]:
+        """Return bytes held by owner, such as ``{"weights": ..., "pool": ...}``, as far as the engine tells."""
+        return {}
+
+    def graph_refusal(self) -> str | None:
+        """Return why the engine loaded the model without CUDA graphs although the policy prefers one, or ``None``."""
+        return None
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything. Idempotent; running afterwards raises. Called in a thread of its own."""
+
+    def restore_thread(self) -> None:
+        """Undo, after `close`, what opening the model changed in the calling thread alone. Nothing by default."""
+        return
+
+
+def _on_device(feeds: Mapping[str, Any]) -> bool:
+    """Whether an input is an array on a device other than the CPU."""
+    if not hasattr(feeds, "values"):
+        return False
+    try:
+        return any(
+            hasattr(one, "__dlpack_device__") and int(one.__dlpack_device__()[0]) not in _HOST for one in feeds.values()
+        )
+    except Exception:  # of the caller's own class: `run` says what is wrong with it
+        return False
+
+
+#: DLPack's numbers of memory that the CPU reads: its own, and pinned memory of CUDA and ROCm.
+_HOST = (1, 3, 11)
