@@ -36,7 +36,7 @@ sdpa = torch.nn.functional.scaled_dot_product_attention
 def _no_policy_is_left():
     xt.clear_kernel_policy()
     xrt.clear_decisions()
-    sdpa_backends.settle_order()
+    sdpa_backends.fix_backend_order()
     before = sdpa_backends.read()
     torch.manual_seed(0)
     yield

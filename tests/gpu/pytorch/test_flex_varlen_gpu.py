@@ -40,7 +40,7 @@ def _no_policy_is_left(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
     xt.clear_kernel_policy()
     xrt.clear_decisions()
-    sdpa_backends.settle_order()
+    sdpa_backends.fix_backend_order()
     torch._dynamo.reset()
     torch.manual_seed(0)
     yield

@@ -22,7 +22,7 @@ from compile_tools import SlowEngine, edit_manifest, open_cached, policy_of
 import xpuruntime as xrt
 from xpuruntime.artifacts.cache import artifact_cache, cache_key
 from xpuruntime.artifacts.store import Recipe
-from xpuruntime.inference.plan_request import Asked, plan_asked
+from xpuruntime.inference.plan_request import SessionArguments, plan_session
 from xpuruntime.testing import models
 
 MODEL = xrt.demo_model_path()
@@ -93,7 +93,7 @@ def test_each_key_has_a_control(engine: SlowEngine, cache: Path) -> None:
 
 def key_of(engine: SlowEngine, model: Path, **execution: Any) -> str:
     policy = xrt.Policy.coerce(policy_of(Path("/cache"), **execution))
-    found = plan_asked(model, Asked(policy=policy), engine.registry(), None)
+    found = plan_session(model, SessionArguments(policy=policy), engine.registry(), None)
     return cache_key(Recipe(engine, found.request.on(found.plan.device, policy), found.judgement, found.machine))
 
 

@@ -35,7 +35,7 @@ def _everything_is_given_back() -> Iterator[None]:
     yield
     assert not _core.profiler_active()
     assert trace_events._watching is None
-    assert session_registry._watching is None
+    assert session_registry._open_hook is None
     assert profiling._going_on is None
 
 
@@ -153,7 +153,7 @@ def test_a_profile_that_cannot_begin_leaves_nothing(
     session: xrt.InferenceSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = session.run
-    monkeypatch.setattr(profiling.WatchedRuns, "start", lambda self: 1 / 0)
+    monkeypatch.setattr(profiling.InstrumentedRuns, "start", lambda self: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         xrt.profile().__enter__()
     monkeypatch.undo()

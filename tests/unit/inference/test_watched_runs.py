@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.inference.instrumented_runs import WatchedRuns
+from xpuruntime.inference.instrumented_runs import InstrumentedRuns
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def test_a_binding_whose_run_is_a_method_is_watched_and_restored(path: Path) -> 
             return 7
 
     with opened(path) as session:
-        binding, watching = Plugins(), WatchedRuns()
+        binding, watching = Plugins(), InstrumentedRuns()
         watching.start()
         watching._opened(session, binding)
         assert "run" in vars(binding)
@@ -236,7 +236,7 @@ def test_many_threads_run_and_open_while_profiles_begin_and_end(path: Path) -> N
 def test_a_session_that_is_told_twice_is_watched_once(path: Path) -> None:
     with opened(path) as session:
         before = session.run
-        watching = WatchedRuns()
+        watching = InstrumentedRuns()
         watching.start()
         ours = session.run
         watching._opened(session, None)

@@ -47,7 +47,7 @@ def _nothing_is_left() -> None:
     assert profiling._going_on is None
     assert not _core.profiler_active()
     assert trace_events._watching is None
-    assert session_registry._watching is None
+    assert session_registry._open_hook is None
     assert instrumented_calls._watching is None
     assert ambient.ambient.get() is None
 

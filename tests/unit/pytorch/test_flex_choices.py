@@ -14,7 +14,7 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 from xpuruntime.pytorch.attention import flex_choices  # noqa: E402 - it needs PyTorch
 from xpuruntime.pytorch.attention.flex_choices import FlexChoice  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
-from xpuruntime.pytorch.explanation.attribution import Joined, Share, UnattributedCalls  # noqa: E402
+from xpuruntime.pytorch.explanation.attribution import Attribution, Share, UnattributedCalls  # noqa: E402
 from xpuruntime.pytorch.explanation.requested import RequestedKernels  # noqa: E402
 from xpuruntime.pytorch.explanation.summary_builder import build_rows  # noqa: E402
 from xpuruntime.pytorch.explanation.uncovered_kernels import FLEX, uncovered_kernel  # noqa: E402
@@ -45,7 +45,7 @@ def row_of(module, *chosen):
     key = UnattributedCalls("uncovered", escape.op, KERNEL, module, "", (), (), escape.reason)
     asking = RequestedKernels()
     asking.note(CompiledPolicy(xrt.Policy(kernels=xrt.KernelPolicy(attention="torch.flex_triton"))))
-    (row,) = build_rows([], Joined("device", {}, {key: share}, 0), [], asking)
+    (row,) = build_rows([], Attribution("device", {}, {key: share}, 0), [], asking)
     return row
 
 

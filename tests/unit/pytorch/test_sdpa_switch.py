@@ -18,7 +18,7 @@ from torch.nn import attention as torch_attention  # noqa: E402 - it needs PyTor
 from torch.nn.attention import _registry  # noqa: E402
 
 from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
-from xpuruntime.pytorch.attention.sdpa_switch import attention_settled  # noqa: E402
+from xpuruntime.pytorch.attention.sdpa_switch import attention_decided_by_switch  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides.registry import installed  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -183,7 +183,7 @@ def test_what_is_free_sets_nothing():
 
 def test_rules_and_kernels_of_ours_are_not_settled():
     def settled(**kernels):
-        return attention_settled(xrt.Policy(kernels=xrt.KernelPolicy(**kernels)))
+        return attention_decided_by_switch(xrt.Policy(kernels=xrt.KernelPolicy(**kernels)))
 
     assert settled(attention="torch.math")
     assert settled(attention=["flash_v2", "torch"])

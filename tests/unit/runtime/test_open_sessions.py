@@ -8,7 +8,7 @@ import gc
 import weakref
 from typing import Any
 
-from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings, open_sessions, watch_opened
+from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings, open_sessions, set_open_hook
 
 
 class Session:
@@ -24,13 +24,13 @@ def test_what_is_opened_is_told_while_somebody_watches() -> None:
     told: list[tuple[Any, Any]] = []
     session, binding = Session(), Binding()
     note_open(session)
-    watch_opened(lambda *what: told.append(what))
+    set_open_hook(lambda *what: told.append(what))
     try:
         second = Session()
         note_open(second)
         note_bound(session, binding)
     finally:
-        watch_opened(None)
+        set_open_hook(None)
     note_open(Session())
     assert told == [(second, None), (session, binding)]
     assert session in open_sessions()

@@ -75,7 +75,7 @@ def bisect(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.session_options import prepare, say_made_up
+    from xpuruntime.cli.session_options import prepare, report_probe_inputs
     from xpuruntime.locks.version_bisect.bisecting import bisect_versions
     from xpuruntime.policies.quantities import read_duration
 
@@ -86,7 +86,7 @@ def bisect(
     check_outputs({"--output": output, "--journal": journal}, model, choice, input)
     seconds = read_duration(budget, "--budget")
     feeds = prepare(model, input, dim, trust=choice.trust)[1]
-    say_made_up(feeds)
+    report_probe_inputs(feeds)
     with working(f"bisecting {package}", as_json=json):
         found = bisect_versions(
             package,

@@ -74,7 +74,7 @@ def compare(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.session_options import prepare, say_made_up
+    from xpuruntime.cli.session_options import prepare, report_probe_inputs
     from xpuruntime.engines.accuracy import MADE_UP
     from xpuruntime.inference import compare_engines
 
@@ -96,7 +96,7 @@ def compare(
             layers=html is not None if layers is None else layers,
         )
     if feeds is not None:
-        say_made_up(feeds)
+        report_probe_inputs(feeds)
         if feeds.probed:
             found = msgspec.structs.replace(found, inputs=MADE_UP)
     print_and_save(found, {found.save_html: html}, as_json=json)

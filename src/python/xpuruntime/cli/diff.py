@@ -50,7 +50,7 @@ def diff(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.session_options import prepare, say_made_up
+    from xpuruntime.cli.session_options import prepare, report_probe_inputs
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.diff.side import LockSide, read_side
     from xpuruntime.policies.quantities import read_duration
@@ -62,7 +62,7 @@ def diff(
         check_outputs({"--output": output}, model, choice, input)
         if input or dim or not any(isinstance(read_side(one), LockSide) for one in (before, after)):
             feeds = prepare(model, input, dim, trust=choice.trust)[1]
-            say_made_up(feeds)
+            report_probe_inputs(feeds)
     with working("comparing two environments", as_json=json):
         found = compare_environments(
             before,

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.inference import InferenceSession
 
-__all__ = ["open_session", "prepare", "say_made_up"]
+__all__ = ["open_session", "prepare", "report_probe_inputs"]
 
 
 def prepare(
@@ -29,8 +29,8 @@ def prepare(
     return info, read_feeds(info, values, dims)
 
 
-def say_made_up(feeds: Feeds) -> None:
-    """Say on stderr which inputs are made up."""
+def report_probe_inputs(feeds: Feeds) -> None:
+    """Print on stderr which inputs are generated."""
     note = feeds.note()
     if note:
         error_line(note, label="note")
@@ -49,5 +49,5 @@ def open_session(
     with working("planning and loading", as_json=as_json):
         session = InferenceSession(model, lock=lock, frozen=frozen, **choice.arguments())
     took = (time.perf_counter_ns() - start) / 1e3
-    say_made_up(feeds)
+    report_probe_inputs(feeds)
     return session, took

@@ -15,7 +15,7 @@ from xpuruntime.distributed.operands import (
     reduction,
     require_apart,
     require_writable,
-    settle_stream,
+    resolve_stream,
 )
 from xpuruntime.errors import InputError
 
@@ -92,7 +92,7 @@ class Collectives:
                 raise InputError(
                     f"'out' is written on rank {root} only, and this is rank {self.rank}. Fix: leave it out"
                 )
-            order = settle_stream((view,), stream, self.device)
+            order = resolve_stream((view,), stream, self.device)
             self._launch(
                 "reduce", self._library.ncclReduce, (view.data_ptr, None, view.size, dtype, number, root),
                 (view,), (), order, view.size,
@@ -202,7 +202,7 @@ class Collectives:
         """
         peer, view = self._rank(peer, "peer"), input_view(x, "x", self.device)
         dtype, parts = moved_type(view, self._library)
-        order = settle_stream((view,), stream, self.device)
+        order = resolve_stream((view,), stream, self.device)
         self._launch(
             "send", self._library.ncclSend, (view.data_ptr, view.size * parts, dtype, peer), (view,), (), order,
             view.size,
@@ -224,7 +224,7 @@ class Collectives:
         peer = self._rank(peer, "peer")
         view = require_writable(input_view(out, "out", self.device), "out")
         dtype, parts = moved_type(view, self._library)
-        order = settle_stream((view,), stream, self.device)
+        order = resolve_stream((view,), stream, self.device)
         self._launch(
             "recv", self._library.ncclRecv, (view.data_ptr, view.size * parts, dtype, peer), (), (view,), order,
             view.size,
@@ -242,8 +242,8 @@ class Collectives:
         """Return the array to write, and the order of the call."""
         if out is not None:
             target = output_view(out, "out", like, shapes)
-            return target, settle_stream((like, target), stream, self.device)
-        order = settle_stream((like,), stream, self.device)
+            return target, resolve_stream((like, target), stream, self.device)
+        order = resolve_stream((like,), stream, self.device)
         made = like.make_like(shapes[0], "out", order[0] if order[1] else None)
         return input_view(made, "out", self.device), order
 

@@ -13,7 +13,7 @@ from xpuruntime._core import DeviceManager, DeviceScope
 from xpuruntime.distributed.environment import outer_environment
 from xpuruntime.distributed.init_methods import local_rank, rendezvous
 from xpuruntime.distributed.nccl import UniqueId, nccl_library, version_text
-from xpuruntime.distributed.rendezvous.member import Member, machine_words
+from xpuruntime.distributed.rendezvous.member import Member, machine_identity
 from xpuruntime.distributed.waiting import run_within
 from xpuruntime.errors import EngineError, InputError
 
@@ -106,7 +106,7 @@ def meet(
         member = Member(
             rank=rank,
             world_size=world_size,
-            gpu=f"{machine_words()}/{facts.pci_id}",
+            gpu=f"{machine_identity()}/{facts.pci_id}",
             library=version_text(library.version),
             policy=repr(policy),
         )

@@ -21,7 +21,7 @@ __all__ = [
     "reduction",
     "require_apart",
     "require_writable",
-    "settle_stream",
+    "resolve_stream",
 ]
 
 
@@ -125,7 +125,7 @@ def moved_type(view: ArrayView, library: NcclLibrary) -> tuple[int, int]:
     return DTYPES["uint8"][0], view.itemsize
 
 
-def settle_stream(views: tuple[ArrayView, ...], stream: Any, device: str) -> tuple[Stream, bool]:
+def resolve_stream(views: tuple[ArrayView, ...], stream: Any, device: str) -> tuple[Stream, bool]:
     """Return the stream of a call, and whether the arrays have to be ordered around it.
 
     Without a stream given, it is the current stream of the library of the first array that has one, else the device's

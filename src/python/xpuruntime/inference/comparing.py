@@ -19,7 +19,7 @@ from xpuruntime.inference.calibrating import calibration_of
 from xpuruntime.inference.comparison import Comparison, EngineRow
 from xpuruntime.inference.drift import measure_drift
 from xpuruntime.inference.explain import measure
-from xpuruntime.inference.plan_request import Asked, plan_request
+from xpuruntime.inference.plan_request import SessionArguments, plan_request
 
 if TYPE_CHECKING:
     import os
@@ -122,7 +122,7 @@ def compare_engines(
             known.get(engine)
         except EngineError as error:
             raise InputError(f"{error}. Correct the name, or install the package that registers it") from None
-    base = Asked(device=device, precision=precision).merged(policy)
+    base = SessionArguments(device=device, precision=precision).merged(policy)
     info = with_shapes(read_model(model), base)
     request = PlanRequest(model=info, calibration=calibration_of(calibration, base, info))
     if info.format != "onnx":

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.artifacts.store import Recipe, build, copy_artifact
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.files.paths import user_path
-from xpuruntime.inference.plan_request import Asked, plan_asked, warn_of
+from xpuruntime.inference.plan_request import SessionArguments, plan_session, warn_of
 
 if TYPE_CHECKING:
     import os
@@ -88,10 +88,10 @@ def compile_model(
     """
     place = user_path(output, "the artifact")
     engines = registry if registry is not None else default_registry()
-    asked = Asked(
+    asked = SessionArguments(
         device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, lock=lock, frozen=frozen
     )
-    planned = plan_asked(model, asked, engines, machine, calibration=calibration, purpose="compile")
+    planned = plan_session(model, asked, engines, machine, calibration=calibration, purpose="compile")
     plan = planned.plan
     warn_of(plan, stacklevel=3)
     wanted = planned.request.on(plan.device, planned.policy)

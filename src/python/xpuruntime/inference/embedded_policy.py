@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.inference.plan_request import Asked
+    from xpuruntime.inference.plan_request import SessionArguments
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
 
-__all__ = ["Carried", "carried_policy", "compare_kernels", "held_against_lock"]
+__all__ = ["Carried", "carried_policy", "check_export_lock", "compare_kernels"]
 
 _SOURCE = "model metadata"
 #: Kernels that a note names.
@@ -43,7 +43,7 @@ class Carried(NamedTuple):
     notes: tuple[str, ...]
 
 
-def carried_policy(info: ModelInfo, asked: Asked) -> Carried:
+def carried_policy(info: ModelInfo, asked: SessionArguments) -> Carried:
     """Return the policy that a model carries, unless the caller has stated one.
 
     Raises
@@ -96,7 +96,7 @@ def _without_places(policy: Policy | None) -> tuple[Policy | None, list[str]]:
     return policy.replace(execution=execution), notes
 
 
-def held_against_lock(info: ModelInfo, plan: Plan) -> Plan:
+def check_export_lock(info: ModelInfo, plan: Plan) -> Plan:
     """Return the plan with what the model's lock and the plan disagree on.
 
     Raises

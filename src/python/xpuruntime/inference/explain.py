@@ -17,7 +17,7 @@ from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.evidence import Latency, SourceNode, build_report
 from xpuruntime.evidence.checkpoints import checkpoint, observe_checkpoints
 from xpuruntime.evidence.records import KeySeen
-from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, watching_note
+from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, profiler_overhead_note
 from xpuruntime.evidence.report_builder.environment import environment_facts, machine_facts
 from xpuruntime.evidence.sections.determinism import determinism_seen
 from xpuruntime.evidence.sections.graph_blockers import graph_status
@@ -79,7 +79,9 @@ def explain_session(
     )
     detail = {"inputs": _described(feeds), "instrumented": within}
     latency = msgspec.structs.replace(latency, detail={key: value for key, value in detail.items() if value})
-    notes.extend(note for note in (coverage_note(within), watching_note(within, latency.p90_us)) if note is not None)
+    notes.extend(
+        note for note in (coverage_note(within), profiler_overhead_note(within, latency.p90_us)) if note is not None
+    )
     checked = _accuracy(session, loaded, inputs, notes)
     if session._lock is not None:
         from xpuruntime.inference.locked import lock_seen

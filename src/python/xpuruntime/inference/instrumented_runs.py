@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime import _core
 from xpuruntime.engines.base import LoadedModel, closed
 from xpuruntime.runtime.instrumented_calls import set_call_instrumentation
-from xpuruntime.runtime.session_registry import open_bindings, open_sessions, watch_opened
+from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_open_hook
 from xpuruntime.runtime.trace_events import Mark, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from concurrent.futures import Future
 
-__all__ = ["WatchedRuns"]
+__all__ = ["InstrumentedRuns"]
 
-#: Attribute of a function of ours: who watches, and what stands in its place otherwise; ``None``: a method.
+#: Attribute of an instrumented function: its recorder, and the function that it replaces; ``None``: a method.
 _MARK = "xpuruntime_watch"
 
 
-class WatchedRuns:
-    """Watches the runs of sessions and bindings: of those that are open, and of those opened while it does.
+class InstrumentedRuns:
+    """Records the runs of sessions and bindings: of those that are open, and of those opened later until `stop`.
 
     A run costs nothing where nobody watches: the hot path itself, which sessions and bindings hold as an attribute of
     their own, is exchanged, and put back at the end. What a program took out of a session before, as in
@@ -42,7 +42,7 @@ class WatchedRuns:
 
     def start(self) -> None:
         """Watch from now on."""
-        watch_opened(self._opened)
+        set_open_hook(self._opened)
         set_call_instrumentation(self._called)
         for session in open_sessions():
             self._opened(session, None)
@@ -51,7 +51,7 @@ class WatchedRuns:
 
     def stop(self) -> None:
         """Put everything back, but for what was closed meanwhile."""
-        watch_opened(None)
+        set_open_hook(None)
         set_call_instrumentation(None)
         with self._lock:
             self._stopped = True  # for a thread that is opening a session right now

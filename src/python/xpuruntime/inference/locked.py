@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.inference.plan_request import Asked
+    from xpuruntime.inference.plan_request import SessionArguments
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.records import Identity, Lock
     from xpuruntime.planning import Plan
@@ -102,7 +102,7 @@ class LockInForce(NamedTuple):
 
 
 def lock_in_force(
-    asked: Asked,
+    asked: SessionArguments,
     stated: Policy,
     info: ModelInfo,
     machine_of: Callable[[tuple[str, ...]], Machine],
@@ -114,7 +114,7 @@ def lock_in_force(
 
     Parameters
     ----------
-    asked : Asked
+    asked : SessionArguments
     stated : Policy
         As it was merged of what is asked.
     info : ModelInfo

@@ -34,11 +34,11 @@ if TYPE_CHECKING:
     Precision = Literal["model", "fp32", "tf32", "fp16", "bf16", "int8"]
 
 __all__ = [
-    "Asked",
+    "SessionArguments",
     "artifact_of",
     "plan",
-    "plan_asked",
     "plan_request",
+    "plan_session",
     "reopen_plan",
     "warn_of",
 ]
@@ -74,11 +74,13 @@ def plan(
         policy key.
     """
     engines = registry if registry is not None else default_registry()
-    asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
-    return plan_asked(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
+    asked = SessionArguments(
+        device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen
+    )
+    return plan_session(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
 
 
-class Asked(NamedTuple):
+class SessionArguments(NamedTuple):
     """The arguments of `InferenceSession` that decide its policy, trust and lock, under the same names."""
 
     device: str | None = None
@@ -137,9 +139,9 @@ class Planned(NamedTuple):
     lock: LockInForce | None
 
 
-def plan_asked(
+def plan_session(
     model: ModelLike,
-    asked: Asked,
+    asked: SessionArguments,
     registry: EngineRegistry,
     machine: Machine | None,
     *,
@@ -161,7 +163,7 @@ def plan_asked(
         it was written for.
     """
     from xpuruntime.engines.model import read_model
-    from xpuruntime.inference.embedded_policy import carried_policy, held_against_lock
+    from xpuruntime.inference.embedded_policy import carried_policy, check_export_lock
 
     if asked.frozen:
         asked.check_frozen()
@@ -191,14 +193,14 @@ def plan_asked(
     request = _request(info, stated, calibration, artifact, purpose)
     (plan, judgement), here = plan_request(request, stated, registry, machine)
     plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
-    plan = held_against_lock(info, plan) if lock is None else lock.checked(plan)
+    plan = check_export_lock(info, plan) if lock is None else lock.checked(plan)
     return Planned(request, plan, judgement, here, stated, lock)
 
 
 def reopen_plan(
     model: ModelLike,
     plan: Plan,
-    asked: Asked,
+    asked: SessionArguments,
     registry: EngineRegistry,
     machine: Machine | None,
     *,

@@ -11,11 +11,11 @@ from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
-from xpuruntime.inference.instrumented_runs import WatchedRuns
+from xpuruntime.inference.instrumented_runs import InstrumentedRuns
 from xpuruntime.runtime.forking import fork_lock
 from xpuruntime.runtime.profiler import LIMIT, profiled
 from xpuruntime.runtime.recorded_block import RecordedBlock, warn_beside
-from xpuruntime.runtime.trace_events import Marks, watch_marks
+from xpuruntime.runtime.trace_events import Marks, record_marks
 
 if TYPE_CHECKING:
     import os
@@ -63,9 +63,9 @@ class _Run:
             _going_on = None
 
     def _watch(self) -> None:
-        before = watch_marks(self.marks)
-        self._undo.append(lambda: watch_marks(before))
-        runs = WatchedRuns()
+        before = record_marks(self.marks)
+        self._undo.append(lambda: record_marks(before))
+        runs = InstrumentedRuns()
         self._undo.append(runs.stop)
         runs.start()
 

@@ -16,7 +16,7 @@ from xpuruntime.engines.model.static_batch import with_open_batch
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
-from xpuruntime.inference.plan_request import Asked, plan_asked, reopen_plan, warn_of
+from xpuruntime.inference.plan_request import SessionArguments, plan_session, reopen_plan, warn_of
 from xpuruntime.runtime.forking import reset_in_child
 from xpuruntime.runtime.instrumented_calls import instrumented_method
 from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings
@@ -150,10 +150,12 @@ class InferenceSession:
         #: CUDA graph of the last binding, or why it has none.
         self._bound: str | None = None
         engines = registry if registry is not None else default_registry()
-        asked = Asked(device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen)
+        asked = SessionArguments(
+            device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen
+        )
         given = {"example_inputs": example_inputs, "calibration": calibration}
         if plan is None:
-            planned = plan_asked(model, asked, engines, machine, **given)
+            planned = plan_session(model, asked, engines, machine, **given)
         elif lock is not None or frozen:
             raise InputError("a lock has a plan of its own: leave out plan, or lock and frozen")
         else:

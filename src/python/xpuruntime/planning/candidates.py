@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["KNOWN_EXTRAS", "Candidate", "asks_for_every_engine", "find_engine", "list_candidates", "nearest_engine"]
+__all__ = ["KNOWN_EXTRAS", "Candidate", "chooses_among_all_engines", "find_engine", "list_candidates", "nearest_engine"]
 
 #: Engines a policy may name without an adapter being registered, and the extra that installs the vendor's package.
 KNOWN_EXTRAS = {name: name for name in ("tensorrt", "tensorrt-rtx", "openvino", "qnn", "torch")}
@@ -91,15 +91,15 @@ def list_candidates(
     return tuple(found.values())
 
 
-def asks_for_every_engine(policy: Policy) -> bool:
-    """Say whether the policy leaves the engine to the plan."""
+def chooses_among_all_engines(policy: Policy) -> bool:
+    """Whether the policy leaves the engine to the plan."""
     asked = policy.execution.engine
     return asked == "auto" or (not isinstance(asked, str) and tuple(asked) == ("auto",))
 
 
 def _primary(policy: Policy, machine: Machine, engines: Mapping[str, Engine], model_format: str) -> list[Candidate]:
     asked, device = policy.execution.engine, normal_device(policy.execution.device)
-    everything = asks_for_every_engine(policy)
+    everything = chooses_among_all_engines(policy)
     if everything:
         names = [name for name, engine in engines.items() if engine.automatic and model_format in engine.formats]
     else:

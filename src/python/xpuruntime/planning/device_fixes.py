@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.judging import judge
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.planning.candidates import asks_for_every_engine, devices_of, find_engine
+from xpuruntime.planning.candidates import chooses_among_all_engines, devices_of, find_engine
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -47,7 +47,7 @@ def device_fix(
     kind = candidate.device.partition(":")[0]
     here = [one for one in devices_of(own, machine) if code(candidate.engine, one) == VerdictCode.ACCEPTED]
     parts = [f"use device {' or '.join(here)}"] if here else []
-    if asks_for_every_engine(policy):
+    if chooses_among_all_engines(policy):
         if policy.execution.device == "auto":  # every device of every engine is tried
             return None
         return parts[0] if parts else ("use device cpu" if kind != "cpu" else None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import PolicyError, XpuRuntimeError
-from xpuruntime.planning.candidates import asks_for_every_engine, find_engine, normal_device
+from xpuruntime.planning.candidates import chooses_among_all_engines, find_engine, normal_device
 from xpuruntime.planning.resolve import decide
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ __all__ = ["plan_here", "possible_engines"]
 def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str, Engine]) -> tuple[str, ...]:
     """Return the registered engines that could run or compile the model under the policy, in the order of trying."""
     asked, fallback = policy.execution.engine, policy.execution.fallback
-    if asks_for_every_engine(policy):
+    if chooses_among_all_engines(policy):
         names: list[str | None] = [name for name, engine in engines.items() if engine.automatic]
     else:
         names = [find_engine(name, engines) for name in ((asked,) if isinstance(asked, str) else asked)]
@@ -69,7 +69,7 @@ def plan_here(
         As `resolve`.
     """
     possible = possible_engines(request, policy, engines)
-    first = len(possible) if asks_for_every_engine(policy) and policy.execution.device == "auto" else 1
+    first = len(possible) if chooses_among_all_engines(policy) and policy.execution.device == "auto" else 1
     for count in range(min(first, len(possible)), len(possible)):
         machine = snapshot(possible[:count])
         try:

@@ -19,7 +19,7 @@ from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.candidates import (
     KNOWN_EXTRAS,
-    asks_for_every_engine,
+    chooses_among_all_engines,
     devices_of,
     list_candidates,
     nearest_engine,
@@ -249,7 +249,7 @@ def _only_simulates(candidate: Candidate, request: PlanRequest, policy: Policy, 
     if candidate.fallback or request.purpose == "compile" or request.artifact is not None:
         return False
     facts = machine.engines.get(candidate.engine)
-    return facts is not None and facts.detail.get("runs_on") == "simulator" and asks_for_every_engine(policy)
+    return facts is not None and facts.detail.get("runs_on") == "simulator" and chooses_among_all_engines(policy)
 
 
 def _signed(verdict: Verdict, candidate: Candidate, engine: Engine) -> Verdict:

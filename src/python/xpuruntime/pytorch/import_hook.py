@@ -40,13 +40,13 @@ class WhenImported:
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
-            def load_and_tell(module: Any) -> None:
+            def load_and_notify(module: Any) -> None:
                 load(module)
                 then, self._then = self._then, None
                 if then is not None:
                     then(module)
 
-            spec.loader.exec_module = load_and_tell  # type: ignore[method-assign]
+            spec.loader.exec_module = load_and_notify  # type: ignore[method-assign]
         return spec
 
     def remove(self) -> None:

@@ -12,12 +12,12 @@ from xpuruntime.runtime.forking import fork_lock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["HoldsMemory", "note_bound", "note_open", "open_bindings", "open_sessions", "watch_opened"]
+__all__ = ["HoldsMemory", "note_bound", "note_open", "open_bindings", "open_sessions", "set_open_hook"]
 
 _lock = fork_lock()
 _noted: weakref.WeakValueDictionary[int, HoldsMemory] = weakref.WeakValueDictionary()
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
-_watching: Callable[[Any, Any], None] | None = None
+_open_hook: Callable[[Any, Any], None] | None = None
 
 
 class HoldsMemory(Protocol):
@@ -31,18 +31,18 @@ def note_open(session: HoldsMemory) -> None:
     """List a session until it is closed or forgotten."""
     with _lock:
         _noted[id(session)] = session
-    watching = _watching  # which another thread may take away
-    if watching is not None:
-        watching(session, None)
+    hook = _open_hook  # read once: another thread may remove it
+    if hook is not None:
+        hook(session, None)
 
 
 def note_bound(session: HoldsMemory, binding: Any) -> None:
     """List a binding of a session until it is forgotten."""
     with _lock:
         _bound[binding] = weakref.ref(session)
-    watching = _watching
-    if watching is not None:
-        watching(session, binding)
+    hook = _open_hook
+    if hook is not None:
+        hook(session, binding)
 
 
 def open_sessions() -> list[HoldsMemory]:
@@ -57,7 +57,7 @@ def open_bindings() -> list[tuple[HoldsMemory, Any]]:
         return [(session, one) for one, known in _bound.items() if (session := known()) is not None]
 
 
-def watch_opened(told: Callable[[Any, Any], None] | None) -> None:
-    """Have ``told(session, None)`` and ``told(session, binding)`` called for what is opened from now on."""
-    global _watching
-    _watching = told
+def set_open_hook(hook: Callable[[Any, Any], None] | None) -> None:
+    """Call ``hook(session, None)`` and ``hook(session, binding)`` for what is opened from now on."""
+    global _open_hook
+    _open_hook = hook

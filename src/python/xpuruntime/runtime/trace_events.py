@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
     from types import TracebackType
 
-__all__ = ["TUNING", "Mark", "Marks", "mark", "tell", "watch_marks"]
+__all__ = ["TUNING", "Mark", "Marks", "mark", "record_marks", "tell"]
 
 #: Name of the range around the measuring of kernels, so that a profile does not take that for the work of the program.
 TUNING = "xpuruntime tuning"
@@ -58,15 +58,15 @@ class Marks:
 _watching: Marks | None = None
 
 
-def watch_marks(marks: Marks | None) -> Marks | None:
-    """Have `marks` take what ends from now on; ``None``: nobody. Returns who did before."""
+def record_marks(marks: Marks | None) -> Marks | None:
+    """Record marks that end from now on in `marks`; ``None`` stops recording. Returns the previous recorder."""
     global _watching
     before, _watching = _watching, marks
     return before
 
 
 def tell(make: Callable[[], Iterable[Mark]]) -> None:
-    """Give marks of what ended before to whoever takes a trace; they are not made while nobody does."""
+    """Add marks of work that has ended to the trace being taken; without one, `make` is not called."""
     watching = _watching
     if watching is not None:
         watching.taken.extend(make())
@@ -83,12 +83,12 @@ class mark:  # noqa: N801 - used like a function
 
     Examples
     --------
-    >>> from xpuruntime.runtime.trace_events import Marks, mark, watch_marks
+    >>> from xpuruntime.runtime.trace_events import Marks, mark, record_marks
     >>> marks = Marks()
-    >>> before = watch_marks(marks)
+    >>> before = record_marks(marks)
     >>> with mark("tuning", "matmul", candidates=3):
     ...     pass
-    >>> _ = watch_marks(before)
+    >>> _ = record_marks(before)
     >>> marks.taken[0].name, marks.taken[0].details
     ('matmul', {'candidates': 3})
     """

@@ -14,7 +14,7 @@ import numpy as np
 from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import PlanError, PolicyError, UnsupportedOperationError
-from xpuruntime.inference.plan_request import Planned, plan_asked
+from xpuruntime.inference.plan_request import Planned, plan_session
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import os
 
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.plan_request import Asked
+    from xpuruntime.inference.plan_request import SessionArguments
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.ray_bench import RayCluster
@@ -45,7 +45,7 @@ class Setting:
     def __init__(
         self,
         model: str | os.PathLike[str],
-        asked: Asked,
+        asked: SessionArguments,
         spec: TuneSpec,
         registry: EngineRegistry,
         machine: Machine | None,
@@ -160,9 +160,11 @@ class Setting:
         return job
 
 
-def _planned(model: Any, asked: Asked, registry: EngineRegistry, machine: Machine | None, calibration: Any) -> Planned:
+def _planned(
+    model: Any, asked: SessionArguments, registry: EngineRegistry, machine: Machine | None, calibration: Any
+) -> Planned:
     try:
-        return plan_asked(model, asked, registry, machine, calibration=calibration)
+        return plan_session(model, asked, registry, machine, calibration=calibration)
     except PlanError as error:
         raise PlanError(f"the policy that is to be tuned cannot run itself: {error}") from error
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.inference.plan_request import Asked
+from xpuruntime.inference.plan_request import SessionArguments
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.conditions import between, moment
@@ -149,7 +149,7 @@ def tune(
     if not isinstance(model, (str, os.PathLike)):
         raise InputError("a search opens the model in other processes. Fix: export it to a file first")
     with ExitStack() as stack:
-        asked = Asked(
+        asked = SessionArguments(
             device=device, engine=engine, precision=precision, trust=trust,
             policy=policy if policy is not None else stated.base,
         )  # fmt: skip

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper, numpy_helper
 from qnn_models import array, calibration, open_on
 
 import xpuruntime as xrt
-from xpuruntime.engines.qnn.observing.records import Mapping, Operation, Recorded, read_cycles, settle_cycles
+from xpuruntime.engines.qnn.observing.records import Mapping, Operation, Recorded, median_cycles, read_cycles
 from xpuruntime.engines.qnn.observing.units import join_units
 from xpuruntime.testing import models
 
@@ -211,7 +211,7 @@ def test_a_missing_or_empty_profile_is_said(tmp_path: Path) -> None:
 
 
 def test_the_cold_run_is_left_out() -> None:
-    assert settle_cycles([9000, 100, 200, 300], 3) == (200.0, 3)
-    assert settle_cycles([9000], 3) == (9000.0, 1)
+    assert median_cycles([9000, 100, 200, 300], 3) == (200.0, 3)
+    assert median_cycles([9000], 3) == (9000.0, 1)
     # Two partitions with an operation of one name: their sum is one run's.
-    assert settle_cycles([9000, 9000, 10, 1, 20, 2], 2) == (16.5, 2)
+    assert median_cycles([9000, 9000, 10, 1, 20, 2], 2) == (16.5, 2)

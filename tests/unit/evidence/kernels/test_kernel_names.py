@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from xpuruntime.evidence.kernels.names import short_name, what_name_says
+from xpuruntime.evidence.kernels.names import parse_kernel_name, short_name
 
 #: Name, whether on tensor cores, in which precision.
 NAMES = [
@@ -69,12 +69,12 @@ SILENT = [
 
 @pytest.mark.parametrize(("name", "tensor_cores", "precision"), NAMES)
 def test_a_known_name_says_how_it_multiplies(name: str, tensor_cores: bool, precision: str | None) -> None:
-    assert what_name_says(name) == (tensor_cores, precision)
+    assert parse_kernel_name(name) == (tensor_cores, precision)
 
 
 @pytest.mark.parametrize("name", SILENT)
 def test_other_names_say_nothing(name: str) -> None:
-    assert what_name_says(name) == (None, None)
+    assert parse_kernel_name(name) == (None, None)
 
 
 @pytest.mark.parametrize(

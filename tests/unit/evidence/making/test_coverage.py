@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from xpuruntime.evidence.render_text.tables import outside_text
-from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, watching_note
+from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, profiler_overhead_note
 
 
 def test_the_median_of_the_shares_of_single_runs():
@@ -73,8 +73,8 @@ def test_what_was_not_measured_outside_of_units_is_not_there():
 
 def test_units_that_took_longer_than_a_run_that_nobody_watched():
     found = instrumented((100.0,), (60.0,), 8)
-    assert watching_note(found, 55.0) is None
-    note = watching_note(found, 23.5)
-    assert note.startswith("the units together took 60.0 us of a run that was watched")
+    assert profiler_overhead_note(found, 55.0) is None
+    note = profiler_overhead_note(found, 23.5)
+    assert note.startswith("the units together took 60.0 us of an instrumented run")
     assert "at most 23.5" in note
-    assert watching_note({}, 23.5) is None
+    assert profiler_overhead_note({}, 23.5) is None

@@ -17,7 +17,7 @@ from xpuruntime.runtime.extras import install_command
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["Member", "Rendezvous", "late", "machine_words", "misfit", "refused"]
+__all__ = ["Member", "Rendezvous", "late", "machine_identity", "misfit", "refused"]
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,8 +67,8 @@ class Rendezvous(Protocol):
         """
 
 
-def machine_words() -> str:
-    """Return words that no two running machines share, as far as that can be known."""
+def machine_identity() -> str:
+    """Return text that identifies this running machine, as far as that can be known: host name and boot ID."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     except OSError:

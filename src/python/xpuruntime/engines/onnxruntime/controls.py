@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Control
 
-__all__ = ["settle"]
+__all__ = ["resolve_settings"]
 
 #: Has 8-bit products summed up exactly on processors without VNNI.
 _EXACT = "session.x64quantprecision"
@@ -39,7 +39,7 @@ _EXACT = "session.x64quantprecision"
 _NAMED = 3
 
 
-def settle(
+def resolve_settings(
     request: Request, capability: tuple[int, int] | None = None, *, features: Collection[str] = ()
 ) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for ONNX Runtime on its device. Pure.
@@ -57,17 +57,17 @@ def settle(
     settings = Settings(
         provider="CUDAExecutionProvider" if cuda else "CPUExecutionProvider", strict=policy.mode == "strict"
     )
-    book = ControlBuilder(policy.stated())
-    book.common(request, "onnxruntime", checked="checked against the node assignment after loading")
-    settings = _given_options(request, settings, book, cuda=cuda)
+    builder = ControlBuilder(policy.stated())
+    builder.common(request, "onnxruntime", checked="checked against the node assignment after loading")
+    settings = _given_options(request, settings, builder, cuda=cuda)
     if not cuda and request.artifact is None and saturates_on(features) and saturating_nodes(request.model):
         settings = _unless_stated(settings, _EXACT, "1")
-    settings = _placement(request, settings, book, cuda=cuda)
-    settings = _precision(request, settings, book, cuda=cuda)
-    settings = _execution(request, settings, book, cuda=cuda)
-    settings = _memory(request, settings, book, cuda=cuda)
-    settings = KernelKeys(request, settings, book, capability).settle()
-    return settings, book.finish("ONNX Runtime")
+    settings = _placement(request, settings, builder, cuda=cuda)
+    settings = _precision(request, settings, builder, cuda=cuda)
+    settings = _execution(request, settings, builder, cuda=cuda)
+    settings = _memory(request, settings, builder, cuda=cuda)
+    settings = KernelKeys(request, settings, builder, capability).resolve()
+    return settings, builder.finish("ONNX Runtime")
 
 
 def _unless_stated(settings: Settings, entry: str, value: str) -> Settings:
@@ -75,7 +75,7 @@ def _unless_stated(settings: Settings, entry: str, value: str) -> Settings:
     return settings if entry in settings.session else settings.with_session({entry: value})
 
 
-def _given_options(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
+def _given_options(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
     where = "execution.provider_options.onnxruntime"
@@ -92,15 +92,15 @@ def _given_options(request: Request, settings: Settings, book: ControlBuilder, *
         reason = "it is for a provider that does not run here: ONNX Runtime would take it without a word"
         for alias in NAMES:
             key = f"execution.provider_options.{alias}.{name}"
-            book.add(key, "-", "unsupported", reason, "remove the key, or use the device that it is for")
-    book.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
+            builder.add(key, "-", "unsupported", reason, "remove the key, or use the device that it is for")
+    builder.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
     return settings.replace(options=options, session=entries, level=level, level_stated=level_stated)
 
 
-def _placement(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
+def _placement(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
     execution = request.policy.execution
     if cuda:
-        book.add(
+        builder.add(
             "execution.allow_cpu_ops",
             show(execution.allow_cpu_ops),
             "enforced",
@@ -108,25 +108,25 @@ def _placement(request: Request, settings: Settings, book: ControlBuilder, *, cu
         )
         settings = settings.replace(allow_cpu_ops=tuple(execution.allow_cpu_ops))
         return settings.with_options({"device_id": request.device.partition(":")[2] or "0"})
-    book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here")
+    builder.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here")
     return settings
 
 
-def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
+def _precision(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
     execution = request.policy.execution
     precision, tf32 = execution.precision, execution.tf32
     settings = _keep_activations(request, settings)
     if precision in ("fp16", "bf16"):
         settings = settings.replace(convert=precision)
         if cuda:
-            book.add(
+            builder.add(
                 "execution.precision",
                 f"graph converted to {precision}",
                 "enforced",
                 "the weights and types in the graph change, and a probe input is compared with fp32",
             )
         else:
-            book.add(
+            builder.add(
                 "execution.precision",
                 f"graph converted to {precision}",
                 "advisory",
@@ -136,7 +136,7 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cu
                 "use device cuda:0, or precision fp32",
             )
     elif precision == "int8":
-        settings = _int8(request, settings, book, cuda=cuda)
+        settings = _int8(request, settings, builder, cuda=cuda)
     elif precision == "fp32":
         resolved = "use_tf32=0" if cuda else "the model's own types"
         if QDQ_LEVEL in settings.session:
@@ -151,30 +151,30 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder, *, cu
                 ". ONNX Runtime may compute what stands between QuantizeLinear and DequantizeLinear in integers; the "
                 "evidence names those nodes"
             )
-        book.add("execution.precision", resolved, "enforced", reason)
+        builder.add("execution.precision", resolved, "enforced", reason)
     elif precision == "tf32":
-        book.add(
+        builder.add(
             "execution.precision",
             "use_tf32=1" if cuda else "-",
             "enforced" if cuda else "unsupported",
             "TF32 is allowed for fp32 matmul and conv" if cuda else "the CPU has no TF32",
         )
     else:
-        book.add("execution.precision", "the model's own types", "enforced", "nothing is converted")
-    _integers(request, book)
-    _other_floats(request, book)
+        builder.add("execution.precision", "the model's own types", "enforced", "nothing is converted")
+    _integers(request, builder)
+    _other_floats(request, builder)
     if cuda:
         allowed = tf32 if tf32 is not None else {"fp32": False, "tf32": True}.get(precision)
         if allowed is not None:
             settings = settings.with_options({"use_tf32": "1" if allowed else "0"})
-        book.add(
+        builder.add(
             "execution.tf32",
             f"use_tf32={settings.options.get('use_tf32', '1')}",
             "enforced",
             "provider option, read back after loading",
         )
     else:
-        book.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "the CPU has no TF32")
+        builder.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "the CPU has no TF32")
     return settings
 
 
@@ -191,13 +191,13 @@ def _keep_activations(request: Request, settings: Settings) -> Settings:
     return settings
 
 
-def _integers(request: Request, book: ControlBuilder) -> None:
+def _integers(request: Request, builder: ControlBuilder) -> None:
     """Say that a float precision does not reach nodes of a model that are integer operators."""
     if request.policy.execution.precision in ("model", "int8") or not (named := _integer_nodes(request)):
         return
-    for place, control in enumerate(book.controls):
+    for place, control in enumerate(builder.controls):
         if control.key == "execution.precision":
-            book.controls[place] = msgspec.structs.replace(
+            builder.controls[place] = msgspec.structs.replace(
                 control,
                 enforceability="unsupported",
                 reason=f"the model itself computes in integers, whatever the policy says: {named}",
@@ -205,14 +205,14 @@ def _integers(request: Request, book: ControlBuilder) -> None:
             )
 
 
-def _other_floats(request: Request, book: ControlBuilder) -> None:
+def _other_floats(request: Request, builder: ControlBuilder) -> None:
     """Say that fp32 does not reach nodes of a model that state another floating-point type."""
     if request.policy.execution.precision not in ("fp32", "tf32") or request.artifact is not None:
         return
     named = other_floats(request.model, ("fp64", "fp16", "bf16"))
-    for place, control in enumerate(book.controls if named else ()):
+    for place, control in enumerate(builder.controls if named else ()):
         if control.key == "execution.precision" and control.enforceability == "enforced":
-            book.controls[place] = msgspec.structs.replace(
+            builder.controls[place] = msgspec.structs.replace(
                 control,
                 enforceability="unsupported",
                 reason=f"the model itself computes in other types, whatever the policy says: {named}",
@@ -236,14 +236,14 @@ def _integer_nodes(request: Request) -> str:
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
-def _int8(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
+def _int8(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
     if quantises(request):
         settings = settings.replace(qdq="ort-cuda" if cuda else "ort-cpu")
         resolved = f"graph quantised from {request.calibration.count} calibration samples"
     else:
         resolved = f"the model's own quantisation ({request.model.quantisation.scheme})"
     if cuda:
-        book.add(
+        builder.add(
             "execution.precision",
             resolved,
             "advisory",
@@ -252,19 +252,19 @@ def _int8(request: Request, settings: Settings, book: ControlBuilder, *, cuda: b
         )
     elif settings.qdq is not None:
         reason = "convolutions and products with constant weights become integer operators; the report has the others"
-        book.add("execution.precision", resolved, "enforced", reason)
+        builder.add("execution.precision", resolved, "enforced", reason)
     else:
-        book.add("execution.precision", resolved, "enforced", "nothing is converted")
+        builder.add("execution.precision", resolved, "enforced", "nothing is converted")
     return settings
 
 
-def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
+def _execution(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
     execution = request.policy.execution
     options: dict[str, str] = {}
-    book.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
+    builder.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
     if execution.deterministic and cuda:
         options.update(cudnn_conv_algo_search="HEURISTIC", tunable_op_enable="0")
-        book.determinism(
+        builder.determinism(
             request,
             "use_deterministic_compute, cudnn_conv_algo_search=HEURISTIC",
             "advisory",
@@ -274,7 +274,7 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
             ),
         )
     elif execution.deterministic:
-        book.determinism(
+        builder.determinism(
             request,
             "use_deterministic_compute",
             "advisory",
@@ -282,7 +282,7 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
         )
     if execution.layout == "nhwc":
         options.update({"prefer_nhwc": "1"} if cuda else {})
-        book.add(
+        builder.add(
             "execution.layout",
             "prefer_nhwc=1" if cuda else "-",
             "enforced" if cuda else "unsupported",
@@ -292,20 +292,20 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
         )
     elif execution.layout == "nchw":
         options.update({"prefer_nhwc": "0"} if cuda else {})
-        book.add(
+        builder.add(
             "execution.layout",
             "prefer_nhwc=0" if cuda else "-",
             "enforced" if cuda else "advisory",
             "provider option" if cuda else "inside, the CPU provider may use blocked NCHWc",
         )
     else:
-        book.add("execution.layout", "-", "enforced", "left to the engine")
-    book.shapes(request, "ONNX Runtime takes any size, so nothing is built for a range")
+        builder.add("execution.layout", "-", "enforced", "left to the engine")
+    builder.shapes(request, "ONNX Runtime takes any size, so nothing is built for a range")
     if execution.cuda_graph == "off":
-        book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
+        builder.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     elif cuda:
         options["enable_cuda_graph"] = "1"
-        book.add(
+        builder.add(
             "execution.cuda_graph",
             "enable_cuda_graph=1 for bind()",
             "enforced" if execution.cuda_graph == "require" else "advisory",
@@ -315,7 +315,7 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
         )
     else:
         fix = "remove the key, or use device cuda:0"
-        book.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
+        builder.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
     return settings.with_options(options).replace(
         threads=execution.threads,
         deterministic=execution.deterministic,
@@ -323,17 +323,17 @@ def _execution(request: Request, settings: Settings, book: ControlBuilder, *, cu
     )
 
 
-def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda: bool) -> Settings:
+def _memory(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
     memory = request.policy.execution.memory
     if not cuda:
         unsupported = "the CPU provider takes no outside allocator"
-        book.add(
+        builder.add(
             "execution.memory.pool",
             "-",
             "enforced" if memory.pool == "engine" else "unsupported",
             unsupported if memory.pool != "engine" else "ONNX Runtime's own arena",
         )
-        book.add("execution.memory.limit", "-", "unsupported", "the CPU provider takes no limit")
+        builder.add("execution.memory.limit", "-", "unsupported", "the CPU provider takes no limit")
         return settings
     refusal = _pool_refusal(memory.pool, request.policy.execution.cuda_graph)
     if memory.pool != "engine" and refusal is None:
@@ -342,18 +342,18 @@ def _memory(request: Request, settings: Settings, book: ControlBuilder, *, cuda:
             "so each run waits on the host for the caller's stream and for its own end"
         )
         resolved = f"gpu_external_alloc from a {memory.pool} xpuruntime pool"
-        book.add("execution.memory.pool", resolved, "enforced", reason)
-        book.add("execution.memory.limit", f"pool limit {memory.limit}", "enforced", "limit of the pool")
+        builder.add("execution.memory.pool", resolved, "enforced", reason)
+        builder.add("execution.memory.limit", f"pool limit {memory.limit}", "enforced", "limit of the pool")
         return settings.replace(pool=memory.pool, pool_limit=memory.limit)
     if memory.limit is not None:
         strategy = {"arena_extend_strategy": "kSameAsRequested"}
         options = {**strategy, **settings.options, "gpu_mem_limit": str(memory.limit)}
         settings = settings.replace(options=options, pool_limit=memory.limit)
     if refusal is None:
-        book.add("execution.memory.pool", "ONNX Runtime's own arena", "enforced", "nothing is replaced")
+        builder.add("execution.memory.pool", "ONNX Runtime's own arena", "enforced", "nothing is replaced")
     else:
-        book.add("execution.memory.pool", "ONNX Runtime's own arena", "unsupported", *refusal)
-    book.add(
+        builder.add("execution.memory.pool", "ONNX Runtime's own arena", "unsupported", *refusal)
+    builder.add(
         "execution.memory.limit",
         f"gpu_mem_limit={memory.limit}",
         "enforced",

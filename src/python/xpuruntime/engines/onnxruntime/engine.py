@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Request
-from xpuruntime.engines.onnxruntime.controls import settle
+from xpuruntime.engines.onnxruntime.controls import resolve_settings
 from xpuruntime.engines.onnxruntime.options import CPU_OPTIONS, CUDA_OPTIONS, NAMES, SESSION_OPTIONS
-from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, settle_pass_through
+from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, resolve_pass_through
 from xpuruntime.engines.onnxruntime.settings import Settings, uncompilable
 from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
@@ -140,10 +140,10 @@ class OnnxRuntimeEngine(Engine[Settings]):
             return refusal.judgement(self.name, request.device)
         try:
             if request.device.partition(":")[0] in PASS_THROUGH:
-                settings, controls = settle_pass_through(request)
+                settings, controls = resolve_pass_through(request)
             else:
                 capability = _capability(request.device, machine)
-                settings, controls = settle(request, capability, features=machine.cpu.features)
+                settings, controls = resolve_settings(request, capability, features=machine.cpu.features)
         except PolicyError as error:
             return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
         candidate = f"{self.name}@{request.device}"

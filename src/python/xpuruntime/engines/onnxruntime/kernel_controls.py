@@ -13,7 +13,7 @@ from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_S
 from xpuruntime.engines.onnxruntime.rewriting import Found, Left, Rewrite, RuleQuery, find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.graph_edit import arch_of, terms_of
 from xpuruntime.engines.onnxruntime.rewriting.records import by_key
-from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
+from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, xpuruntime_threads
 from xpuruntime.engines.written_out import NOTHING, written_out
 from xpuruntime.policies.quantities import share_text
 
@@ -44,22 +44,22 @@ _NAMED = 3
 
 
 class KernelKeys:
-    """Settles the kernel keys of one request: by xpuruntime operators, or by options of ONNX Runtime.
+    """Resolves the kernel keys of one request: by xpuruntime operators, or by options of ONNX Runtime.
 
     Parameters
     ----------
     request : Request
     settings : Settings
-        With the keys of `execution` settled; `settle` adds the rewrites and the options.
-    book : ControlBuilder
+        With the keys of `execution` resolved; `resolve` adds the rewrites and the options.
+    builder : ControlBuilder
     capability : (int, int) or None
         Compute capability of the CUDA device.
     """
 
     def __init__(
-        self, request: Request, settings: Settings, book: ControlBuilder, capability: tuple[int, int] | None
+        self, request: Request, settings: Settings, builder: ControlBuilder, capability: tuple[int, int] | None
     ) -> None:
-        self._request, self._book = request, book
+        self._request, self._book = request, builder
         self._cuda = request.device.startswith("cuda")
         self._policy = request.policy.kernels
         self._settings = settings = settings.replace(capability=capability)
@@ -73,7 +73,7 @@ class KernelKeys:
             left={one.node: str(one) for one in self._found.left},
         )
 
-    def settle(self) -> Settings:
+    def resolve(self) -> Settings:
         """Add the control of every kernel key, and return the settings with what the keys resolve to."""
         for op in self._policy.preferences:
             self._short_form(op)
@@ -100,7 +100,7 @@ class KernelKeys:
         """Take the promise of ``execution.threads`` back where xpuruntime kernels run on threads of their own."""
         asked = self._request.policy.execution.threads
         ours = bool(self._settings.rewrites or self._settings.tune) and not self._cuda
-        if asked is None or not ours or threads_of_ours() == asked:
+        if asked is None or not ours or xpuruntime_threads() == asked:
             return
         for place, control in enumerate(self._book.controls):
             if control.key == "execution.threads":

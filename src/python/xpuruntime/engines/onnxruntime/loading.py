@@ -194,7 +194,7 @@ def _observer(
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.onnxruntime.observing import instrument, observe
-        from xpuruntime.engines.onnxruntime.observing.decisions import told, told_left
+        from xpuruntime.engines.onnxruntime.observing.decisions import rewrite_decisions, unreplaced_decisions
         from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
         from xpuruntime.engines.onnxruntime.readback import attention_kernels, read_back
 
@@ -235,12 +235,12 @@ def _observer(
             seen = msgspec.structs.replace(seen, units=units)
         seen = kernels.attach(seen, effective)
         if rewriting is None:
-            left = told_left(left_alone(request, settings, source), request.device)
+            left = unreplaced_decisions(left_alone(request, settings, source), request.device)
             return msgspec.structs.replace(seen, decisions=left)
         rewriting.release()
         if decided is not None:
             return decided.attach(seen)
-        return msgspec.structs.replace(seen, decisions=told(rewriting, {}, request.device))
+        return msgspec.structs.replace(seen, decisions=rewrite_decisions(rewriting, {}, request.device))
 
     return observer
 

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["PASS_THROUGH", "PassThrough", "refuse_pass_through", "refuse_shared_caches", "settle_pass_through"]
+__all__ = ["PASS_THROUGH", "PassThrough", "refuse_pass_through", "refuse_shared_caches", "resolve_pass_through"]
 
 
 class PassThrough(msgspec.Struct, frozen=True, kw_only=True):
@@ -142,7 +142,7 @@ def refuse_pass_through(request: Request, facts: EngineFacts, machine: Machine) 
     return None
 
 
-def settle_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]]:
+def resolve_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for its provider. Pure.
 
     Raises
@@ -153,33 +153,33 @@ def settle_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]
     kind, _, index = request.device.partition(":")
     known, execution = PASS_THROUGH[kind], request.policy.execution
     settings = Settings(provider=known.provider, strict=request.policy.mode == "strict")
-    book = ControlBuilder(request.policy.stated())
+    builder = ControlBuilder(request.policy.stated())
     if known.inside is not None:
-        book.add("execution.device", request.device, "advisory", known.inside)
-    book.common(request, NAMES[0], checked="checked against the node assignment after loading")
-    settings = _options(request, known, settings, book)
+        builder.add("execution.device", request.device, "advisory", known.inside)
+    builder.common(request, NAMES[0], checked="checked against the node assignment after loading")
+    settings = _options(request, known, settings, builder)
     indexed = {"device_id": index or "0"} if known.indexed else {}
     settings = settings.replace(options={**known.preset, **settings.options, **indexed})
-    book.add(
+    builder.add(
         "execution.allow_cpu_ops",
         show(execution.allow_cpu_ops),
         "enforced",
         "any other node on the CPU provider is refused at load",
     )
-    settings = _precision(request, known, settings, book)
-    book.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
+    settings = _precision(request, known, settings, builder)
+    builder.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
     asked = f"deterministic kernels are asked for; {known.vendor} has no setting for it"
-    book.determinism(request, "use_deterministic_compute", "advisory", asked)
-    book.shapes(request, f"nothing is built for a range: {known.vendor} is given the open size")
+    builder.determinism(request, "use_deterministic_compute", "advisory", asked)
+    builder.shapes(request, f"nothing is built for a range: {known.vendor} is given the open size")
     if known.limit is not None and execution.memory.limit is not None:
         settings = settings.with_options({known.limit: str(execution.memory.limit)})
-        book.add("execution.memory.limit", f"{known.limit}={execution.memory.limit}", "advisory", _NEVER_RUN)
+        builder.add("execution.memory.limit", f"{known.limit}={execution.memory.limit}", "advisory", _NEVER_RUN)
     settings = settings.replace(
         allow_cpu_ops=tuple(execution.allow_cpu_ops),
         threads=execution.threads,
         deterministic=execution.deterministic,
     )
-    return settings, book.finish(f"ONNX Runtime's {known.vendor} provider")
+    return settings, builder.finish(f"ONNX Runtime's {known.vendor} provider")
 
 
 def refuse_shared_caches(settings: Settings) -> None:
@@ -200,7 +200,7 @@ def refuse_shared_caches(settings: Settings) -> None:
             raise EngineError(f"{name} is not used, since another user may have written there: {reason}")
 
 
-def _options(request: Request, known: PassThrough, settings: Settings, book: ControlBuilder) -> Settings:
+def _options(request: Request, known: PassThrough, settings: Settings, builder: ControlBuilder) -> Settings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     entries = {**SESSION_OPTIONS, **known.session}
     session = {name: given.pop(name) for name in list(given) if name in entries or "." in name}
@@ -208,21 +208,21 @@ def _options(request: Request, known: PassThrough, settings: Settings, book: Con
     options = check_options(given, known.options, where, also=entries)
     checked = check_options(session, entries, where, also=known.options)
     level = checked.pop("graph_optimization_level", "all")
-    book.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
+    builder.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
     return settings.replace(options=options, session=checked, level=level)
 
 
-def _precision(request: Request, known: PassThrough, settings: Settings, book: ControlBuilder) -> Settings:
+def _precision(request: Request, known: PassThrough, settings: Settings, builder: ControlBuilder) -> Settings:
     precision = request.policy.execution.precision
     if precision == "fp16":
         settings = settings.replace(convert="fp16")
         reason = f"the types in the graph change and a probe input is compared with fp32; {_NEVER_RUN}"
-        book.add("execution.precision", "graph converted to fp16", "advisory", reason)
+        builder.add("execution.precision", "graph converted to fp16", "advisory", reason)
     elif precision == "fp32":
         if known.vendor == "Core ML":  # its other format computes in fp16 whatever the types say
             settings = settings.replace(options={"ModelFormat": "MLProgram", **settings.options})
         reason = f"nothing is converted, and {known.vendor} does not say what it computes in"
-        book.add("execution.precision", "the model's own types", "advisory", reason)
+        builder.add("execution.precision", "the model's own types", "advisory", reason)
     else:
-        book.add("execution.precision", "the model's own types", "enforced", "nothing is converted")
+        builder.add("execution.precision", "the model's own types", "enforced", "nothing is converted")
     return settings

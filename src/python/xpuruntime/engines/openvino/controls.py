@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["settle"]
+__all__ = ["resolve_settings"]
 
 _WHERE = "execution.provider_options.openvino"
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 _DROP = "remove the key"
 
 
-def settle(request: Request, machine: Machine) -> tuple[Settings, tuple[Control, ...]]:
+def resolve_settings(request: Request, machine: Machine) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for OpenVINO on its device. Pure.
 
     Raises
@@ -42,15 +42,15 @@ def settle(request: Request, machine: Machine) -> tuple[Settings, tuple[Control,
         precision=policy.execution.precision,
         strict=policy.mode == "strict",
     )
-    book = ControlBuilder(policy.stated())
-    book.common(request, "openvino", checked="read back from the compiled model (EXECUTION_DEVICES)")
-    settings = _given_options(request, settings, book, kind)
-    settings = _precision(request, settings, book)
-    settings = _threads(request, settings, book, machine, kind)
-    settings = _ranges(request, settings, book)
-    _rest(request, book, kind)
-    settings = _kernels(request, settings, book)
-    return settings, book.finish("OpenVINO")
+    builder = ControlBuilder(policy.stated())
+    builder.common(request, "openvino", checked="read back from the compiled model (EXECUTION_DEVICES)")
+    settings = _given_options(request, settings, builder, kind)
+    settings = _precision(request, settings, builder)
+    settings = _threads(request, settings, builder, machine, kind)
+    settings = _ranges(request, settings, builder)
+    _rest(request, builder, kind)
+    settings = _kernels(request, settings, builder)
+    return settings, builder.finish("OpenVINO")
 
 
 def _hint(precision: str, model: ModelInfo) -> str:
@@ -61,7 +61,7 @@ def _hint(precision: str, model: ModelInfo) -> str:
     return "dynamic" if types & {"float16", "bfloat16", "float64"} else "f32"
 
 
-def _given_options(request: Request, settings: Settings, book: ControlBuilder, kind: str) -> Settings:
+def _given_options(request: Request, settings: Settings, builder: ControlBuilder, kind: str) -> Settings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     table = options_of(kind)
     checked = check_options(given, {**table, **GRAPH_OPTIONS}, _WHERE)
@@ -77,16 +77,16 @@ def _given_options(request: Request, settings: Settings, book: ControlBuilder, k
         if settings.hint == "f32":
             properties.setdefault("KV_CACHE_PRECISION", "f32")
     handed = "validated, handed to the plugin and read back after compiling; quantiser chooses what prepares the graph"
-    book.options(_WHERE, NAMES, handed)
+    builder.options(_WHERE, NAMES, handed)
     return settings.replace(properties=properties)
 
 
-def _precision(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
+def _precision(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
     execution = request.policy.execution
     hint = f"INFERENCE_PRECISION_HINT={settings.hint}"
     if execution.precision == "int8":
         settings = settings.replace(quantise=quantises(request))
-        book.add(
+        builder.add(
             "execution.precision",
             f"{'quantised with the inputs given' if settings.quantise else 'the model is quantised'}, {hint}",
             "advisory",
@@ -94,83 +94,87 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder) -> Se
             "says which",
         )
     elif execution.precision == "model":
-        book.add("execution.precision", hint, "enforced", "nothing is converted; read back after compiling")
+        builder.add("execution.precision", hint, "enforced", "nothing is converted; read back after compiling")
     elif execution.precision == "fp32":
-        book.add("execution.precision", hint, "enforced", "refused where the compiled model reads back another hint")
+        builder.add("execution.precision", hint, "enforced", "refused where the compiled model reads back another hint")
     else:
         reason = (
             "refused where the compiled model reads back another hint; under it, the plugin leaves operations in fp32 "
             "where it sees fit, and the evidence says which"
         )
-        book.add("execution.precision", hint, "advisory", reason, "state precision fp32")
+        builder.add("execution.precision", hint, "advisory", reason, "state precision fp32")
     if execution.tf32 is False:
-        book.add("execution.tf32", "-", "enforced", "no plugin of OpenVINO computes in TF32")
+        builder.add("execution.tf32", "-", "enforced", "no plugin of OpenVINO computes in TF32")
     else:
-        book.add("execution.tf32", "-", "unsupported", "no plugin of OpenVINO computes in TF32", "remove the key")
+        builder.add("execution.tf32", "-", "unsupported", "no plugin of OpenVINO computes in TF32", "remove the key")
     return settings
 
 
-def _threads(request: Request, settings: Settings, book: ControlBuilder, machine: Machine, kind: str) -> Settings:
+def _threads(request: Request, settings: Settings, builder: ControlBuilder, machine: Machine, kind: str) -> Settings:
     threads = request.policy.execution.threads
     key = "execution.threads"
     if threads is None:
         return settings
     if kind != "cpu":
-        book.add(key, "-", "unsupported", f"the {kind.upper()} plugin has no threads to set", _DROP)
+        builder.add(key, "-", "unsupported", f"the {kind.upper()} plugin has no threads to set", _DROP)
         return settings
     if threads > machine.cpu.cores:
         reason = f"OpenVINO takes no more threads than there are cores, which is {machine.cpu.cores}"
         resolved = f"INFERENCE_NUM_THREADS={machine.cpu.cores}"
-        book.add(key, resolved, "unsupported", reason, f"state at most {machine.cpu.cores}")
+        builder.add(key, resolved, "unsupported", reason, f"state at most {machine.cpu.cores}")
         return settings.with_properties({"INFERENCE_NUM_THREADS": str(machine.cpu.cores)})
-    book.add(key, f"INFERENCE_NUM_THREADS={threads}", "enforced", "read back after compiling")
+    builder.add(key, f"INFERENCE_NUM_THREADS={threads}", "enforced", "read back after compiling")
     return settings.with_properties({"INFERENCE_NUM_THREADS": str(threads)})
 
 
-def _ranges(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
+def _ranges(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
     stated = request.policy.execution.shapes.items()
-    book.shapes(request, "the model is reshaped to the range before it is compiled")
+    builder.shapes(request, "the model is reshaped to the range before it is compiled")
     ranged = tuple(name for name, sizes in stated if any(isinstance(size, str) for size in sizes))
     return settings.replace(ranges=ranged)
 
 
-def _rest(request: Request, book: ControlBuilder, kind: str) -> None:
+def _rest(request: Request, builder: ControlBuilder, kind: str) -> None:
     execution = request.policy.execution
     whole = "the plugin compiles the whole model for its device or refuses it; no other plugin is used"
-    book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here" if kind == "cpu" else whole)
+    builder.add(
+        "execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here" if kind == "cpu" else whole
+    )
     reason = "streams and threads are fixed when the model is compiled; OpenVINO makes no promise about bits"
-    book.determinism(request, "-", "advisory", reason)
+    builder.determinism(request, "-", "advisory", reason)
     if execution.layout == "auto":
-        book.add("execution.layout", "-", "enforced", "left to the engine")
+        builder.add("execution.layout", "-", "enforced", "left to the engine")
     else:
         reason = "the plugin chooses the layout of each node; the evidence says which ran"
-        book.add("execution.layout", "-", "unsupported", reason, _DROP)
+        builder.add("execution.layout", "-", "unsupported", reason, _DROP)
     if execution.cuda_graph == "off":
-        book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
+        builder.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     else:
-        book.add("execution.cuda_graph", "-", "unsupported", "OpenVINO has no CUDA graphs", "remove the key")
+        builder.add("execution.cuda_graph", "-", "unsupported", "OpenVINO has no CUDA graphs", "remove the key")
     memory = execution.memory
     if memory.pool == "engine":
-        book.add("execution.memory.pool", "OpenVINO's own", "enforced", "nothing is replaced")
+        builder.add("execution.memory.pool", "OpenVINO's own", "enforced", "nothing is replaced")
     else:
-        book.add("execution.memory.pool", "-", "unsupported", "OpenVINO takes no outside allocator", "use pool: engine")
-    book.add("execution.memory.limit", "-", "unsupported", "OpenVINO takes no limit", _DROP)
+        builder.add(
+            "execution.memory.pool", "-", "unsupported", "OpenVINO takes no outside allocator", "use pool: engine"
+        )
+    builder.add("execution.memory.limit", "-", "unsupported", "OpenVINO takes no limit", _DROP)
 
 
-def _kernels(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
+def _kernels(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
     reason = "OpenVINO chooses its kernels itself and takes no choice of ours; the evidence names those that ran"
     for op, use in request.policy.kernels.preferences.items():
         if "auto" in ((use,) if isinstance(use, str) else tuple(use)):
-            book.add(f"kernels.{op}", "the engine's choice", "enforced", "auto leaves the choice to the engine")
+            builder.add(f"kernels.{op}", "the engine's choice", "enforced", "auto leaves the choice to the engine")
         else:
             fix = "remove the key, or run on the engine onnxruntime"
-            book.add(f"kernels.{op}", "-", "unsupported", reason, fix)
+            builder.add(f"kernels.{op}", "-", "unsupported", reason, fix)
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
         if glob is not None and settings.quantise:
             settings = settings.replace(keep_fp32=(*settings.keep_fp32, glob))
-            book.add(key, f"nodes {glob} stay fp32", "enforced", "the quantiser leaves them alone")
+            builder.add(key, f"nodes {glob} stay fp32", "enforced", "the quantiser leaves them alone")
         else:
-            book.add(key, "-", "unsupported", reason, "remove the rule")
-    book.add("kernels.auto_strategy", "-", "unsupported", reason, _DROP)
+            builder.add(key, "-", "unsupported", reason, "remove the rule")
+    builder.add("kernels.auto_strategy", "-", "unsupported", reason, _DROP)
     return settings

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.openvino import probing
-from xpuruntime.engines.openvino.controls import settle
+from xpuruntime.engines.openvino.controls import resolve_settings
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.openvino.settings import Settings
 from xpuruntime.engines.quantisation.judge import refuse_int8
@@ -82,7 +82,7 @@ class OpenVinoEngine(Engine[Settings]):
         if refusal is not None:
             return refusal.judgement(self.name, request.device)
         try:
-            settings, controls = settle(request, machine)
+            settings, controls = resolve_settings(request, machine)
         except PolicyError as error:
             return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
         candidate = f"{self.name}@{request.device}"

@@ -11,7 +11,7 @@ from xpuruntime.engines.openvino.counters import Counted, count, idle_call_us
 from xpuruntime.engines.openvino.execution_graph import Executed, read_graph
 from xpuruntime.engines.openvino.naming import plain_name
 from xpuruntime.engines.openvino.readback import effective
-from xpuruntime.engines.openvino.unit_attribution import Shares, precision_asked, share_out
+from xpuruntime.engines.openvino.unit_attribution import Shares, requested_precision, share_out
 from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
 from xpuruntime.engines.precision.stated import model_precisions, precision_of
 from xpuruntime.engines.quantisation.style import HEAVY
@@ -289,7 +289,7 @@ class _Units:
 
     def _wanted(self, owned: Sequence[int], ran: str | None) -> str | None:
         """Return the precision asked for of a unit; ``None`` where it makes no floats, or none was asked of it."""
-        stated = precision_asked(self.info.nodes, owned, self.types)
+        stated = requested_precision(self.info.nodes, owned, self.types)
         if all(self.info.nodes[i].op in CONVERSIONS for i in owned):
             return None
         heavy = [i for i in owned if self.info.nodes[i].op in HEAVY]

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.openvino.execution_graph import Executed
 
-__all__ = ["Shares", "precision_asked", "share_out"]
+__all__ = ["Shares", "requested_precision", "share_out"]
 
 #: Why a source node has no executed node.
 COMPUTED = "simplified away when the model was compiled: it depends on constants and shapes only"
@@ -215,7 +215,7 @@ class _Sharing:
             self.shares.folded[index] = COMPUTED
 
 
-def precision_asked(nodes: Sequence[NodeInfo], owned: Sequence[int], types: Mapping[str, str]) -> str | None:
+def requested_precision(nodes: Sequence[NodeInfo], owned: Sequence[int], types: Mapping[str, str]) -> str | None:
     """Return what the model itself states for a unit: the type of its last float result."""
     for index in reversed(owned):
         for name in nodes[index].outputs:

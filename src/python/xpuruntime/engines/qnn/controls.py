@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.qnn.targets import Target
     from xpuruntime.evidence.records import Control
 
-__all__ = ["BF16_SOC", "chip_options", "settle"]
+__all__ = ["BF16_SOC", "chip_options", "resolve_settings"]
 
 _WHERE = "execution.provider_options.qnn"
 #: The first chip that computes in bf16, as the provider itself says.
@@ -32,7 +32,7 @@ def chip_options(request: Request) -> dict[str, object]:
     return {key: given[key] for key in KEYS if key in given}
 
 
-def settle(request: Request, target: Target, *, simulated: bool) -> tuple[Settings, tuple[Control, ...]]:
+def resolve_settings(request: Request, target: Target, *, simulated: bool) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for QNN on one chip. Pure.
 
     Raises
@@ -42,56 +42,56 @@ def settle(request: Request, target: Target, *, simulated: bool) -> tuple[Settin
     """
     policy = request.policy
     settings = Settings(target=target, simulated=simulated, strict=policy.mode == "strict")
-    book = ControlBuilder(policy.stated())
-    book.common(request, "qnn", checked="every node's provider is read back after loading")
-    settings = _given_options(request, settings, book)
-    settings = _placement(request, settings, book)
-    settings = _precision(request, settings, book)
-    settings = _rules(request, settings, book)
-    _execution(request, book)
-    _memory(request, book)
-    return settings, book.finish("QNN")
+    builder = ControlBuilder(policy.stated())
+    builder.common(request, "qnn", checked="every node's provider is read back after loading")
+    settings = _given_options(request, settings, builder)
+    settings = _placement(request, settings, builder)
+    settings = _precision(request, settings, builder)
+    settings = _rules(request, settings, builder)
+    _execution(request, builder)
+    _memory(request, builder)
+    return settings, builder.finish("QNN")
 
 
-def _given_options(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
+def _given_options(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     own = {name: value for name, value in given.items() if name not in KEYS}
     checked = check_options(own, {**OPTIONS, **GRAPH_OPTIONS}, _WHERE, also=TARGET_OPTIONS)
     bits = checked.pop("activation_bits", "8")
     settings = settings.replace(style="qnn" if bits == "8" else "qnn-u16", options=checked)
     if quantises(request):
-        book.add(f"{_WHERE}.activation_bits", bits, "enforced", "the graph is quantised so")
+        builder.add(f"{_WHERE}.activation_bits", bits, "enforced", "the graph is quantised so")
     else:
         fix = "remove the option, or use precision int8 with a model in floats"
-        book.add(f"{_WHERE}.activation_bits", "-", "unsupported", "nothing is quantised here", fix)
+        builder.add(f"{_WHERE}.activation_bits", "-", "unsupported", "nothing is quantised here", fix)
     asked, room = settings.options.get("vtcm_mb"), settings.target.vtcm_mb
     if asked is not None and room is not None and int(asked) > room:
         msg = f"{_WHERE}.vtcm_mb: {settings.target} has {room} MiB, asked for {asked}; state at most {room}"
         raise PolicyError(msg, engine="qnn")
     for key in KEYS:
-        book.add(
+        builder.add(
             f"{_WHERE}.{key}",
             f"soc_model={settings.target.soc_model}, htp_arch={settings.target.htp_arch}",
             "enforced",
             "handed to every graph of this session, and one process holds one chip only",
         )
     for name in checked:
-        book.add(
+        builder.add(
             f"{_WHERE}.{name}",
             f"{name}={settings.options[name]}",
             "advisory",
             "validated and handed over; QNN does not say what it made of it",
             "remove the option",
         )
-    others = ControlBuilder({key: value for key, value in book.stated.items() if not key.startswith(f"{_WHERE}.")})
+    others = ControlBuilder({key: value for key, value in builder.stated.items() if not key.startswith(f"{_WHERE}.")})
     others.options(_WHERE, NAMES, "handed over")
-    book.controls.extend(others.controls)
+    builder.controls.extend(others.controls)
     return settings
 
 
-def _placement(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
+def _placement(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
     execution = request.policy.execution
-    book.add(
+    builder.add(
         "execution.allow_cpu_ops",
         show(execution.allow_cpu_ops),
         "enforced",
@@ -101,7 +101,7 @@ def _placement(request: Request, settings: Settings, book: ControlBuilder) -> Se
     return settings.with_options({"offload_graph_io_quantization": "0"})
 
 
-def _precision(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
+def _precision(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
     precision, target = request.policy.execution.precision, settings.target
     key = "execution.precision"
     in_fp16 = "0" if precision in ("fp32", "bf16") else "1"
@@ -109,9 +109,9 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder) -> Se
     if precision == "fp16":
         settings = settings.replace(convert="fp16")
         if target.has_float:
-            book.add(key, "graph converted to fp16", "enforced", "the types in the graph change and are read back")
+            builder.add(key, "graph converted to fp16", "enforced", "the types in the graph change and are read back")
         else:
-            book.add(
+            builder.add(
                 key,
                 "graph converted to fp16",
                 "unsupported",
@@ -123,22 +123,22 @@ def _precision(request: Request, settings: Settings, book: ControlBuilder) -> Se
         if not target.has_float:
             reason = f"HTP v{target.htp_arch} has no floating point; the simulator computes it in fp32 all the same"
         fix = "use precision fp16, or an engine on the CPU"
-        book.add(key, "fp32 tensors, enable_htp_fp16_precision=0", "unsupported", reason, fix)
+        builder.add(key, "fp32 tensors, enable_htp_fp16_precision=0", "unsupported", reason, fix)
     elif precision == "bf16":
         settings = settings.with_options({"htp_bf16_enable": "1"})
-        book.add(key, "htp_bf16_enable=1", "enforced", "the types in the compiled graph are read back")
+        builder.add(key, "htp_bf16_enable=1", "enforced", "the types in the compiled graph are read back")
     elif precision == "int8":
         settings = settings.replace(quantise=quantises(request))
         resolved = (
             "graph quantised from the calibration inputs" if settings.quantise else "the model's own quantisation"
         )
-        book.add(key, resolved, "enforced", "the types in the compiled graph are read back")
+        builder.add(key, resolved, "enforced", "the types in the compiled graph are read back")
     else:
-        book.add(key, "the model's own types", "enforced", "nothing is converted")
+        builder.add(key, "the model's own types", "enforced", "nothing is converted")
     if precision in ("fp32", "model") and target.has_float and _in_floats(request):
         settings = settings.replace(computes="fp16")
     tf32 = request.policy.execution.tf32
-    book.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "an NPU has no TF32")
+    builder.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "an NPU has no TF32")
     return settings
 
 
@@ -147,13 +147,13 @@ def _in_floats(request: Request) -> bool:
     return request.model.quantisation.scheme == "none" and "com.microsoft:EPContext" not in request.model.ops
 
 
-def _rules(request: Request, settings: Settings, book: ControlBuilder) -> Settings:
+def _rules(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
     keep: list[str] = []
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
         if glob is not None and (settings.convert or settings.quantise):
             keep.append(glob)
-            book.add(
+            builder.add(
                 key,
                 f"nodes {glob} keep fp32 tensors",
                 "advisory",
@@ -161,30 +161,30 @@ def _rules(request: Request, settings: Settings, book: ControlBuilder) -> Settin
                 "remove the rule, or run these nodes on the CPU",
             )
         else:
-            book.add(key, "-", "unsupported", "QNN chooses its kernels itself", "remove the rule")
+            builder.add(key, "-", "unsupported", "QNN chooses its kernels itself", "remove the rule")
     return settings.replace(keep_fp32=tuple(keep))
 
 
-def _execution(request: Request, book: ControlBuilder) -> None:
+def _execution(request: Request, builder: ControlBuilder) -> None:
     execution = request.policy.execution
     reason = "a session compiles its graph once and repeats it; QNN promises nothing about its bits"
-    book.determinism(request, "one compiled graph", "advisory", reason)
-    book.shapes(request, "QNN takes no ranges")
+    builder.determinism(request, "one compiled graph", "advisory", reason)
+    builder.shapes(request, "QNN takes no ranges")
     layouts = {
         "nhwc": ("nhwc", "enforced", "QNN's spatial operators are defined in NHWC"),
         "nchw": ("-", "unsupported", "QNN's spatial operators are defined in NHWC"),
     }
     resolved, level, reason = layouts.get(execution.layout, ("-", "enforced", "left to the engine"))
-    book.add("execution.layout", resolved, level, reason)  # type: ignore[arg-type]
+    builder.add("execution.layout", resolved, level, reason)  # type: ignore[arg-type]
     if execution.cuda_graph == "off":
-        book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
+        builder.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     else:
-        book.add("execution.cuda_graph", "-", "unsupported", "an NPU has no CUDA graphs", "remove the key")
+        builder.add("execution.cuda_graph", "-", "unsupported", "an NPU has no CUDA graphs", "remove the key")
 
 
-def _memory(request: Request, book: ControlBuilder) -> None:
+def _memory(request: Request, builder: ControlBuilder) -> None:
     memory = request.policy.execution.memory
     if memory.pool == "engine":
-        book.add("execution.memory.pool", "QNN's own memory", "enforced", "nothing is replaced")
+        builder.add("execution.memory.pool", "QNN's own memory", "enforced", "nothing is replaced")
     else:
-        book.add("execution.memory.pool", "-", "unsupported", "QNN takes no outside allocator", "use pool: engine")
+        builder.add("execution.memory.pool", "-", "unsupported", "QNN takes no outside allocator", "use pool: engine")

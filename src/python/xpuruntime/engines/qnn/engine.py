@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement
-from xpuruntime.engines.qnn.controls import BF16_SOC, chip_options, settle
+from xpuruntime.engines.qnn.controls import BF16_SOC, chip_options, resolve_settings
 from xpuruntime.engines.qnn.options import NAMES
 from xpuruntime.engines.qnn.probing import missing, probe
 from xpuruntime.engines.qnn.settings import Settings
@@ -82,7 +82,7 @@ class QnnEngine(Engine[Settings]):
             refusal = _refuse_model(request, target)
             if refusal is not None:
                 return refusal.judgement(self.name, request.device)
-            settings, controls = settle(request, target, simulated=facts.detail.get("runs_on") == "simulator")
+            settings, controls = resolve_settings(request, target, simulated=facts.detail.get("runs_on") == "simulator")
         except PolicyError as error:
             return refuse(VerdictCode.OPTION_INVALID, str(error))
         where = "the HTP simulator" if settings.simulated else "the device"

@@ -20,13 +20,13 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts
 
-__all__ = ["settle"]
+__all__ = ["resolve_settings"]
 
 _OLDEST_DEFAULT = 8
 _AT_ONCE = ("eager", "none")
 
 
-def settle(
+def resolve_settings(
     request: Request, flavour: Flavour, facts: EngineFacts, chip: str | None
 ) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for one flavour. Pure.
@@ -44,20 +44,22 @@ def settle(
     PolicyError
         For an option that is unknown, out of range, or not of this version; for shapes that do not fit the model.
     """
-    book = ControlBuilder(request.policy.stated())
-    book.common(request, flavour.name, checked="the engine is one CUDA engine, whose layers all run on this device")
+    builder = ControlBuilder(request.policy.stated())
+    builder.common(request, flavour.name, checked="the engine is one CUDA engine, whose layers all run on this device")
     given = own_options(request.policy.execution.provider_options, flavour.names)
     options = checked_options(given, flavour, facts)
     where = f"execution.provider_options.{flavour.name}"
-    book.options(where, flavour.names, "checked against a table, set, and read back where the vendor lets it be read")
+    builder.options(
+        where, flavour.names, "checked against a table, set, and read back where the vendor lets it be read"
+    )
     chosen: dict[str, Any] = {"options": options, "strict": request.policy.mode == "strict"}
     chosen["targets"] = _targets(request, flavour, facts, chip, options)
     chosen["profiles"] = profiles(request)
-    chosen.update(_precision(request, flavour, book))
-    chosen["keep_fp32"] = _rules(request, book, changed=bool(chosen.get("convert") or chosen.get("quantise")))
-    chosen.update(_execution(request, flavour, facts, book, options))
-    chosen.update(_memory(request, book))
-    return Settings(**chosen), book.finish(flavour.title)
+    chosen.update(_precision(request, flavour, builder))
+    chosen["keep_fp32"] = _rules(request, builder, changed=bool(chosen.get("convert") or chosen.get("quantise")))
+    chosen.update(_execution(request, flavour, facts, builder, options))
+    chosen.update(_memory(request, builder))
+    return Settings(**chosen), builder.finish(flavour.title)
 
 
 def profiles(request: Request) -> dict[str, Profile]:
@@ -98,7 +100,7 @@ def _targets(
     return tuple(one for one in known if int(one.partition(".")[0]) >= _OLDEST_DEFAULT)
 
 
-def _precision(request: Request, flavour: Flavour, book: ControlBuilder) -> dict[str, Any]:
+def _precision(request: Request, flavour: Flavour, builder: ControlBuilder) -> dict[str, Any]:
     execution = request.policy.execution
     precision = execution.precision
     tf32 = execution.tf32 if execution.tf32 is not None else {"fp32": False}.get(precision, True)
@@ -108,48 +110,50 @@ def _precision(request: Request, flavour: Flavour, book: ControlBuilder) -> dict
     if precision in ("fp16", "bf16"):
         chosen["convert"] = precision
         reason = f"{typed}, and a probe input is compared with fp32"
-        book.add(key, f"graph converted to {precision}", "enforced", reason)
+        builder.add(key, f"graph converted to {precision}", "enforced", reason)
     elif precision == "int8":
         chosen["quantise"] = request.model.quantisation.scheme == "none"
         how = "graph quantised to int8 Q/DQ, biases in floats" if chosen["quantise"] else "the model's own Q/DQ"
         reason = f"{typed}, with every rounding to int8; the report says which layers compute in it"
-        book.add(key, how, "enforced", reason)
+        builder.add(key, how, "enforced", reason)
     elif precision == "fp32":
-        book.add(key, flag, "enforced", f"fp32 excludes TF32, which {flavour.title} uses unless told; {typed}")
+        builder.add(key, flag, "enforced", f"fp32 excludes TF32, which {flavour.title} uses unless told; {typed}")
     elif precision == "tf32":
-        book.add(key, flag, "enforced", "TF32 is allowed for fp32 products and convolutions")
+        builder.add(key, flag, "enforced", "TF32 is allowed for fp32 products and convolutions")
     else:
-        book.add(key, "the model's own types", "enforced", typed)
-    book.add("execution.tf32", flag, "enforced", "builder flag, read back before the build")
+        builder.add(key, "the model's own types", "enforced", typed)
+    builder.add("execution.tf32", flag, "enforced", "builder flag, read back before the build")
     return chosen
 
 
-def _rules(request: Request, book: ControlBuilder, *, changed: bool) -> tuple[str, ...]:
+def _rules(request: Request, builder: ControlBuilder, *, changed: bool) -> tuple[str, ...]:
     keep: list[str] = []
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
         if glob is not None and changed:
             keep.append(glob)
-            book.add(key, f"nodes {glob} stay fp32", "enforced", "they are neither converted nor quantised")
+            builder.add(key, f"nodes {glob} stay fp32", "enforced", "they are neither converted nor quantised")
         else:
             reason = "only precision: fp32 for nodes of a graph that is converted or quantised can be held to"
-            book.add(key, "-", "unsupported", reason, "remove the rule")
+            builder.add(key, "-", "unsupported", reason, "remove the rule")
     return tuple(keep)
 
 
 def _execution(
-    request: Request, flavour: Flavour, facts: EngineFacts, book: ControlBuilder, options: dict[str, str]
+    request: Request, flavour: Flavour, facts: EngineFacts, builder: ControlBuilder, options: dict[str, str]
 ) -> dict[str, Any]:
     execution = request.policy.execution
-    book.add("execution.allow_cpu_ops", "-", "enforced", "an engine has no layers on the CPU; nothing needs permission")
-    book.add("execution.threads", "-", "unsupported", "nothing is computed on the CPU", "remove the key")
+    builder.add(
+        "execution.allow_cpu_ops", "-", "enforced", "an engine has no layers on the CPU; nothing needs permission"
+    )
+    builder.add("execution.threads", "-", "unsupported", "nothing is computed on the CPU", "remove the key")
     if execution.layout == "auto":
-        book.add("execution.layout", "-", "enforced", "left to the engine")
+        builder.add("execution.layout", "-", "enforced", "left to the engine")
     else:
         reason = "the builder chooses the layout of every tensor inside the engine; evidence says which"
-        book.add("execution.layout", "-", "unsupported", reason, "remove the key")
-    book.shapes(request, "an optimisation profile is built for the range")
-    _determinism(request, flavour, facts, book, options)
+        builder.add("execution.layout", "-", "unsupported", reason, "remove the key")
+    builder.shapes(request, "an optimisation profile is built for the range")
+    _determinism(request, flavour, facts, builder, options)
     if execution.cuda_graph != "off" and options.get("cuda_graph_strategy") == "whole_graph_capture":
         msg = (
             f"execution.provider_options.{flavour.name}.cuda_graph_strategy: whole_graph_capture and "
@@ -157,17 +161,17 @@ def _execution(
         )
         raise PolicyError(msg, engine=flavour.name)
     if execution.cuda_graph == "off":
-        book.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
+        builder.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     elif execution.cuda_graph == "require":
-        book.add("execution.cuda_graph", "captured by bind()", "enforced", "bind() captures or raises")
+        builder.add("execution.cuda_graph", "captured by bind()", "enforced", "bind() captures or raises")
     else:
         reason = "captured where the engine allows it; otherwise the binding says why not"
-        book.add("execution.cuda_graph", "captured by bind()", "advisory", reason)
+        builder.add("execution.cuda_graph", "captured by bind()", "advisory", reason)
     return {"graph": execution.cuda_graph}
 
 
 def _determinism(
-    request: Request, flavour: Flavour, facts: EngineFacts, book: ControlBuilder, options: dict[str, str]
+    request: Request, flavour: Flavour, facts: EngineFacts, builder: ControlBuilder, options: dict[str, str]
 ) -> None:
     if not request.policy.execution.deterministic:
         return
@@ -182,20 +186,20 @@ def _determinism(
             raise PolicyError(msg, engine=flavour.name)
         resolved, how = f"kernel_specialization={asked}", "kernels are not replaced while the engine runs"
     reason = f"{how}; the vendor does not promise that each of them adds in the same order every time"
-    book.determinism(request, resolved, "advisory", reason)
+    builder.determinism(request, resolved, "advisory", reason)
 
 
-def _memory(request: Request, book: ControlBuilder) -> dict[str, Any]:
+def _memory(request: Request, builder: ControlBuilder) -> dict[str, Any]:
     memory = request.policy.execution.memory
     chosen = {"pool": memory.pool, "pool_limit": memory.limit, "workspace": memory.limit}
     if memory.pool == "engine":
-        book.add("execution.memory.pool", "the vendor's own allocations", "enforced", "nothing is replaced")
+        builder.add("execution.memory.pool", "the vendor's own allocations", "enforced", "nothing is replaced")
         reason = "limit of the scratch memory that kernels are chosen with; weights and activations come on top"
         fix = "state execution.memory.pool: caching, whose limit holds for everything"
-        book.add("execution.memory.limit", f"workspace {show(memory.limit)} bytes", "advisory", reason, fix)
+        builder.add("execution.memory.limit", f"workspace {show(memory.limit)} bytes", "advisory", reason, fix)
         return chosen
     reason = "weights, activations and scratch memory of the session go through the pool, in the order of its streams"
-    book.add("execution.memory.pool", f"a {memory.pool} xpuruntime pool as IGpuAllocator", "enforced", reason)
+    builder.add("execution.memory.pool", f"a {memory.pool} xpuruntime pool as IGpuAllocator", "enforced", reason)
     reason = "limit of the pool, and of the scratch memory that kernels are chosen with"
-    book.add("execution.memory.limit", f"pool limit {show(memory.limit)} bytes", "enforced", reason)
+    builder.add("execution.memory.limit", f"pool limit {show(memory.limit)} bytes", "enforced", reason)
     return chosen

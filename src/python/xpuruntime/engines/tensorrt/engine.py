@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal
-from xpuruntime.engines.tensorrt.controls import settle
+from xpuruntime.engines.tensorrt.controls import resolve_settings
 from xpuruntime.engines.tensorrt.options import runtime_keys
 from xpuruntime.engines.tensorrt.probing import probe
 from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, Flavour
@@ -89,7 +89,7 @@ class TensorRtEngine(Engine[Settings]):
         return refuse_model(request, self.flavour) or refuse_shapes(request, self.flavour)
 
     def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement[Settings]:
-        settings, controls = settle(request, self.flavour, facts, capability_of(request, machine))
+        settings, controls = resolve_settings(request, self.flavour, facts, capability_of(request, machine))
         reason = f"{self.flavour.title} {facts.version}"
         if settings.targets:
             reason += f", built for compute capability {', '.join(settings.targets)}"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.control_builder import ControlBuilder, show
 from xpuruntime.engines.options import check_options, own_options
-from xpuruntime.engines.torch.kernel_controls import settle_kernels
+from xpuruntime.engines.torch.kernel_controls import resolve_kernels
 from xpuruntime.engines.torch.options import NAMES, OPTIONS
 from xpuruntime.engines.torch.settings import Settings
 from xpuruntime.errors import PolicyError
@@ -17,13 +17,13 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Control
 
-__all__ = ["settle"]
+__all__ = ["resolve_settings"]
 
 _WHERE = "execution.provider_options.torch"
 _COMPILE = ("compile_mode", "fullgraph", "dynamic")
 
 
-def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
+def resolve_settings(request: Request) -> tuple[Settings, tuple[Control, ...]]:
     """Resolve the policy of `request` for PyTorch on its device. Pure.
 
     Raises
@@ -33,10 +33,10 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
     """
     policy, execution = request.policy, request.policy.execution
     cuda = request.device.startswith("cuda")
-    book = ControlBuilder(policy.stated())
-    book.common(request, NAMES[0], checked="every parameter and every result is on it")
+    builder = ControlBuilder(policy.stated())
+    builder.common(request, NAMES[0], checked="every parameter and every result is on it")
     given = check_options(own_options(execution.provider_options, NAMES), OPTIONS, _WHERE)
-    book.options(_WHERE, NAMES, "validated and handed to torch.compile, or to the choice of how to run")
+    builder.options(_WHERE, NAMES, "validated and handed to torch.compile, or to the choice of how to run")
     mode = given.pop("mode", "eager")
     if mode == "eager" and given:
         name = next(iter(given))
@@ -49,54 +49,54 @@ def settle(request: Request) -> tuple[Settings, tuple[Control, ...]]:
         )
         raise PolicyError(msg, engine=NAMES[0])
     fields: dict[str, Any] = {"mode": mode, "compile": {n: given[n] for n in _COMPILE if n in given}}
-    fields.update(_precision(request, book, cuda=cuda))
-    fields.update(_execution(request, book, cuda=cuda))
+    fields.update(_precision(request, builder, cuda=cuda))
+    fields.update(_execution(request, builder, cuda=cuda))
     settings = Settings(strict=policy.mode == "strict", **fields)
-    if any(key.startswith("kernels.") for key in book.stated):
-        settle_kernels(request, book, compiled=mode == "compile")
-    return settings, book.finish("PyTorch")
+    if any(key.startswith("kernels.") for key in builder.stated):
+        resolve_kernels(request, builder, compiled=mode == "compile")
+    return settings, builder.finish("PyTorch")
 
 
-def _precision(request: Request, book: ControlBuilder, *, cuda: bool) -> dict[str, Any]:
+def _precision(request: Request, builder: ControlBuilder, *, cuda: bool) -> dict[str, Any]:
     execution = request.policy.execution
     precision = execution.precision
     convert = precision if precision in ("fp16", "bf16") else None
     key = "execution.precision"
     if convert is not None:
         reason = "weights and arithmetic are converted; inputs and outputs keep their types"
-        book.add(key, f"weights converted to {convert}", "enforced", reason)
+        builder.add(key, f"weights converted to {convert}", "enforced", reason)
     elif precision == "fp32":
         reason = "fp32 excludes TF32: torch's switches are set for the process" if cuda else "the CPU computes fp32"
-        book.add(key, "tf32 off" if cuda else "the model's own types", "enforced", reason)
+        builder.add(key, "tf32 off" if cuda else "the model's own types", "enforced", reason)
     elif precision == "tf32":
-        book.add(key, "tf32 on", "enforced", "TF32 is allowed for fp32 matmul and conv, for the process")
+        builder.add(key, "tf32 on", "enforced", "TF32 is allowed for fp32 matmul and conv, for the process")
     else:
-        book.add(key, "the model's own types", "enforced", "nothing is converted")
+        builder.add(key, "the model's own types", "enforced", "nothing is converted")
     tf32 = execution.tf32 if execution.tf32 is not None else {"fp32": False, "tf32": True}.get(precision)
     if cuda:
-        book.add("execution.tf32", show(bool(tf32)), "enforced", "torch's process-wide switches, read back")
+        builder.add("execution.tf32", show(bool(tf32)), "enforced", "torch's process-wide switches, read back")
         return {"convert": convert, "tf32": tf32}
     if tf32 is False:
-        book.add("execution.tf32", "false", "enforced", "the CPU has no TF32")
+        builder.add("execution.tf32", "false", "enforced", "the CPU has no TF32")
     else:
-        book.add("execution.tf32", "-", "unsupported", "the CPU has no TF32", "remove the key, or use device cuda:0")
+        builder.add("execution.tf32", "-", "unsupported", "the CPU has no TF32", "remove the key, or use device cuda:0")
     return {"convert": convert}
 
 
-def _execution(request: Request, book: ControlBuilder, *, cuda: bool) -> dict[str, Any]:
+def _execution(request: Request, builder: ControlBuilder, *, cuda: bool) -> dict[str, Any]:
     execution = request.policy.execution
     fields: dict[str, Any] = {}
     if execution.deterministic:
         fields["deterministic"] = True
         reason = "operators that have no deterministic form raise"
-        book.determinism(request, "torch.use_deterministic_algorithms, for the process", "enforced", reason)
+        builder.determinism(request, "torch.use_deterministic_algorithms, for the process", "enforced", reason)
     if execution.threads is not None:
         if cuda:
-            book.add("execution.threads", "-", "unsupported", "the model runs on the GPU", "remove the key")
+            builder.add("execution.threads", "-", "unsupported", "the model runs on the GPU", "remove the key")
         else:
             fields["threads"] = execution.threads
             reason = "torch.set_num_threads, read back"
-            book.add("execution.threads", str(execution.threads), "enforced", f"for the process: {reason}")
+            builder.add("execution.threads", str(execution.threads), "enforced", f"for the process: {reason}")
     if execution.cuda_graph != "off":
         if cuda:
             fields["graph"] = execution.cuda_graph
@@ -105,14 +105,14 @@ def _execution(request: Request, book: ControlBuilder, *, cuda: bool) -> dict[st
                 if execution.cuda_graph == "require"
                 else ("advisory", "captured where the model can be; otherwise the binding says why not")
             )
-            book.add("execution.cuda_graph", "captured by bind()", level, reason)  # type: ignore[arg-type]
+            builder.add("execution.cuda_graph", "captured by bind()", level, reason)  # type: ignore[arg-type]
         else:
             fix = "remove the key, or use device cuda:0"
-            book.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
-    book.add(
+            builder.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
+    builder.add(
         "execution.memory.pool", "-", "unsupported", "PyTorch's own allocator serves the model", "use pool: engine"
     )
-    book.add(
+    builder.add(
         "execution.static_shape",
         "the program's own shapes",
         "enforced" if _fixed(request) else "advisory",

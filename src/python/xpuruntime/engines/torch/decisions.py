@@ -113,7 +113,7 @@ class Deciding:
                 yield _native(call, words, key, "fallback", None, refused)
         elif not route.native:
             for number, count in sorted(call.served.items()):
-                yield self._by_ours(call, route, self._made[number], count)
+                yield self._by_xpuruntime(call, route, self._made[number], count)
         elif why := self.unsupported(self.key_of(route)):
             key = self.key_of(route)
             words = words_of(self._policy, key)
@@ -161,7 +161,7 @@ class Deciding:
                 candidates.append(_candidate(_named(call.op, name), True, text, spent))
         return _native(call, route.asked, _tuning(self.key_of(route)), "tuned", route.kernel, candidates)
 
-    def _by_ours(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
+    def _by_xpuruntime(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
         """Return that an xpuruntime kernel serves, with what became of the words before the one that named it."""
         from xpuruntime.ops.recording import as_record
         from xpuruntime.pytorch.dispatch.route import DEFAULT_ID

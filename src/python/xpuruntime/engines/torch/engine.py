@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
-from xpuruntime.engines.torch.controls import settle
+from xpuruntime.engines.torch.controls import resolve_settings
 from xpuruntime.engines.torch.options import NAMES, OPTIONS
 from xpuruntime.engines.torch.settings import Settings
 from xpuruntime.errors import PolicyError
@@ -69,7 +69,7 @@ class TorchEngine(Engine[Settings]):
         if refusal is not None:
             return refusal.judgement(self.name, request.device)
         try:
-            settings, controls = settle(request)
+            settings, controls = resolve_settings(request)
         except PolicyError as error:
             return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
         how = "compiled" if settings.mode == "compile" else "eager"

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.hidden import Hidden
     from xpuruntime.policies.kernel_rule import KernelRule
 
-__all__ = ["ABSENT", "NATIVE", "settle_kernels", "why_not"]
+__all__ = ["ABSENT", "NATIVE", "resolve_kernels", "why_not"]
 
 #: What becomes of a key for an operation that the model does not have.
 ABSENT = "-"
@@ -49,13 +49,13 @@ NATIVE = {
 _CUDA_ALONE = ("cudnn", "torch.cudnn", "efficient", "torch.efficient")
 
 
-def settle_kernels(request: Request, book: ControlBuilder, *, compiled: bool) -> None:
+def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool) -> None:
     """Add the control of every kernel key.
 
     Parameters
     ----------
     request : Request
-    book : ControlBuilder
+    builder : ControlBuilder
     compiled : bool
         Whether the program is compiled by ``torch.compile``.
     """
@@ -66,41 +66,41 @@ def settle_kernels(request: Request, book: ControlBuilder, *, compiled: bool) ->
     for op, words in policy.preferences.items():
         key = f"kernels.{op}"
         if op not in present:
-            _absent(book, key, op, _tuple(words), written_out(request.model.nodes).get(op, ()))
+            _absent(builder, key, op, _tuple(words), written_out(request.model.nodes).get(op, ()))
         else:
-            _add(book, key, (op,), _tuple(words), hidden.get(key), cuda=cuda, compiled=compiled)
+            _add(builder, key, (op,), _tuple(words), hidden.get(key), cuda=cuda, compiled=compiled)
     placed = placed_rules(policy, request.model.nodes)
     for index, rule in enumerate(policy.rules):
         key = f"kernels.rules[{index}]"
         if rule.use is None or rule.precision is not None:
             reason = "the torch engine converts a program as a whole; it keeps no operator in another precision"
-            book.add(key, "-", "unsupported", reason, "remove the precision of the rule")
+            builder.add(key, "-", "unsupported", reason, "remove the precision of the rule")
             continue
         if rule.match.node is not None and not any(source == key for _, source in placed):
             reason = "no operator in a module, of an operation that kernels are chosen for, has such a name"
-            book.add(key, "-", "unsupported", reason, "correct match.node, or name the module by match.module")
+            builder.add(key, "-", "unsupported", reason, "correct match.node, or name the module by match.module")
             continue
-        _add(book, key, _ops_of(rule, present), _tuple(rule.use), hidden.get(key), cuda=cuda, compiled=compiled)
+        _add(builder, key, _ops_of(rule, present), _tuple(rule.use), hidden.get(key), cuda=cuda, compiled=compiled)
     if policy.auto_strategy == "best_performance":
-        book.add(
+        builder.add(
             "kernels.auto_strategy",
             "best_performance",
             "advisory",
             "where the policy leaves the choice, calls are measured while the model warms up",
         )
     else:
-        book.add("kernels.auto_strategy", "first_supported", "enforced", "a free choice is PyTorch's own")
+        builder.add("kernels.auto_strategy", "first_supported", "enforced", "a free choice is PyTorch's own")
 
 
-def _absent(book: ControlBuilder, key: str, op: str, words: tuple[str, ...], nodes: Sequence[str]) -> None:
+def _absent(builder: ControlBuilder, key: str, op: str, words: tuple[str, ...], nodes: Sequence[str]) -> None:
     """Add the control of a key for an operation of which the model has no call: written out, or not found."""
     if words[0] == "auto":
-        book.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
+        builder.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
     elif nodes:
         reason = f"the model writes {op} out (at {nodes[0]!r}), which is no call that a kernel could serve"
-        book.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
+        builder.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
     else:
-        book.add(key, ABSENT, "advisory", f"no {op} {NOTHING}", "remove the key from the policy of this model")
+        builder.add(key, ABSENT, "advisory", f"no {op} {NOTHING}", "remove the key from the policy of this model")
 
 
 def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:
@@ -110,7 +110,7 @@ def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:
 
 
 def _add(
-    book: ControlBuilder,
+    builder: ControlBuilder,
     key: str,
     ops: Sequence[str],
     words: tuple[str, ...],
@@ -120,7 +120,7 @@ def _add(
     compiled: bool,
 ) -> None:
     if words[0] == "auto":
-        book.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
+        builder.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
         return
     reasons: dict[str, str] = {}
     served: list[str] = []
@@ -132,9 +132,9 @@ def _add(
             served.append(word)
     if not served:
         text = "; ".join(f"{word}: {reason}" for word, reason in reasons.items())
-        book.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them)")
+        builder.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them)")
     elif hidden is not None and hidden.alone:
-        book.add(key, "-", "unsupported", hidden.reason, hidden.fix)
+        builder.add(key, "-", "unsupported", hidden.reason, hidden.fix)
     elif compiled:
         reason = (
             "calls of the compiled program are decided one by one, but what the compiler fuses, such as norms, is no "
@@ -142,15 +142,15 @@ def _add(
         )
         if hidden is not None:
             reason += f"; and {hidden.reason}"
-        book.add(key, ", ".join(served), "advisory", reason, "state mode: eager for the torch engine")
+        builder.add(key, ", ".join(served), "advisory", reason, "state mode: eager for the torch engine")
     elif hidden is not None:
         reason = f"each other call is served by it, but {hidden.reason}"
-        book.add(key, ", ".join(served), "advisory", reason, hidden.fix)
+        builder.add(key, ", ".join(served), "advisory", reason, hidden.fix)
     else:
         reason = "each call is served by it, instead of PyTorch's own kernel; the evidence says which kernel ran"
         if reasons:
             reason += f". Not here: {'; '.join(f'{word}: {text}' for word, text in reasons.items())}"
-        book.add(key, ", ".join(served), "enforced", reason)
+        builder.add(key, ", ".join(served), "enforced", reason)
 
 
 def why_not(op: str, word: str, *, cuda: bool) -> str:

@@ -20,7 +20,7 @@ from xpuruntime.engines.torch.switches import read_back
 from xpuruntime.engines.torch.tensor_sizes import TensorSizes
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
-from xpuruntime.evidence.kernels.names import what_name_says
+from xpuruntime.evidence.kernels.names import parse_kernel_name
 from xpuruntime.evidence.records import DeviceKernel, Time, Unit
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, in
             kind = "copy"
         elif name.startswith("Memset"):
             kind = "fill"
-        said = what_name_says(name)
+        said = parse_kernel_name(name)
         found.append(
             DeviceKernel(
                 name=name,

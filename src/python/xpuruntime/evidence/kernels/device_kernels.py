@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.records import DeviceKernel, Unit
 
-__all__ = ["KernelSum", "summed", "tensor_cores_text", "told_kernel"]
+__all__ = ["KernelSum", "reported_kernel", "summed", "tensor_cores_text"]
 
 
 class KernelSum(NamedTuple):
@@ -77,8 +77,8 @@ def summed(units: Iterable[Unit]) -> tuple[KernelSum, ...]:
     return tuple(sorted(found, key=lambda one: (-one.us, one.name)))
 
 
-def told_kernel(unit: Unit) -> str | None:
-    """Return which kernel ran: as the engine reports it, else the device's in short; ``None``: nobody tells."""
+def reported_kernel(unit: Unit) -> str | None:
+    """Return which kernel ran: as the engine reports it, else short names of the device's; ``None``: not reported."""
     if unit.kernel is not None:
         return unit.kernel if unit.kernel_source == "reported" else None
     names = dict.fromkeys(short_name(one.name) for one in unit.device_kernels if one.kind == "kernel")

@@ -11,11 +11,11 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-__all__ = ["Said", "short_name", "what_name_says"]
+__all__ = ["NameFacts", "parse_kernel_name", "short_name"]
 
 
-class Said(NamedTuple):
-    """What a name says; ``None``: nothing."""
+class NameFacts(NamedTuple):
+    """What can be read from a kernel's name; ``None`` where the name does not show it."""
 
     tensor_cores: bool | None
     precision: str | None
@@ -46,7 +46,7 @@ _PRECISIONS = (
 _CUTLASS = re.compile(r"cutlass::Kernel2?<(cutlass_\w+)")
 
 
-def what_name_says(name: str) -> Said:
+def parse_kernel_name(name: str) -> NameFacts:
     """Read a kernel's name.
 
     Parameters
@@ -56,22 +56,22 @@ def what_name_says(name: str) -> Said:
 
     Returns
     -------
-    Said
+    NameFacts
 
     Examples
     --------
-    >>> what_name_says("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_cublas")
-    Said(tensor_cores=True, precision='tf32')
-    >>> what_name_says("ampere_sgemm_128x64_tn")
-    Said(tensor_cores=False, precision='fp32')
-    >>> what_name_says("elementwise_kernel")
-    Said(tensor_cores=None, precision=None)
+    >>> parse_kernel_name("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_cublas")
+    NameFacts(tensor_cores=True, precision='tf32')
+    >>> parse_kernel_name("ampere_sgemm_128x64_tn")
+    NameFacts(tensor_cores=False, precision='fp32')
+    >>> parse_kernel_name("elementwise_kernel")
+    NameFacts(tensor_cores=None, precision=None)
     """
     tensor = False if _PLAIN.search(name) else True if _TENSOR.search(name) else None
     if tensor is None:
-        return Said(None, None)
+        return NameFacts(None, None)
     precision = next((word for pattern, word in _PRECISIONS if pattern.search(name)), None)
-    return Said(tensor, precision)
+    return NameFacts(tensor, precision)
 
 
 def short_name(name: str) -> str:

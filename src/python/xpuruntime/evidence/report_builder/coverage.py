@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["coverage_note", "instrumented", "watching_note"]
+__all__ = ["coverage_note", "instrumented", "profiler_overhead_note"]
 
 #: The units explain a run when their sum is within this share of it.
 _NEAR = 0.10
@@ -96,8 +96,8 @@ def coverage_note(found: Mapping[str, Any]) -> str | None:
     )
 
 
-def watching_note(found: Mapping[str, Any], unwatched_us: float) -> str | None:
-    """Return a sentence where the units together took longer than whole runs that nobody watched.
+def profiler_overhead_note(found: Mapping[str, Any], unwatched_us: float) -> str | None:
+    """Return a sentence where the units together took longer than whole uninstrumented runs.
 
     Parameters
     ----------
@@ -110,7 +110,7 @@ def watching_note(found: Mapping[str, Any], unwatched_us: float) -> str | None:
     if units <= unwatched_us * (1 + _NEAR):
         return None
     return (
-        f"the units together took {units:,.1f} us of a run that was watched, and nine of ten whole runs of the session "
+        f"the units together took {units:,.1f} us of an instrumented run, and nine of ten whole runs of the session "
         f"at most {unwatched_us:,.1f}: times of units hold work of the profiler, or the machine was busy. Read them as "
         "shares"
     )

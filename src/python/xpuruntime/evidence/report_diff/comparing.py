@@ -10,7 +10,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.kernels.device_kernels import told_kernel
+from xpuruntime.evidence.kernels.device_kernels import reported_kernel
 from xpuruntime.evidence.records import Time
 from xpuruntime.evidence.report import Report
 from xpuruntime.evidence.report_comparison import (
@@ -286,7 +286,7 @@ def _differ(a: Unit, b: Unit, both: set[str]) -> list[What]:
     providers = a.provider != b.provider and None not in (a.provider, b.provider)
     if a.engine != b.engine or a.device != b.device or providers:
         found.append("placement")
-    kernels = told_kernel(a), told_kernel(b)
+    kernels = reported_kernel(a), reported_kernel(b)
     if None not in kernels and kernels[0] != kernels[1]:
         found.append("kernel")
     if a.precision_run != b.precision_run and None not in (a.precision_run, b.precision_run):
@@ -324,7 +324,7 @@ def _side(unit: Unit) -> UnitSide:
         engine=unit.engine,
         device=unit.device,
         provider=unit.provider,
-        kernel=told_kernel(unit) or unit.kernel,
+        kernel=reported_kernel(unit) or unit.kernel,
         precision=unit.precision_run,
         layout=unit.layout,
         time=unit.time,

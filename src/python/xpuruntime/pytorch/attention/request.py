@@ -330,7 +330,7 @@ def _settle(
     # Inside of transforms nothing can be measured.
     moved = bool(call_state.transforms()) or _private_api.forward_level() >= 0
     fixed = bool(call.unfit) or call.dropout_p > 0 or moved
-    xrt_kernel = [] if fixed else [id_ for id_ in _ours_for(call, exact) if id_ not in skip]
+    xrt_kernel = [] if fixed else [id_ for id_ in _xpuruntime_kernels_for(call, exact) if id_ not in skip]
     others = [] if fixed or call.backward else others_of_pytorch(call)
     best: str | None = route.kernel
     times: tuple[tuple[str, float], ...] = ()
@@ -386,7 +386,7 @@ def others_of_pytorch(call: AttentionCall) -> list[str]:
     return [id_ for id_ in rest if not native_rejection(id_, call)]
 
 
-def _ours_for(call: AttentionCall, exact: bool) -> list[str]:
+def _xpuruntime_kernels_for(call: AttentionCall, exact: bool) -> list[str]:
     """Return the xpuruntime kernels that may be chosen for a call without being asked for."""
     prepare()
     kernels = _core.KernelRegistry.instance().kernels("attention")

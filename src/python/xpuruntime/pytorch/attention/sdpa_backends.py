@@ -23,12 +23,12 @@ __all__ = [
     "BACKENDS",
     "Settings",
     "by_backend",
+    "fix_backend_order",
     "is_enabled",
     "kernels_in",
     "read",
     "rejection",
     "restore",
-    "settle_order",
     "wish_for",
     "write",
 ]
@@ -71,8 +71,8 @@ class Settings(NamedTuple):
 
 
 @functools.cache
-def settle_order() -> None:
-    """Have PyTorch settle its order of backends now, where CUDA is there.
+def fix_backend_order() -> None:
+    """Have PyTorch fix its order of backends now, where CUDA is there.
 
     It does so once in a process, with its first attention on CUDA: on Hopper it puts cuDNN first, over whatever order
     was set before.

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["attention_settled", "attention_switch", "names_kernels", "serves_nothing"]
+__all__ = ["attention_decided_by_switch", "attention_switch", "names_kernels", "serves_nothing"]
 
 _FREE = ("auto", "torch", "torch.sdpa")
 _OVERRIDEABLE = 4
@@ -30,7 +30,7 @@ _FLASH_V3 = "FA3"
 _FLASH_V3_MODULE = "flash_attn_interface"
 
 
-def attention_settled(policy: Policy) -> bool:
+def attention_decided_by_switch(policy: Policy) -> bool:
     """Say whether the short form of attention is done by `attention_switch` for all calls, at no cost for each.
 
     That is so where it names nothing but PyTorch's own kernels and no rule chooses a kernel for attention. Calls that
@@ -56,7 +56,7 @@ def serves_nothing(policy: Policy) -> bool:
 
 
 def attention_switch(policy: Policy) -> Callable[[], Any] | None:
-    """Set PyTorch's switches for what `attention_settled` says. Returns what gives them back, or ``None``.
+    """Set PyTorch's switches for what `attention_decided_by_switch` says. Returns what gives them back, or ``None``.
 
     Raises
     ------
@@ -80,7 +80,7 @@ def attention_switch(policy: Policy) -> Callable[[], Any] | None:
             undo.pop()()
 
     try:
-        if attention_settled(policy):
+        if attention_decided_by_switch(policy):
             _settle(policy, undo)
         if names_kernels(policy):
             undo.append(shared_switches.claim({"mha.fastpath": False}).release)
@@ -135,7 +135,7 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
         warnings.warn(f"kernels.attention: {'; '.join(refused)}", XpuRuntimeWarning, stacklevel=2)
     if not wanted:
         return
-    sdpa_backends.settle_order()
+    sdpa_backends.fix_backend_order()
     before = sdpa_backends.read()
     applied = _settings(before, wanted, only=strict and not free)
     sdpa_backends.write(applied)

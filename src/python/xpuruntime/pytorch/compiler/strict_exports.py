@@ -54,7 +54,7 @@ class StrictExports:
         @functools.wraps(before)
         def get_traced_fn(traced: Any) -> Any:
             kind = type(traced)
-            if (kind.__module__, kind.__name__) == (_EXPORT, "ModuleToTrace") and _are_ours():
+            if (kind.__module__, kind.__name__) == (_EXPORT, "ModuleToTrace") and _are_xpuruntime_hooks():
                 return traced.forward.__func__, traced
             return before(traced)
 
@@ -71,6 +71,6 @@ class StrictExports:
                 setattr(module, _NAME, before)
 
 
-def _are_ours() -> bool:
+def _are_xpuruntime_hooks() -> bool:
     hooks = (hook for name in _GLOBAL for hook in list(getattr(torch_module, name).values()))
     return all(str(getattr(hook, "__module__", "")).startswith("xpuruntime.") for hook in hooks)

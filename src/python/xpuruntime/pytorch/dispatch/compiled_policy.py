@@ -122,14 +122,14 @@ class CompiledPolicy:
         return other
 
     def _decides(self, op: str) -> bool:
-        from xpuruntime.pytorch.switches.policy_switches import settled_by_switches
+        from xpuruntime.pytorch.switches.policy_switches import decided_by_switches
 
         if self._rules(op):
             return True
         kernel_names = self.policy.kernels.get(op)
         if kernel_names is None:
             return self.tunes
-        return not settled_by_switches(self.policy, op)
+        return not decided_by_switches(self.policy, op)
 
     def names_phases(self, op: str | None = None) -> bool:
         """Say whether a rule asks for the phase of a call: of an operation, or of any."""

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.call_recorder import Seen
     from xpuruntime.pytorch.explanation.timeline import DeviceWork, Node
 
-__all__ = ["Joined", "Share", "join"]
+__all__ = ["Attribution", "Share", "attribute_events"]
 
 #: Ranges in which torch.compile runs what it compiled for the CPU into C++, which no profiler sees into.
 _COMPILED = "## Call CompiledFxGraph"
@@ -96,7 +96,7 @@ class Called(NamedTuple):
     dtypes: tuple[str, ...]
 
 
-class Joined(NamedTuple):
+class Attribution(NamedTuple):
     """Whose the time is.
 
     Attributes
@@ -115,7 +115,7 @@ class Joined(NamedTuple):
     overhead_ns: int
 
 
-def join(events: list[Any], kinds: Sequence[Seen]) -> Joined:
+def attribute_events(events: list[Any], kinds: Sequence[Seen]) -> Attribution:
     """Read what the profiler recorded, of calls of some kinds and besides."""
     return _Joining(Timeline(events), kinds).result()
 
@@ -131,7 +131,7 @@ class _Joining:
         self._uncovered: dict[int, tuple[Node, UncoveredKernel] | None] = {}
         self._replays: dict[UnattributedCalls, set[int]] = defaultdict(set)
 
-    def result(self) -> Joined:
+    def result(self) -> Attribution:
         kind: Literal["device", "cpu"] = "device" if self._timeline.work else "cpu"
         for node in self._timeline.nodes:
             self._take(node, timed=kind == "cpu")
@@ -139,7 +139,7 @@ class _Joining:
             self._take_work(work)
         for key, graphs in self._replays.items():
             self._rest[key].count = len(graphs)
-        return Joined(kind, dict(self._calls), dict(self._rest), self._overhead)
+        return Attribution(kind, dict(self._calls), dict(self._rest), self._overhead)
 
     def _take(self, node: Node, *, timed: bool) -> None:
         """Take one operator or range of the CPU."""

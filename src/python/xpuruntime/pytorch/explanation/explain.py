@@ -19,7 +19,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.overrides.native import never_compile
-from xpuruntime.pytorch.explanation.attribution import join
+from xpuruntime.pytorch.explanation.attribution import attribute_events
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explanation import Explanation, Found
 from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
@@ -116,12 +116,12 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
     __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
 
     def _finish(self, profiler: Profiler, *, partial: bool) -> None:
-        joined = join(profiler.events(), self._recorder.kinds)
+        attribution = attribute_events(profiler.events(), self._recorder.kinds)
         recorder = self._recorder
-        rows = build_rows(recorder.kinds, joined, served_since(self._before), recorder.asking)
+        rows = build_rows(recorder.kinds, attribution, served_since(self._before), recorder.asking)
         unmatched = recorder.asking.unmatched()
         notes = list(unmatched)
-        if joined.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
+        if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
                 "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "
                 "be in use by another tool, or not permitted"
@@ -129,8 +129,8 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         self._found.finish(
             Found(
                 rows=rows,
-                time_kind=joined.kind,
-                overhead_us=joined.overhead_ns / 1000,
+                time_kind=attribution.kind,
+                overhead_us=attribution.overhead_ns / 1000,
                 policy=self._policy,
                 notes=tuple(notes),
                 unmatched=unmatched,

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.ops.decision_log import Decision
-    from xpuruntime.pytorch.explanation.attribution import Joined, UnattributedCalls
+    from xpuruntime.pytorch.explanation.attribution import Attribution, UnattributedCalls
     from xpuruntime.pytorch.explanation.call_recorder import Seen
     from xpuruntime.pytorch.explanation.requested import RequestedKernels
 
@@ -44,22 +44,24 @@ _MINOR = frozenset(
 
 
 def build_rows(
-    kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decision], asking: RequestedKernels
+    kinds: Sequence[Seen], attribution: Attribution, decisions: Sequence[Decision], asking: RequestedKernels
 ) -> tuple[Row, ...]:
     """Return the rows, those that took longest first.
 
     Parameters
     ----------
     kinds : sequence of Seen
-    joined : Joined
+    attribution : Attribution
     decisions : sequence of Decision
         What the core served meanwhile.
     asking : RequestedKernels
         The policies that held meanwhile.
     """
-    rows = [_of_calls(kinds[key.kind], key, share, joined.kind, decisions) for key, share in joined.calls.items()]
-    rows += _unwatched(kinds, joined, decisions)
-    rows += [_of_rest(key, share, joined.kind, asking) for key, share in joined.rest.items()]
+    rows = [
+        _of_calls(kinds[key.kind], key, share, attribution.kind, decisions) for key, share in attribution.calls.items()
+    ]
+    rows += _unwatched(kinds, attribution, decisions)
+    rows += [_of_rest(key, share, attribution.kind, asking) for key, share in attribution.rest.items()]
     return tuple(sorted(rows, key=lambda row: -row.time_us))
 
 
@@ -101,10 +103,10 @@ def _dropped() -> str:
     return f"{dropped} decisions are not in the log, which is full; clear_decisions() empties it"
 
 
-def _unwatched(kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decision]) -> list[Row]:
+def _unwatched(kinds: Sequence[Seen], attribution: Attribution, decisions: Sequence[Decision]) -> list[Row]:
     """Return rows for calls of which the profiler saw nothing."""
     timed: dict[int, int] = {}
-    for key, share in joined.calls.items():
+    for key, share in attribution.calls.items():
         timed[key.kind] = timed.get(key.kind, 0) + share.count
     found = []
     for seen in kinds:
@@ -112,7 +114,7 @@ def _unwatched(kinds: Sequence[Seen], joined: Joined, decisions: Sequence[Decisi
         share.count = seen.count - timed.get(seen.number, 0)
         if share.count > 0:
             key = Called(seen.number, "", seen.module, seen.phase, seen.shapes, seen.dtypes)
-            row = _of_calls(seen, key, share, joined.kind, decisions)
+            row = _of_calls(seen, key, share, attribution.kind, decisions)
             reason = "; ".join(filter(None, (row.reason, "ran in a thread that PyTorch's profiler does not watch")))
             found.append(structs.replace(row, reason=reason))
     return found

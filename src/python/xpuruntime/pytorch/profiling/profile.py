@@ -20,7 +20,7 @@ from xpuruntime.pytorch.explanation.explain import Watch, served_since
 from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.profiling.trace_merge import merge_trace
 from xpuruntime.runtime.recorded_block import RecordedBlock, warn_beside
-from xpuruntime.runtime.trace_events import Marks, watch_marks
+from xpuruntime.runtime.trace_events import Marks, record_marks
 
 if TYPE_CHECKING:
     import os
@@ -139,8 +139,8 @@ class _Watch(Watch):
         self._undo.append(module_paths.release)
 
     def _record(self) -> None:
-        before = watch_marks(self._marks)
-        self._undo.append(lambda: watch_marks(before))
+        before = record_marks(self._marks)
+        self._undo.append(lambda: record_marks(before))
         super()._record()
 
 

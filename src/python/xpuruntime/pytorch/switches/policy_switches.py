@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
-from xpuruntime.pytorch.attention.sdpa_switch import attention_settled, attention_switch, serves_nothing
+from xpuruntime.pytorch.attention.sdpa_switch import attention_decided_by_switch, attention_switch, serves_nothing
 from xpuruntime.pytorch.switches.shared_switches import SwitchTakenError, claim
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["Switches", "set_switches", "settled_by_switches"]
+__all__ = ["Switches", "decided_by_switches", "set_switches"]
 
 #: Families of matmul to PyTorch's preferred BLAS library.
 _BLAS = {"cublas": "cublas", "cublasLt": "cublaslt"}
@@ -30,7 +30,7 @@ _NATIVE = frozenset(("torch", "torch.mm"))
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
-def settled_by_switches(policy: Policy, op: str) -> bool:
+def decided_by_switches(policy: Policy, op: str) -> bool:
     """Say whether the short form of `op` is done by a switch for all calls, so that no call is looked at.
 
     Notes
@@ -41,7 +41,7 @@ def settled_by_switches(policy: Policy, op: str) -> bool:
     concerns CUDA alone: products on the CPU stay as they are.
     """
     kernel_names = _kernel_names(policy, op)
-    if op == "attention" and attention_settled(policy):
+    if op == "attention" and attention_decided_by_switch(policy):
         # Where a kernel may be unable to serve a call, each is looked at. Of what serves none, that has been said.
         return kernel_names[0] in _WHOLE or serves_nothing(policy)
     if policy.kernels.auto_strategy == "best_performance" and "auto" in kernel_names:
@@ -76,7 +76,7 @@ class Switches:
 def set_switches(policy: Policy, *, quiet: bool = False) -> Switches:
     """Set what `policy` settles by switches.
 
-    These are the BLAS library and the SDPA backends of the short forms (see `settled_by_switches`); of ``execution``,
+    These are the BLAS library and the SDPA backends of the short forms (see `decided_by_switches`); of ``execution``,
     ``tf32`` and ``precision: tf32`` or ``fp32``, for products and convolutions on CUDA; ``precision: fp32`` also keeps
     the sums of 16-bit products in float32; ``determinism: run_to_run`` turns deterministic algorithms on and cuDNN's
     benchmark off, where a mode of ``prefer`` warns of an operation that has no such algorithm and ``strict`` refuses.

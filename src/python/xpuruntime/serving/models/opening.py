@@ -62,14 +62,14 @@ def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
     from xpuruntime.artifacts.reading import find_artifact
     from xpuruntime.engines.model import read_model
     from xpuruntime.inference.embedded_policy import carried_policy
-    from xpuruntime.inference.plan_request import Asked
+    from xpuruntime.inference.plan_request import SessionArguments
 
     if settings.policy is not None:
         policy: Policy | None = Policy.load(settings.policy)
     elif find_artifact(path) is not None:
         return None
     else:
-        policy = carried_policy(read_model(path, trust=settings.trust), Asked(trust=settings.trust)).policy
+        policy = carried_policy(read_model(path, trust=settings.trust), SessionArguments(trust=settings.trust)).policy
     policy = policy or Policy()
     return policy.replace(execution=policy.execution.replace(static_batch=rows))
 

@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.kernels.decisions import DecisionSource
     from xpuruntime.ops.decision_log import Decision
 
-__all__ = ["told", "told_left"]
+__all__ = ["rewrite_decisions", "unreplaced_decisions"]
 
 _OWN = "onnxruntime"
 
 
-def told(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str) -> tuple[KernelDecision, ...]:
+def rewrite_decisions(
+    rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str
+) -> tuple[KernelDecision, ...]:
     """Return the decisions of one instrumented pass.
 
     Parameters
@@ -37,7 +39,7 @@ def told(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: s
     return merged(_all(rewriting, made, device))
 
 
-def told_left(left: Iterable[Left], device: str) -> tuple[KernelDecision, ...]:
+def unreplaced_decisions(left: Iterable[Left], device: str) -> tuple[KernelDecision, ...]:
     """Return why nodes that xpuruntime kernels are asked for stay with ONNX Runtime."""
     return merged(_left(one, device) for one in left)
 

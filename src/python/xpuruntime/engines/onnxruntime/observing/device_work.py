@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from xpuruntime.evidence.kernels.names import what_name_says
+from xpuruntime.evidence.kernels.names import parse_kernel_name
 from xpuruntime.evidence.records import BESIDE, Boundary, DeviceKernel, Time
 
 if TYPE_CHECKING:
@@ -153,7 +153,7 @@ def _kernels(pieces: Iterable[_Piece], runs: int) -> tuple[DeviceKernel, ...]:
         per_run = [0.0] * runs
         for piece in held:
             per_run[piece.run] += piece.work.us
-        said = what_name_says(name)
+        said = parse_kernel_name(name)
         found.append(
             DeviceKernel(
                 name=name,

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime import _core
-from xpuruntime.engines.onnxruntime.observing.decisions import told
+from xpuruntime.engines.onnxruntime.observing.decisions import rewrite_decisions
 from xpuruntime.engines.onnxruntime.rewriting.records import by_key
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import facts_of_decision, kernels_of
-from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, threads_of_ours
+from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, xpuruntime_threads
 from xpuruntime.evidence.records import KeySeen
 
 if TYPE_CHECKING:
@@ -59,12 +59,12 @@ class DecidedKernels:
                 f"the dispatcher tells no kernel of {len(silent)} rewritten nodes, such as {silent[0]!r}: {why}"
             )
         keys = {**observed.keys, **self._keys(kinds, made), **self._threads(observed)}
-        decided = told(self._rewriting, made, self._device)
+        decided = rewrite_decisions(self._rewriting, made, self._device)
         return msgspec.structs.replace(observed, units=units, notes=tuple(notes), keys=keys, decisions=decided)
 
     def _threads(self, observed: Observed) -> dict[str, KeySeen]:
         """Say of ``execution.threads`` that what ONNX Runtime reads back is not true of our kernels on the CPU."""
-        read, ours = observed.effective.get("execution.threads"), threads_of_ours()
+        read, ours = observed.effective.get("execution.threads"), xpuruntime_threads()
         if read is None or self._device != "cpu" or read.endswith(f"={ours}"):
             return {}
         text = f"{read}; xpuruntime kernels: {'as many as cores' if ours is None else ours}"

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
-__all__ = ["Assigned", "Joined", "attribute_units"]
+__all__ = ["Assigned", "Attribution", "attribute_units"]
 
 _NOT_RUN = "did not run in the observed runs"
 
@@ -48,7 +48,7 @@ class Assigned(NamedTuple):
 _INDICES = frozenset(("int64", "int32", "bool"))
 
 
-class Joined(NamedTuple):
+class Attribution(NamedTuple):
     """The units, the boundaries between them, what could not be seen, whether anything is missing, what was live."""
 
     units: tuple[Unit, ...]
@@ -68,7 +68,7 @@ def attribute_units(
     precision: str = "model",
     allow_cpu_ops: Collection[str] = (),
     engine: str = "onnxruntime",
-) -> Joined:
+) -> Attribution:
     """Join the executed nodes of one session to the source model.
 
     Parameters
@@ -92,7 +92,7 @@ def attribute_units(
 
     Returns
     -------
-    Joined
+    Attribution
     """
     model = source.named_proto() if hasattr(source, "named_proto") else source
     joiner = _Joiner(model, optimized, tuple(events), tuple(assignment or ()), device, precision, allow_cpu_ops, engine)
@@ -131,7 +131,7 @@ class _Joiner:
         resolved = {n.outputs[0] for n in branching if kept.isdisjoint((n.name, *n.outputs))}
         return view(model, inline=resolved) if resolved else plain
 
-    def run(self) -> Joined:
+    def run(self) -> Attribution:
         if self.optimized is None:
             units = self._without_graph()
             bounds: tuple[Boundary, ...] = ()
@@ -158,7 +158,7 @@ class _Joiner:
                 )
             units += self._idle(shares)
         check_complete(units, (node.name for node in self.source.nodes))
-        return Joined(tuple(units), bounds, tuple(self.notes), self.partial, live)
+        return Attribution(tuple(units), bounds, tuple(self.notes), self.partial, live)
 
     def _pair(self, graph: GraphView) -> dict[int, NodeEvent]:
         """Pair nodes of the executed graph with their events: by name, and unnamed ones by operator, in order."""

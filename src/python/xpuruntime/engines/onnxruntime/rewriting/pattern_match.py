@@ -12,7 +12,7 @@ from xpuruntime.engines.onnxruntime.rewriting.conv import find_conv
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, scopes
 from xpuruntime.engines.onnxruntime.rewriting.matmul import find_matmul
 from xpuruntime.engines.onnxruntime.rewriting.norm import find_norm
-from xpuruntime.engines.onnxruntime.rewriting.records import Asked, Candidate, Form, Found, Left, Rewrite
+from xpuruntime.engines.onnxruntime.rewriting.records import Candidate, Form, Found, KernelRequest, Left, Rewrite
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import kernels_of
 from xpuruntime.evidence.model_metadata.policy import OP_OF_NODE
 
@@ -131,14 +131,14 @@ class _Finder:
 
     def _offer(self, scope: Scope, candidate: Candidate) -> None:
         """List a node whose kernel the policy leaves open, in the form that folds most and some kernel can serve."""
-        asked = Asked(("auto",), "tuning", ())
+        asked = KernelRequest(("auto",), "tuning", ())
         for form in candidate.forms:
             if self._offered.isdisjoint(form.nodes) and self._why_not(candidate, form, asked) is None:
                 self._offered.update(form.nodes)
                 self.free.append(_rewrite(scope, candidate, form, asked))
                 return
 
-    def _why_not(self, candidate: Candidate, form: Form, asked: Asked) -> str | None:
+    def _why_not(self, candidate: Candidate, form: Form, asked: KernelRequest) -> str | None:
         """Return why none of the kernels asked for can serve a form, whatever the sizes; ``None`` where one can."""
         wanted = {id_ for word in asked.words for id_ in kernels_of(candidate.op, word)}
         reasons: dict[str, str] = {}
@@ -160,7 +160,7 @@ class _Finder:
         yield from _core.KernelRegistry.instance().supports(described, compute_capability=self.capability)
 
 
-def _rewrite(scope: Scope, candidate: Candidate, form: Form, asked: Asked) -> Rewrite:
+def _rewrite(scope: Scope, candidate: Candidate, form: Form, asked: KernelRequest) -> Rewrite:
     return Rewrite(
         node=candidate.node,
         graph=scope.path,

@@ -11,13 +11,13 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["DOMAIN", "Asked", "Candidate", "Form", "Found", "Left", "NewTranspose", "Rewrite", "by_key"]
+__all__ = ["DOMAIN", "Candidate", "Form", "Found", "KernelRequest", "Left", "NewTranspose", "Rewrite", "by_key"]
 
 #: The domain of our operators, version 1.
 DOMAIN = "xpuruntime"
 
 
-class Asked(NamedTuple):
+class KernelRequest(NamedTuple):
     """What a policy asks of one node.
 
     Attributes

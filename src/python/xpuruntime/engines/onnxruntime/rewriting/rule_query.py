@@ -9,7 +9,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.onnxruntime.kernel_options import by_option
-from xpuruntime.engines.onnxruntime.rewriting.records import Asked
+from xpuruntime.engines.onnxruntime.rewriting.records import KernelRequest
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, unknown_sizes
 from xpuruntime.policies.kernel_ids import OPS
 
@@ -110,7 +110,7 @@ class RuleQuery:
         stated += [(rule.rule.match.op, rule.use) for rule in compiled.rules if rule.use]
         return any(self.names_kernel(op, use) for op, use in stated)
 
-    def asked(self, candidate: Candidate) -> Asked | None:
+    def asked(self, candidate: Candidate) -> KernelRequest | None:
         """Return what the policy requests for a node; ``None`` where no kernel of this library for any size."""
         result = self.policy.compiled_rules.match(facts_of_node(candidate, self.device, self.arch))
         found = [one for one in result.preferences if one.source != "default"]
@@ -123,7 +123,7 @@ class RuleQuery:
             rest = "sizes that no rule is for go to the default choice of our dispatcher"
         elif others:
             rest = f"sizes of {', '.join(others)} go to the default choice of our dispatcher"
-        return Asked(named[0].use, named[0].source, tuple(one.source for one in named), rest)
+        return KernelRequest(named[0].use, named[0].source, tuple(one.source for one in named), rest)
 
     def is_free(self, candidate: Candidate) -> bool:
         """Whether the policy leaves the choice for every size of a node."""

@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from xpuruntime import _core
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["THREADS", "session_rules", "threads_of_ours"]
+__all__ = ["THREADS", "session_rules", "xpuruntime_threads"]
 
 #: How many threads the kernels of the CPU share; see the reference of environment variables.
 THREADS = "XPURUNTIME_CPU_THREADS"
 
 
-def threads_of_ours() -> int | None:
-    """Return how many threads the environment gives to our kernels on the CPU; ``None`` where it says nothing."""
+def xpuruntime_threads() -> int | None:
+    """Return the thread count that the environment sets for xpuruntime kernels on the CPU, or ``None``."""
     text = os.environ.get(THREADS, "")
     return int(text) if text.isdecimal() else None
 

@@ -14,7 +14,7 @@ import numpy as np
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.onnxruntime.observing.facts import precision_of
 from xpuruntime.engines.onnxruntime.observing.profile import read_profile
-from xpuruntime.engines.qnn.observing.records import instrumented, read_cycles, read_records, settle_cycles
+from xpuruntime.engines.qnn.observing.records import instrumented, median_cycles, read_cycles, read_records
 from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
 from xpuruntime.engines.qnn.opening import PROVIDER, Placed
 from xpuruntime.engines.qnn.recorded_units import read_units
@@ -175,12 +175,12 @@ def _timed(unit: Unit, cycles: Mapping[str, list[int]], host: Mapping[str, NodeE
     series = cycles.get(unit.id)
     if not series:
         return unit
-    value, counted = settle_cycles(series, runs)
+    value, counted = median_cycles(series, runs)
     return msgspec.structs.replace(unit, time=Time(value=value, unit="cycles", kind=kind, runs=counted))
 
 
 def _edge(name: str, series: list[int], device: str, runs: int, kind: Any) -> Unit:
-    value, counted = settle_cycles(series, runs)
+    value, counted = median_cycles(series, runs)
     return Unit(
         id=name,
         op=name,

@@ -152,7 +152,7 @@ def read_cycles(folder: Path) -> tuple[dict[str, list[int]], str | None]:
     return found, None if found else "QNN's profile holds no operations"
 
 
-def settle_cycles(series: list[int], runs: int) -> tuple[float, int]:
+def median_cycles(series: list[int], runs: int) -> tuple[float, int]:
     """Return the median of the counted runs and their number: the first run is cold and left out.
 
     An operation that several partitions have under one name counts with its sum.

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model.facts import NodeInfo
     from xpuruntime.engines.tensorrt.observing.inspector import Layer, TensorSeen
 
-__all__ = ["Joined", "Source", "attribute_units"]
+__all__ = ["Attribution", "Source", "attribute_units"]
 
 #: Layers that move data, or nothing at all. They name the node that they were made for, which another layer computes.
 _MOVES = frozenset({"Reformat", "NoOp", "Signal", "Wait", "ShapeHostToDevice", "DeviceToShapeHost"})
@@ -50,7 +50,7 @@ class Source(NamedTuple):
     layers: Mapping[str, Sequence[str]]
 
 
-class Joined(NamedTuple):
+class Attribution(NamedTuple):
     """The units, the boundaries between them, and notes on what is unknown."""
 
     units: tuple[Unit, ...]
@@ -66,7 +66,7 @@ def attribute_units(
     engine: str,
     device: str,
     precision: str = "model",
-) -> Joined:
+) -> Attribution:
     """Join the layers of one engine to the source model.
 
     Parameters
@@ -106,7 +106,7 @@ def attribute_units(
         notes.append(
             f"{untold} layers are told by name only; state profiling_verbosity: detailed for types and kernels"
         )
-    return Joined(tuple(units), tuple(boundaries), tuple(notes))
+    return Attribution(tuple(units), tuple(boundaries), tuple(notes))
 
 
 def _named(layer: Layer, source: Source) -> tuple[str, ...]:

@@ -14,7 +14,7 @@ pytest.importorskip("xpuruntime.pytorch")
 
 from torch.autograd import DeviceType  # noqa: E402
 
-from xpuruntime.pytorch.explanation.attribution import join  # noqa: E402
+from xpuruntime.pytorch.explanation.attribution import attribute_events  # noqa: E402
 from xpuruntime.pytorch.explanation.call_recorder import Seen  # noqa: E402
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE  # noqa: E402
 from xpuruntime.runtime.trace_events import TUNING  # noqa: E402
@@ -127,7 +127,7 @@ def test_a_kernel_that_an_operator_inside_a_range_launched(kinds):
         launch(25, 501, linked=3),
         kernel("copy", 1000, 7, 501, linked=3),
     ]
-    assert times(join(events, kinds)) == {0: 7}
+    assert times(attribute_events(events, kinds)) == {0: 7}
 
 
 def test_a_kernel_of_ours_that_was_launched_right_in_a_range(kinds):
@@ -138,7 +138,7 @@ def test_a_kernel_of_ours_that_was_launched_right_in_a_range(kinds):
         launch(20, 501, linked=1),
         kernel("skinny", 1000, 7, 501, linked=1),
     ]
-    joined = join(events, kinds)
+    joined = attribute_events(events, kinds)
     assert joined.kind == "device"
     assert times(joined) == {0: 7}
     assert joined.rest == {}
@@ -154,7 +154,7 @@ def test_a_kernel_that_prepared_the_call_is_its_own(kinds):
         launch(20, 501, linked=1),
         kernel("skinny", 1000, 7, 501, linked=1),
     ]
-    assert times(join(events, kinds)) == {0: 10}
+    assert times(attribute_events(events, kinds)) == {0: 10}
 
 
 def test_what_follows_in_the_same_operator_is_not_the_callers(kinds):
@@ -168,7 +168,7 @@ def test_what_follows_in_the_same_operator_is_not_the_callers(kinds):
         launch(110, 502, linked=4),
         kernel("add", 1010, 2, 502, linked=4),
     ]
-    joined = join(events, kinds)
+    joined = attribute_events(events, kinds)
     assert times(joined) == {0: 7}
     assert rest(joined) == {("other", "", "aten::add"): (2, 1)}
 
@@ -182,7 +182,7 @@ def test_a_replay_is_opaque_and_counted_by_launches(kinds):
         launch(50, 601, name="cudaGraphLaunch"),
         kernel("nvjet_gemm", 1100, 7, 601),
     ]
-    assert rest(join(events, kinds)) == {("replay", "", "CUDA graph"): (19, 2)}
+    assert rest(attribute_events(events, kinds)) == {("replay", "", "CUDA graph"): (19, 2)}
 
 
 def test_kernels_without_operator_are_told_by_name(kinds):
@@ -200,7 +200,7 @@ def test_kernels_without_operator_are_told_by_name(kinds):
         launch(60, 505),
         kernel("unknown_kernel", 1040, 1, 505),
     ]
-    found = rest(join(events, kinds))
+    found = rest(attribute_events(events, kinds))
     assert found[("uncovered", "layer_norm", "triton_per_fused_native_layer_norm_0")][0] == 4
     # A bias and an activation beside a product that the operator itself ran.
     assert found[("other", "", "triton_poi_fused_addmm_relu_1")] == (3, 1)
@@ -215,7 +215,7 @@ def test_work_of_a_thread_without_records_is_nobodys(kinds):
         Event("cudaLaunchKernel", 3, 5, number=501, resource=99),
         kernel("nvjet_gemm", 1000, 7, 501),
     ]
-    found = rest(join(events, kinds))
+    found = rest(attribute_events(events, kinds))
     assert found == {("elsewhere", "matmul", "nvjet_gemm"): (7, 1)}
 
 
@@ -232,7 +232,7 @@ def test_what_is_measured_for_a_choice_is_no_work_of_the_program(kinds):
         launch(110, 502, linked=1),
         kernel("gemm", 1000, 7, 502, linked=1),
     ]
-    joined = join(events, kinds)
+    joined = attribute_events(events, kinds)
     assert times(joined) == {0: 7}
     assert rest(joined) == {("other", "", "xpuruntime, tuning"): (53, 2)}
 
@@ -249,7 +249,9 @@ def test_an_operator_that_escaped_has_the_kernels_below_it(kinds):
         launch(520, 502, linked=4),
         kernel("gemm", 1100, 60, 502, linked=4),
     ]  # fmt: skip
-    found = {(key.operator, key.module, key.phase): share.ns for key, share in join(events, kinds).rest.items()}
+    found = {
+        (key.operator, key.module, key.phase): share.ns for key, share in attribute_events(events, kinds).rest.items()
+    }
     assert found == {
         ("aten::_cudnn_rnn", "encoder.rnn", "train"): 40,
         ("aten::_cudnn_rnn_backward", "encoder.rnn", "backward"): 60,
@@ -264,7 +266,7 @@ def test_ranges_that_the_device_repeats_are_no_work(kinds):
         kernel("gemm", 1000, 7, 501, linked=2),
         Event("xpuruntime matmul", 990, 50, device=DeviceType.CUDA, annotation=True),
     ]
-    joined = join(events, kinds)
+    joined = attribute_events(events, kinds)
     assert times(joined) == {0: 7}
     assert joined.rest == {}
 
@@ -276,7 +278,7 @@ def test_times_of_the_cpu_are_each_counted_once(kinds):
         Event(f"{RANGE}0", 30, 50, number=3),
         Event("aten::empty", 40, 5, number=4),
     ]
-    joined = join(events, kinds)
+    joined = attribute_events(events, kinds)
     assert joined.kind == "cpu"
     assert times(joined) == {0: 50}
     assert joined.overhead_ns == 30
@@ -292,5 +294,5 @@ def test_two_threads_do_not_mix(kinds):
         launch(20, 501, linked=3),
         kernel("norm", 1000, 3, 501, linked=3),
     ]
-    joined = join(events, kinds)
+    joined = attribute_events(events, kinds)
     assert times(joined) == {0: 0, 1: 3}
