@@ -206,7 +206,8 @@ def main() -> None:
     execution = {"engine": "onnxruntime", "device": args.device}
     execution |= {"cuda_graph": args.graph} if args.device != "cpu" else {}
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= 2 * args.batch]
-    body: dict[str, Any] = {"settings": {**vars(args), "policy": execution}, "models": {}}
+    settings = {name: value for name, value in vars(args).items() if name != "out"}
+    body: dict[str, Any] = {"settings": {**settings, "policy": execution}, "target": TARGET, "models": {}}
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         policy = folder / "policy.yaml"

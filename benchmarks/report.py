@@ -26,6 +26,7 @@ from report_pytorch import PYTORCH_SECTIONS
 from report_qnn import qnn
 from report_rules import kernel_rules
 from report_serving import SERVING_SECTIONS
+from report_step_tuning import STEP_TUNING_SECTIONS
 from report_torch import torch_sessions
 from report_tune import tuned_policies
 from report_units import unit_times
@@ -239,6 +240,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     **SERVING_SECTIONS,
     **PROFILE_SECTIONS,
     **PYTORCH_SECTIONS,
+    **STEP_TUNING_SECTIONS,
     **KERNEL_SECTIONS,
 }
 
@@ -286,7 +288,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "models": ("Models on ONNX Runtime", ("resnet50_cuda", "ort_custom_ops_cpu", "ort_custom_ops_cuda")),
     "serving": ("Serving", tuple(SERVING_SECTIONS)),
     "profiling": ("Profiling", tuple(PROFILE_SECTIONS)),
-    "pytorch": ("PyTorch and collectives", tuple(PYTORCH_SECTIONS)),
+    "pytorch": ("PyTorch and collectives", (*PYTORCH_SECTIONS, *STEP_TUNING_SECTIONS)),
     "kernels": ("Single operations", tuple(KERNEL_SECTIONS)),
 }
 

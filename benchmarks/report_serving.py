@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import TYPE_CHECKING, Any
 
 from report_parts import Check, Section, machine, number, spread, table, target_table
@@ -138,7 +139,56 @@ def _with_best(rows: list[list[str]]) -> list[list[str]]:
     return made
 
 
+def served_models(record: dict[str, Any]) -> Section:
+    """Show the throughput of served models beside the best of raw sessions, and two models in one budget."""
+    settings, target, parts, checks = record["settings"], record["target"], [], []
+    for name, model in record["models"].items():
+        size, peak = max(model["raw"]["run"].items(), key=lambda pair: pair[1])
+        rows = [[f"raw `run`, {size}", f"{peak:,.0f}", "-", "-", "1"]]
+        if model["raw"]["graph"]:
+            size, rate = max(model["raw"]["graph"].items(), key=lambda pair: pair[1])
+            rows.append([f"raw graph, {size} rows, no copies", f"{rate:,.0f}", "-", "-", number(rate / peak)])
+        for way, label in (("served", "in this process"), ("http", "HTTP")):
+            rows += [
+                [f"{label}, {many} at a time", f"{one['rows_per_second']:,.0f}", number(one["p50_ms"]),
+                 number(one["p99_ms"]), number(one["rows_per_second"] / peak)]
+                for many, one in model[way].items()
+            ]  # fmt: skip
+        parts.append(f"### Served: {name}\n\nMemory of host arrays: {model['memory']}.\n\n{table(_RATES, rows)}\n")
+        best = max(one["rows_per_second"] for one in model["served"].values())
+        checks.append(Check(f"{name}, raw peak to the best served in this process", peak / best, 1 / target, "times"))
+    small = "**Models of a few layers, which says no more than that it runs.** " if settings["small"] else ""
+    note = f"{record['note']} " if "note" in record else ""
+    text = (
+        "How much of what a raw session of ONNX Runtime reaches is left when requests of one row are served in "
+        "batches? The raw peak is the best of all batch sizes, by one thread and by two.\n\n"
+        f"{machine(record)}\n{note}`python benchmarks/bench_serving_gpu.py --device {settings['device']}`: {small}"
+        f"batches of up to {settings['batch']} rows, {settings['instances']} instances, {settings['seconds']:g} s "
+        f"each, policy `{json.dumps(settings['policy'])}`. Clients over HTTP are processes of the same machine. "
+        "Answers were compared with those of the raw session.\n\n"
+        + "\n".join(parts)
+        + f"\n{_budget(record['budget'])}\n{target_table(checks)}"
+    )
+    return Section(f"Served models on {settings['device']}", text, tuple(checks))
+
+
+_RATES = ("", "rows a second", "p50, ms", "p99, ms", "to the raw peak")
+
+
+def _budget(budget: dict[str, Any]) -> str:
+    """Show two models that share a budget of memory."""
+    sizes = ", ".join(f"{name} {one['bytes'] / 2**20:,.0f} MiB" for name, one in budget["sizes"].items())
+    rows = [
+        [f"room for {name}", f"{one['limit'] / 2**20:,.0f}", str(one["evictions"]),
+         number(max(one["seconds"])) if one["seconds"] else "-", one["refused"].replace("|", "/") or "-"]
+        for name, one in budget.items() if name != "sizes"
+    ]  # fmt: skip
+    head = ("budget", "MiB", "evictions", "longest 16 requests, s", "refused")
+    return f"Both models in turn under one budget of memory; measured sizes: {sizes}.\n\n{table(head, rows)}"
+
+
 SERVING_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "serving_cpu": overhead,
     "serving_peers_cpu": peers,
+    "serving_gpu": served_models,
 }

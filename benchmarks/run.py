@@ -31,6 +31,7 @@ PLAN = {
         ["bench_profile.py", "--device", "cuda:0", "--beside-torch"],
         ["bench_ort_custom_ops.py", "--device", "cuda:0"],
         ["soak.py", "--device", "cuda:0", "--runs", "100000", "--sessions", "1000"],
+        ["bench_serving_gpu.py"],
     ],
     "kernels": [
         ["bench_dispatch.py", "--device", "cuda:0"],
@@ -43,6 +44,7 @@ PLAN = {
         ["bench_override_overhead.py", "--device", "cuda:0"],
         ["bench_training_step.py"],
         ["bench_training_kernels.py"],
+        ["bench_step_tuning.py"],
         ["bench_collectives.py"],
     ],
 }
