@@ -16,7 +16,7 @@ from xpuruntime.tuning.devices import TrialDevice
 from xpuruntime.tuning.journal import Journal
 from xpuruntime.tuning.measurements import Measurements
 from xpuruntime.tuning.planner import Planned, Rejected
-from xpuruntime.tuning.records import Candidate, CandidateFailed, Trial
+from xpuruntime.tuning.records import Candidate, CandidateFailed, OutOfTime, Trial
 from xpuruntime.tuning.search import Outcome, Search
 from xpuruntime.tuning.space import Space
 from xpuruntime.tuning.spec import TuneSpec
@@ -27,7 +27,7 @@ TURN, OPEN = 0.02, 1.0
 
 
 class SimulatedBench(Bench):
-    """Candidates take ``seconds(changes)``; `fails` gives a trial or an exception in place of it."""
+    """Candidates take ``seconds(changes)`` a run and ``opens(changes)`` to open; `fails` gives what comes in place."""
 
     def __init__(
         self,
@@ -38,10 +38,11 @@ class SimulatedBench(Bench):
         processes: float = 0.01,
         fails: Callable[[Candidate], Trial | CandidateFailed | None] = lambda one: None,
         device: str = "cpu",
+        opens: Seconds = lambda changes: OPEN,
     ) -> None:
         self.device = TrialDevice(name=device, device="cpu")
         self.seconds, self.fails, self.seed = seconds, fails, seed
-        self.turns, self.processes = turns, processes
+        self.turns, self.processes, self.opens = turns, processes, opens
         self.now = 0.0
         self.measured: list[str] = []
         self._process: dict[str, float] = {}
@@ -54,15 +55,16 @@ class SimulatedBench(Bench):
         pass
 
     def trial(self, candidate: Candidate) -> Trial:
-        self.now += OPEN
+        took = self.opens(candidate.changes)
+        self._spend(took)
         self.measured.append(f"trial {candidate.id}")
         found = self.fails(candidate)
         return (
-            found if isinstance(found, Trial) else Trial(start=0.1, memory=1 << 26, error=0.0, cosine=1.0, seconds=OPEN)
+            found if isinstance(found, Trial) else Trial(start=0.1, memory=1 << 26, error=0.0, cosine=1.0, seconds=took)
         )
 
     def turn(self, candidate: Candidate) -> float:
-        self.now += TURN
+        self._spend(TURN)
         self.measured.append(f"turn {candidate.id}")
         if isinstance(failed := self.fails(candidate), CandidateFailed):
             raise failed
@@ -81,7 +83,7 @@ class SimulatedBench(Bench):
         return {"MatMul": 0.9, "Softmax": 0.1}
 
     def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
-        self.now += OPEN * len(candidates)
+        self._spend(max(self.opens(one.changes) for one in candidates) * len(candidates))
         self.measured.append(f"duel {candidates[-1].id}")
         process = {one.id: self._noise(f"fresh {one.id}", self.processes) for one in candidates}
         return [
@@ -92,6 +94,13 @@ class SimulatedBench(Bench):
     def close(self, candidate: Candidate | None = None) -> None:
         if candidate is not None:
             self._process.pop(candidate.id, None)
+
+    def _spend(self, seconds: float) -> None:
+        """Let time go by, until the budget ends."""
+        left = max(self.left(), 0.0)
+        self.now += min(seconds, left)
+        if seconds > left:
+            raise OutOfTime
 
     def _noise(self, what: str, spread: float) -> float:
         """Return lognormal noise that follows from the seed, what it is of, and how often that was asked."""

@@ -7,7 +7,8 @@ from __future__ import annotations
 import pytest
 from simulated_bench import SimulatedBench, run
 
-from xpuruntime.engines.tunables import Tunable
+from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
+from xpuruntime.engines.tunables import Tunable, of_options, of_policy
 from xpuruntime.tuning.records import CandidateFailed, Trial
 from xpuruntime.tuning.space import Space
 from xpuruntime.tuning.spec import TuneSpec
@@ -172,3 +173,67 @@ def test_noise_alone_never_drops_what_is_twice_as_fast(seed):
 
     bench = SimulatedBench(seconds, seed=seed, turns=0.25, processes=0.05)
     assert run(bench, space(THREADS, engines=("a",))).verdict == "winner"
+
+
+def cuda_space(*engines: str) -> Space:
+    """Return what ONNX Runtime declares on CUDA, as if several engines did."""
+    options = OnnxRuntimeEngine().option_table("cuda:0")
+    return Space("cuda:0", {one: (*of_policy("cuda:0"), *of_options(one, options)) for one in engines}, ())
+
+
+def cuda_seconds(changes):
+    """Return the time of a run where precision, layout, graph and a kernel gain, and options a little or nothing."""
+    gain = {"fp16": 1.8, "tf32": 1.3, "bf16": 1.4}.get(changes.get("execution.precision"), 1.0)
+    gain *= 1.2 if changes.get("execution.layout") == "nhwc" else 1.0
+    gain *= 1.4 if changes.get("execution.cuda_graph") == "require" else 1.0
+    gain *= 1.02 if any("auto_tune" in key for key in changes) else 1.0
+    gain *= 1.05 if changes.get("kernels.conv") == "cudnn_exhaustive" else 1.0
+    return 2e-3 / gain * (1.6 if changes.get("execution.engine") == "slow" else 1.0)
+
+
+HAND_TUNED = {"execution.precision": "fp16", "execution.layout": "nhwc", "execution.cuda_graph": "require"}
+
+
+@pytest.mark.parametrize("opens", [4.0, 8.0, 12.0])
+def test_what_is_tuned_by_hand_is_found_within_ten_minutes(opens):
+    bench = SimulatedBench(cuda_seconds, seed=1, opens=lambda changes: opens)
+    kernels = {"conv": ("cudnn_exhaustive", "cudnn_heuristic")}
+    found = run(bench, cuda_space("a", "slow"), TuneSpec(), kernels=kernels)
+    assert bench.now <= 600
+    assert found.verdict == "winner", found.reason
+    winner = next(one for one in found.candidates if one.id == found.winner)
+    assert HAND_TUNED.items() <= winner.changes.items(), winner.changes
+    assert found.gain is not None
+    assert found.gain.low > 2.5
+
+
+def test_settings_of_a_policy_come_before_options_and_what_gained_before_pairs():
+    bench = SimulatedBench(cuda_seconds, seed=1)
+    found = run(bench, cuda_space("a", "slow"), TuneSpec())
+    by = {one.id: one for one in found.candidates}
+    order = [by[line.split()[1]].changes for line in bench.measured if line.startswith("trial")]
+    alone = [one for one in order if len(one) == 3]  # engine, device and one key
+    keys = [next(key for key in one if key not in ("execution.engine", "execution.device")) for one in alone]
+    options = [key.startswith("execution.provider_options.") for key in keys]
+    assert options == sorted(options)
+    assert "execution.precision" in keys[:7]
+    together = next(index for index, one in enumerate(order) if HAND_TUNED.items() <= one.items())
+    pairs = [index for index, one in enumerate(order) if len(one) == 4]
+    assert together < min(pairs)
+
+
+@pytest.mark.parametrize("opens", [25.0, 90.0, 400.0, 700.0])
+def test_a_search_ends_with_its_budget_however_slow_candidates_open(opens):
+    bench = SimulatedBench(cuda_seconds, opens=lambda changes: opens if len(changes) > 2 else min(opens, 90.0))
+    found = run(bench, cuda_space("a"), TuneSpec())
+    assert bench.now <= 600
+    assert all(one.reason for one in found.candidates)
+    assert "not_tried" in codes(found).values()
+
+
+def test_a_control_that_the_budget_has_no_room_for_is_undecided():
+    bench = SimulatedBench(cuda_seconds, opens=lambda changes: 700.0)
+    found = run(bench, cuda_space("a"), TuneSpec())
+    assert (bench.now, found.verdict) == (600.0, "undecided")
+    assert found.reason == "the policy that was given was not measured: the budget of time was used up"
+    assert codes(found) == {"c0": "control"}

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,12 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
+from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
+from xpuruntime.tuning.devices import TrialDevice
+from xpuruntime.tuning.process_bench import ProcessBench
+from xpuruntime.tuning.records import Candidate, OutOfTime
+from xpuruntime.tuning.runner import Job
+from xpuruntime.tuning.spec_parts import Constraints
 
 pytest.importorskip("onnxruntime")
 
@@ -67,6 +74,25 @@ def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, mo
     assert found.changes == {
         "execution.engine": "planted", "execution.device": "cpu", "execution.provider_options.planted.fault": "noise"
     }  # fmt: skip
+
+
+def test_a_measurement_is_cut_off_where_the_budget_ends(planted_plugin, tmp_path):
+    (inputs,) = samples(1)
+    write_arrays(tmp_path / "inputs-0", inputs)
+    options = {"planted": {"fault": "hang"}}
+    policy = {"execution": {"device": "cpu", "engine": "planted", "provider_options": options}}
+    job = Job(model=DEMO, policy=policy, trust=False, calibration=None, samples=str(tmp_path), count=1, tolerance={})
+    bench = ProcessBench(lambda one: job, Constraints(), TrialDevice(name="cpu", device="cpu"))
+    began = time.monotonic()
+    bench.left = lambda: began + 3.0 - time.monotonic()
+    one = Candidate(id="c1", engine="planted", device="cpu", changes={}, policy=policy)
+    with pytest.raises(OutOfTime, match="the budget of time was used up"):
+        bench.trial(one)
+    assert 2.5 < time.monotonic() - began < 8
+    assert not bench._workers
+    with pytest.raises(OutOfTime):
+        bench.fresh([one, one])
+    assert time.monotonic() - began < 12
 
 
 @pytest.mark.skipif(importlib.util.find_spec("openvino") is None, reason="needs OpenVINO")

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.tuning.records import CandidateFailed, Trial
+from xpuruntime.tuning.records import CandidateFailed, OutOfTime, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -34,14 +34,17 @@ class Bench(ABC):
     """Measures candidates on one device.
 
     Each method but `pace`, `trial`, `close`, `kill` and `renew` raises `CandidateFailed`; where the device itself went
-    away, all that measure raise `DeviceLost`.
+    away, all that measure raise `DeviceLost`, and `OutOfTime` where the budget ended meanwhile.
 
     Attributes
     ----------
     device : TrialDevice
+    left : callable
+        Seconds that are left of the budget.
     """
 
     device: TrialDevice
+    left: Callable[[], float] = staticmethod(lambda: math.inf)
 
     @abstractmethod
     def pace(self, run: float | None) -> None:
@@ -112,6 +115,9 @@ class SessionBench(Bench):
         except CandidateFailed as failed:
             self.close(candidate)
             return Trial(code=failed.code, reason=failed.reason, seconds=time.monotonic() - began)
+        except OutOfTime:
+            self.close(candidate)
+            raise
         trial = judged(found, self._constraints, time.monotonic() - began)
         if trial.code is not None or self._job_of(candidate).objective in FRESH:
             self.close(candidate)

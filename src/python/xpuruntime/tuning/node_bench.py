@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import time
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +21,7 @@ from xpuruntime.runtime.cpu_cores import cpu_cores
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.tuning.devices import TrialDevice
 from xpuruntime.tuning.process_bench import ProcessBench
-from xpuruntime.tuning.records import CandidateFailed
+from xpuruntime.tuning.records import CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -100,15 +101,19 @@ class NodeBench:
         assert self._bench is not None
         self._bench.pace(run)
 
-    def call(self, method: str, jobs: Mapping[str, Job], *arguments: Any) -> dict[str, Any]:
-        """Call a method of the bench: ``value``, or ``failed`` with code and reason."""
+    def call(self, method: str, jobs: Mapping[str, Job], left: float, *arguments: Any) -> dict[str, Any]:
+        """Call a method of the bench within what is left: ``value``, ``failed`` (code, reason) or ``out_of_time``."""
         assert self._bench is not None
+        until = time.monotonic() + left
+        self._bench.left = lambda: until - time.monotonic()
         for name, job in jobs.items():
             self._jobs[name] = self._here(job)
         try:
             return {"value": msgspec.to_builtins(getattr(self._bench, method)(*arguments))}
         except CandidateFailed as failed:
             return {"failed": [failed.code, failed.reason]}
+        except OutOfTime:
+            return {"out_of_time": True}
 
     def close(self, candidate: Candidate | None = None) -> None:
         """Close a candidate, or all with the files."""

@@ -16,7 +16,7 @@ from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.worker import Worker
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 from xpuruntime.tuning.bench import FRESH, SessionBench, first_line
-from xpuruntime.tuning.records import CandidateFailed
+from xpuruntime.tuning.records import CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -31,6 +31,8 @@ __all__ = ["ProcessBench"]
 _RUNNER = "xpuruntime.tuning.runner"
 #: Seconds that opening, a turn, and other calls may take at most.
 _OPEN, _TURN, _CALL = 300.0, 120.0, 600.0
+#: Share of what is left of the budget that opening one candidate may take, and seconds that it may take in any case.
+_OPEN_SHARE, _OPEN_LEAST = 0.25, 30.0
 #: Share of the memory that is free which one candidate may take.
 _SHARE = 0.8
 _CODES: dict[FailureKind, CandidateCode] = {
@@ -70,19 +72,19 @@ class ProcessBench(SessionBench):
     def tail(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Count runs over a limit."""
         worker = self._worker(candidate)
-        found: dict[str, Any] = _called(worker, "tail", _CALL, limit=limit, runs=runs, seconds=seconds)
+        found: dict[str, Any] = self._called(worker, "tail", _CALL, limit=limit, runs=runs, seconds=seconds)
         if found["wrong"]:
             raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
         return found
 
     def determinism(self, candidate: Candidate, grade: str) -> dict[str, Any]:
         """Test a grade."""
-        found: dict[str, Any] = _called(self._worker(candidate), "determinism", math.inf, grade=grade)
+        found: dict[str, Any] = self._called(self._worker(candidate), "determinism", math.inf, grade=grade)
         return found
 
     def shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
-        found: dict[str, float] = _called(self._worker(candidate), "shares", _CALL)
+        found: dict[str, float] = self._called(self._worker(candidate), "shares", _CALL)
         return found
 
     def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
@@ -97,7 +99,7 @@ class ProcessBench(SessionBench):
         try:
             workers = {one.id: each.result()[0] for one, each in zip(candidates, opening, strict=True)}
             for one in candidates:
-                _called(workers[one.id], "prepare", _TURN)
+                self._called(workers[one.id], "prepare", _TURN)
             return [self._steady(workers[one.id]) for one in order]
         finally:
             self.close()
@@ -117,7 +119,7 @@ class ProcessBench(SessionBench):
 
     def _checked(self, candidate: Candidate) -> dict[str, Any]:
         worker, start = self._started(candidate)
-        return {**_called(worker, "check", _CALL), "start": start}
+        return {**self._called(worker, "check", _CALL), "start": start}
 
     def _worker(self, candidate: Candidate) -> Worker:
         worker = self._workers.get(candidate.id)
@@ -137,10 +139,11 @@ class ProcessBench(SessionBench):
         if self._killed:
             self.close(candidate)
             raise CandidateFailed(CandidateCode.CRASHED, "the search was ended")
-        return worker, float(_called(worker, None, self._open, job=job)["start"])
+        most = min(self._open, max(_OPEN_SHARE * self.left(), _OPEN_LEAST))
+        return worker, float(self._called(worker, None, most, job=job)["start"])
 
     def _steady(self, worker: Worker) -> float:
-        found = _called(worker, "turn", _TURN)
+        found = self._called(worker, "turn", _TURN)
         if found["wrong"]:
             raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
         return float(found["figure"])
@@ -153,28 +156,31 @@ class ProcessBench(SessionBench):
             elapsed = time.monotonic() - began
             if objective == "cold_start":
                 return elapsed
-            found = _called(worker, "check", _CALL)
+            found = self._called(worker, "check", _CALL)
             if not found["passed"]:
                 raise CandidateFailed(CandidateCode.INACCURATE, found["reason"])
             return float(found["memory"] or math.nan)
         finally:
             self.close(candidate)
 
-
-def _called(worker: Worker, method: str | None, timeout: float, **arguments: Any) -> Any:
-    """Call the runner of a worker, or open it. A failure has the words of a candidate's."""
-    try:
-        if method is None:
-            return worker.call(f"{_RUNNER}:open_runner", timeout=timeout, **arguments)
-        return worker.call(f"{_RUNNER}:call", timeout=timeout, method=method, **arguments)
-    except WorkerFailure as failure:
-        code = _CODES.get(failure.kind)
-        if code is None:
-            failed = CandidateCode.OPEN_FAILED if method is None else CandidateCode.RUN_FAILED
-            code = CandidateCode.INACCURATE if "AccuracyError" in failure.exceptions else failed
-        what = "opening it" if method is None else method
-        reason = failure.reason.replace(f"{_RUNNER}:open_runner", what).replace(f"{_RUNNER}:call", what)
-        raise CandidateFailed(code, first_line(reason)) from failure
+    def _called(self, worker: Worker, method: str | None, timeout: float, **arguments: Any) -> Any:
+        """Call the runner of a worker, or open it, until the budget ends. A failure has the words of a candidate's."""
+        left = max(self.left(), 0.0)
+        limit = min(timeout, left)
+        try:
+            if method is None:
+                return worker.call(f"{_RUNNER}:open_runner", timeout=limit, **arguments)
+            return worker.call(f"{_RUNNER}:call", timeout=limit, method=method, **arguments)
+        except WorkerFailure as failure:
+            if failure.kind is FailureKind.TIMEOUT and left < timeout:
+                raise OutOfTime from failure
+            code = _CODES.get(failure.kind)
+            if code is None:
+                failed = CandidateCode.OPEN_FAILED if method is None else CandidateCode.RUN_FAILED
+                code = CandidateCode.INACCURATE if "AccuracyError" in failure.exceptions else failed
+            what = "opening it" if method is None else method
+            reason = failure.reason.replace(f"{_RUNNER}:open_runner", what).replace(f"{_RUNNER}:call", what)
+            raise CandidateFailed(code, first_line(reason)) from failure
 
 
 def _free_memory() -> int | None:

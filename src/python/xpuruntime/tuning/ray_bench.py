@@ -22,7 +22,7 @@ from xpuruntime.runtime.extras import install_command
 from xpuruntime.tuning.bench import Bench
 from xpuruntime.tuning.devices import TrialDevice, unlike
 from xpuruntime.tuning.node_bench import FileSent, NodeBench
-from xpuruntime.tuning.records import CandidateFailed, DeviceLost, Trial
+from xpuruntime.tuning.records import CandidateFailed, DeviceLost, OutOfTime, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -326,7 +326,9 @@ class RayBench(Bench):
 
     def _call(self, method: str, candidates: Sequence[Candidate], *arguments: Any) -> Any:
         jobs = {one.id: self._job_of(one) for one in candidates}
-        found = self._cluster.get(self._node, "call", method, jobs, *arguments)
+        found = self._cluster.get(self._node, "call", method, jobs, self.left(), *arguments)
+        if "out_of_time" in found:
+            raise OutOfTime
         if "failed" in found:
             raise CandidateFailed(*found["failed"])
         return found["value"]

@@ -11,10 +11,12 @@ import msgspec
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.measuring.candidate_codes import CandidateCode
 
-__all__ = ["CONTROL", "Candidate", "CandidateFailed", "DeviceLost", "Trial"]
+__all__ = ["CONTROL", "USED_UP", "Candidate", "CandidateFailed", "DeviceLost", "OutOfTime", "Trial"]
 
 #: The id of the user's own policy.
 CONTROL = "c0"
+#: Why something was not measured, or not to its end.
+USED_UP = "the budget of time was used up"
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
@@ -84,3 +86,10 @@ class CandidateFailed(XpuRuntimeError):  # noqa: N818  read as a sentence
 
 class DeviceLost(XpuRuntimeError):  # noqa: N818  read as a sentence
     """The device that candidates were measured on went away: no fault of theirs."""
+
+
+class OutOfTime(XpuRuntimeError):  # noqa: N818  read as a sentence
+    """The budget ended while something was measured. It is no fault of the candidate's, and no line of the journal."""
+
+    def __init__(self) -> None:
+        super().__init__(USED_UP)

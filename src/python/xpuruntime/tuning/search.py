@@ -16,7 +16,7 @@ from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.statistics import look_rounds, runs_required
 from xpuruntime.tuning.duel import Duelled, duel
 from xpuruntime.tuning.planner import Rejected
-from xpuruntime.tuning.records import CONTROL, CandidateFailed
+from xpuruntime.tuning.records import CONTROL, CandidateFailed, OutOfTime
 from xpuruntime.tuning.rows import FINAL, share_of
 from xpuruntime.tuning.stages import Stages
 
@@ -38,6 +38,8 @@ _FINALISTS, _RESERVE = 4, 0.5
 _LEAST_SHARE = 0.01
 #: Seconds for the runs that a 99th percentile is claimed from.
 _TAIL_SECONDS = 30.0
+#: Trials that tests of a grade of determinism of control and finalist are taken to last as long as.
+_TESTS = 4
 
 
 class Outcome(NamedTuple):
@@ -60,12 +62,19 @@ class Search(Stages):
     def run(self) -> Outcome:
         """Run all stages and decide."""
         self._control()
-        if self._rows[CONTROL].trial.code is CandidateCode.NODE_LOST:
+        control = self._rows[CONTROL]
+        if control.code is CandidateCode.NOT_TRIED:
+            control.code = CandidateCode.CONTROL
+            return self._outcome("undecided", f"the policy that was given was not measured: {control.reason}")
+        if control.trial.code is CandidateCode.NODE_LOST:
             return self._decide()
         for size in range(self._space.waves):
             self._wave(size)
         self._race_kernels()
-        return self._decide()
+        try:
+            return self._decide()
+        except OutOfTime as ended:
+            return self._outcome("undecided", f"the finalists were not tested: {ended}")
 
     def _control(self) -> None:
         """Open the user's own policy, which every gain is measured against."""
@@ -78,8 +87,11 @@ class Search(Stages):
             self._incumbent, row.estimate = row.candidate.id, 1.0
             looks = look_rounds(*self._spec.decide.rounds, confidence=self._spec.decide.confidence)
             pair = 2.5 * row.trial.seconds + 0.2
-            self._reserve = min(_RESERVE * self._spec.budget.time, looks[0] * pair)
-        elif row.trial.code is not CandidateCode.NODE_LOST:
+            needed = looks[0] * pair + (_TESTS * row.trial.seconds if self._grade != "none" else 0.0)
+            if self._spec.constraints.latency_p99 is not None:
+                needed += 2 * min(_TAIL_SECONDS, 2 * runs_required(0.99) * (row.trial.run or 0.0))
+            self._reserve = min(_RESERVE * self._spec.budget.time, needed)
+        elif row.trial.code not in (None, CandidateCode.NODE_LOST):
             self._notes.append(f"the policy that was given does not keep the constraints: {row.reason}")
 
     def _wave(self, size: int) -> None:
@@ -89,8 +101,34 @@ class Search(Stages):
         ]
         if size > 1:
             points = self._promising(points)
-        if size > 0:
+        points = [one for one in points if frozenset(one.settings) not in self._made]
+        if size == 1:
+            points.sort(key=self._gains.first)
+            lead = self._rows[self._incumbent].estimate if self._incumbent is not None else None
+            near = [one for one in points if self._gains.first(one) < (lead or 1.0)]
+            for part in (near, points[len(near) :]):
+                self._points(part, size)
+                self._all_together()
+            return
+        if size > 1:
             points.sort(key=self._gains.promise)
+        self._points(points, size)
+
+    def _all_together(self) -> None:
+        """Try what gained alone together, before combinations of fewer settings: a search may end before those."""
+        points = []
+        for engine in self._gains.default:
+            settings = self._gains.together(engine)
+            if len(settings) < 2 or frozenset(settings) in self._made:
+                continue
+            self._made.add(frozenset(settings))
+            if (point := self._space.point(engine, settings)) is not None:
+                points.append(point)
+        points.sort(key=self._gains.promise)
+        self._points(self._promising(points), 2)
+
+    def _points(self, points: Sequence[Point], size: int) -> None:
+        """Plan points, and open and race those that a plan takes."""
         rows = []
         for point in points:
             row = self._point(point, size) if len(self._rows) < _MOST_ROWS else None
@@ -129,8 +167,8 @@ class Search(Stages):
         self._report("kernels", bench, (leader,))
         try:
             shares = self._all.measured(bench, "shares", lambda: bench.shares(row.candidate))
-        except CandidateFailed as failed:
-            self._notes.append(f"kernels were not searched: {failed.reason}")
+        except (CandidateFailed, OutOfTime) as failed:
+            self._notes.append(f"kernels were not searched: {failed}")
             return
         for op in sorted(choices, key=lambda one: -share_of(one, shares)):
             if share_of(op, shares) < _LEAST_SHARE:
@@ -257,7 +295,10 @@ class Search(Stages):
             if not self._all.due(key, self._spec.budget.time):
                 return None
             self._report("duel", bench, (CONTROL, name), number, decide.rounds[1])
-            figures: list[float] = self._all.measured(bench, key, lambda: bench.fresh(pair))
+            try:
+                figures: list[float] = self._all.measured(bench, key, lambda: bench.fresh(pair))
+            except OutOfTime:
+                return None
             return figures
 
         return duel(measured, decide, family=family, seed=self._spec.seed)

@@ -21,10 +21,12 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.cpu_cores import CpuCores
     from xpuruntime.tuning.spec_parts import SearchSpace
 
-__all__ = ["Point", "Setting", "Space", "apply_changes", "build_space", "kernel_values"]
+__all__ = ["OPTIONS", "Point", "Setting", "Space", "apply_changes", "build_space", "kernel_values"]
 
 _ENGINE, _DEVICE, _PRECISION, _THREADS = (f"execution.{key}" for key in ("engine", "device", "precision", "threads"))
-_GRAPH, _OPTIONS = "execution.cuda_graph", "execution.provider_options."
+_GRAPH = "execution.cuda_graph"
+#: What the keys of options of engines begin with.
+OPTIONS = "execution.provider_options."
 #: Values that are the same as leaving the key out.
 _UNSTATED: dict[str, Any] = {_PRECISION: "model", _GRAPH: "off", "execution.layout": "auto"}
 
@@ -62,6 +64,13 @@ class Space(NamedTuple):
                     stated = {**first, **{one.key: one.value for one in settings}}
                     if barred.isdisjoint(settings) and _needed(keys, stated):
                         yield Point(engine, settings, self._changes(engine, stated))
+
+    def point(self, engine: str, settings: Sequence[Setting]) -> Point | None:
+        """Return the point with these settings away from the first values; ``None`` where one would have no effect."""
+        tunables = {one.key: one for one in self.tunables[engine]}
+        stated = {**{key: one.values[0] for key, one in tunables.items()}, **{one.key: one.value for one in settings}}
+        keys = [tunables[one.key] for one in settings]
+        return Point(engine, tuple(settings), self._changes(engine, stated)) if _needed(keys, stated) else None
 
     def size(self) -> int:
         """Return the number of all points, without regard to what depends on what."""
@@ -145,9 +154,9 @@ def build_space(
         options = wanted.options.get(engine)
         mine = [*tunables, *(Tunable(key=key, values=()) for key in replaced)]
         if options is not None:
-            mine = [one for one in mine if not one.key.startswith(_OPTIONS)]
+            mine = [one for one in mine if not one.key.startswith(OPTIONS)]
             mine += [
-                Tunable(key=f"{_OPTIONS}{engine}.{name}", values=(None, *values)) for name, values in options.items()
+                Tunable(key=f"{OPTIONS}{engine}.{name}", values=(None, *values)) for name, values in options.items()
             ]
         found[engine] = tuple(_settled(mine, fixed, replaced))
     return Space(device, found, tuple(notes))
@@ -190,8 +199,8 @@ def apply_changes(base: Policy, changes: Mapping[str, Any]) -> Policy:
     kernels: dict[str, Any] = {}
     for key, value in changes.items():
         section, _, name = key.partition(".")
-        if key.startswith(_OPTIONS):
-            engine, _, option = key.removeprefix(_OPTIONS).partition(".")
+        if key.startswith(OPTIONS):
+            engine, _, option = key.removeprefix(OPTIONS).partition(".")
             options.setdefault(engine, {})[option] = value
         elif section == "kernels":
             kernels[name] = value

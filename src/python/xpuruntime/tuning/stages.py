@@ -18,7 +18,7 @@ from xpuruntime.files.paths import json_bytes
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.tuning.planner import Rejected
 from xpuruntime.tuning.race import Failure, Race
-from xpuruntime.tuning.records import CONTROL, Candidate, CandidateFailed, Trial
+from xpuruntime.tuning.records import CONTROL, USED_UP, Candidate, CandidateFailed, OutOfTime, Trial
 from xpuruntime.tuning.rows import Row, gain_of, left_text
 from xpuruntime.tuning.waves import Gains
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.measurements import Measurements
     from xpuruntime.tuning.planner import Planned
     from xpuruntime.tuning.result import CandidateResult
-    from xpuruntime.tuning.space import Space
+    from xpuruntime.tuning.space import Setting, Space
     from xpuruntime.tuning.spec import TuneSpec
 
 __all__ = ["Stages", "TuneProgress"]
@@ -101,11 +101,14 @@ class Stages:
         self._live: dict[Bench, tuple[str, ...]] = {}
         self._rows: dict[str, Row] = {}
         self._gets: dict[str, str] = {}
+        self._made: set[frozenset[Setting]] = set()
         self._incumbent: str | None = None
         self._races = self._opened = self._untried = 0
         self._reserve = 0.0
         self._stages = {"planned": 0, "rejected by the plan": 0, "opened": 0, "raced": 0, "finalists": 0}
         self._notes = list(space.notes)
+        for bench in measurements.benches:
+            bench.left = lambda: spec.budget.time - measurements.clock()
 
     def _new(self, changes: Mapping[str, Any]) -> Row:
         """Plan changes and return the row of the candidate."""
@@ -147,6 +150,11 @@ class Stages:
                 row.trial = msgspec.convert(found["trial"], Trial)
             except CandidateFailed as failed:
                 row.trial = Trial(code=failed.code, reason=failed.reason)
+            except OutOfTime:
+                with self._lock:
+                    self._stages["opened"] -= 1
+                self._not_in_time(row)
+                return False
             row.device = self._all.device(key)
         if row.trial.code is not None:
             row.code, row.reason = row.trial.code, row.trial.reason
@@ -200,7 +208,10 @@ class Stages:
                 break
             before = set(race.live)
             self._report("race", bench, race.live, race.rounds, self._spec.decide.rounds[1])
-            race.add(self._round(bench, key, race))
+            found = self._round(bench, key, race)
+            if found is None:
+                break
+            race.add(found)
             for name in heat:
                 self._rows[name].device = self._all.device(key)
             for name in before.difference(race.live):
@@ -210,7 +221,9 @@ class Stages:
                 bench.close(self._rows[name].candidate)
         return race
 
-    def _round(self, bench: Bench, key: str, race: Race) -> dict[str, float | Failure]:
+    def _round(self, bench: Bench, key: str, race: Race) -> dict[str, float | Failure] | None:
+        """Measure a round; ``None`` where the budget ended meanwhile."""
+
         def measure() -> dict[str, Any]:
             found: dict[str, Any] = {}
             for name in race.order():
@@ -224,6 +237,8 @@ class Stages:
             figures = self._all.measured(bench, key, measure)["figures"]
         except CandidateFailed as lost:  # twice, with its device: the incumbent has one elsewhere
             return {name: Failure(lost.code, lost.reason) for name in race.live[1:]}
+        except OutOfTime:
+            return None
         return {name: Failure(*one) if isinstance(one, list) else one for name, one in figures.items()}
 
     def _settle(self, races: Sequence[Race], start: str | None) -> None:
@@ -288,10 +303,13 @@ class Stages:
         """Whether there is time for a candidate."""
         if self._all.due(f"trial/{row.candidate.id}", self._deadline):
             return True
+        self._not_in_time(row)
+        return False
+
+    def _not_in_time(self, row: Row) -> None:
         with self._lock:
             self._untried += 1
-        row.code, row.reason = CandidateCode.NOT_TRIED, "the budget of time was used up"
-        return False
+        row.code, row.reason = CandidateCode.NOT_TRIED, USED_UP
 
     @property
     def _deadline(self) -> float:

@@ -144,6 +144,7 @@ def tune(
     >>> found.candidates[0].id
     'c0'
     """
+    began = time.monotonic()
     stated = _settled(TuneSpec.coerce(spec), objective, call, budget, policy, devices, ray)
     data = stated.inputs if inputs is None else inputs
     if not isinstance(model, (str, os.PathLike)):
@@ -166,7 +167,7 @@ def tune(
         room = Path(stack.enter_context(ScratchFolder("tune")))
         count = setting.write_samples(samples.feeds, room)
         book = stack.enter_context(Journal(journal, setting.facts(samples.digest), resume=resume))
-        began, before, earlier = time.monotonic(), moment(), book.elapsed
+        before, earlier = moment(), book.elapsed
 
         def clock() -> float:
             return earlier + time.monotonic() - began

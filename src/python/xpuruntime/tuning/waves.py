@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.tuning.space import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,6 +21,8 @@ __all__ = ["Gains"]
 _PROMISING, _BARRED = 0.99, 1.10
 #: Predicted ratio to the lead above which a combination of settings is left out.
 _HOPELESS = 1.25
+#: Ratio that a setting of a policy may have before it was tried; an option of an engine is taken to gain nothing.
+_OF_POLICY = 0.5
 
 
 class Gains:
@@ -60,6 +63,30 @@ class Gains:
             if row is not None and row.estimate:
                 total *= row.estimate / base
         return total
+
+    def first(self, point: Point) -> float:
+        """Return the ratio to the control that a setting alone may have, before it was tried.
+
+        Those of a policy, of engines that are near, come before options of engines.
+        """
+        default = self.default.get(point.engine)
+        base = default.estimate if default is not None and default.estimate else 1.0
+        return base * (1.0 if any(one.key.startswith(OPTIONS) for one in point.settings) else _OF_POLICY)
+
+    def together(self, engine: str) -> tuple[Setting, ...]:
+        """Return the best value of each key of an engine that gained alone, the largest gain first."""
+        default = self.default.get(engine)
+        base = None if default is None else default.estimate
+        gains = {
+            setting: row.estimate / base
+            for setting, row in self.single.items()
+            if base and setting.engine == engine and row.estimate and row.trial.code is None
+        }
+        best: dict[str, Setting] = {}
+        for setting in sorted(gains, key=gains.__getitem__):
+            if gains[setting] <= _PROMISING:
+                best.setdefault(setting.key, setting)
+        return tuple(best.values())
 
     def promising(self, points: Sequence[Point], lead: float | None) -> list[Point]:
         """Return the points that may still win against a lead if the gains of their settings multiply."""
