@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DATATYPES",
     "Datatype",
+    "array_at",
     "array_of_elements",
     "array_of_raw",
     "checked_shape",
@@ -149,6 +150,15 @@ def array_of_raw(datatype: Datatype, shape: tuple[int, ...], raw: memoryview, te
     if datatype.name == "BOOL":
         _check_bools(raw, tensor)
     return np.frombuffer(raw, datatype.dtype).reshape(shape)
+
+
+def array_at(
+    datatype: Datatype, shape: tuple[int, ...], body: bytes | memoryview, count: int, at: int, tensor: str
+) -> NDArray[Any]:
+    """Return so many elements of a body, which are there, as `array_of_raw` does; not for BYTES."""
+    if datatype.name == "BOOL":
+        _check_bools(memoryview(body)[at : at + count], tensor)
+    return np.frombuffer(body, datatype.dtype, count, at).reshape(shape)
 
 
 def array_of_elements(

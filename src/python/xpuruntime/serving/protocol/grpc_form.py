@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.serving.messages import InferRequest, Tensor
-from xpuruntime.serving.protocol.datatypes import DATATYPES, Datatype, array_of_raw
+from xpuruntime.serving.protocol.datatypes import DATATYPES, Datatype, array_at
 from xpuruntime.serving.protocol.forms import LONGEST
 from xpuruntime.serving.protocol.wire import LENGTH, varint
 
@@ -51,9 +51,8 @@ class GrpcForm:
             datatype = DATATYPES[tensor.datatype]
             if datatype.is_bytes or message[at - len(head) : at] != head or message[at : at + len(one)] != one:
                 return None
-            tensors.append(
-                (Tensor(tensor.name, datatype.name, tensor.shape, None, tensor.parameters), datatype, at, at + len(one))
-            )
+            made = Tensor(tensor.name, datatype.name, tensor.shape, None, tensor.parameters)
+            tensors.append((made, datatype, len(one) // datatype.size, at))
             at += len(one)
         return cls(request, between, tensors)
 
@@ -69,9 +68,9 @@ class GrpcForm:
                 one.name,
                 one.datatype,
                 one.shape,
-                array_of_raw(datatype, one.shape, message[start:stop], one.name),
+                array_at(datatype, one.shape, message, count, at, one.name),
                 one.parameters,
             )
-            for one, datatype, start, stop in self._tensors
+            for one, datatype, count, at in self._tensors
         ]
         return InferRequest(old.model, inputs, old.version, old.id, old.outputs, {}, None, 0)

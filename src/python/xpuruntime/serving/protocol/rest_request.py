@@ -13,6 +13,7 @@ from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
     Datatype,
+    array_at,
     array_of_raw,
     checked_shape,
     datatype_named,
@@ -130,7 +131,7 @@ def read_request(
         key = (body[:length], model, version)
         form = _FORMS.get(key)
         if form is not None and len(body) - length == form.size:
-            return form.request(view[length:], now)
+            return form.request(body, length, now)
     try:
         read = _DECODER.decode(body if length is None else view[:length])
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
@@ -173,7 +174,7 @@ class _Form:
 
     def __init__(self, asked: RestRequest, size: int) -> None:
         self._asked, self.size = asked, size
-        #: Each tensor with its datatype and place behind the JSON.
+        #: Each tensor with its datatype, number of elements and place behind the JSON.
         self._tensors: list[tuple[Tensor, Datatype, int, int]] = []
         at = 0
         for one in asked.request.inputs:
@@ -181,12 +182,13 @@ class _Form:
             if datatype.is_bytes:  # its size says nothing of its shape, and is not known
                 self.size = -1
                 return
-            end = at + element_count(one.shape) * datatype.size
-            self._tensors.append((Tensor(one.name, one.datatype, one.shape, None, one.parameters), datatype, at, end))
-            at = end
+            count = element_count(one.shape)
+            made = Tensor(one.name, one.datatype, one.shape, None, one.parameters)
+            self._tensors.append((made, datatype, count, at))
+            at += count * datatype.size
 
-    def request(self, binary: memoryview, now: float | None) -> RestRequest:
-        """Return the request with these values."""
+    def request(self, body: bytes, begin: int, now: float | None) -> RestRequest:
+        """Return the request with the values of a body, which are behind its JSON."""
         asked = self._asked
         old = asked.request
         inputs = [
@@ -194,10 +196,10 @@ class _Form:
                 one.name,
                 one.datatype,
                 one.shape,
-                array_of_raw(datatype, one.shape, binary[at:end], one.name),
+                array_at(datatype, one.shape, body, count, begin + at, one.name),
                 one.parameters,
             )
-            for one, datatype, at, end in self._tensors
+            for one, datatype, count, at in self._tensors
         ]
         deadline = deadline_of(old.parameters, now) if old.parameters else None
         request = InferRequest(
