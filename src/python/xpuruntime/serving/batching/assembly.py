@@ -15,10 +15,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.host_runner import HostRunner
-    from xpuruntime.serving.batching.layout import InputLayout, Layout
+    from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.requests import Feed
 
-__all__ = ["Assembled", "Slice", "assemble", "joined", "take_apart"]
+__all__ = ["Assembled", "Slice", "assemble", "joined", "take_apart", "whole_inputs", "whole_outputs"]
 
 
 class Slice(NamedTuple):
@@ -56,14 +56,10 @@ def assemble(
     -------
     Assembled
         A tensor of a single request is passed as it is where it is whole, aligned and needs no padding, and the runner
-        takes such memory as well.
+        takes such memory as well; see `whole_inputs`.
     """
     empty = np.empty if runner is None else runner.empty
     copies = runner is not None and runner.copies_all
-    if len(slices) == 1 and not fixed_rows and not copies:
-        (one,) = slices
-        if (one.start, one.stop) == (0, one.feed.rows) and not one.feed.lengths:
-            return _whole(layout, one.feed)
     own = sum(one.stop - one.start for one in slices)
     rows = fixed_rows or own
     feeds: dict[str, Any] = {}
@@ -92,8 +88,8 @@ def assemble(
     return Assembled(feeds, rows, elements, total - elements)
 
 
-def _whole(layout: Layout, feed: Feed) -> Assembled:
-    """Return one request as it is."""
+def whole_inputs(layout: Layout, feed: Feed) -> tuple[dict[str, Any], int]:
+    """Return the inputs of a request that runs alone and is not padded, and how many elements they have."""
     feeds: dict[str, Any] = {}
     elements = 0
     for name, array in feed.arrays.items():
@@ -102,7 +98,12 @@ def _whole(layout: Layout, feed: Feed) -> Assembled:
             array = array.copy()
         elements += array.size
         feeds[name] = _for_engine(layout.inputs[name], array)
-    return Assembled(feeds, feed.rows, elements, 0)
+    return feeds, elements
+
+
+def whole_outputs(layout: Layout, results: Mapping[str, Any], feed: Feed) -> dict[str, Any]:
+    """Return the outputs that a request which ran alone has asked for; raises as `take_apart`."""
+    return {name: _checked(layout.outputs[name], results[name], feed.rows) for name in feed.outputs}
 
 
 def _part(info: InputLayout, one: Slice) -> np.ndarray[Any, Any]:
@@ -180,30 +181,33 @@ def take_apart(layout: Layout, results: Mapping[str, Any], rows: int, slices: Se
     """
     found: list[dict[str, Any]] = [{} for _ in slices]
     for name, info in layout.outputs.items():
-        array = _plain(results[name], info.datatype)
-        if info.batch is not None and (array.ndim <= info.batch or array.shape[info.batch] != rows):
-            raise ServingError(
-                Status.INTERNAL,
-                f"output {name!r} has the shape {list(array.shape)} for a batch of {rows} rows, so that its rows "
-                "cannot be told apart. Fix: state batching.max_batch_size: 0 for this model",
-            )
-        if len(slices) == 1 and slices[0].stop - slices[0].start == rows and not slices[0].feed.lengths:
-            if name in slices[0].feed.outputs:
-                found[0][name] = array
-            continue
+        array = _checked(info, results[name], rows)
         at = 0
         for one, outputs in zip(slices, found, strict=True):
             count = one.stop - one.start
             if name in one.feed.outputs:
-                place = [slice(None)] * array.ndim
+                place: list[Any] = [slice(None)] * array.ndim
                 if info.batch is not None:
                     place[info.batch] = slice(at, at + count)
                 for axis, source in info.cuts:
                     if source in one.feed.lengths and axis < array.ndim:
                         place[axis] = slice(one.feed.lengths[source])
+                place.append(Ellipsis)  # keeps an array of no dimensions one
                 outputs[name] = array[tuple(place)]
             at += count
     return found
+
+
+def _checked(info: OutputLayout, result: Any, rows: int) -> np.ndarray[Any, Any]:
+    """Return an output of an execution, with a row for each of its inputs."""
+    array = _plain(result, info.datatype)
+    if info.batch is not None and (array.ndim <= info.batch or array.shape[info.batch] != rows):
+        raise ServingError(
+            Status.INTERNAL,
+            f"output {info.name!r} has the shape {list(array.shape)} for a batch of {rows} rows, so that its rows "
+            "cannot be told apart. Fix: state batching.max_batch_size: 0 for this model",
+        )
+    return array
 
 
 def _plain(array: Any, datatype: str) -> np.ndarray[Any, Any]:

@@ -10,11 +10,11 @@ import time
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
-from xpuruntime.serving.batching.assembly import Slice, assemble, take_apart
+from xpuruntime.serving.batching.admission import Admission
 from xpuruntime.serving.batching.entries import Dispatch, Entry, Part, QueueFull
+from xpuruntime.serving.batching.executing import Executor
 from xpuruntime.serving.batching.inline import ShortRuns
-from xpuruntime.serving.batching.jobs import Execution, Job, QueueState, fail, failure_of_run
-from xpuruntime.serving.batching.requests import RequestCheck
+from xpuruntime.serving.batching.jobs import Execution, Job, QueueState, fail
 from xpuruntime.serving.batching.scheduler import Scheduler
 from xpuruntime.serving.status import ServingError, Status
 
@@ -82,13 +82,12 @@ class Batcher:
         clock: Callable[[], float] = time.monotonic,
         inline: bool = False,
     ) -> None:
-        self._runner, self._layout, self._observer, self._name, self._clock = runner, layout, observer, name, clock
-        self._settings = settings
-        self._fixed, self._most = settings.shapes == "fixed", settings.max_batch_size
-        self._check = RequestCheck(layout, fixed=self._fixed)
-        self._timeout = settings.timeout_us * 1e-6
+        self._runner, self._observer, self._name, self._clock = runner, observer, name, clock
+        self._settings, self._most = settings, max(settings.max_batch_size, 1)
         #: Times by shape, where requests may run inline.
         self.short = ShortRuns.of(settings) if inline else None
+        self._admission = Admission(layout, settings, name, clock)
+        self._executor = Executor(runner, layout, settings, name, self.short)
         self._scheduler = Scheduler(settings, instances)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -129,7 +128,7 @@ class Batcher:
             ``INVALID_ARGUMENT``: it does not fit the model. ``RESOURCE_EXHAUSTED``: the queue is full.
             ``DEADLINE_EXCEEDED``: its deadline has passed. ``UNAVAILABLE``: the model is being unloaded.
         """
-        return self._queue(self._accept(request))
+        return self._queue(self._admission.accept(request))
 
     def respond(self, request: InferRequest) -> InferResponse | ServingError | Future[InferResponse]:
         """Run a request at once where it is known to be short and nothing waits, else queue it.
@@ -139,9 +138,9 @@ class Batcher:
         ServingError
             As `submit`.
         """
-        job = self._accept(request)
+        job = self._admission.accept(request)
         short, scheduler = self.short, self._scheduler
-        if short is None or scheduler.running or scheduler.waiting or job.entry.rows > max(self._most, 1):
+        if short is None or scheduler.running or scheduler.waiting or job.entry.rows > self._most:
             return self._queue(job)
         if not short.allow(job.feed.shapes, job.entry.arrived):
             return self._queue(job)
@@ -155,7 +154,9 @@ class Batcher:
         entry = job.entry
         began = entry.arrived
         try:
-            execution = self._execute(Dispatch((Part(entry, 0, entry.rows),), entry.rows, "inline", began), began)
+            batch = Dispatch((Part(entry, 0, entry.rows),), entry.rows, "inline", began)
+            execution = self._executor.execute(batch, began)
+            self._observer.executed(execution)
             now = self._clock()
             if now - began > short.limit:
                 short.overran(now - began, now)
@@ -175,26 +176,6 @@ class Batcher:
                     self._work.notify()
                 if scheduler.draining and self._is_empty():
                     self._empty.notify_all()
-
-    def _accept(self, request: InferRequest) -> Job:
-        """Check a request, and return it with its deadline and level."""
-        feed = self._check(request)
-        now = self._clock()
-        deadline = request.deadline
-        overdue = None
-        if self._timeout:
-            if self._settings.timeout_action == "delay":
-                overdue = now + self._timeout
-            else:
-                deadline = min(deadline, now + self._timeout) if deadline is not None else now + self._timeout
-        if deadline is not None and deadline <= now:
-            raise ServingError(
-                Status.DEADLINE_EXCEEDED, "the deadline had passed when the request arrived. Fix: allow more time"
-            )
-        entry = Entry(feed.rows, feed.group, now, deadline, overdue, self._level(request.priority))
-        job = Job(request, feed, entry)
-        entry.payload = job
-        return job
 
     def _queue(self, job: Job) -> Future[InferResponse]:
         entry = job.entry
@@ -315,18 +296,6 @@ class Batcher:
             self._work.notify_all()
         return failure is None
 
-    def _level(self, priority: int) -> int:
-        levels = self._settings.priority_levels
-        if priority == 0:
-            return self._settings.default_level
-        if not 1 <= priority <= levels:
-            has = f"has the levels 1 to {levels}" if levels else "has no levels"
-            raise ServingError(
-                Status.INVALID_ARGUMENT,
-                f"priority {priority}: model {self._name!r} {has}. Fix: leave it out, or set batching.priority_levels",
-            )
-        return priority
-
     def _unloading(self) -> ServingError:
         return ServingError(Status.UNAVAILABLE, f"model {self._name!r} is being unloaded. Fix: retry", retry_after=1.0)
 
@@ -406,39 +375,8 @@ class Batcher:
                         self._work.notify()
             self._answer(ready)
             if batch is not None:
-                execution = self._execute(batch, now)
-
-    def _execute(self, batch: Dispatch, now: float) -> Execution:
-        """Run a batch; what it raises is in the result."""
-        execution = Execution(batch)
-        jobs: list[Job] = [part.entry.payload for part in batch.parts]
-        for job in jobs:
-            if job.began is None:
-                job.began = now
-        slices = [Slice(job.feed, part.start, part.stop) for job, part in zip(jobs, batch.parts, strict=True)]
-        tick = time.perf_counter_ns
-        begin = tick()
-        try:
-            made = assemble(self._layout, slices, self._settings.max_batch_size if self._fixed else 0, self._runner)
-            execution.rows, execution.elements, execution.padding = made.rows, made.elements, made.padding
-            copied = tick()
-            execution.input_ns = copied - begin
-            results = self._runner.run(made.feeds)
-            ran = tick()
-            execution.infer_ns = ran - copied
-            pieces = take_apart(self._layout, results, made.rows, slices)
-            execution.output_ns = tick() - ran
-        except BaseException as error:  # of this batch alone: the thread serves on
-            execution.error = failure_of_run(error, self._name)
-        else:
-            for job, part, outputs in zip(jobs, batch.parts, pieces, strict=True):
-                job.pieces[part.start] = outputs
-            if self.short is not None and execution.batch.reason != "inline":
-                self.short.queued(jobs[0].feed.shapes, execution.compute_ns * 1e-9)
-        for job in jobs:
-            job.executions.append(execution)
-        self._observer.executed(execution)
-        return execution
+                execution = self._executor.execute(batch, now)
+                self._observer.executed(execution)
 
 
 def _within_bounds(seconds: float) -> float:

@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`Executor`: execution of batches: inputs put together, the run of the model, outputs taken apart, and the times."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+from xpuruntime.serving.batching.assembly import Slice, assemble, take_apart, whole_inputs, whole_outputs
+from xpuruntime.serving.batching.jobs import Execution, Job, failure_of_run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.serving.batching.entries import Dispatch, Part
+    from xpuruntime.serving.batching.inline import ShortRuns
+    from xpuruntime.serving.batching.layout import Layout
+    from xpuruntime.serving.batching.settings import BatchSettings
+
+__all__ = ["Executor"]
+
+_tick = time.perf_counter_ns
+
+
+class Executor:
+    """Runs batches. Safe to call from many threads.
+
+    Parameters
+    ----------
+    runner : HostRunner
+    layout : Layout
+    settings : BatchSettings
+    name : str
+        Of the model, for messages.
+    short : ShortRuns, optional
+        Gets the times of executions that were not inline.
+    """
+
+    def __init__(
+        self, runner: HostRunner, layout: Layout, settings: BatchSettings, name: str, short: ShortRuns | None = None
+    ) -> None:
+        self._runner, self._layout, self._name, self._short = runner, layout, name, short
+        self._fixed_rows = settings.max_batch_size if settings.shapes == "fixed" else 0
+        #: Whether a request that runs alone is passed to the engine as it came.
+        self._passes = not self._fixed_rows and not runner.copies_all
+
+    def execute(self, batch: Dispatch, now: float) -> Execution:
+        """Run a batch; what it raises is in the result."""
+        execution = Execution(batch)
+        parts = batch.parts
+        job: Job
+        for part in parts:
+            job = part.entry.payload
+            if job.began is None:
+                job.began = now
+            job.executions.append(execution)
+        feed = parts[0].entry.payload.feed
+        whole = len(parts) == 1 and parts[0].stop - parts[0].start == feed.rows
+        try:
+            if whole and self._passes and not feed.lengths:
+                self._run_whole(job, execution)
+            else:
+                self._run_parts(parts, execution)
+        except BaseException as error:  # of this batch alone: the thread serves on
+            execution.error = failure_of_run(error, self._name)
+        else:
+            if self._short is not None and batch.reason != "inline":
+                self._short.queued(feed.shapes, execution.compute_ns * 1e-9)
+        return execution
+
+    def _run_whole(self, job: Job, execution: Execution) -> None:
+        begin = _tick()
+        feeds, execution.elements = whole_inputs(self._layout, job.feed)
+        execution.rows = job.feed.rows
+        copied = _tick()
+        results = self._runner.run(feeds)
+        ran = _tick()
+        job.pieces[0] = whole_outputs(self._layout, results, job.feed)
+        execution.input_ns, execution.infer_ns, execution.output_ns = copied - begin, ran - copied, _tick() - ran
+
+    def _run_parts(self, parts: Sequence[Part], execution: Execution) -> None:
+        jobs: list[Job] = [part.entry.payload for part in parts]
+        begin = _tick()
+        slices = [Slice(job.feed, part.start, part.stop) for job, part in zip(jobs, parts, strict=True)]
+        made = assemble(self._layout, slices, self._fixed_rows, self._runner)
+        execution.rows, execution.elements, execution.padding = made.rows, made.elements, made.padding
+        copied = _tick()
+        results = self._runner.run(made.feeds)
+        ran = _tick()
+        pieces = take_apart(self._layout, results, made.rows, slices)
+        execution.input_ns, execution.infer_ns, execution.output_ns = copied - begin, ran - copied, _tick() - ran
+        for job, part, outputs in zip(jobs, parts, pieces, strict=True):
+            job.pieces[part.start] = outputs
