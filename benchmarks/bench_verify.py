@@ -1,116 +1,212 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How often a speed claim of ``xrt verify`` finds a session that was made slower by a known share.
+"""How often ``xrt verify`` fails an unchanged model, and finds one that was made slower by a known share.
 
-python benchmarks/bench_verify.py --seconds 900
-python benchmarks/bench_verify.py --planted 0,0.1 --trials 20 --budget 5
+python benchmarks/bench_verify.py --verifies 300 --trials 300
+python benchmarks/bench_verify.py --verifies 300 --trials 300 --resume
+python benchmarks/bench_verify.py --verifies 0 --planted 0.05,0.1 --trials 20
 
-A session and its control run the same model in a worker process each. In the session's worker every run is followed by
-a busy wait of a share of its own time, so that the slowdown is known; then the claim is decided as verify does.
-Clocks and the loop add a little to the wait, so that a planted share is a lower bound.
+*Verifications* are whole ones of the shipped model: nothing changed, so none of their claims may fail. *Trials* are
+claims of speed: a session and its control run the same model in a worker process each, and in the session's worker
+every run is followed by a busy wait of a share of its own time, so that the slowdown is known. Clocks and the loop add
+a little to the wait, so that a planted share is a lower bound.
+
+Each result goes into a journal as soon as it is known; after a cut, ``--resume`` goes on there. The JSON is written
+when all is done or ``--seconds`` are over.
 """
 
 from __future__ import annotations
 
 import argparse
-import math
+import os
 import sys
 import tempfile
 import time
-from collections import Counter
+import warnings
+from collections import Counter, defaultdict
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness import write
+import xpuruntime as xrt
+from harness import environment, write
+from xpuruntime.files.journal_lines import DamagedLineError, journal_line, read_journal_lines
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.verification.sections.speed import decide
-from xpuruntime.locks.verification.timing import Finding
+from xpuruntime.locks.verification.timing import time_metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
-from xpuruntime.measuring.rounds import in_worker, measure
-from xpuruntime.measuring.statistics import Margin, Verdict
+from xpuruntime.measuring.rounds import in_worker
 from xpuruntime.policies import VerifySpeed
 from xpuruntime.testing import models
 
-#: Rounds of `latency.p50`, the fewest and the most, as verify has them.
-ROUNDS = (9, 121)
+#: Sections of a verification that an unchanged model goes through.
+SECTIONS = ("evidence", "accuracy", "memory", "audit", "speed")
+#: At most so many of the unchanged may fail, and of those 10 % slower may not be found.
+TARGETS = {"false failures": 0.01, "10 % not found": 0.01}
 
 
-def trial(
-    workers: tuple[Any, Any], planted: float, checks: VerifySpeed
-) -> tuple[str, str, int, list[tuple[float, ...]]]:
-    """Return verdict and code of a claim, its rounds, and their log-ratios of the session and of the control's twin."""
-    control, session = workers
-    found = measure(
-        {
-            "control": in_worker(control, f"{MODULE}:time_session"),
-            "session": in_worker(session, "slowed_session:time_slowed", share=planted),
-        },
-        control="control",
-        margin=Margin(checks.max_slowdown, 2e-6),
-        confidence=checks.confidence,
-        rounds=ROUNDS,
-        budget=checks.budget,
-        settled=lambda found: all(one.within_limit or one.verdict is Verdict.SLOWER for one in found.values()),
-    )
-    one = found.comparisons["session"]
-    (claim,) = decide([Finding("latency.p50", one, {}, (), ended=found.ended)], checks, "the control")
-    times = zip(found.rounds["session"], found.rounds["control"], found.twin, strict=True)
-    return claim.verdict, claim.code, one.rounds, [tuple(float(value) for value in row) for row in times]
+class Results:
+    """What was measured so far, in a file.
+
+    Parameters
+    ----------
+    path : Path
+    of : dict
+        What it is of; one that is resumed must be of the same.
+    resume : bool
+    """
+
+    def __init__(self, path: Path, of: dict[str, Any], *, resume: bool) -> None:
+        if path.exists() and not resume:
+            sys.exit(f"error: {path} is there: go on with --resume, or remove it")
+        data = path.read_bytes() if path.exists() else b""
+        try:
+            self.entries, length, self._digest = read_journal_lines(data)
+        except DamagedLineError as error:
+            sys.exit(f"error: {path}:{error.number}: {error}")
+        path.touch()
+        os.truncate(path, length)  # a last line that was cut off
+        self._path = path
+        if not self.entries:
+            self.add({"of": of})
+        elif self.entries[0]["of"] != of:
+            sys.exit(f"error: {path} is of {self.entries[0]['of']}, and this would be of {of}: name another --journal")
+        del self.entries[0]
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """Keep a result before anything else happens."""
+        line, self._digest = journal_line(entry, self._digest)
+        with self._path.open("ab") as file:
+            file.write(line)
+            file.flush()
+            os.fsync(file.fileno())
+        self.entries.append(entry)
+
+    def count(self, kind: str, planted: float | None = None) -> int:
+        """Return how many there are."""
+        return sum(one["kind"] == kind and one.get("planted") == planted for one in self.entries)
+
+
+def verify_once(budget: float) -> dict[str, Any]:
+    """Verify the shipped model, and return the verdicts of its claims."""
+    speed = {"max_slowdown": "5%", "budget": f"{budget:g}s"}
+    policy = {"execution": {"engine": "onnxruntime", "device": "cpu"}, "verify": {"speed": speed}}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", xrt.XpuRuntimeWarning)
+        found = xrt.verify(xrt.demo_model_path(), policy, only=SECTIONS)
+    claims = [[one.section, one.verdict, one.code] for one in found.claims]
+    return {"claims": claims, "failed": [f"{one.id}: {one.reason}" for one in found.of("fail")]}
+
+
+class Slowed:
+    """A session and its control in worker processes, of which the session can be slowed."""
+
+    def __init__(self, stack: ExitStack, checks: VerifySpeed, width: int) -> None:
+        self._checks = checks
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        model = models.save(models.mlp(width, batch=16), folder)
+        write_arrays(folder / "inputs", {"x": np.random.default_rng(0).standard_normal((16, width)).astype(np.float32)})
+        policy = {"execution": {"engine": "onnxruntime", "device": "cpu", "threads": 1}}
+        here = Path(__file__).resolve().parent
+        self._workers = [stack.enter_context(session_worker(sys.executable, here)) for _ in range(2)]
+        for worker in self._workers:
+            arguments = {"model": str(model), "inputs": str(folder / "inputs"), "arguments": {"policy": policy}}
+            worker.call(f"{MODULE}:open_session", **arguments)
+
+    def trial(self, planted: float) -> dict[str, Any]:
+        """Time both, and return the claim as verify decides it."""
+        session = in_worker(self._workers[1], "slowed_session:time_slowed", share=planted)
+        control = in_worker(self._workers[0], f"{MODULE}:time_session")
+        found = time_metric("latency.p50", session, control, self._checks, self._checks.budget)
+        (claim,) = decide([found], self._checks, "the control")
+        figures = {name: claim.figures[name] for name in ("ratio", "low", "high", "rounds", "control_us")}
+        return {"verdict": claim.verdict, "code": claim.code, **figures}
+
+
+def summary(results: Results, shares: list[float]) -> dict[str, Any]:
+    """Return counts of verdicts by section and by planted share."""
+    sections: dict[str, Counter[str]] = defaultdict(Counter)
+    planted: list[dict[str, Any]] = []
+    failed: list[str] = []
+    for one in results.entries:
+        if one["kind"] == "verify":
+            for section, verdict, code in one["claims"]:
+                sections[section][_word(verdict, code)] += 1
+            failed += one["failed"]
+    for share in shares:
+        found = [one for one in results.entries if one["kind"] == "trial" and one["planted"] == share]
+        counts = Counter(_word(one["verdict"], one["code"]) for one in found)
+        if found:
+            rounds = float(np.median([one["rounds"] for one in found]))
+            ratio = float(np.median([one["ratio"] for one in found]))
+            planted.append({"planted": share, "claims": len(found), "verdicts": counts, "rounds": rounds,
+                            "ratio": ratio})  # fmt: skip
+    whole = results.count("verify")
+    with_failure = sum(bool(one["failed"]) for one in results.entries if one["kind"] == "verify")
+    loads = sorted(one["load"] for one in results.entries)
+    return {
+        "verifications": whole, "with_failure": with_failure, "failed": failed, "sections": sections,
+        "planted": planted, "load": [loads[0], float(np.median(loads)), loads[-1]] if loads else [],
+        "seconds": sum(one["seconds"] for one in results.entries),
+    }  # fmt: skip
+
+
+def _word(verdict: str, code: str) -> str:
+    return "too noisy" if code == "noisy" else verdict
 
 
 def main() -> None:
-    """Run trials of every planted share in turn until time or trials are used up, and print the table."""
+    """Run what is missing in turn until it is there or the time is over, and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--verifies", type=int, default=300, help="verifications of the unchanged model")
     parser.add_argument("--planted", default="0,0.05,0.1", help="shares, with commas")
-    parser.add_argument("--seconds", type=float, default=900.0)
-    parser.add_argument("--trials", type=int, default=300, help="of every share, at most")
+    parser.add_argument("--trials", type=int, default=300, help="of every share")
+    parser.add_argument("--seconds", type=float, default=float("inf"), help="after which no more are begun")
     parser.add_argument("--budget", type=float, default=10.0, help="seconds of one claim")
+    parser.add_argument("--verify-budget", type=float, default=5.0, help="seconds of the speed claim of a verification")
     parser.add_argument("--width", type=int, default=768)
-    parser.add_argument("--out", help="folder for JSON")
+    parser.add_argument("--journal", type=Path, default=Path("verify_power.jsonl"))
+    parser.add_argument("--resume", action="store_true", help="go on with the journal")
+    parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     options = parser.parse_args()
     shares = [float(one) for one in options.planted.split(",")]
     checks = VerifySpeed(max_slowdown=0.05, budget=options.budget)
-    counts: dict[float, Counter[str]] = {share: Counter() for share in shares}
-    rounds: dict[float, list[int]] = {share: [] for share in shares}
-    unchanged: list[list[tuple[float, ...]]] = []
+    about = environment()
+    of = {"packages": about["packages"], "processor": about.get("processor"), "budget": options.budget,
+          "verify_budget": options.verify_budget, "width": options.width}  # fmt: skip
+    results = Results(options.journal, of, resume=options.resume)
+    wanted = [("verify", None, options.verifies), *(("trial", share, options.trials) for share in shares)]
     ends = time.monotonic() + options.seconds
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        model = models.save(models.mlp(options.width, batch=16), folder)
-        feeds = {"x": np.random.default_rng(0).standard_normal((16, options.width), np.float32)}
-        write_arrays(folder / "inputs", feeds)
-        policy = {"execution": {"engine": "onnxruntime", "device": "cpu", "threads": 1}}
-        here = Path(__file__).parent
-        with session_worker(sys.executable, here) as control, session_worker(sys.executable, here) as session:
-            for worker in (control, session):
-                worker.call(
-                    f"{MODULE}:open_session", model=str(model), inputs=str(folder / "inputs"),
-                    arguments={"policy": policy},
-                )  # fmt: skip
-            while time.monotonic() < ends and any(len(rounds[one]) < options.trials for one in shares):
-                for share in shares:
-                    verdict, code, number, times = trial((control, session), share, checks)
-                    counts[share][verdict if code != "noisy" else "inconclusive, too noisy"] += 1
-                    rounds[share].append(number)
-                    if share == 0:
-                        unchanged.append(times)
-    words = ("pass", "fail", "inconclusive", "inconclusive, too noisy")
-    print("| planted | claims | " + " | ".join(words) + " | median of the rounds |")
-    print("|---|---|" + "---|" * (len(words) + 1))
-    rows = []
-    for share in shares:
-        cells = [f"{share:.0%}", str(len(rounds[share])), *(str(counts[share][word]) for word in words)]
-        print("| " + " | ".join((*cells, f"{float(np.median(rounds[share])):.0f}")) + " |")
-        rows.append({"planted": share, "claims": len(rounds[share]), **counts[share]})
-    if unchanged:
-        once = float(np.median([row[1] for one in unchanged for row in one]))
-        spread = [math.log(row[0] / row[1]) for one in unchanged for row in one]
-        print(f"one run: {once * 1e6:,.0f} us; quartiles of the log-ratios of unchanged rounds: "
-              f"{np.percentile(spread, 25):+.3f} {np.percentile(spread, 75):+.3f}")  # fmt: skip
-    if options.out is not None:
-        write("verify_power", {"rows": rows, "checks": checks.to_dict()}, options.out)
+    with ExitStack() as stack:
+        slowed = Slowed(stack, checks, options.width) if options.trials else None
+        while missing := [one for one in wanted if results.count(*one[:2]) < one[2]]:
+            for kind, share, _ in missing:
+                if time.monotonic() >= ends:
+                    break
+                began = time.monotonic()
+                if kind == "verify":
+                    entry = {"kind": kind, **verify_once(options.verify_budget)}
+                else:
+                    assert slowed is not None
+                    assert share is not None
+                    entry = {"kind": kind, "planted": share, **slowed.trial(share)}
+                results.add({**entry, "load": os.getloadavg()[0], "seconds": time.monotonic() - began})
+            if time.monotonic() >= ends:
+                print(f"note: the time is over; go on with --journal {options.journal} --resume", file=sys.stderr)
+                break
+    found = summary(results, shares)
+    body = {**found, "targets": TARGETS, "checks": checks.to_plain(), "verify_budget": options.verify_budget,
+            "wanted": {"verifies": options.verifies, "trials": options.trials}}  # fmt: skip
+    write("verify_power", body, options.out)
+    for section, counts in found["sections"].items():
+        print(f"{section:12} {dict(counts)}")
+    for row in found["planted"]:
+        print(f"{row['planted']:5.0%} slower: {row['claims']} claims, {dict(row['verdicts'])}, "
+              f"median of {row['rounds']:.0f} rounds, {row['ratio']:.3f} times")  # fmt: skip
+    for one in found["failed"]:
+        print(f"FAILED {one}")
 
 
 if __name__ == "__main__":

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from charts import CHARTS, targets
 from report_kernels import KERNEL_SECTIONS
-from report_lock import locks
+from report_lock import locks, verdicts
 from report_onnxruntime import custom_ops
 from report_openvino import openvino
 from report_parts import Check, Section, machine, number, spread, table, target_table
@@ -236,6 +236,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "rules_cpu": kernel_rules,
     "lock_cpu": locks,
     "lock_cuda": locks,
+    "verify_power": verdicts,
     "tune_cpu": tuned_policies,
     **SERVING_SECTIONS,
     **PROFILE_SECTIONS,
@@ -281,6 +282,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "rules_cpu",
             "lock_cpu",
             "lock_cuda",
+            "verify_power",
             "tune_cpu",
         ),
     ),

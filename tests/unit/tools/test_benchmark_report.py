@@ -263,3 +263,29 @@ def test_times_of_units(made, monkeypatch):
     assert "openvino, small, unexplained | 5.00 % | ≤ 10.0 % | met" in text
     assert "openvino, small, units alone" not in text
     assert "openvino, lost, unexplained | 83.3 % | ≤ 10.0 % | **missed**" in text
+
+
+def test_verdicts_of_verify(made, monkeypatch):
+    body = {
+        "verifications": 200, "with_failure": 3, "failed": ["audit.no_cache: it was faster"],
+        "sections": {"accuracy": {"pass": 200}, "speed": {"inconclusive": 180, "pass": 17, "fail": 3}},
+        "planted": [
+            {"planted": 0.0, "claims": 300, "verdicts": {"pass": 298, "fail": 2}, "rounds": 15.0, "ratio": 1.001},
+            {"planted": 0.05, "claims": 300, "verdicts": {"inconclusive": 290, "fail": 10}, "rounds": 121.0,
+             "ratio": 1.055},
+            {"planted": 0.1, "claims": 300, "verdicts": {"fail": 288, "too noisy": 12}, "rounds": 11.0, "ratio": 1.11},
+        ],
+        "load": [0.5, 1.0, 6.0], "seconds": 3600.0, "targets": {"false failures": 0.01, "10 % not found": 0.01},
+        "checks": {}, "verify_budget": 5.0, "wanted": {"verifies": 300, "trials": 300},
+    }  # fmt: skip
+    monkeypatch.setitem(BODIES, "verify_power", body)
+    page = made("verify_power")[1]
+    assert "| `speed` | 17 | 3 | 180 | 0 |" in page
+    assert "| 10% | 300 | 0 | 288 | 0 | 12 | 11 | 1.110 |" in page
+    assert "audit.no_cache: it was faster" in page
+    assert "verifications of an unchanged model with a failure | 1.50 % | ≤ 1.00 % | **missed** by 0.500 %" in page
+    assert "claims of speed on an unchanged session that failed | 0.667 % | ≤ 1.00 % | met" in page
+    assert "10% slower and not found | 4.00 % | ≤ 1.00 % | **missed**" in page
+    assert "Cut short: 300 verifications" in page
+    monkeypatch.setitem(BODIES, "verify_power", {**body, "verifications": 300})
+    assert "Cut short" not in made("verify_power")[1]
