@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
 
@@ -183,3 +184,30 @@ def test_many_calls_at_once(channel):
     call = channel.unary_unary(f"{SERVICE}ModelInfer")
     futures = [call.future(sent, timeout=60) for _ in range(500)]
     assert all(read_infer_response(one.result()).outputs[0].data.tolist() == [1.0] for one in futures)
+
+
+@pytest.mark.parametrize(
+    "garbage", [b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n", b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"\xff" * 300, b""]
+)
+def test_what_is_not_grpc_is_refused(channel, served, garbage):
+    host, _, port = served.server.grpc_address.rpartition(":")
+    with socket.create_connection((host, int(port)), timeout=20) as sock:
+        sock.sendall(garbage)
+        sock.shutdown(socket.SHUT_WR)
+        while True:
+            try:
+                if not sock.recv(65536):
+                    break
+            except ConnectionResetError:
+                break
+    assert infer(channel, InferRequest("echo", [ONE])).outputs[0].data.tolist() == [1.0]
+
+
+def test_a_compressed_message_beyond_the_limit_is_refused(channel):
+    """4 MiB are allowed, compressed or not; 64 MiB of zeros are 64 KiB on the wire."""
+    call = channel.unary_unary(f"{SERVICE}ModelInfer")
+    for length, code in ((1 << 20, "INVALID_ARGUMENT"), (64 << 20, "RESOURCE_EXHAUSTED")):
+        with pytest.raises(grpc.RpcError) as caught:
+            call(bytes(length), timeout=20, compression=grpc.Compression.Gzip)
+        assert caught.value.code() is getattr(grpc.StatusCode, code)
+    assert infer(channel, InferRequest("echo", [ONE])).outputs[0].data.tolist() == [1.0]

@@ -1,17 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Clients that misbehave: slow, half closed, lying, gone, or a thousand of them. The server answers the next one."""
+"""Clients that misbehave: slow, half closed, lying, killed, or thousands of them. The server answers the next one."""
 
 from __future__ import annotations
 
 import contextlib
 import gzip
 import json
+import random
 import socket
+import subprocess
+import sys
 import time
 
+import numpy as np
 import pytest
 from serving_clients import until
+
+from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.protocol.rest_client import write_request
 
 REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
 
@@ -205,22 +212,80 @@ def test_a_client_may_wait_for_leave_to_send_its_body(served):
         assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
 
 
-def test_a_thousand_connections_are_served(served):
+def test_five_thousand_connections_are_served_or_told_why_not(served):
+    """The limit is 4,096 by default; those beyond it are refused, and there is room again once others have gone."""
     resource = pytest.importorskip("resource", reason="needs limits of POSIX")
+    needed = 11_000  # both ends are in this process
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < 4096:
-        if hard != resource.RLIM_INFINITY and hard < 4096:
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        if hard != resource.RLIM_INFINITY and hard < needed:
             pytest.skip(f"this process may open {hard} files only")
-        resource.setrlimit(resource.RLIMIT_NOFILE, (4096, hard))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (needed, hard))
     socks = []
     try:
-        for _ in range(1000):
+        for at in range(5000):
             socks.append(connect(served))
-            socks[-1].sendall(head(len(REQUEST)) + REQUEST)
-        for sock in socks:
+            if at < 4096:
+                socks[-1].sendall(head(len(REQUEST)) + REQUEST)
+        for sock in socks[:4096]:
             assert sock.recv(65536).startswith(b"HTTP/1.1 200 ")
+        for sock in socks[4096:]:
+            answer = read_all(sock)
+            assert answer.startswith(b"HTTP/1.1 503 ")
+            assert b"there are 4096 connections already" in answer
     finally:
         for sock in socks:
             sock.close()
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    alive(served)
+    assert until(lambda: served.http.get("/v2/health/ready").status == 200)
+
+
+def test_a_client_that_does_not_read_is_not_read_any_more(served):
+    """Its responses would pile up in the server."""
+    array = np.zeros(1 << 20, np.uint8)
+    request = InferRequest("echo", [Tensor("UINT8", "UINT8", array.shape, array)])
+    body, length = write_request(request, binary=True)
+    one = head(len(body), "/v2/models/echo/infer", Inference_Header_Content_Length=str(length)) + body
+    sent = []
+    with connect(served) as sock:
+        sock.settimeout(0.5)
+        with contextlib.suppress(TimeoutError):
+            while len(sent) < 100:
+                sock.sendall(one)
+                sent.append(len(one))
+        alive(served)
+    assert len(sent) < 50
+
+
+_KILLED = """
+import socket, sys
+request = bytes.fromhex(sys.argv[2])
+socks = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(4)]
+while True:
+    for at, sock in enumerate(socks):
+        sock.sendall(request[: len(request) // (2 if at == 3 else 1)])
+    print("sent", flush=True)
+    for sock in socks[:3]:
+        sock.recv(65536)
+    socks[3].close()
+    socks[3] = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+"""
+
+
+def test_clients_that_are_killed_leave_nothing_behind(served):
+    """Some of their requests wait, some are answered, and some came in part only."""
+    draw = random.Random(3)
+    for model in ("slow", "digits", "two.words-x_1") * 2:
+        body = REQUEST
+        if model == "digits":
+            image = {"name": "image", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": [0.5] * 64}
+            body = json.dumps({"inputs": [image]}).encode()
+        request = head(len(body), f"/v2/models/{model}/infer") + body
+        command = [sys.executable, "-I", "-S", "-c", _KILLED, str(served.http.port), request.hex()]
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+            assert client.stdout.readline() == b"sent\n"
+            time.sleep(draw.uniform(0, 0.03))
+            client.kill()
+        alive(served)
+    assert until(lambda: all(future.cancelled() for future in served.service.waiting))
+    assert until(lambda: served.server._gate.active == 0)
