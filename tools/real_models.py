@@ -184,8 +184,8 @@ runs, the session is compared with raw ONNX Runtime. Written by `python tools/re
 returns with one thread and the same options, to 1e-6 of the largest magnitude. In `explain` each node stands once, and
 none that the raw engine runs is called folded. Sessions in fp16 and int8 are compared with raw ONNX Runtime in fp32, on
 the probe input, which has to be within [tolerance](../guides/accuracy.md), and on three others: the figures are the
-largest difference over the largest magnitude. Inputs are made up: tones, smooth images, random tokens, states of zero.
-Whether a recogniser still recognises, only your own data can say.
+largest difference over the largest magnitude. Inputs are generated: tones, smooth images, random tokens, zero states.
+Only your own data can say whether a recogniser still recognises.
 
 | model | engine | run, bind, run_async, explain, compile | fp16 | int8, 8 samples |
 |---|---|---|---|---|

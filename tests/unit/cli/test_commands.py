@@ -130,7 +130,7 @@ class TestRun:
     def test_probe_inputs_are_said(self, xrt: Xrt, digits: str) -> None:
         result = xrt("run", digits, "--device", "cpu")
         assert result.code == 0
-        assert "probe inputs were made up (seed 0) for: image [1, 1, 8, 8]" in result.err
+        assert "probe inputs were generated (seed 0) for: image [1, 1, 8, 8]" in result.err
         assert "logits" in result.out
 
     def test_files_in_and_out(self, xrt: Xrt, two_inputs: str, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ def test_engines_that_agree(xrt: Any, digits: str) -> None:
     result = xrt("compare", digits, "--engines", "onnxruntime,ort@cpu", "--device", "cpu", "--runs", 2)
     assert result.code == 0, result.err
     assert result.out.count("agrees") == 2
-    assert "onnxruntime.cpu.fp32, input made up" in " ".join(result.out.split())
+    assert "onnxruntime.cpu.fp32, input generated" in " ".join(result.out.split())
 
 
 def test_a_mismatch_names_the_first_node_and_exits_with_1(xrt: Any, digits: str) -> None:
@@ -89,7 +89,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_anything_runs(xrt: Any,
 
 def test_inputs_are_given_only_where_somebody_gave_them(xrt: Any, two_inputs: str) -> None:
     made = xrt("compare", two_inputs, "--engines", "onnxruntime", "--dim", "N=3", "--device", "cpu", "--json")
-    assert made.json()["inputs"] == "made up"
+    assert made.json()["inputs"] == "generated"
     given = xrt(
         "compare", two_inputs, "--engines", "onnxruntime", "--device", "cpu", "--json",
         "--input", "a=[[1.0, 2.0, 3.0]]", "--input", "b=[[3.0, 4.0, 5.0]]",

@@ -109,7 +109,7 @@ class TestOpenVino:
         machine = msgspec.structs.replace(here, cpu=cpu, engines=engines)
         asked: dict[str, Any] = {"device": "cpu", "engine": "openvino", "precision": "fp16", "machine": machine}
         advice = pytest.warns(xrt_package.XpuRuntimeWarning, match="fp16 is advisory")
-        refused = f"f16 was asked, and OpenVINO took {hint}"
+        refused = f"f16 was requested, and OpenVINO chose {hint}"
         with advice, pytest.raises(xrt_package.UnsupportedOperationError, match=refused):
             xrt_package.InferenceSession(exported("convnet"), **asked)
         monkeypatch.setattr(loading._Opener, "_verify", lambda *_: None)

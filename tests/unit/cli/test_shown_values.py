@@ -82,7 +82,7 @@ def test_errors_of_the_policy_come_alone(xrt: Callable[..., Any], digits: str, t
         done = xrt(command, digits, "--policy", str(wrong))
         assert done.code == 2
         assert done.err.startswith("error: "), done.err
-        assert "made up" in xrt(command, digits, "--policy", "auto").err
+        assert "generated" in xrt(command, digits, "--policy", "auto").err
 
 
 @pytest.mark.parametrize("command", ["compare", "compile"])

@@ -36,7 +36,7 @@ def test_a_policy_that_holds(xrt: Xrt, digits: str, policy: Path) -> None:
     result = xrt("verify", digits, "-p", policy, "--only", "evidence", "--json").json()
     jsonschema.Draft202012Validator(verification_schema()).validate(result)
     assert (result["verdict"], result["exit_code"]) == ("pass", 0)
-    assert result["notes"][0].startswith("probe inputs were made up (seed 0)")
+    assert result["notes"][0].startswith("probe inputs were generated (seed 0)")
 
 
 def test_a_policy_that_does_not(xrt: Xrt, digits: str, policy: Path) -> None:

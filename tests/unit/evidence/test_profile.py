@@ -179,7 +179,7 @@ def test_a_full_disk_leaves_the_old_trace(tmp_path: Path) -> None:
     limits, handler = resource.getrlimit(resource.RLIMIT_FSIZE), signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     resource.setrlimit(resource.RLIMIT_FSIZE, (500, limits[1]))
     try:
-        with pytest.raises(InputError, match="has room"):
+        with pytest.raises(InputError, match="has free space"):
             profile().save_trace(target)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

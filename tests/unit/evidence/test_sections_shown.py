@@ -225,8 +225,8 @@ def test_two_reports():
     shown = words(str(found))
     for text in (
         "status blocked -> refused det is on the cpu",
-        "no longer in the way b (NonZero)",
-        "newly in the way det (Det)",
+        "no longer a blocker b (NonZero)",
+        "new blocker det (Det)",
         "memory at its most, during the pass",
         "tensors between units 4.0 KiB 8.0 KiB",
         "x 1..8 x 4 -> any x 4 2 x 4 -> 3 x 4",
@@ -253,8 +253,8 @@ def test_the_page_of_two_reports(look):
     browser = look(compare_reports(report(), changed()))
     assert texts(browser, "#cuda-graph tbody tr") == [
         "statusblocked -> refuseddet is on the cpu",
-        "no longer in the wayb (NonZero)",
-        "newly in the waydet (Det)",
+        "no longer a blockerb (NonZero)",
+        "new blockerdet (Det)",
     ]
     assert texts(browser, "#peaks tbody tr") == ["pool a: in use3.0 MiB9.0 MiB", "tensors between units4.0 KiB8.0 KiB"]
     assert texts(browser, "#shapes tbody tr") == ["x1..8 x 4 -> any x 42 x 4 -> 3 x 4", "k4 -> -4 -> -"]

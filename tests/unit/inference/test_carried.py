@@ -224,7 +224,7 @@ class TestLock:
         proto.metadata_props.add(key=LOCK_KEY, value=lock_for(proto).to_json())
         onnx.save(proto, tmp_path / "m.onnx", save_as_external_data=True, location="m.data", size_threshold=0)
         made = plan(tmp_path / "m.onnx")
-        assert any("they lie in other files" in note for note in made.notes)
+        assert any("they are in other files" in note for note in made.notes)
 
     @pytest.mark.parametrize(
         ("kernel", "arch", "note"),

@@ -179,7 +179,7 @@ class TestTorch:
         assert row.reason.endswith("was 5, one of 63 sizes")
 
     def test_operators_that_no_capture_takes_are_in_the_units(self) -> None:
-        """As PyTorch records them, here on the CPU: what would stand in the way on CUDA has the names we look for."""
+        """As PyTorch records them, here on the CPU: what would be a blocker on CUDA has the names we look for."""
         torch = pytest.importorskip("torch")
 
         class Waits(torch.nn.Module):  # type: ignore[misc]

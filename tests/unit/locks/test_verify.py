@@ -53,7 +53,7 @@ class TestUnchanged:
         assert {"evidence.execution.engine", "evidence.execution.device", "evidence.execution.precision"} <= ids
         assert {"accuracy.logits", "memory.growth", "memory.peak", "start", "audit.same_work"} <= ids
         assert (result.engine, result.device) == ("onnxruntime", "cpu")
-        assert "inputs were made up (seed 0) for image [1, 1, 8, 8]" in result.notes[0]
+        assert "inputs were generated (seed 0) for image [1, 1, 8, 8]" in result.notes[0]
 
     def test_the_planted_engine_without_a_fault_passes(self, digits):
         result = planted(digits, plain, only=["accuracy", "memory", "audit"])

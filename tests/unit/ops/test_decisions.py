@@ -199,7 +199,7 @@ def test_a_stale_or_damaged_cache_is_told(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:60] + b"nonsense")
     damaged = run(path)
     assert any("not used" in note for note in damaged["notes"])
-    assert any("begun anew" in note for note in damaged["notes"])
+    assert any("started anew" in note for note in damaged["notes"])
     assert run(path)["notes"] == []
 
 

@@ -271,7 +271,7 @@ def test_the_fastest_is_measured_kept_and_found_again(backend: Backend, tmp_path
         decision = choose(policy, desc=desc)
         assert decision["source"] == "tuned"
         assert any("not used" in note for note in decision["notes"])
-        assert any("begun anew" in note for note in decision["notes"])
+        assert any("started anew" in note for note in decision["notes"])
     finally:
         dispatcher.set_tuning_store(None)
         dispatcher.forget_measurements()

@@ -83,7 +83,7 @@ def test_a_damaged_file_is_said_and_replaced(cache: TuningCache, text: str) -> N
     assert found is None
     assert str(cache.path) in note
     note = cache.put("k", entry())
-    assert "begun anew" in note
+    assert "started anew" in note
     assert cache.find("k", VALID) == (entry(), "")
     assert TuningCache(cache.path).find("k", VALID) == (entry(), "")
 
@@ -112,7 +112,7 @@ def test_a_file_cut_at_any_place(cache: TuningCache) -> None:
         found, note = reader.find("b", VALID)
         assert found is None, length
         assert "not used" in note
-        assert "begun anew" in reader.put("d", entry())
+        assert "started anew" in reader.put("d", entry())
     cache.path.write_bytes(b"\xff\xfe" + whole)
     assert "not used" in TuningCache(cache.path).find("a", VALID)[1]
 

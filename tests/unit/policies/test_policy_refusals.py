@@ -91,7 +91,8 @@ YAML = [
     ),
     (
         "execution: {artifacts: {cache: defualt}}",
-        "1:32: execution.artifacts.cache: 'defualt' is neither a word nor a path; did you mean 'default'? Valid words:",
+        "1:32: execution.artifacts.cache: 'defualt' is neither 'off', 'default' nor a path; did you mean 'default'? "
+        "Valid words:",
     ),
     ("execution: {artifacts: {stale: keep}}", "1:32: execution.artifacts.stale: 'keep' is not a valid value"),
     ("~: b", "1:1: a key must be a name, got nothing"),

@@ -118,7 +118,7 @@ def test_the_demo_model_on_two_engines(tmp_path):
     assert len(raced) >= 3
     assert all(one.error is not None and one.error < 1e-3 and one.memory and one.start for one in raced)
     assert {"open", "race"} <= set(stages)
-    assert any("made up" in note for note in found.notes)
+    assert any("generated" in note for note in found.notes)
     assert set(found.front) <= {one.id for one in raced}
     assert json.loads(found.to_json())["exit_code"] == found.exit_code
     if found.verdict != "undecided":
@@ -166,7 +166,7 @@ def test_a_session_in_this_process():
 
 
 def test_what_cannot_be_searched_is_refused(tmp_path):
-    with pytest.raises(InputError, match=r"a search needs inputs.*'random' to have some made up"):
+    with pytest.raises(InputError, match=r"a search needs inputs.*'random' to have some generated"):
         xrt.tune(DEMO, CPU)
     if not list(Path("/sys/class/powercap").glob("intel-rapl:*")):
         with pytest.raises(UnsupportedOperationError, match="energy of the processor cannot be measured"):

@@ -75,7 +75,7 @@ def compare(
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session_options import prepare, report_probe_inputs
-    from xpuruntime.engines.accuracy import MADE_UP
+    from xpuruntime.engines.accuracy import GENERATED
     from xpuruntime.inference import compare_engines
 
     check_target("--html", html)
@@ -98,6 +98,6 @@ def compare(
     if feeds is not None:
         report_probe_inputs(feeds)
         if feeds.probed:
-            found = msgspec.structs.replace(found, inputs=MADE_UP)
+            found = msgspec.structs.replace(found, inputs=GENERATED)
     print_and_save(found, {found.save_html: html}, as_json=json)
     return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED

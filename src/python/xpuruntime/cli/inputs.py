@@ -25,19 +25,19 @@ __all__ = ["Feeds", "parse_dims", "read_feeds"]
 
 
 class Feeds(msgspec.Struct, frozen=True, kw_only=True):
-    """Arrays by input name, and the names of those that were made up."""
+    """Arrays by input name, and the names of those that were generated."""
 
     arrays: dict[str, Any]
     probed: tuple[str, ...] = ()
 
     def note(self) -> str | None:
-        """Return a sentence about inputs that were made up, or ``None``."""
+        """Return a sentence about inputs that were generated, or ``None``."""
         if not self.probed:
             return None
         from xpuruntime.engines.precision import shapes_text
 
         shapes = shapes_text({name: self.arrays[name] for name in self.probed})
-        return f"probe inputs were made up (seed 0) for: {shapes}. Give your own with --input NAME=@file.npy"
+        return f"probe inputs were generated (seed 0) for: {shapes}. Give your own with --input NAME=@file.npy"
 
 
 def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[str] | None = None) -> Feeds:

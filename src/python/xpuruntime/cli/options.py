@@ -107,7 +107,7 @@ InputOption = Annotated[
         "-i",
         metavar="NAME=VALUE",
         help="An input: NAME=@file.npy, NAME=@file.npz (the array NAME in it), NAME=[[1, 2]] as JSON, "
-        "or @file.npz for all. Without any, probe inputs are made up.",
+        "or @file.npz for all. Without any, probe inputs are generated.",
     ),
 ]
 DimOption = Annotated[

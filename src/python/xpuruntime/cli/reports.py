@@ -47,7 +47,7 @@ def check_target(option: str, path: str | None) -> None:
     except OSError as error:
         raise InputError(
             f"{option} {path}: nothing can be written there: {reason_of(error)}. Give a path in a folder that "
-            "is writable and has room"
+            "is writable and has free space"
         ) from error
 
 

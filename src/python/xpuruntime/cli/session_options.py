@@ -41,7 +41,7 @@ def open_session(
 ) -> tuple[InferenceSession, float]:
     """Plan and load a model. Return the session and how long that took, in microseconds.
 
-    What `feeds` made up is said once the session is open: a policy that is wrong is said alone.
+    What `feeds` generated is said once the session is open: a policy that is wrong is said alone.
     """
     from xpuruntime.inference import InferenceSession
 

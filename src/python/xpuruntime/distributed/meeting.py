@@ -76,7 +76,7 @@ class Meeting:
         if not done:
             raise EngineError(
                 f"{where}: NCCL did not connect the ranks within {self.timeout:g} s, and goes on trying in the "
-                "background, as it was told to block. Fix: see whether every rank is alive, and end the process",
+                "background, as it is set to block. Fix: see whether every rank is alive, and end the process",
                 device=self.device,
                 engine="nccl",
             )

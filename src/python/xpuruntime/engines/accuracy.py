@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
 
 __all__ = [
-    "MADE_UP",
+    "GENERATED",
     "Check",
     "ProbeRefusedError",
     "Reference",
@@ -37,7 +37,7 @@ __all__ = [
     "write_reference",
 ]
 
-MADE_UP = "made up"
+GENERATED = "generated"
 #: Precisions that change the graph of a model which is in another one.
 _CONVERTED = ("fp16", "bf16")
 #: Settings of adapters that have the graph converted or quantised.
@@ -49,7 +49,7 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
 
     feeds: dict[str, Any]
     outputs: dict[str, Any]
-    origin: str = "made up"
+    origin: str = "generated"
 
 
 class ProbeRefusedError(InputError):
@@ -123,12 +123,12 @@ def make_reference(
         Not needed for ONNX models.
     machine : Machine
     feeds : mapping of str to array, optional
-        The input; default: the first of the calibration, else one that is made up.
+        The input; default: the first of the calibration, else one that is generated.
 
     Raises
     ------
     ProbeRefusedError
-        No probe input can be made up, as for strings, or the model refuses it, as for a sequence that is too short.
+        No probe input can be generated, as for strings, or the model refuses it, as for a sequence that is too short.
     XpuRuntimeError
         The model does not run there.
     """
@@ -154,9 +154,9 @@ def make_references(
         try:
             outputs = [dict(loaded.run(dict(feeds))) for feeds in made]
         except XpuRuntimeError as error:
-            if origin != MADE_UP:
+            if origin != GENERATED:
                 raise
-            msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the input that was made up: {_bare(error)}"
+            msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the generated probe input: {_bare(error)}"
             raise ProbeRefusedError(msg, engine=error.engine, device=error.device, status=error.status) from None
         finally:
             loaded.close()
@@ -195,7 +195,7 @@ def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
 
     if request.calibration is not None:
         return [next(iter(request.calibration))], "the first calibration input"
-    return [probe_feeds(with_shapes(request.model, request.policy))], MADE_UP
+    return [probe_feeds(with_shapes(request.model, request.policy))], GENERATED
 
 
 def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:
@@ -273,7 +273,7 @@ def read_reference(path: Path) -> Reference:
     import numpy as np
 
     parts: dict[str, dict[str, Any]] = {"in": {}, "out": {}}
-    origin = "made up"
+    origin = "generated"
     try:
         with zipfile.ZipFile(path) as archive:
             reason = unpacked_too_large(archive, path.stat().st_size)

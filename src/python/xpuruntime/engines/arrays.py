@@ -70,7 +70,7 @@ def _kind_of(name: str, array: Any) -> Kind:
         return "dlpack"
     msg = (
         f"input {name!r} is a {type(array).__name__}, not an array; pass a NumPy array, a torch or CuPy tensor, or "
-        "anything that speaks DLPack (a list: np.asarray(x, dtype=...))"
+        "anything that supports DLPack (a list: np.asarray(x, dtype=...))"
     )
     raise InputError(msg)
 

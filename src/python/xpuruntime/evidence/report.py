@@ -84,7 +84,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         What the tensors between units occupy around each unit, in the order of execution; empty where the engine does
         not tell their sizes.
     cuda_graph : GraphStatus or None
-        Whether the session runs as a CUDA graph, or can, and which nodes stand in the way; ``None`` where it was not
+        Whether the session runs as a CUDA graph, or can, and which nodes prevent it; ``None`` where it was not
         looked into.
     shapes : ShapeCoverage or None
         Which input shapes the session takes, and of which of them this report speaks; ``None`` where that is not known.

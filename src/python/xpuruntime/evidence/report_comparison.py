@@ -202,7 +202,7 @@ class GraphChange(_Change, frozen=True, kw_only=True):
     status_before, status_after : str
         As in `GraphStatus`.
     blockers_gone, blockers_new : tuple of str
-        What stands in the way in the first report alone, and in the second alone: ``"node (Op)"``.
+        What prevents a CUDA graph in the first report alone, and in the second alone: ``"node (Op)"``.
     reason : str
         That of the second report.
     """

@@ -17,8 +17,11 @@ class VerdictCode(Code):
     NOT_NAMED = "not_named", "An engine or device that runs only when a policy names it: null, a simulator."
     ENGINE_UNKNOWN = "engine_unknown", "No engine has that name; the nearest is named."
     ENGINE_MISSING = "engine_missing", "The engine is not installed; the fix is the command."
-    ENGINE_BROKEN = "engine_broken", "It is installed and cannot be loaded, or is too old for what is asked."
-    LIBRARY_MISSING = "library_missing", "A library that it needs is not here, or was built without what is asked."
+    ENGINE_BROKEN = "engine_broken", "It is installed and cannot be loaded, or is too old for the request."
+    LIBRARY_MISSING = (
+        "library_missing",
+        "A library that it needs is not here, or was built without what the request needs.",
+    )
     DEVICE_MISSING = "device_missing", "The device is not in this machine."
     DEVICE_UNSUPPORTED = "device_unsupported", "The engine has no such device, or no kernels for it."
     FORMAT_UNSUPPORTED = "format_unsupported", "The engine does not read models of that format."

@@ -38,6 +38,6 @@ def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
     except OSError as error:
         raise InputError(
             f"cannot write {what} to '{target}': {reason_of(error)}. Give a path in a folder that "
-            "exists, is writable and has room."
+            "exists, is writable and has free space."
         ) from error
     return target

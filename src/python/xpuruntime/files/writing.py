@@ -138,7 +138,7 @@ def _write_stream(name: str, mode: int, write: Callable[[IO[bytes]], object]) ->
             if error.errno != errno.ENXIO:
                 raise
             if time.monotonic() > deadline:
-                raise OSError(errno.ENXIO, "it is a pipe that nobody reads", name) from None
+                raise OSError(errno.ENXIO, "it is a pipe without a reader", name) from None
             time.sleep(0.01)
         else:
             break

@@ -67,7 +67,7 @@ def compare_engines(
         For those that state none; default: what the policy says, where each engine takes its first of ``"auto"``.
     precision : str, optional
     inputs : mapping of str to array, optional
-        Default: made up from the model's shapes, the same each time.
+        Default: generated from the model's shapes, the same each time.
     policy : Policy, path, mapping, or ``"auto"``, optional
         For all of them. Its ``accuracy`` states the tolerance; without it, that of the precision holds.
     calibration : optional

@@ -113,7 +113,7 @@ def check_export_lock(info: ModelInfo, plan: Plan) -> Plan:
         lock = ExportLock.from_json(text, info.path)
         notes.append(f"exported by torch {lock.torch}, {lock.exporter}, on {_place(lock)}")
         if info.weights_digest is None:
-            notes.append("the lock was not compared with the weights: they lie in other files")
+            notes.append("the lock was not compared with the weights: they are in other files")
         elif info.weights_digest != lock.weights:
             msg = (
                 f"{info.path} has other weights than those that were exported, so what was shown of the exported model "

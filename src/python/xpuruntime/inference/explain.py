@@ -56,7 +56,7 @@ def explain_session(
     if inputs is None:
         feeds = probe_feeds(session.model)
         if feeds:
-            notes.append(f"inputs were made up ({shapes_text(feeds)}): pass explain(inputs) for your own")
+            notes.append(f"inputs were generated ({shapes_text(feeds)}): pass explain(inputs) for your own")
     else:
         feeds = inputs
     watch = MemoryWatch(loaded.memory, session.plan.device)

@@ -113,7 +113,7 @@ def _prove(
             raise
         return None, (Conversion(what="not compared with fp32 on the CPU", reason=str(error), count=1),)
     result = check_accuracy(request, engine.name, loaded, reference, check)
-    origin = "" if reference.origin == "made up" else f" ({reference.origin})"
+    origin = "" if reference.origin == "generated" else f" ({reference.origin})"
     return result, (Conversion(what=what, reason=f"{result}{origin}", count=1),)
 
 

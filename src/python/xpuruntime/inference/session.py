@@ -92,7 +92,7 @@ class InferenceSession:
         What was decided and why.
     run : callable
         ``run(inputs, stream=None) -> dict of str to array``. `inputs` maps names to arrays: NumPy, or anything that
-        speaks DLPack. Results are of the caller's own kind; CUDA arrays stay on the device and in the order of the
+        supports DLPack. Results are of the caller's own kind; CUDA arrays stay on the device and in the order of the
         caller's stream (`stream`, else the framework's current one). Safe to call from many threads.
     determinism_tests : DeterminismTests or None
         What the last test of this session's determinism found, see `xpuruntime.locks.determinism.session_determinism`.

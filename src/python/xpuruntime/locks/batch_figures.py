@@ -47,7 +47,7 @@ def times_of_batches(
     Raises
     ------
     InputError
-        No input begins with an open dimension, or none can be made up.
+        No input begins with an open dimension, or none can be generated.
     XpuRuntimeError
         A batch does not run.
     """

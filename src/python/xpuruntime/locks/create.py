@@ -167,7 +167,7 @@ def _shape(array: Any) -> tuple[int, ...]:
 
 
 def _probes(session: InferenceSession, at: LockedShapes) -> dict[str, Any] | None:
-    """Return probe inputs in the locked shapes; ``None`` where the model takes what cannot be made up."""
+    """Return probe inputs in the locked shapes; ``None`` where the model takes what cannot be generated."""
     try:
         return probe_at(session.model, at.inputs)
     except InputError:

@@ -168,7 +168,7 @@ class TuningCache:
         try:
             entries = self._load()
         except _DamagedError as error:
-            entries, note = {}, f"the tuning cache {self.path} was damaged and is begun anew: {error}"
+            entries, note = {}, f"the tuning cache {self.path} was damaged and is started anew: {error}"
         entries.pop(key, None)
         entries[key] = raw
         for old in list(entries)[: max(len(entries) - _MAX_ENTRIES, 0)]:

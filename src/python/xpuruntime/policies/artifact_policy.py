@@ -36,7 +36,7 @@ _PATTERN = r"^(off|default)$|[/\\]"
 def _check_folder(text: str) -> str:
     if text not in _WORDS and "/" not in text and "\\" not in text:
         raise Refused(
-            f"{quote(text)} is neither a word nor a path{did_you_mean(text, _WORDS, 'words')} "
+            f"{quote(text)} is neither 'off', 'default' nor a path{did_you_mean(text, _WORDS, 'words')} "
             f"For a folder of that name write './{text[:40]}'."
         )
     return text

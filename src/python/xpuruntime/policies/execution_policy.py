@@ -138,7 +138,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
         ),
         "allow_cpu_ops": OneOrMore(
             Text(what="an operator type", parse=_check_op, pattern=f"^{_OP.pattern}$"),
-            "Operator types that may run on the CPU although another device is asked.",
+            "Operator types that may run on the CPU although another device is requested.",
             empty=True,
         ),
         "static_shape": Flag("Whether all input shapes are fixed at load time."),

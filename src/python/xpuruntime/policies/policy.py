@@ -76,7 +76,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "mode": Choice(_MODES, "How strictly the policy is held.", what="modes"),
+        "mode": Choice(_MODES, "How strictly the policy is enforced.", what="modes"),
         "execution": Nested(ExecutionPolicy, "Who runs a model, where, and how."),
         "kernels": Nested(KernelPolicy, "Which kernel runs each operation.", hidden=KernelPolicy.OUTSIDE),
         "accuracy": Nested(AccuracyPolicy, "How close the results must be to a reference.", optional=True),

@@ -22,7 +22,7 @@ def policy_schema() -> dict[str, Any]:
         "$schema": "https://json-schema.org/draft/2020-12/schema",
         "$id": "urn:xpuruntime:policy:1",
         "title": "xpuruntime policy",
-        "description": "What is asked of a run: engine, device, precision, kernels, memory, accuracy and calibration; "
-        "and which claims `xrt verify` checks.",
+        "description": "What is requested of a run: engine, device, precision, kernels, memory, accuracy and "
+        "calibration; and which claims `xrt verify` checks.",
         **object_schema(Policy.DOCUMENT),
     }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 __all__ = ["RANDOM", "Samples", "read_samples"]
 
 RANDOM = "random"
-#: Inputs that outputs are compared for at most; those that are made up.
+#: Inputs that outputs are compared for at most; those that are generated.
 _MOST, _MADE = 64, 8
 
 
@@ -51,7 +51,7 @@ def read_samples(data: Any, model: ModelInfo, *, batch: int, seed: int) -> Sampl
     batch : int
         Rows of a run: so many samples are joined where the model leaves the batch open.
     seed : int
-        Of inputs that are made up.
+        Of inputs that are generated.
 
     Raises
     ------
@@ -61,12 +61,12 @@ def read_samples(data: Any, model: ModelInfo, *, batch: int, seed: int) -> Sampl
     if data is None:
         raise InputError(
             "a search needs inputs like those that the model will get. Fix: give an .npz file or a folder of them, or "
-            "'random' to have some made up"
+            "'random' to have some generated"
         )
     note: str | None
     if isinstance(data, str) and data == RANDOM:
-        feeds, origin = _made_up(model, batch, seed), "made up"
-        note = f"the inputs were made up (seed {seed}): times and errors of real ones may differ"
+        feeds, origin = _made_up(model, batch, seed), "generated"
+        note = f"the inputs were generated (seed {seed}): times and errors of real ones may differ"
     else:
         feeds, origin, left = _given(data, model, batch)
         note = f"of {left} inputs, the first {len(feeds)} were used" if left > len(feeds) else None

@@ -58,7 +58,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     budget : Budget
     decide : Decide
     seed : int
-        Of the bootstrap and of inputs that are made up.
+        Of the bootstrap and of inputs that are generated.
     devices : tuple of str
         Devices that candidates are measured on at the same time, one on each: of the kind that the policy runs on, as
         ``"cuda:1"``, or disjoint sets of cores, as ``"cpu:0-3"``. Default: the device of the policy.
@@ -87,7 +87,7 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         "space": Nested(SearchSpace, "Values to try."),
         "budget": Nested(Budget, "How long a search may take."),
         "decide": Nested(Decide, "When a difference counts."),
-        "seed": Integer(0, 2**31 - 1, "Of the bootstrap, and of inputs that are made up."),
+        "seed": Integer(0, 2**31 - 1, "Of the bootstrap, and of inputs that are generated."),
         "devices": OneOrMore(
             Text(what=DEVICE_NAMES, parse=check_trial_device), "Devices that are measured on at once.", empty=True
         ),

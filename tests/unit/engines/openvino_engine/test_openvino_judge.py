@@ -364,7 +364,7 @@ def test_fp16_that_openvino_does_not_compute_is_refused_when_loading(mlp: Path) 
     """Where the facts promise fp16 and the plugin takes another precision, that is an error, not a silent change."""
     on = machine(features=("avx512_fp16",))
     with pytest.raises(
-        xrt.UnsupportedOperationError, match=r"INFERENCE_PRECISION_HINT=f16 was asked, and OpenVINO took"
+        xrt.UnsupportedOperationError, match=r"INFERENCE_PRECISION_HINT=f16 was requested, and OpenVINO chose"
     ):
         xrt.InferenceSession(
             mlp, device="cpu", engine="openvino", precision="fp16", policy={"mode": "auto"}, machine=on

@@ -57,7 +57,7 @@ def test_what_was_measured_outside_of_units():
     assert outside_text(found) == "outside of units (call 6.2, between units 16.0, cut off at most 12.0)"
     assert coverage_note(found) == (
         "the units explain 60% of an instrumented run, 60.0 of 100.0 us (median): outside of them, 6.2 us is the call "
-        "itself; 16.0 us goes by between units, 2.0 for each of 8, in dispatch and the profiler's own work; up to 12.0 "
+        "itself; 16.0 us passes between units, 2.0 for each of 8, in dispatch and the profiler's own work; up to 12.0 "
         "us is cut off, because the engine counts whole microseconds; the rest is whatever else engine and machine did"
     )
 

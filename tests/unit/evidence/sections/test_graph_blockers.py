@@ -111,7 +111,7 @@ def test_what_a_binding_said_counts_more_than_what_is_suspected():
     found = status(units, bound="operation not permitted\nwhen stream is capturing")
     assert found.status == "refused"
     assert found.reason == (
-        "onnxruntime refused: operation not permitted when stream is capturing. Seen in the way: find (NonZero)"
+        "onnxruntime refused: operation not permitted when stream is capturing. Observed blockers: find (NonZero)"
     )
     assert status(units, bound="off").status == "blocked"
 

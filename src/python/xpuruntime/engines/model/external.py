@@ -92,7 +92,7 @@ def check(tensors: Iterable[onnx.TensorProto], folder: str | None, where: str) -
         if folder is None:
             raise refuse(
                 where,
-                f"the data of tensor {tensor.name!r} lies in another file, and bytes have no folder",
+                f"the data of tensor {tensor.name!r} is in another file, and bytes have no folder",
                 "pass base_dir=, the folder with the data files",
             )
         place = _place(tensor, where)
@@ -182,7 +182,7 @@ def _size(location: str, tensor: str, folder: str, where: str) -> int:
     what = f"the data of tensor {tensor!r} is kept in {location!r}"
     parts = PureWindowsPath(location)
     if Path(location).is_absolute() or parts.drive or parts.root:
-        raise refuse(where, f"{what}, an absolute path; data must lie in the model's own folder", _FIX)
+        raise refuse(where, f"{what}, an absolute path; data must be in the model's own folder", _FIX)
     if ".." in parts.parts or "\0" in location:
         raise refuse(where, f"{what}, which leads outside the model's own folder", _FIX)
     path = Path(folder) / location

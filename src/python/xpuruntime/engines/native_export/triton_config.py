@@ -129,8 +129,8 @@ def tensor_configs(tensors: Iterable[TensorInfo], model: str) -> tuple[TensorCon
         if kind is None or one.shape is None or getattr(one, "kind", "tensor") != "tensor":
             what = "an unknown rank" if kind is not None else f"the type {one.dtype}"
             raise UnsupportedOperationError(
-                f"{one.name!r} of {model} has {what}, which Triton cannot be told. Fix: export the model with tensors "
-                "of a known rank and of a type that Triton has"
+                f"{one.name!r} of {model} has {what}, which Triton's configuration cannot express. Fix: "
+                "export the model with tensors of a known rank and of a type that Triton has"
             )
         dims = tuple(size if isinstance(size, int) else -1 for size in one.shape)
         found.append(TensorConfig(name=one.name, data_type=kind, dims=dims))

@@ -89,7 +89,7 @@ def _given_options(request: Request, settings: Settings, builder: ControlBuilder
         entries.setdefault(DISABLED, ";".join(CONFUSED_BY_CASTS))
     for name in [] if cuda else [name for name in entries if name.startswith("ep.")]:
         del entries[name]  # ONNX Runtime would keep it, and nobody reads it
-        reason = "it is for a provider that does not run here: ONNX Runtime would take it without a word"
+        reason = "it is for a provider that does not run here: ONNX Runtime would accept it silently"
         for alias in NAMES:
             key = f"execution.provider_options.{alias}.{name}"
             builder.add(key, "-", "unsupported", reason, "remove the key, or use the device that it is for")

@@ -92,7 +92,7 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
     placements = assignment(session)
     if cuda and settings.allow_cpu_ops and placements is None:
         msg = (
-            "this ONNX Runtime cannot say which node runs where, so execution.allow_cpu_ops cannot be held; "
+            "this ONNX Runtime cannot say which node runs where, so execution.allow_cpu_ops cannot be enforced; "
             "install onnxruntime-gpu 1.24 or newer, or remove the key"
         )
         raise EngineError(msg, engine="onnxruntime", device=device)

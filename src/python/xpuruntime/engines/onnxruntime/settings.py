@@ -92,6 +92,6 @@ def uncompilable(settings: Settings) -> str | None:
     if not settings.rewrites and not settings.tune:
         return None
     return (
-        "operators of the model become xpuruntime kernels, whose rules are held by the process and not by a file, so "
+        "operators of the model become xpuruntime kernels, whose rules are kept by the process and not in a file, so "
         "ONNX Runtime's compiled graph would not have them"
     )

@@ -82,7 +82,7 @@ _known: dict[str, str] = {}
 def refuse_crash(settings: Settings, source: Source, level: str, device: str) -> None:
     """Open a model that was changed here in a process of its own, and raise where that process is killed.
 
-    A light model is also run there, on inputs that are made up.
+    A light model is also run there, on inputs that are generated.
 
     Parameters
     ----------

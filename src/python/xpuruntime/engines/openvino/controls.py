@@ -162,7 +162,7 @@ def _rest(request: Request, builder: ControlBuilder, kind: str) -> None:
 
 
 def _kernels(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
-    reason = "OpenVINO chooses its kernels itself and takes no choice of ours; the evidence names those that ran"
+    reason = "OpenVINO chooses its kernels itself and accepts no choice; the evidence names those that ran"
     for op, use in request.policy.kernels.preferences.items():
         if "auto" in ((use,) if isinstance(use, str) else tuple(use)):
             builder.add(f"kernels.{op}", "the engine's choice", "enforced", "auto leaves the choice to the engine")

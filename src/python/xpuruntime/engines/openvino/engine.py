@@ -210,7 +210,7 @@ def _refuse_precision(request: Request, machine: Machine) -> Refusal | None:
     if precision == "fp16" and cpu and machine.cpu.features and not _FP16_CPU & set(machine.cpu.features):
         return Refusal(
             VerdictCode.PRECISION_UNSUPPORTED,
-            "this processor has no fp16 arithmetic, and OpenVINO would compute in another precision without a word",
+            "this processor has no fp16 arithmetic, and OpenVINO would silently compute in another precision",
             "use precision fp32, or the engine onnxruntime",
         )
     if precision == "bf16" and cpu and "avx2" in machine.cpu.features and not _BF16_CPU & set(machine.cpu.features):

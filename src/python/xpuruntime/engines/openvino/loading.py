@@ -222,8 +222,8 @@ class _Opener:
         hint = word(compiled.get_property("INFERENCE_PRECISION_HINT"))
         if hint != settings.hint:
             msg = (
-                f"{path} on {device}: INFERENCE_PRECISION_HINT={settings.hint} was asked, and OpenVINO took {hint}: "
-                f"this device does not compute in {settings.hint}. State a precision it has: "
+                f"{path} on {device}: INFERENCE_PRECISION_HINT={settings.hint} was requested, and OpenVINO chose {hint}"
+                f": this device does not compute in {settings.hint}. State a precision it has: "
                 f"{', '.join(self.core.get_property(settings.device, 'OPTIMIZATION_CAPABILITIES'))}"
             )
             raise UnsupportedOperationError(msg, engine="openvino", device=device)

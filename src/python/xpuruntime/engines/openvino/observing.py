@@ -172,7 +172,7 @@ class _Units:
             first = self.info.nodes[min(self.shares.inferred)].name
             self.notes.append(
                 f"{len(self.shares.inferred)} node(s), such as {first!r}, are not mentioned in OpenVINO's executed "
-                "graph; they were joined to the unit that reads what they make"
+                "graph; they were attributed to the unit that reads their results"
             )
         apart = [u for u in self.executed if not u.still and u.kernel and not _alike(u.node_precision, u.precision)]
         if apart:

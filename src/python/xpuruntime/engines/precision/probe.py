@@ -86,7 +86,7 @@ def probe_feeds(
     Raises
     ------
     InputError
-        An input has a type for which no values can be made up (string, sequence, map), or `overrides` names an input
+        An input has a type for which no values can be generated (string, sequence, map), or `overrides` names an input
         that the model has not.
     OutOfMemoryError
         An input is larger than 4 GiB in float64, or than the memory.

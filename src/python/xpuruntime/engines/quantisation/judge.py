@@ -46,7 +46,9 @@ def refuse_int8(request: Request) -> Refusal | None:
     if request.calibration is None:
         if quantises(request):
             return Refusal(
-                VerdictCode.CALIBRATION_MISSING, "precision int8 was asked for, and the model computes in floats", _PASS
+                VerdictCode.CALIBRATION_MISSING,
+                "precision int8 was asked for, and the model computes in floating point",
+                _PASS,
             )
         return None
     if request.artifact is not None:  # the artifact is tied to the calibration by its digest

@@ -134,7 +134,7 @@ def _rules(request: Request, builder: ControlBuilder, *, changed: bool) -> tuple
             keep.append(glob)
             builder.add(key, f"nodes {glob} stay fp32", "enforced", "they are neither converted nor quantised")
         else:
-            reason = "only precision: fp32 for nodes of a graph that is converted or quantised can be held to"
+            reason = "only precision: fp32 for nodes of a graph that is converted or quantised can be enforced"
             builder.add(key, "-", "unsupported", reason, "remove the rule")
     return tuple(keep)
 

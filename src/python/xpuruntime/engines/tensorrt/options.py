@@ -29,7 +29,7 @@ BUILD_OPTIONS: dict[str, Option] = {
     "tf32": Option(meaning="TF32 in fp32 products", values=BOOL, owned_by="execution.tf32"),
     "max_threads": Option(meaning="threads of the builder", low=1, high=4096),
     "builder_optimization_level": Option(meaning="how long to search for kernels; the default is 3", high=5),
-    "max_aux_streams": Option(meaning="streams an engine may use beside ours; 0 for none", high=32),
+    "max_aux_streams": Option(meaning="streams an engine may use beside xpuruntime's; 0 for none", high=32),
     "max_num_tactics": Option(meaning="most tactics timed for a layer; -1: vendor's choice", low=-1, high=2**31 - 1),
     "avg_timing_iterations": Option(meaning="runs averaged when a tactic is timed", low=1, high=10000),
     "tiling_optimization_level": Option(

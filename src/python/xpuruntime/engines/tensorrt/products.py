@@ -144,7 +144,7 @@ CAPABILITIES: dict[str, Capability] = {
         meaning="an engine can be built for Windows on Linux", present=_member("RuntimePlatform", "WINDOWS_AMD64")
     ),
     "async_allocator": Capability(
-        meaning="allocators are told the stream", present=_member("IGpuAsyncAllocator", "allocate_async")
+        meaning="allocators get the stream", present=_member("IGpuAsyncAllocator", "allocate_async")
     ),
     "capturability": Capability(
         meaning="it says beforehand whether a graph can be captured",

@@ -309,7 +309,7 @@ def _opaque(
         precision_run=ran,
         time=Time(value=float(statistics.median(times)), unit="us", kind="wall", runs=len(times)),
     )
-    note = "torch.compile fuses operators; which of its kernels serves which operator is not told"
+    note = "torch.compile fuses operators; which of its kernels serves which operator is not reported"
     return Observed(
         units=(unit,),
         effective=effective,

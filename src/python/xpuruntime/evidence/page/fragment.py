@@ -84,7 +84,7 @@ def _sections(report: Report) -> list[str]:
     if status is not None:
         parts.append(f"<p class='xrt-dim'>CUDA graph: {escaped(status.reason)}</p>")
         if status.blockers:
-            title = "In the way of a CUDA graph"
+            title = "What prevents a CUDA graph"
             parts.append(fragment_table(title, ("node", "op", "what", "why"), graph_rows(status)[:_TOP]))
     rows = memory_rows(report)
     if rows:
@@ -95,7 +95,7 @@ def _sections(report: Report) -> list[str]:
         parts.append(f"<p class='xrt-dim'>{escaped(live)}</p>")
     if report.shapes is not None and report.shapes.inputs:
         columns = ("input", "in the model", "allowed", "observed", "all of them", "why")
-        parts.append(fragment_table("Shapes that this report speaks of", columns, shape_rows(report.shapes)[:_TOP]))
+        parts.append(fragment_table("Shapes that this report covers", columns, shape_rows(report.shapes)[:_TOP]))
     if report.determinism is not None:
         tested = ("grade", "verdict", "trials", "why")
         parts.append(fragment_table(report.determinism.headline, tested, determinism_rows(report.determinism)))

@@ -86,12 +86,12 @@ def memory_tables(report: Report) -> list[RenderableType]:
 
 
 def graph_rows(status: GraphStatus) -> list[tuple[str, ...]]:
-    """Return a row for each thing in the way of a graph."""
+    """Return a row for each blocker of a graph."""
     return [(one.node, one.op, one.kind.replace("_", " "), one.reason) for one in status.blockers]
 
 
 def graph_tables(status: GraphStatus | None) -> list[RenderableType]:
-    """Return the status in a line, and what stands in the way."""
+    """Return the status in a line, and what prevents a graph."""
     from rich.text import Text
 
     if status is None:
@@ -104,7 +104,7 @@ def graph_tables(status: GraphStatus | None) -> list[RenderableType]:
     )  # fmt: skip
     parts: list[RenderableType] = [line]
     if status.blockers:
-        made = table("what stands in the way of a graph", ("node", "op", "what", "why"))
+        made = table("what prevents a graph", ("node", "op", "what", "why"))
         rows = graph_rows(status)
         for row in rows[:_ROWS]:
             made.add_row(*(Text(cell) for cell in row))
@@ -126,7 +126,7 @@ def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
 
     if coverage is None or not coverage.inputs:
         return []
-    made = table("shapes that this report speaks of", ("input", "allowed", "observed", "all of them", "why"))
+    made = table("shapes that this report covers", ("input", "allowed", "observed", "all of them", "why"))
     rows = shape_rows(coverage)
     for name, _, allowed, observed, covered, reason in rows[:_ROWS]:
         made.add_row(
@@ -154,8 +154,8 @@ def graph_change_rows(change: GraphChange | None) -> list[tuple[str, ...]]:
         return []
     words = [one.replace("not_applicable", "does not apply") for one in (change.status_before, change.status_after)]
     rows: list[tuple[str, ...]] = [("status", arrow_text(*words), change.reason)]
-    rows += [("no longer in the way", node, "") for node in change.blockers_gone]
-    return rows + [("newly in the way", node, "") for node in change.blockers_new]
+    rows += [("no longer a blocker", node, "") for node in change.blockers_gone]
+    return rows + [("new blocker", node, "") for node in change.blockers_new]
 
 
 def changed_graph(change: GraphChange | None) -> list[RenderableType]:

@@ -82,7 +82,7 @@ def coverage_note(found: Mapping[str, Any]) -> str | None:
     parts = [f"{measured['call']:,.1f} us is the call itself"] if "call" in measured else []
     if "between" in measured:
         parts.append(
-            f"{measured['between']:,.1f} us goes by between units, {measured['between'] / count:,.1f} for each of "
+            f"{measured['between']:,.1f} us passes between units, {measured['between'] / count:,.1f} for each of "
             f"{count}, in dispatch and the profiler's own work"
         )
     if "cut_us" in found:
@@ -91,7 +91,7 @@ def coverage_note(found: Mapping[str, Any]) -> str | None:
         return f"{head}: outside of them, {'; '.join(parts)}; the rest is whatever else engine and machine did"
     between = max(0.0, run - units) / count
     return (
-        f"{head}: the rest goes by between units, {between:,.1f} us for each of {count}, in dispatch, the profiler's "
+        f"{head}: the rest passes between units, {between:,.1f} us for each of {count}, in dispatch, the profiler's "
         "own work, the call itself, and whatever else the machine did"
     )
 

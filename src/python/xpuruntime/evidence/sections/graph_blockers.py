@@ -50,7 +50,7 @@ def graph_status(
     bound: str | None = None,
     partial: bool = False,
 ) -> GraphStatus:
-    """Say whether a session runs as a CUDA graph or can, and what stands in the way.
+    """Say whether a session runs as a CUDA graph or can, and what prevents it.
 
     Parameters
     ----------
@@ -86,7 +86,7 @@ def graph_status(
         )
     why = refused if refused is not None else bound if bound not in (None, "off") else None
     if why is not None:
-        seen = f". Seen in the way: {named(blockers)}" if blockers else ""
+        seen = f". Observed blockers: {named(blockers)}" if blockers else ""
         reason = f"{engine} refused: {' '.join(why.split())[:500]}{seen}"
         return GraphStatus(status="refused", asked=asked, reason=reason, blockers=blockers, holds_for=holds)
     if blockers:
@@ -99,12 +99,12 @@ def graph_status(
             holds_for=holds,
         )
     if not units or partial:
-        reason = "too little was observed to tell which nodes stand in the way: see the notes"
+        reason = "too little was observed to tell which nodes prevent it: see the notes"
         return GraphStatus(status="unknown", asked=asked, reason=reason, holds_for=holds)
     if asked == "off":
-        reason = "nothing that was seen stands in the way. For one, state execution.cuda_graph: prefer, and use bind()"
+        reason = "nothing that was observed prevents it. For one, state execution.cuda_graph: prefer, and use bind()"
     else:
-        reason = "nothing that was seen stands in the way: bind() captures it, run() does not"
+        reason = "nothing that was observed prevents it: bind() captures it, run() does not"
     return GraphStatus(status="possible", asked=asked, reason=reason, holds_for=holds)
 
 

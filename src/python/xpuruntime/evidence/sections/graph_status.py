@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`GraphStatus`: whether a session can run as a captured CUDA graph, and which nodes stand in the way."""
+"""`GraphStatus`: whether a session can run as a captured CUDA graph, and which nodes prevent it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BlockerKind", "GraphBlocker", "GraphStatus", "named", "status_text"]
 
-#: What can stand in the way of a graph.
+#: What can prevent a graph.
 BlockerKind = Literal["placement", "copy", "control_flow", "data_dependent", "sync"]
 
 
@@ -44,8 +44,8 @@ class GraphStatus(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     status : {"not_applicable", "captured", "refused", "blocked", "possible", "unknown"}
-        It runs on no CUDA device; a binding of the session captured one; the engine refused to; nodes that were seen
-        stand in the way; nothing that was seen does; too little was seen to tell.
+        It runs on no CUDA device; a binding of the session captured one; the engine refused to; nodes that were
+        observed prevent it; nothing that was observed does; too little was observed to tell.
     asked : {"off", "prefer", "require"}
         ``execution.cuda_graph``.
     reason : str

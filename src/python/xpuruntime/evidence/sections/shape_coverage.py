@@ -32,7 +32,7 @@ class InputCoverage(msgspec.Struct, frozen=True, kw_only=True):
     observed : str
         What the pass ran: ``"1 x 3 x 224 x 224"``; ``"-"`` where nothing was passed.
     covered : {"all", "some", "none"}
-        Whether the report speaks of every shape that is allowed.
+        Whether the report covers every shape that is allowed.
     reason : str
         One sentence.
     """
@@ -142,7 +142,7 @@ def _covered(
     if seen is None:
         return "none", "nothing was passed"
     if info.shape is None:
-        return "some", "the model states no rank: nothing is said of other shapes"
+        return "some", "the model states no rank: other shapes are not covered"
     open_ = [place for place, one in enumerate(ranges) if one is None or one[0] != one[1]]
     if open_:
         return "some", ", ".join(_of_dimension(info.shape, ranges, place, seen) for place in open_)

@@ -65,7 +65,7 @@ def compare_environments(
     model : str or path, optional
         What interpreters run; reports and locks are of their own.
     inputs : mapping of str to array, optional
-        Default: made up from the model's shapes, or from those of a lock, the same each time.
+        Default: generated from the model's shapes, or from those of a lock, the same each time.
     budget : float
         Seconds for timing.
     margin : float

@@ -34,7 +34,7 @@ def prove_export(
     Raises
     ------
     InputError
-        The lock has no shapes, or no inputs can be made up.
+        The lock has no shapes, or no inputs can be generated.
     EngineError
         The export does not run there.
     """
@@ -42,7 +42,7 @@ def prove_export(
 
     identity = lock.identity
     if not identity.shapes:
-        raise InputError(f"{where} has no shapes, so no inputs can be made up. Fix: make the lock again")
+        raise InputError(f"{where} has no shapes, so no inputs can be generated. Fix: make the lock again")
     at, job = identity.shapes[0], exporter.job
     feeds = probe_at(job.request.model, at.inputs)
     ran = exporter.run(target, folder, feeds, python)
@@ -101,7 +101,7 @@ def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun) -> Iterator[Claim]:
             f"accuracy.outputs.{name}", drift.expected, drift.found, "fail", "not in the lock", section="accuracy"
         )
     if not locked:
-        reason = "the lock has no outputs: its model takes inputs that cannot be made up"
+        reason = "the lock has no outputs: its model takes inputs that cannot be generated"
         yield _claim("accuracy.outputs", "-", "-", "unobservable", reason, section="accuracy")
 
 

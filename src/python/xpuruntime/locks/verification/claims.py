@@ -102,7 +102,7 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
     comparable : bool
         False where this machine is another than the lock's, so that nothing can be compared: exit code 3.
     notes : tuple of str
-        What limits the result, such as inputs that were made up.
+        What limits the result, such as inputs that were generated.
     facts : dict of str to str
         What of the machine can change a result: load, throttling, clocks, packages.
     """

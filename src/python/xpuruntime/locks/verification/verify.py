@@ -93,7 +93,7 @@ def verify(
     lock : path, optional
         A lock file, checked as ``xrt lock --check`` does; its policy holds where none is given.
     inputs : mapping of str to array, optional
-        Default: made up from the model's shapes, the same each time; the result notes it.
+        Default: generated from the model's shapes, the same each time; the result notes it.
     only : sequence of str, optional
         Sections, such as ``["evidence", "accuracy"]``; default: all that the policy asks for.
     metrics : sequence of str or Metric
@@ -277,7 +277,7 @@ def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple
     from xpuruntime.engines.precision import probe_feeds, shapes_text
 
     made = probe_feeds(session.model)
-    note = f"inputs were made up (seed 0) for {shapes_text(made)}: give your own with inputs, or --input"
+    note = f"inputs were generated (seed 0) for {shapes_text(made)}: give your own with inputs, or --input"
     return made, (note,) if made else ()
 
 

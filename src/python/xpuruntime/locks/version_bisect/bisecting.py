@@ -68,7 +68,7 @@ def bisect_versions(
     claim : str
         What must be as with the good version, such as ``"numerics"`` or ``"speed.latency.p50 <= +5%"``.
     inputs : mapping of str to array, optional
-        Default: made up from the model's shapes, the same each time.
+        Default: generated from the model's shapes, the same each time.
     extra : sequence of str
         Further requirements of each environment, such as ``"numpy<2"``; installed without what they depend on.
     pre : bool

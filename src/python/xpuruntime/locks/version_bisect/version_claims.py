@@ -77,7 +77,7 @@ def read_claim(text: str) -> VersionClaim:
         limit = _number(found["value"], _SLOWDOWN if speed else _ACCURACY) / (100 if found["percent"] else 1)
         if 0 <= limit < float("inf"):
             return VersionClaim(said, "speed" if speed else "accuracy", limit=limit)
-    raise InputError(f"claim {text!r} is none that can be bisected. Fix: give one of {'; '.join(FORMS)}")
+    raise InputError(f"claim {text!r} cannot be bisected. Fix: give one of {'; '.join(FORMS)}")
 
 
 def _number(text: str | None, default: float) -> float:

@@ -156,7 +156,8 @@ def _check_arguments(
             msg = f"{name} is {flag!r}: give True or False"
             raise InputError(msg)
     if scope not in _SCOPES:
-        msg = f"scope {scope!r} is not known: take 'block' (this thread, reversible) or 'process' (all, for good)"
+        known = "take 'block' (this thread, reversible) or 'process' (all threads, permanently)"
+        msg = f"scope {scope!r} is not known: {known}"
         raise InputError(msg)
     if pool is not None and not isinstance(pool, MemoryPool):
         msg = f"pool is of type {type(pool).__name__}: give a xpuruntime MemoryPool on a CUDA device, or leave it out"

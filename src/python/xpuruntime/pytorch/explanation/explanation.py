@@ -214,7 +214,7 @@ class Explanation:
         covered = self.coverage.covered
         if coverage is not None and covered < coverage:
             wrong.append(
-                f"{covered:.1%} of the {self.time_kind} time that a policy can speak of ran as it asks, and "
+                f"{covered:.1%} of the {self.time_kind} time that a policy can affect ran as it asks, and "
                 f"{coverage:.1%} is required"
             )
             against |= {"default", "bypassed", "substituted", "opaque"}

@@ -33,7 +33,7 @@ __all__ = ["build_rows", "decision_of"]
 _OPAQUE = {
     "replay": "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture",
     "compiled": "torch.compile made C++ of it, in which operations cannot be distinguished; norms may be among them",
-    "elsewhere": "it was launched in a thread that PyTorch's profiler does not watch",
+    "elsewhere": "it was launched in a thread that PyTorch's profiler does not record",
 }
 _BY_NAME = "the kernel was called by its name, as by code that torch.compile made for this policy"
 _FOLLOWS = "PyTorch's gradient of attention runs by the kernel of its forward"
@@ -115,7 +115,7 @@ def _unwatched(kinds: Sequence[Seen], attribution: Attribution, decisions: Seque
         if share.count > 0:
             key = Called(seen.number, "", seen.module, seen.phase, seen.shapes, seen.dtypes)
             row = _of_calls(seen, key, share, attribution.kind, decisions)
-            reason = "; ".join(filter(None, (row.reason, "ran in a thread that PyTorch's profiler does not watch")))
+            reason = "; ".join(filter(None, (row.reason, "ran in a thread that PyTorch's profiler does not record")))
             found.append(structs.replace(row, reason=reason))
     return found
 

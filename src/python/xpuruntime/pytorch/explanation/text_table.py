@@ -97,7 +97,7 @@ def _calls(rows: list[Row], total: float) -> RenderableType:
     from rich.text import Text
 
     shown = table(
-        "operations that a policy can speak of",
+        "operations that a policy can affect",
         ("operator", "module", "shapes", "requested", "resolved", "observed", "status", ">calls", ">time", ">share"),
         widths=_WIDTHS,
         dense=True,
@@ -150,7 +150,7 @@ def _others(rows: list[Row], total: float) -> RenderableType:
     from rich.text import Text
 
     shown = table(
-        "operations that no policy can speak of", ("operator", ">count", ">time", ">share"), widths=_WIDTHS, dense=True
+        "operations that no policy can affect", ("operator", ">count", ">time", ">share"), widths=_WIDTHS, dense=True
     )
     for row in rows[:_TOP_OTHER]:
         shown.add_row(

@@ -85,7 +85,9 @@ class Devices:
         if recording is not None:
             notes += recording.notes
             if self._began_ns is None:
-                notes.append("this ONNX Runtime does not say when its profile began: device work is joined to no node")
+                notes.append(
+                    "this ONNX Runtime does not say when its profile began: device work is attributed to no node"
+                )
             elif recording.source in ("cupti", "kineto"):
                 found = with_device_times(profile, recording, self._began_ns)
                 return found._replace(notes=(*notes, *found.notes))

@@ -116,7 +116,7 @@ def observe(
     except OSError as error:
         notes.append(
             f"no temporary folder for the profile ({error}): of this pass only where nodes were placed is known, no "
-            "time, precision or fusion. Set TMPDIR to a folder that is writable and has room"
+            "time, precision or fusion. Set TMPDIR to a folder that is writable and has free space"
         )
         try:
             assigned = assignment(make_session(None, None))

@@ -318,7 +318,7 @@ class _Joiner:
     def _without_graph(self) -> list[Unit]:
         """Join by name alone: fusions cannot be seen, and what a partition holds is known only if all of it is one."""
         self.partial = True
-        self.notes.append("without the optimised graph fusions cannot be seen: nodes are joined by name only")
+        self.notes.append("without the optimised graph fusions cannot be seen: nodes are matched by name only")
         names = {n.name: n for n in self.source.nodes}
         units: list[Unit] = []
         left = dict(names)

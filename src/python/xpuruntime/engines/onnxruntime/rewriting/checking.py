@@ -76,7 +76,7 @@ def check_rewriting(
     plain = open_plain(rewriting.before)
     try:
         expected = run(plain, feeds)
-    except XpuRuntimeError as error:  # inputs that are made up may be none that a model takes
+    except XpuRuntimeError as error:  # inputs that are generated may be none that a model takes
         log.add("the rewritten graph was not compared with the original", f"it refuses the probe input: {error}")
         return
     result = compare_within(expected, run(session, feeds), tolerance)

@@ -22,7 +22,7 @@ __all__ = ["find_matmul"]
 
 _NO_FORM = {
     "MatMulNBits": "its weights are packed integers",
-    "FusedMatMul": "it is ONNX Runtime's own operator, with factors and batches that ours has not",
+    "FusedMatMul": "it is ONNX Runtime's own operator, with factors and batches that xpuruntime's operator lacks",
 }
 
 

@@ -49,7 +49,9 @@ def observe(
     try:
         room = ScratchFolder("qnn")
     except OSError as error:
-        note = f"nothing was observed: no temporary folder for QNN's records ({error}). Set TMPDIR to one with room"
+        note = (
+            f"nothing was observed: no temporary folder for QNN's records ({error}). Set TMPDIR to one with free space"
+        )
         return Observed(partial=True, notes=(note,))
     with room as place:
         folder = Path(place)

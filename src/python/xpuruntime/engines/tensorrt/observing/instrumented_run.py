@@ -26,7 +26,7 @@ __all__ = ["observe", "read_back"]
 
 _UNSEEN = (
     "times of layers are the vendor's, by CUDA events; with the profiler attached layers do not overlap",
-    "whether a kernel used TF32 is not told, except where its name says so",
+    "whether a kernel used TF32 is not reported, except where its name shows it",
 )
 
 

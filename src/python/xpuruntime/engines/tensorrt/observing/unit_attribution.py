@@ -104,7 +104,7 @@ def attribute_units(
     untold = sum(1 for layer in layers if not layer.kind)
     if untold:
         notes.append(
-            f"{untold} layers are told by name only; state profiling_verbosity: detailed for types and kernels"
+            f"{untold} layers are known by name only; state profiling_verbosity: detailed for types and kernels"
         )
     return Attribution(tuple(units), tuple(boundaries), tuple(notes))
 

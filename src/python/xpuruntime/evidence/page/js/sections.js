@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-// Whether the session is a CUDA graph and what stands in the way, of which shapes the report speaks, and how far results
+// Whether the session is a CUDA graph and what prevents it, which shapes the report covers, and how far results
 // repeated in a test.
 
 function showCudaGraph() {

@@ -128,7 +128,7 @@ def _locked_peak(subject: Subject, lock: Lock) -> Claim:
     most = peak_of_process(subject.model, subject.policy, subject.feeds, trust=subject.trust)
     verdict: ClaimVerdict = "unobservable" if most is None else "pass" if most <= limit else "fail"
     reasons: dict[str, str] = {
-        "unobservable": "no process of its own could be watched as it opens and runs the model",
+        "unobservable": "no separate process could be measured while it opens and runs the model",
         "pass": f"within {share_text(allowed)} of what was locked",
         "fail": f"more than {share_text(allowed)} over what was locked",
     }

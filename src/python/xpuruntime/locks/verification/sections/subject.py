@@ -37,7 +37,7 @@ class Subject(NamedTuple):
         The file that the policy was read from.
     feeds : dict of str to array
     given : bool
-        Whether the feeds are the caller's own, and not made up.
+        Whether the feeds are the caller's own, and not generated.
     reopen : callable
         Opens another session like this one.
     opened_s : float
