@@ -144,7 +144,7 @@ def test_a_provider_that_cannot_write_its_graph():
     observed = observe(make, feeds(proto), 2, proto)
     assert observed.partial
     assert "compiled nodes" in observed.notes[0]
-    assert any("joined by name only" in n for n in observed.notes)
+    assert any("matched by name only" in n for n in observed.notes)
     assert sorted(n for u in observed.units for n in u.source_nodes) == sorted(n.name for n in proto.graph.node)
     assert {u.relation for u in observed.units} == {"exact"}
 

@@ -287,7 +287,7 @@ def test_kernels_of_ours_are_not_lost_in_an_artifact(tmp_path: Path) -> None:
     with pytest.raises(xrt.UnsupportedOperationError, match=r"kernels\.matmul"):
         xrt.compile_model(model, tmp_path / "n.xrt", policy={**policy, "mode": "strict"})
     policy["execution"]["artifacts"] = {"cache": str(tmp_path / "cache")}
-    with pytest.warns(xrt.XpuRuntimeWarning, match="whose rules are held by the process"):
+    with pytest.warns(xrt.XpuRuntimeWarning, match="whose rules are kept by the process"):
         session = xrt.InferenceSession(model, policy=policy)
     with session:
         assert session.plan.settings["rewrites"]
