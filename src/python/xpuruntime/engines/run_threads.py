@@ -36,8 +36,8 @@ class QueueLimits(NamedTuple):
 
 
 class _Job:
-    def __init__(self, call: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
-        self.call, self.arguments = call, arguments
+    def __init__(self, number: int, call: Callable[..., dict[str, Any]], arguments: tuple[Any, ...]) -> None:
+        self.number, self.call, self.arguments = number, call, arguments
         self.future = RunFuture()
         self.expired = False
 
@@ -62,8 +62,6 @@ class RunThreads:
     def __init__(self, count: int) -> None:
         self._count = count
         self._open = True
-        #: Of all calls that were accepted and that somebody still asks for.
-        self._futures: weakref.WeakSet[RunFuture] = weakref.WeakSet()
         self._begin()
         reset_in_child(self)
         rest_for_fork(self)
@@ -79,6 +77,8 @@ class RunThreads:
         #: Calls that must begin by a time, and what waits for the first of them.
         self._deadlines: list[tuple[float, int, weakref.ref[_Job]]] = []
         self._numbers = itertools.count()
+        #: Of the calls that wait or run, by number. Without a callback, which is no place for an interruption.
+        self._futures: dict[int, weakref.ref[RunFuture]] = {}
         self._earlier = threading.Condition(self._lock)
         self._watching = False
 
@@ -103,10 +103,10 @@ class RunThreads:
             raise XpuRuntimeError("this session is closed; open a new InferenceSession")
         if interpreter_ends():
             raise XpuRuntimeError("the interpreter ends, so no run is started any more; wait for runs before it does")
-        job = _Job(call, arguments)
+        job = _Job(next(self._numbers), call, arguments)
         if limits is not None and limits.queue is not None:
             self._check_room(limits.queue)
-        self._futures.add(job.future)
+        self._futures[job.number] = weakref.ref(job.future)
         self._jobs.put(job)
         if limits is not None and limits.timeout is not None:
             from xpuruntime import _core
@@ -148,8 +148,9 @@ class RunThreads:
 
     def in_child(self) -> None:
         """Fail what the threads had to do; see `xpuruntime.runtime.forking`."""
+        futures = [future for one in self._futures.values() if (future := one()) is not None]
         self._begin()
-        for future in list(self._futures):
+        for future in futures:
             future.lose()
 
     def _stop_calls(self, caller: int) -> None:
@@ -187,7 +188,9 @@ class RunThreads:
         for job in kept:
             if job is None or not job.future.done():
                 self._jobs.put(job)
-            elif job.future.cancelled():
+                continue
+            self._futures.pop(job.number, None)
+            if job.future.cancelled():
                 job.future.set_running_or_notify_cancel()
 
     def _watch(self, job: _Job, deadline: float) -> None:
@@ -266,6 +269,7 @@ class RunThreads:
             except queue.Empty:
                 break
             if job is not None:
+                self._futures.pop(job.number, None)
                 cancel(job.future)
         with self._lock:
             idle = self._idle
@@ -317,6 +321,7 @@ class RunThreads:
                 else:
                     job.future.set_exception(failure)
                 del answer, failure
+            self._futures.pop(job.number, None)
             del job
 
     def _may_begin(self, job: _Job, me: int) -> bool:
