@@ -20,6 +20,7 @@ from xpuruntime.engines.model_source import Source, prepare_source
 from xpuruntime.engines.openvino.failures import translate
 from xpuruntime.engines.openvino.flattening import flatten_softmax
 from xpuruntime.engines.openvino.naming import name_operations
+from xpuruntime.engines.openvino.process_core import process_core
 from xpuruntime.engines.openvino.readback import read_back, word
 from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
 from xpuruntime.errors import EngineError, EngineUnavailable, ModelError, UnsupportedOperationError, XpuRuntimeError
@@ -239,9 +240,7 @@ class _Opener:
 
 def _core(device: str) -> Any:
     try:
-        import openvino as ov
-
-        return ov.Core()
+        return process_core()
     except Exception as error:  # a vendor package can fail in any way
         msg = f"OpenVINO cannot be used: {error}. Reinstall it: pip install --force-reinstall openvino "
         raise EngineUnavailable(msg, engine="openvino", device=device) from None

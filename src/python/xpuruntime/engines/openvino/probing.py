@@ -12,6 +12,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from xpuruntime.engines.openvino.process_core import process_core
 from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.machine import EngineFacts
@@ -108,7 +109,7 @@ def _ask(version: str) -> EngineFacts:
 def _devices(version: str) -> EngineFacts:
     import openvino
 
-    core = openvino.Core()
+    core = process_core()
     found: list[str] = []
     broken: dict[str, str] = {}
     detail = {"build": str(openvino.get_version())}
