@@ -96,7 +96,13 @@ def _precision(request: Request, settings: Settings, builder: ControlBuilder) ->
     elif execution.precision == "model":
         builder.add("execution.precision", hint, "enforced", "nothing is converted; read back after compiling")
     elif execution.precision == "fp32":
-        builder.add("execution.precision", hint, "enforced", "refused where the compiled model reads back another hint")
+        reason = "refused where the compiled model reads back another hint"
+        if request.model.quantisation.activations:
+            reason += (
+                ". The plugin may compute what stands between QuantizeLinear and DequantizeLinear in integers; the "
+                "evidence names those nodes"
+            )
+        builder.add("execution.precision", hint, "enforced", reason)
     else:
         reason = (
             "refused where the compiled model reads back another hint; under it, the plugin leaves operations in fp32 "

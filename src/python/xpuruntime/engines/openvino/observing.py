@@ -244,9 +244,11 @@ class _Units:
         wanted = None if idle else self._wanted(owned, one.precision)
         if wanted is None and not owned and one.time_us is not None:  # a step of a node; one that quantises is in two
             counts = one.precision not in FLOATS | _EIGHT_BITS and one.writes not in FLOATS  # of sizes or indices
+            counts = counts or self._integer(served) or self._eight_bits(served, one.precision)
             wanted = None if counts else self._wanted(served, one.precision)
             wanted = None if wanted == "int8" else wanted
-        ran = self._ran(one, owned, wanted)
+        # OpenVINO does not say what ran inside of a subgraph, and its own type is that of its condition.
+        ran = None if inside and self._integer(owned) else self._ran(one, owned, wanted)
         deviates = bool(wanted and ran and owned and not meets(wanted, ran))
         return Unit(
             id=self._id(one.name),
@@ -280,7 +282,8 @@ class _Units:
         OpenVINO's is that of the first input. A condition or a counter there, as the model has it, says nothing of
         floats that are asked for: then what the unit writes does.
         """
-        if wanted not in FLOATS or one.precision in FLOATS or one.writes is None:
+        quantised = self._integer(owned) or self._eight_bits(owned, one.precision)
+        if quantised or wanted not in FLOATS or one.precision in FLOATS or one.writes is None:
             return one.precision
         if one.kind == "Subgraph" and one.node_precision in FLOATS and one.writes in FLOATS:
             return one.node_precision  # the kernel is named after a mask, such as the constant one of a Trilu
@@ -293,17 +296,28 @@ class _Units:
         if all(self.info.nodes[i].op in CONVERSIONS for i in owned):
             return None
         heavy = [i for i in owned if self.info.nodes[i].op in HEAVY]
-        if any(self.info.nodes[i].op in _INTEGER for i in owned) or any(self._quantised(i) for i in heavy):
+        integer = self._integer(owned)
+        if self.settings.precision in FLOATS and (integer or self._eight_bits(owned, ran)):
+            return self.settings.precision  # whatever the model states
+        if integer:
             return "int8"
         if self.settings.precision == "int8" and heavy and self.info.quantisation.scheme == "weight_only":
             return "int8"  # its activations stay in floats, and so does its arithmetic
         if self.settings.precision == "int8":
             return "int8" if heavy and self.settings.quantise and self._weighted(heavy[0]) else None
-        if ran in _EIGHT_BITS and any(self._quantised(i) for i in owned):
+        if self._eight_bits(owned, ran):
             return "int8"  # beside a product that is: whether 8 bits go on is the engine's choice
         if stated is None or self.settings.precision == "model":
             return stated
         return self.settings.precision
+
+    def _integer(self, owned: Sequence[int]) -> bool:
+        """Whether the model states a product of integers, or one of values that it quantises."""
+        ops = ((i, self.info.nodes[i].op) for i in owned)
+        return any(op in _INTEGER or (op in HEAVY and self._quantised(i)) for i, op in ops)
+
+    def _eight_bits(self, owned: Sequence[int], ran: str | None) -> bool:
+        return ran in _EIGHT_BITS and any(self._quantised(i) for i in owned)
 
     def _quantised(self, index: int) -> bool:
         """Whether the model itself quantises what a node reads."""
