@@ -99,7 +99,9 @@ def test_served_models_are_held_against_the_raw_peak(report, tmp_path):
     assert "| room for one | 350 | 0 | - | it needs / more |" in page
     assert "few layers" not in page
     trial = {**SERVED, "settings": {**SERVED["settings"], "small": True}}
-    assert "says no more than that it runs" in pages(report, tmp_path, "serving_gpu", trial)
+    page = pages(report, tmp_path, "serving_gpu", trial)
+    assert "says no more than that it runs" in page
+    assert "≤" not in page, "a trial of the script meets no target"
 
 
 def test_tuned_steps_are_held_against_those_by_hand(report, tmp_path):
@@ -118,3 +120,4 @@ def test_tuned_steps_of_two_gpus_have_a_section_of_their_own(report, tmp_path):
     page = pages(report, tmp_path, "step_tuning_2", {**STEPS, "ranks": 2, "quick": True})
     assert "## Tuned training steps on 2 GPUs\n" in page
     assert "bench_step_tuning.py --ranks 2`: **Models of two layers only" in page
+    assert "≤" not in page

@@ -141,6 +141,7 @@ class _CudaCalls(_BoundCalls):
 
     def _bound(self, index: int) -> Binding:
         buffers = {name: array.copy(stream=self._stream) for name, array in self._sent(index).items()}
+        self._stream.synchronize()
         return self._session.bind(buffers, stream=self._stream)
 
     def _sent(self, index: int) -> dict[str, Any]:
