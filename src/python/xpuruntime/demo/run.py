@@ -237,6 +237,6 @@ def _show_latency(console: Console, latency: dict[str, Latency]) -> None:
         column.justify = "right"
     for batch, row in latency.items():
         rate = int(batch) / row.median_us * 1e6
-        table.add_row(batch, *(f"{us:,.1f} µs" for us in (row.median_us, row.p90_us, row.min_us)), f"{rate:,.0f}")
+        table.add_row(batch, *(f"{us:,.1f} us" for us in (row.median_us, row.p90_us, row.min_us)), f"{rate:,.0f}")
     console.print(table)
     console.print(f"[dim]{_RUNS} runs each, NumPy arrays in and out, wall time[/]")

@@ -74,7 +74,7 @@ def test_what_moved_and_what_became_slower(look, moved):
     assert column(browser, BEFORE)[0].startswith("onnxruntime@cpu")
     assert column(browser, AFTER)[0].startswith("onnxruntime@cuda:0")
     bars = browser.evaluate("[...document.querySelectorAll('#speed .bars .num')].map(e => e.textContent)")
-    assert bars[0] == "+1,000,000 µs"
+    assert bars[0] == "+1,000,000 us"
     browser.click(f"#nodes thead th:nth-child({DIFFERENCE + 1}) button")
     assert column(browser, SPEED)[0] == "▲slower"
     assert column(browser, NODES)[0].startswith(moved.groups[0].nodes[0])

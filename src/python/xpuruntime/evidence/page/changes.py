@@ -38,7 +38,7 @@ def _data(comparison: ReportComparison) -> dict[str, Any]:
         "same": comparison.same,
         "sides": [msgspec.to_builtins(side) for side in (comparison.before, comparison.after)],
         "speeds": _speeds(comparison),
-        "noise": f"{comparison.noise:.0%} or {comparison.noise_us:g} µs".replace("%", " %"),
+        "noise": f"{comparison.noise:.0%} or {comparison.noise_us:g} us".replace("%", " %"),
         "groups": [_group(group) for group in comparison.groups],
         "unchanged": comparison.unchanged,
         "only": [list(comparison.only_before), list(comparison.only_after)],

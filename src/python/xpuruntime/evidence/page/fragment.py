@@ -46,7 +46,7 @@ def _headline(report: Report) -> str:
     if report.plan.get("engine"):
         facts.append(f"{report.plan['engine']}@{report.plan.get('device', '?')}")
     if report.latency is not None:
-        facts.append(f"median {report.latency.median_us:,.1f} µs over {report.latency.runs} runs")
+        facts.append(f"median {report.latency.median_us:,.1f} us over {report.latency.runs} runs")
     if report.unobservable:
         facts.append(f"{len(report.unobservable)} of {len(report.observations)} keys could not be observed")
     if report.partial:
@@ -71,7 +71,7 @@ def _hot(report: Report) -> list[str]:
             (u.id, u.op, u.device, u.precision_run or "?", f"{v:,.1f}", f"{v / total:.0%}" if total else "-")
             for v, u in timed[:_TOP]
         ]
-        named = "cycles" if measure == "cycles" else f"{measure.replace('us', 'µs')}, {kind} time"
+        named = "cycles" if measure == "cycles" else f"{measure}, {kind} time"
         title = f"Where the time goes ({named}; {len(rows)} of {len(timed)} units)"
         tables.append(fragment_table(title, ("unit", "op", "on", "ran in", "time", "share"), rows))
     return tables

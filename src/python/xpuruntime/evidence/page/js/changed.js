@@ -47,14 +47,14 @@ function bars(body, unit) {
   const all = GROUPS.filter((g) => g.time && g.time.unit === unit && (g.verdict === "slower" || g.verdict === "faster"))
     .sort((a, b) => Math.abs(b.by) - Math.abs(a.by));
   if (!all.length) return;
-  const most = Math.abs(all[0].by), measure = unit === "us" ? "µs" : unit, shown = all.slice(0, MOST);
+  const most = Math.abs(all[0].by), shown = all.slice(0, MOST);
   body.append(make("h3", { text: `Changed most, ${shown.length} of ${count(all.length, "group")}` }),
     make("ul", { class: "bars" }, shown.map((group) => {
       const bar = make("span", { class: `fill v-${WORDS[group.verdict]}` });
       bar.style.width = `${most ? (Math.abs(group.by) / most) * 100 : 0}%`;
       return make("li", {}, make("span", { class: "name", title: group.named, text: short(group.named) }),
         make("span", { class: "track", "aria-hidden": "true" }, bar),
-        make("span", { class: "num", text: `${group.by > 0 ? "+" : "-"}${amount(Math.abs(group.by))} ${measure}` }),
+        make("span", { class: "num", text: `${group.by > 0 ? "+" : "-"}${amount(Math.abs(group.by))} ${unit}` }),
         make("span", { class: "num dim", text: group.change === null ? "" : `${group.change > 0 ? "+" : ""}${(group.change * 100).toFixed(0)} %` }));
     })));
 }
@@ -77,7 +77,7 @@ const GROUP_COLUMNS = [
 ];
 
 function timeText(group, side) {
-  return group.time ? `${amount(group.time[side])} ${group.time.unit === "us" ? "µs" : group.time.unit}` : "-";
+  return group.time ? `${amount(group.time[side])} ${group.time.unit}` : "-";
 }
 
 function showNodes() {

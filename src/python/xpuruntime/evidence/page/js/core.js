@@ -3,9 +3,8 @@
 // The units of the report, and which of them is chosen.
 
 const KINDS = DATA.kinds.map((one, index) => {
-  const measure = one.unit === "us" ? "µs" : one.unit;
   const word = { wall: "wall time", device: "device time", simulated: "simulated", cycles: "cycles" }[one.kind] || one.kind;
-  return { ...one, index, measure, word, label: one.unit === one.kind ? word : `${measure}, ${word}`, total: 0, units: [] };
+  return { ...one, index, measure: one.unit, word, label: one.unit === one.kind ? word : `${one.unit}, ${word}`, total: 0, units: [] };
 });
 
 const UNITS = readUnits();

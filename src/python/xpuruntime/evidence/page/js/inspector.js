@@ -76,7 +76,7 @@ function unitCard(unit, node) {
 
 function onDevice(unit) {
   if (!unit.deviceKernels.length) return [];
-  const line = (one) => `${DATA.strings[one.short]}: ${one.times} in a run, ${amount(one.us)} µs${one.math === "-" ? "" : `, ${one.math}`}`;
+  const line = (one) => `${DATA.strings[one.short]}: ${one.times} in a run, ${amount(one.us)} us${one.math === "-" ? "" : `, ${one.math}`}`;
   return [make("h3", { text: "On the device" }),
     make("ul", {}, unit.deviceKernels.map((one) => make("li", { class: "mono", title: DATA.strings[one.name], text: line(one) })))];
 }

@@ -28,7 +28,7 @@ function fillTable(section, columns, rows, empty) {
 function timeWords(time) {
   if (!time) return "?";
   const word = time.unit === time.kind ? "" : `, ${time.kind}`;
-  return `${amount(time.value)} ${time.unit === "us" ? "µs" : time.unit}${word}`;
+  return `${amount(time.value)} ${time.unit}${word}`;
 }
 
 /** A row for each device, precision that ran and precision that was asked; times apart for each kind. */
@@ -60,7 +60,7 @@ function showPrecision() {
 function showDeviceKernels() {
   const rows = DATA.device_kernels.all.map((one) => ({ cells: [
     make("span", { class: "mono", title: DATA.strings[one.name], text: DATA.strings[one.short] }), one.kind, one.math,
-    whole.format(Math.round(one.times)), `${amount(one.us)} µs`, share(one.share), whole.format(one.units.length),
+    whole.format(Math.round(one.times)), `${amount(one.us)} us`, share(one.share), whole.format(one.units.length),
   ] }));
   const columns = ["kernel", "kind", "multiplies on", ">in a run", ">time", ">share", ">units"];
   bodyOf("device-kernels").append(rows.length ? table("Kernels on the device", columns, rows, { class: "policy" })
@@ -84,7 +84,7 @@ function showDecisions() {
     const rows = d.others.map((o) =>
       ({ cells: [o.kernel, o.can ? "yes" : "no", o.reason || "ran", o.us === null ? "-" : amount(o.us)] }));
     body.append(make("details", {}, make("summary", { text: `What was considered for ${d.call}, ${d.nodes[0] || d.module || "no node"}` }),
-      table("Kernels considered", ["kernel", "accepted", "what became of it", ">µs"], rows),
+      table("Kernels considered", ["kernel", "accepted", "what became of it", ">us"], rows),
       d.notes.length ? make("ul", {}, d.notes.map((text) => make("li", { text }))) : null));
   }
 }
