@@ -295,7 +295,7 @@ def test_kernels_of_ours_are_not_lost_in_an_artifact(tmp_path: Path) -> None:
         assert control is not None
         assert control.enforceability == "unsupported"
         assert not (tmp_path / "cache").exists()
-        with pytest.raises(xrt.UnsupportedOperationError, match="whose rules are held by the process"):
+        with pytest.raises(xrt.UnsupportedOperationError, match="whose rules are kept by the process"):
             session.save_compiled(tmp_path / "s.xrt")
 
 
