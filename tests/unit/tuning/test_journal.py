@@ -19,6 +19,7 @@ from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import InputError
 from xpuruntime.tuning.journal import Journal
 from xpuruntime.tuning.space import Space
+from xpuruntime.tuning.spec import TuneSpec
 
 HERE = Path(__file__).parent
 REQUEST = {"model": "m"}
@@ -135,6 +136,29 @@ def test_a_resumed_search_measures_nothing_again(tmp_path):
         assert found.winner == whole.winner
         recorded = sum(line.startswith(b'{"key":"trial/') for line in lines[:kept])
         assert sum(one.startswith("trial") for one in bench.measured) == 3 - recorded
+
+
+def test_what_the_budget_cut_off_is_measured_with_a_larger_one(tmp_path):
+    path, slow = tmp_path / "j", 40.0
+
+    def search(budget: str, *, resume: bool):
+        bench = SimulatedBench(seconds, opens=lambda changes: slow if len(changes) > 2 else 1.0)
+        with Journal(path, REQUEST, resume=resume) as journal:
+            found = run(bench, SPACE, TuneSpec.loads(f"budget: {{time: {budget}}}"), journal)
+            journal.finish(journal.elapsed + bench.now)
+        return found, bench
+
+    first, bench = search("60s", resume=False)
+    assert bench.now <= 60
+    cut = [one for one in first.candidates if one.code == "not_tried"]
+    assert cut
+    assert {one.reason for one in cut} == {"the budget of time was used up"}
+    again, idle = search("60s", resume=True)
+    assert (again.verdict, again.candidates, idle.measured) == (first.verdict, first.candidates, [])
+    more, bench = search("40m", resume=True)
+    assert more.verdict == "winner"
+    assert f"trial {cut[0].id}" in bench.measured
+    assert "trial c0" not in bench.measured, "what was measured is not measured again"
 
 
 CHILD = """
