@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 import warnings
@@ -21,7 +22,7 @@ from xpuruntime.evidence.records import Observation
 from xpuruntime.inference import InferenceSession
 from xpuruntime.locks.verification.sections.metrics import Metric
 from xpuruntime.locks.verification.sections.speed import decide
-from xpuruntime.locks.verification.timing import Finding
+from xpuruntime.locks.verification.timing import Finding, time_metric
 from xpuruntime.measuring.statistics import Comparison, Verdict
 from xpuruntime.policies import VerifySpeed
 from xpuruntime.runtime.machine import EngineFacts
@@ -487,6 +488,29 @@ class TestSpeed:
         first, second = decide(findings, VerifySpeed(metric=["latency.p50", "latency.p99"]), "control")
         assert first.verdict == verdict
         assert second.verdict == ("fail" if verdict == "fail" and p_slower[1] < 1 else "inconclusive")
+
+    @pytest.mark.parametrize(
+        ("load", "session", "control", "verdict"),
+        [
+            (99.0, (1.1, 1.1), (1.0, 8.0), "inconclusive"),  # it is slower than a control that waits for processors
+            (99.0, (1.0, 8.0), (1.0, 1.0), "inconclusive"),  # it is no slower, and waits for processors
+            (99.0, (1.1, 8.8), (1.0, 8.0), "fail"),
+            (99.0, (1.0, 1.0), (1.0, 1.0), "pass"),
+            (0.0, (1.0, 8.0), (1.0, 1.0), "fail"),  # nothing but itself makes some of its calls slow
+        ],
+    )
+    def test_one_of_two_processes_waits_for_processors(self, monkeypatch, load, session, control, verdict):
+        """Most calls of the one that waits are slow, in all rounds, and some are not."""
+        monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
+
+        def sampler(times):
+            fast, usual = times
+            return lambda calls, samples: [1e-3 * calls * (usual if place % 8 else fast) for place in range(samples)]
+
+        found = time_metric("latency.p50", sampler(session), sampler(control), VerifySpeed(max_slowdown="5%"), 5.0)
+        (claim,) = decide([found], VerifySpeed(max_slowdown="5%"), "control")
+        assert claim.verdict == verdict, claim
+        assert verdict != "inconclusive" or (claim.code == "noisy" and "the fastest 5% of the calls" in claim.reason)
 
 
 class TestFailures:

@@ -27,12 +27,16 @@ _ROUNDS, _TAIL_ROUNDS = (9, 121), 15
 #: Runs of a turn from which a 99th percentile is taken, and seconds of a sample below which `measure` joins calls.
 _TAIL_RUNS, _SAMPLE = 100, 20e-6
 _SMALLEST = 2e-6
+#: The share of calls that are the fastest: those that waited for no processor, also on a busy machine.
+_FASTEST = 0.05
 
 
 class Finding(NamedTuple):
     """One metric: how it compares with the control, or why it does not.
 
     Where `locked` is there, ratios are shares of its upper end: one is as slow as the lock allows without any margin.
+    `busy` says that the machine had more work than processors and that the fastest calls lie on the other side of the
+    limit than the medians: then one process may have waited for processors, and nothing is decided.
     """
 
     metric: str
@@ -42,6 +46,7 @@ class Finding(NamedTuple):
     reason: str = ""
     ended: str = ""
     locked: LockedRatio | None = None
+    busy: str = ""
 
 
 def time_metric(
@@ -88,12 +93,30 @@ def time_metric(
             "session_us": float(np.median(found.rounds["session"])) * 1e6,
             "control_us": float(np.median(found.rounds["control"])) * 1e6,
         }
-        return Finding(metric, found.comparisons["session"], figures, found.conditions.remarks(), ended=found.ended)
+        comparison = found.comparisons["session"]
+        busy = _contradicted(comparison, found, expected)
+        return Finding(metric, comparison, figures, found.conditions.remarks(), ended=found.ended, busy=busy)
     return _tail(metric, variants, checks, margin, budget, expected)
 
 
 def _settled(comparisons: Mapping[str, Comparison]) -> bool:
     return all(one.within_limit or one.verdict is Verdict.SLOWER for one in comparisons.values())
+
+
+def _contradicted(comparison: Comparison, found: Measured, expected: float) -> str:
+    """Return how the fastest calls contradict the medians on a machine with more work than processors, else nothing.
+
+    Rounds that alternate see a disturbance that comes and goes. They do not see a process that waits for processors
+    in all rounds while the other one does not.
+    """
+    load, cores = found.conditions.load, found.conditions.cores
+    if load is None or not cores or max(load) <= cores:
+        return ""
+    session, control = (float(np.quantile(found.calls[name], _FASTEST)) for name in ("session", "control"))
+    ratio, limit = session / (control * expected), 1 + comparison.margin
+    if (comparison.low > limit and ratio < limit) or (comparison.high < limit and ratio > limit):
+        return f"the fastest {_FASTEST:.0%} of the calls have a ratio of {ratio:.3f}"
+    return ""
 
 
 def _tail(

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = ["decide", "speed_claims"]
 
+_QUIETER = "run on a quieter machine, or state a wider verify.speed.max_slowdown"
 _WORKER_FIX = "install xpuruntime and the engine for that interpreter, or leave --against out"
 
 
@@ -118,8 +119,10 @@ def _claim(found: Finding, flags: tuple[bool, bool], checks: VerifySpeed, contro
         split = one.control_split
         apart = "" if split is None else f", {split.ratio:.3f} [{split.low:.3f}, {split.high:.3f}]"
         reason = f"the control differs from itself by more than half of the margin{apart}{remarks}"
-        fix = "run on a quieter machine, or state a wider verify.speed.max_slowdown"
-        return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=fix)
+        return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=_QUIETER)
+    if found.busy:
+        reason = f"the medians and the fastest calls lie on different sides of {limit:.3f}: {found.busy}{remarks}"
+        return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=_QUIETER)
     if flags[0] and one.low > limit:
         reason = f"slower by {share_text(one.ratio - 1)}, where {share_text(one.margin)} are allowed{remarks}"
         fix = "find what changed with two reports: `xrt explain before.json after.json`"
