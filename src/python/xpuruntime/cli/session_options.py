@@ -41,13 +41,32 @@ def open_session(
 ) -> tuple[InferenceSession, float]:
     """Plan and load a model. Return the session and how long that took, in microseconds.
 
-    What `feeds` generated is said once the session is open: a policy that is wrong is said alone.
+    What `feeds` generated is said once the session is open: a policy that is wrong is said alone. Inputs that are given
+    are those with which a converted model is compared with fp32.
     """
     from xpuruntime.inference import InferenceSession
 
     start = time.perf_counter_ns()
     with working("planning and loading", as_json=as_json):
-        session = InferenceSession(model, lock=lock, frozen=frozen, **choice.arguments())
+        arguments = choice.arguments()
+        if lock is None and _probes_with(choice, feeds):
+            arguments["calibration"] = [dict(feeds.arrays)]
+        session = InferenceSession(model, lock=lock, frozen=frozen, **arguments)
     took = (time.perf_counter_ns() - start) / 1e3
     report_probe_inputs(feeds)
     return session, took
+
+
+def _probes_with(choice: Choice, feeds: Feeds) -> bool:
+    """Whether the first calibration input, which is to be the one given, is a probe and nothing else here."""
+    from pathlib import Path
+
+    from xpuruntime.policies import Policy
+
+    if feeds.probed or not feeds.arrays or choice.calibration is not None:
+        return False
+    stated = Policy.coerce(choice.policy) if choice.policy is not None and Path(choice.policy).is_file() else None
+    if stated is not None and stated.calibration is not None:
+        return False
+    precision = choice.precision or (stated.execution.precision if stated is not None else None)
+    return precision in ("fp16", "bf16") or (stated is not None and stated.accuracy is not None and precision != "int8")
