@@ -19,6 +19,7 @@ from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, 
 from xpuruntime.engines.onnxruntime.observing.live import live_of
 from xpuruntime.engines.onnxruntime.observing.node_matching import is_carrier, match, source_facts
 from xpuruntime.engines.onnxruntime.observing.submodel import LOST, Shares, share_out
+from xpuruntime.engines.onnxruntime.observing.whole_names import of_whole_names
 from xpuruntime.engines.precision.names import FLOATS, meets
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.unplaced_units import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
@@ -163,7 +164,7 @@ class _Joiner:
     def _pair(self, graph: GraphView) -> dict[int, NodeEvent]:
         """Pair nodes of the executed graph with their events: by name, and unnamed ones by operator, in order."""
         by_name: dict[str, list[NodeEvent]] = {}
-        for event in self.events:
+        for event in of_whole_names(graph, self.events):
             by_name.setdefault(event.name, []).append(event)
         pairs: dict[int, NodeEvent] = {}
         unnamed: list[NodeView] = []
