@@ -33,7 +33,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-tritonclient test-gpu test-pytorch fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-tritonclient test-gpu test-pytorch test-patterns fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -105,6 +105,9 @@ FUZZ_SECONDS ?= 300
 FUZZ_CASES ?=
 fuzz: $(STAMPS)/install $(STAMPS)/test ## Fuzz models, files, calls and requests for FUZZ_SECONDS each, or FUZZ_CASES; make test does so for 2 s
 	XPURUNTIME_FUZZ_SECONDS=$(FUZZ_SECONDS) XPURUNTIME_FUZZ_CASES=$(FUZZ_CASES) $(PY) -m pytest -n $(TEST_JOBS) --timeout 0 tests/unit/fuzz $(PYTEST)
+
+test-patterns: $(STAMPS)/install $(STAMPS)/test ## Run every operator pattern on QNN's simulator, too; make test runs some there
+	XPURUNTIME_ALL_PATTERNS=1 $(PY) -m pytest --timeout 900 tests/conformance/test_operator_patterns.py $(PYTEST)
 
 # TORCH: the version to install first, such as torch==2.11.*; TORCH_INSTALL: what installs it.
 TORCH_INSTALL ?= $(PIP) install

@@ -28,8 +28,10 @@ from operator_patterns import PATTERNS, QUANTISED, inputs_of, write
 #: nodes. int8: inputs and results of a product have 256 steps over their range and weights 128 or 256, half a step of
 #: which is up to 0.4 percent; up to six quantised values follow each other.
 TOLERANCES = {"fp32": 1e-5, "fp16": 8 * 2.0**-11, "bf16": 8 * 2.0**-9, "int8": 0.05}
-#: QNN's simulator takes a second for each pattern: all of them run only where time is given.
-EVERY = 1 if os.environ.get("XPURUNTIME_FUZZ_SECONDS") else 8
+#: Engine, precision and pattern with a larger one: a Tanh between two products is coarser than fp16 on HTP.
+LOOSE = {("qnn", "fp16", "shared_weight"): 0.01}
+#: QNN's simulator takes a second for each pattern: `make test-patterns` runs all of them.
+EVERY = 1 if os.environ.get("XPURUNTIME_ALL_PATTERNS") else 8
 CELLS = [
     ("onnxruntime", "fp32"), ("onnxruntime", "fp16"), ("onnxruntime", "bf16"), ("onnxruntime", "int8"),
     ("openvino", "fp32"), ("openvino", "fp16"), ("openvino", "bf16"), ("openvino", "int8"),
@@ -58,19 +60,29 @@ FLOATS_ONLY = (
     "softmax_opset_11", "log_softmax", "lstm", "gru", "split", "reshape_by_shape", "scatter", "reduce_sum_axes",
     "top_k", "where_mask", "cumulative_sum", "integers",
 )  # fmt: skip
+#: As `FLOATS_ONLY`, for QNN's form of int8, which has more operators in 8 bits.
+QNN_UNQUANTISED = ("max_pool_ceil", "average_pool", "resize", "reshape_by_shape", "top_k")
 REFUSALS = [
     Refusal(("onnxruntime",), ("bf16",), ALL, "the CPU provider has no bfloat16 kernels"),
     Refusal(("onnxruntime", "openvino"), ("int8",), FLOATS_ONLY, "nothing in it can be quantised"),
     Refusal(("openvino",), ("fp16",), ALL, "this processor has no fp16 arithmetic", here=True),
     Refusal(("openvino",), ("bf16",), ALL, "this one has neither", here=True),
     Refusal(("openvino",), ("fp32", "fp16", "bf16"), ("function",), r"no conversion for the operators local\.Twice"),
+    Refusal(("qnn",), ("int8",), QNN_UNQUANTISED, "nothing in it can be quantised"),
+    Refusal(("qnn",), ("fp16", "int8"), ("gemm_factors",), "only support alpha=1.0"),
+    Refusal(("qnn",), ("fp16", "int8"), ("einsum",), "Einsum unsupported equation"),
+    Refusal(("qnn",), ("fp16", "int8"), ("triangle",), "`Trilu` are not supported"),
+    Refusal(("qnn",), ("fp16", "int8"), ("if_reads_outer",), "produced outside the QNN partition"),
+    Refusal(("qnn",), ("int8",), ("gelu_written_out",), "`Erf` are not supported"),
+    # The row cumsum-of-integers of QNN's known errors.
+    Refusal(("qnn",), ("int8",), ("cumulative_sum",), "does not agree with fp32 on the CPU"),
     # With AMX, OpenVINO's int8 kernel of it returns arbitrary numbers; the accuracy probe refuses that.
     Refusal(("openvino",), ("int8",), ("function",), "does not agree with fp32 on the CPU", here=True),
 ]
 
 
 def names_of(engine: str) -> tuple[str, ...]:
-    return ALL if engine != "qnn" else tuple(dict.fromkeys((*ALL[::EVERY], *FUSED)))
+    return ALL if engine != "qnn" else tuple(dict.fromkeys((*ALL[::EVERY], *FUSED, "arg_max", "integers")))
 
 
 def reference(name: str, folder: Path) -> dict[str, Any]:
@@ -90,7 +102,9 @@ def run_cells(engine: str, precision: str, folder: Path, names: tuple[str, ...])
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
     while left:
         command = [sys.executable, pattern_cells.__file__, engine, precision, str(folder), *left]
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, timeout=280)
+        done = subprocess.run(
+            command, capture_output=True, text=True, check=False, env=environment, timeout=280 if EVERY > 1 else 800
+        )
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"pattern"')]
         found |= {line["pattern"]: line for line in lines if len(line) > 1}
         begun = [line["pattern"] for line in lines if line["pattern"] not in found]
@@ -101,8 +115,10 @@ def run_cells(engine: str, precision: str, folder: Path, names: tuple[str, ...])
     return found
 
 
-def limit_of(name: str, precision: str) -> float:
+def limit_of(engine: str, name: str, precision: str) -> float:
     """Return the tolerance; a model that rounds its inputs to integers may round them to the next ones."""
+    if (engine, precision, name) in LOOSE:
+        return LOOSE[engine, precision, name]
     rounds = name in QUANTISED and precision in ("fp16", "bf16")
     return TOLERANCES["int8" if rounds else precision]
 
@@ -148,9 +164,11 @@ def test_patterns_are_right_or_refused_for_a_reason_listed(engine: str, precisio
                 faults[name] = f"refused, which is not listed: {row['refused']}"
         elif any(not one.here for one in listed):
             faults[name] = "is not refused any more: take it out of the list"
-        elif precision == "fp32" and not row.get("honoured", True) and name not in QUANTISED:
+        elif (precision == "fp32" or (engine, precision) == ("qnn", "int8")) and (
+            not row.get("honoured", True) and name not in QUANTISED
+        ):
             faults[name] = f"a deviation that is none: {row['deviations']}"
-        elif said := fault(row, reference(name, tmp_path), limit_of(name, precision)):
+        elif said := fault(row, reference(name, tmp_path), limit_of(engine, name, precision)):
             faults[name] = said
     assert not faults, "\n".join(f"{engine} {precision} {name}: {said}" for name, said in faults.items())
 

@@ -37,6 +37,8 @@ INSERTED_CASTS = frozenset({"Cast", "Convert", "Quantize", "Dequantize"})
 _SPATIAL = ("Conv2d", "Conv3d", "TransposeConv", "DepthWiseConv", "Pool", "Resize", "BatchNorm", "InstanceNorm")
 _ABSORBED = "compiled away by QNN: its trace names no operation for it"
 
+_INDICES = frozenset({"int64", "int32", "bool"})
+
 
 def units_of(
     request: Request, source: Source, recorded: Recorded, placed: Sequence[Placed]
@@ -157,7 +159,7 @@ class _Joiner:
         written = (self.found.get(k) for k in keys if not self._inside(k, held))
         outputs = tuple(dict.fromkeys(k for k in written if k)) if names else ()
         ran = operation.precision if operation is not None else None
-        wanted = None if not names and one.op in INSERTED_CASTS else self._wanted(owned or sorted(serves))
+        wanted = None if not names and one.op in INSERTED_CASTS else self._wanted(owned or sorted(serves), ran)
         return Unit(
             id=self._id(one.operation),
             op=one.op,
@@ -209,15 +211,22 @@ class _Joiner:
             for node, reason in ((self.source.nodes[i], why) for i, why in sorted(self.shares.idle.items()))
         ]
 
-    def _wanted(self, nodes: list[int]) -> str | None:
-        """Return the precision asked for of a unit; ``None`` where it computes no numbers that one applies to."""
+    def _wanted(self, nodes: list[int], ran: str | None = None) -> str | None:
+        """Return the precision asked for of a unit; ``None`` where it computes no numbers that one applies to.
+
+        Under int8, what is no product is in the types of the graph: in 8 bits or in floats, where nodes of both kinds
+        became one operation. Indices, which QNN makes 32 bits wide, have no precision.
+        """
         held = [self.source.nodes[i] for i in nodes]
         if not held or {node.op for node in held} <= CONVERSIONS:
             return None
-        stated = next((self.types[k] for node in reversed(held) for k in node.outputs if k in self.types), None)
-        heavy = any(is_product(node.op) for node in held)
-        if self.precision == "model" or (self.precision == "int8" and not heavy):
+        types = [self.types[k] for node in reversed(held) for k in node.outputs if k in self.types]
+        stated = types[0] if types else None
+        if self.precision == "model":
             return stated
+        if self.precision == "int8" and not any(is_product(node.op) for node in held):
+            both = [one for one in types if one not in _INDICES]
+            return next((one for one in both if ran and meets(one, ran)), both[0] if both else None)
         return None if stated is not None and stated not in FLOATS and self.precision != "int8" else self.precision
 
 
