@@ -13,7 +13,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from xpuruntime import KernelPolicy, _core
-from xpuruntime.ops.ambient import prepare
+from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.rules import compile_rules
 
 ort.set_default_logger_severity(4)

@@ -15,7 +15,7 @@ const CallContext& call_context(PyObject* object) {
   if (!py::isinstance<CallContext>(object)) {
     throw py::type_error("the first argument is " +
                          std::string(py::str(py::type::handle_of(object).attr("__qualname__"))) +
-                         "; expected a CallContext, such as a Place of xpuruntime.ops.ambient");
+                         "; expected a CallContext, such as one of xpuruntime.ops.call_context");
   }
   const CallContext& found = py::handle(object).cast<const CallContext&>();
   context = &found;

@@ -9,7 +9,7 @@
 namespace xpuruntime::bindings {
 
 /// Where a call of an operation stands: the site of its policy, and what the policy says beyond
-/// kernels. `_core.CallContext` in Python, where xpuruntime.ops.ambient derives its Place from it.
+/// kernels. `_core.CallContext` in Python, from which xpuruntime.ops.call_context derives its own.
 /// Immutable.
 struct CallContext {
   pybind11::object site_object;  // keeps the site alive

@@ -30,7 +30,7 @@ def fresh_dispatcher() -> Iterator[None]:
     import torch
 
     from xpuruntime import _core
-    from xpuruntime.ops.ambient import prepare
+    from xpuruntime.ops.call_context import prepare
     from xpuruntime.ops.tuning_cache import use_tuning_cache
 
     prepare()

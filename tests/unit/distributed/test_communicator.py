@@ -97,7 +97,7 @@ def test_without_nccl():
     code = """
 import xpuruntime.runtime.libraries as libraries
 from xpuruntime.distributed.nccl import nccl_library
-libraries.search_places = libraries.cached_libraries = lambda: ()
+libraries.search_folders = libraries.cached_libraries = lambda: ()
 libraries._is_loaded = lambda name: False
 try:
     nccl_library()

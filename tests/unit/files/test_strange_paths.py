@@ -16,8 +16,8 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.cli.results import save_outputs
+from xpuruntime.distributed.nccl_log import read_choices
 from xpuruntime.distributed.rendezvous.file import FileRendezvous
-from xpuruntime.distributed.tuning_log import read_choices
 from xpuruntime.engines.tensorrt.caches import CacheFile
 from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.evidence.traces.trace_file import check_trace

@@ -17,7 +17,7 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.files.reading import open_regular
 from xpuruntime.inference import profiling
-from xpuruntime.ops import ambient
+from xpuruntime.ops import call_context
 from xpuruntime.runtime import instrumented_calls, session_registry, trace_events
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def _nothing_is_left() -> None:
     assert trace_events._watching is None
     assert session_registry._open_hook is None
     assert instrumented_calls._watching is None
-    assert ambient.ambient.get() is None
+    assert call_context.ambient.get() is None
 
 
 def _good(session: xrt.InferenceSession, want: np.ndarray[Any, Any]) -> Callable[[], None]:
@@ -172,7 +172,7 @@ def test_closing_while_requests_run(engine: str, want: np.ndarray[Any, Any]) -> 
 
 def test_use_policy_of_tasks_and_generators() -> None:
     def kernel() -> str:
-        return str(ambient.current_policy().kernels.matmul)
+        return str(call_context.current_policy().kernels.matmul)
 
     async def work(word: str, turns: int) -> None:
         with xrt.use_policy(xrt.KernelPolicy(matmul=word)):

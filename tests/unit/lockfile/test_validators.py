@@ -20,7 +20,7 @@ from xpuruntime.lockfile.drift import drift_error
 from xpuruntime.lockfile.records import Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.runtime.elf import read_elf
-from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, place_of
+from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, path_in_packages
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 
 CUDA = CudaFacts(
@@ -199,5 +199,5 @@ def test_build_ids_are_those_that_readelf_shows() -> None:
 
 
 def test_a_place_is_relative_to_the_search_path() -> None:
-    assert place_of(str(Path(onnxruntime.__file__).parent / "capi" / "x.so")) == "onnxruntime/capi/x.so"
-    assert place_of("/usr/lib/libm.so.6") == "/usr/lib/libm.so.6"
+    assert path_in_packages(str(Path(onnxruntime.__file__).parent / "capi" / "x.so")) == "onnxruntime/capi/x.so"
+    assert path_in_packages("/usr/lib/libm.so.6") == "/usr/lib/libm.so.6"

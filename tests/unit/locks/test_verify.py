@@ -595,7 +595,7 @@ def test_a_plan_pays_no_attention_to_what_is_verified(digits):
 
 def test_places_of_keys():
     from xpuruntime.policies import files
-    from xpuruntime.policies.places import place_of
+    from xpuruntime.policies.positions import position_of
 
     text = (
         "execution:\n  shapes: {a.b: [1]}\n  memory: {limit: 1GiB}\nkernels:\n  rules:\n"
@@ -603,13 +603,13 @@ def test_places_of_keys():
         "auto_strategy: first_supported\n"
     )
     root = files.loads(text, "yaml", "p").root
-    assert place_of(root, "execution.shapes.a.b") == (2, 12)
-    assert place_of(root, "execution.memory.limit") == (3, 12)
-    assert place_of(root, "execution.memory.pool") == (3, 3)
-    assert place_of(root, "kernels.rules[1]") == (7, 7)
-    assert place_of(root, "kernels.auto_strategy") == (9, 1)
-    assert place_of(root, "accuracy.rtol") is None
-    assert place_of(files.loads('{"execution": {"device": "cpu"}}', "json", "p").root, "execution.device") == (1, 16)
+    assert position_of(root, "execution.shapes.a.b") == (2, 12)
+    assert position_of(root, "execution.memory.limit") == (3, 12)
+    assert position_of(root, "execution.memory.pool") == (3, 3)
+    assert position_of(root, "kernels.rules[1]") == (7, 7)
+    assert position_of(root, "kernels.auto_strategy") == (9, 1)
+    assert position_of(root, "accuracy.rtol") is None
+    assert position_of(files.loads('{"execution": {"device": "cpu"}}', "json", "p").root, "execution.device") == (1, 16)
 
 
 def test_the_digest_of_a_policy_is_that_of_its_file(digits, tmp_path):

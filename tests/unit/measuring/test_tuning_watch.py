@@ -19,7 +19,7 @@ FASTEST = xrt.KernelPolicy(auto_strategy="best_performance")
 
 @pytest.fixture(autouse=True)
 def nothing_is_measured() -> Any:
-    from xpuruntime.ops.ambient import prepare
+    from xpuruntime.ops.call_context import prepare
     from xpuruntime.ops.tuning_cache import use_tuning_cache
 
     prepare()

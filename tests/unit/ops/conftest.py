@@ -10,7 +10,7 @@ import pytest
 from recording_kernel import Backend, Recorder
 
 from xpuruntime import _core
-from xpuruntime.ops.ambient import prepare
+from xpuruntime.ops.call_context import prepare
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime import _core
-from xpuruntime.ops.ambient import Place, ambient_place
+from xpuruntime.ops.call_context import CallContext, ambient_context
 
 STUBS = Path(xrt.__file__).with_name("_core_ops.pyi")
 A = np.ones((2, 2), np.float32)
@@ -55,8 +55,8 @@ def matmul(context: _core.CallContext) -> np.ndarray:
 
 
 def test_a_context_is_read_by_type() -> None:
-    place = ambient_place()
-    assert isinstance(place, Place)
+    place = ambient_context()
+    assert isinstance(place, CallContext)
     assert (matmul(place) == 2).all()
     bare = _core.CallContext(place.site, allow_tf32=True, deterministic=False)
     assert (bare.site, bare.allow_tf32, bare.deterministic, bare.below_autograd) == (place.site, True, False, False)
@@ -67,7 +67,7 @@ def test_a_context_is_read_by_type() -> None:
 
 def test_contexts_that_come_and_go_keep_apart() -> None:
     """The last one is remembered; another one may then have its address."""
-    site = ambient_place().site
+    site = ambient_context().site
     for _ in range(50):
         for deterministic in (False, True):
             context = _core.CallContext(site, allow_tf32=False, deterministic=deterministic)

@@ -14,7 +14,7 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.measuring.replacement import Candidate, replacing
 from xpuruntime.ops import library_builds, tuned_records, tuning_cache
-from xpuruntime.ops.ambient import Place
+from xpuruntime.ops.call_context import CallContext
 from xpuruntime.ops.rules import compile_rules
 from xpuruntime.policies import TuningPolicy
 
@@ -90,7 +90,7 @@ def test_another_build_of_the_core_measures_its_kernels_anew(
         xrt.clear_decisions()
         policy = xrt.Policy(kernels=xrt.KernelPolicy(auto_strategy="best_performance"))
         site = _core.CallSite(compile_rules(policy))
-        place = Place(site=site, allow_tf32=False, deterministic=False, policy=policy)
+        place = CallContext(site=site, allow_tf32=False, deterministic=False, policy=policy)
         _core.op_matmul(place, x, x, None, None, None, out, None, None, None, None)
         (decision,) = xrt.decisions()
         assert decision.source == "tuned"

@@ -16,7 +16,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime import ExecutionPolicy, KernelPolicy, Policy, PolicyError, UnsupportedOperationError, ops, use_policy
-from xpuruntime.ops import ambient, current_policy
+from xpuruntime.ops import call_context, current_policy
 
 F32 = np.float32
 A = np.ones((4, 4), F32)
@@ -329,7 +329,7 @@ def test_many_policies_are_forgotten_and_made_again() -> None:
     for number in range(300):
         with use_policy({"kernels": {"rules": [{"match": {"m": number + 10}, "use": "cpu.reference"}]}}):
             ops.matmul(A, A)
-    assert len(ambient._places) <= ambient._MOST
+    assert len(call_context._contexts) <= call_context._MOST
     for number in range(300):
         ops.matmul(A, A, kernel=["cpu.reference", f"other.k{number}"])
     with use_policy(REFERENCE):

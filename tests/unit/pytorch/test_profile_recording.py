@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 from torch.autograd import DeviceType  # noqa: E402
 
 from xpuruntime.pytorch.profiling import kineto_recording  # noqa: E402
-from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording, nest, place, read, sizes, with_bytes  # noqa: E402
+from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording, assign_ranges, nest, read, sizes, with_bytes  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -174,7 +174,7 @@ def test_work_is_placed_in_the_innermost_range_around_its_call() -> None:
     ]
     calls.append(HostCall("cudaLaunchKernel", 5, 150, 151, 0))
     work = [DeviceWork("kernel", "k", 0, 0, 9, 10, correlation=number) for number in (1, 2, 3, 4, 5, 6, 7, 0)]
-    assert [one.range for one in place(work, calls, ranges)] == [2, 1, 3, 4, 0, 0, 0, 0]
+    assert [one.range for one in assign_ranges(work, calls, ranges)] == [2, 1, 3, 4, 0, 0, 0, 0]
 
 
 def test_bytes_come_from_the_trace_in_the_order_of_a_call() -> None:

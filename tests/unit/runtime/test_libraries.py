@@ -19,7 +19,7 @@ from xpuruntime.errors import EngineError, InputError
 from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.extras import install_command
 from xpuruntime.runtime.libraries import LibraryIndex, find_library, libraries_needed_by, loaded_libraries, preload
-from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
+from xpuruntime.runtime.library_search import SearchFolder, cached_libraries, search_folders, wheel_versions
 from xpuruntime.runtime.package_libraries import package_libraries
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared objects of Linux")
@@ -40,7 +40,7 @@ def build(folder: Path, soname: str, *needs: Path | str, body: str = "int answer
 
 
 def index(*places: tuple[Path, str], cache: tuple[str, ...] = (), platform: str = "linux") -> LibraryIndex:
-    return LibraryIndex([Place(path=str(path), origin=origin) for path, origin in places], cache, platform)
+    return LibraryIndex([SearchFolder(path=str(path), origin=origin) for path, origin in places], cache, platform)
 
 
 def touch(folder: Path, *names: str) -> Path:
@@ -67,7 +67,7 @@ class TestSearchOrder:
         (home / "lib64").mkdir(parents=True)
         extra.mkdir()
         env = {"CUDA_HOME": str(home), "CUDA_PATH": str(tmp_path / "gone"), "LD_LIBRARY_PATH": f"{extra}::/nowhere"}
-        places = [(place.path, place.origin) for place in search_places(env, [str(site)], "linux")]
+        places = [(place.path, place.origin) for place in search_folders(env, [str(site)], "linux")]
         assert [place for place in places if place[1] != "default"] == [
             (str(site / "nvidia/cu13/lib"), "wheel"),
             (str(site / "nvidia/cublas/lib"), "wheel"),
@@ -81,15 +81,15 @@ class TestSearchOrder:
         site = tmp_path / "site"
         (site / "nvidia/cu13/bin/x86_64").mkdir(parents=True)
         tools = touch(tmp_path / "tools", "cudart64_13.dll")
-        places = search_places({"PATH": str(tools)}, [str(site)], "win32")
+        places = search_folders({"PATH": str(tools)}, [str(site)], "win32")
         assert [place.origin for place in places] == ["wheel", "wheel", "PATH"]
         found = index((tools, "PATH"), platform="win32").find("cudart", 13)
         assert [library.name for library in found] == ["cudart64_13.dll"]
         assert index((tools, "PATH"), platform="win32").find("cudart", 12) == []
 
     def test_nothing_installed_is_no_error(self) -> None:
-        assert all(place.origin == "default" for place in search_places({}, [], "linux"))
-        assert search_places({}, [], "darwin") == ()
+        assert all(place.origin == "default" for place in search_folders({}, [], "linux"))
+        assert search_folders({}, [], "darwin") == ()
 
 
 class TestFind:
@@ -236,8 +236,8 @@ class TestPreload:
     CODE = """
 import json
 from xpuruntime.runtime.libraries import LibraryIndex, loaded_libraries, preload
-from xpuruntime.runtime.library_search import Place
-index = LibraryIndex([Place(path=p, origin="wheel") for p in {places!r}], ())
+from xpuruntime.runtime.library_search import SearchFolder
+index = LibraryIndex([SearchFolder(path=p, origin="wheel") for p in {places!r}], ())
 first = preload({names!r}, index=index)
 again = preload({names!r}, index=index)
 print(json.dumps([[l.path for l in first], [l.path for l in again], [l.path for l in loaded_libraries(("libcu*",))]]))

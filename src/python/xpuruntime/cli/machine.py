@@ -47,7 +47,7 @@ def doctor(json: JsonOption = False) -> int:
 
     with working("looking at packages, libraries and engines", as_json=json):
         if core_problem() is None:
-            from xpuruntime.ops.ambient import prepare
+            from xpuruntime.ops.call_context import prepare
 
             prepare()  # loads the plugins with kernels
         diagnosis = diagnose(default_registry().engines(), torch=torch_facts())

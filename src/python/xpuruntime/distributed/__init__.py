@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from xpuruntime.distributed.call import group
 from xpuruntime.distributed.communicator import Communicator
+from xpuruntime.distributed.nccl_log import Choice, read_choices
 from xpuruntime.distributed.policy import CollectivePolicy
 from xpuruntime.distributed.torchrun import init_from_env
-from xpuruntime.distributed.tuning_log import Choice, read_choices
 
 __all__ = ["Choice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]

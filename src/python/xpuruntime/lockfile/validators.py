@@ -17,7 +17,7 @@ from xpuruntime.lockfile.entries import OWN_KERNELS
 from xpuruntime.lockfile.records import Validator, stable_id
 from xpuruntime.lockfile.tables import libraries_of, packages_of, variables_of
 from xpuruntime.runtime.distributions import distributions
-from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, place_of
+from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, path_in_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -125,7 +125,7 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     if here.artifact is not None:
         expected[ValidatorKind.ARTIFACT, "artifact"] = here.artifact
     for name, path in libraries_of(here.engine, here.device, here.mapped).items():
-        expected[ValidatorKind.LIBRARY, name] = {**library_identity(path), "place": place_of(path)}
+        expected[ValidatorKind.LIBRARY, name] = {**library_identity(path), "place": path_in_packages(path)}
     if any(one.startswith(OWN_KERNELS) for one in kernels) and (core := _core_identity()) is not None:
         expected[ValidatorKind.KERNEL_SOURCE, CORE] = core
     return tuple(

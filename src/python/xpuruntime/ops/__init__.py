@@ -10,8 +10,8 @@ decided, and why.
 
 from __future__ import annotations
 
-from xpuruntime.ops.ambient import current_policy, use_policy
 from xpuruntime.ops.attention import attention, attention_backward
+from xpuruntime.ops.call_context import current_policy, use_policy
 from xpuruntime.ops.conv import conv2d, conv2d_input_gradient, conv2d_weight_gradient
 from xpuruntime.ops.decision_log import clear_decisions, decisions
 from xpuruntime.ops.listing import KernelInfo, kernels

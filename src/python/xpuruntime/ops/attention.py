@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
-from xpuruntime.ops.ambient import place
+from xpuruntime.ops.call_context import call_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -71,7 +71,7 @@ def attention(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
-    here = place(policy, kernel, "attention")
+    here = call_context(policy, kernel, "attention")
     return _core.op_attention(
         here, q, k, v, mask, rng, out, return_lse, is_causal, scale, dropout_p, phase, stream,
     )  # fmt: skip
@@ -122,7 +122,7 @@ def attention_backward(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
-    here = place(policy, kernel, "attention")
+    here = call_context(policy, kernel, "attention")
     gradients: tuple[Any, Any, Any] = _core.op_attention_backward(
         here, grad_out, q, k, v, out, lse, mask, rng, grad_q, grad_k, grad_v, is_causal, scale, dropout_p,
         stream,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
-from xpuruntime.ops.ambient import place
+from xpuruntime.ops.call_context import call_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -63,7 +63,7 @@ def conv2d(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
-    here = place(policy, kernel, "conv")
+    here = call_context(policy, kernel, "conv")
     return _core.op_conv2d(
         here, x, weight, bias, out, *_window(stride, padding, dilation, groups), activation, phase, stream
     )
@@ -108,7 +108,7 @@ def conv2d_input_gradient(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
-    here = place(policy, kernel, "conv")
+    here = call_context(policy, kernel, "conv")
     return _core.op_conv2d_input_gradient(
         here, grad_out, weight, grad_x, (_integers(input_size, "input_size", (1, 2)) * 2)[:2],
         *_window(stride, padding, dilation, groups), stream,
@@ -156,7 +156,7 @@ def conv2d_weight_gradient(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
-    here = place(policy, kernel, "conv")
+    here = call_context(policy, kernel, "conv")
     return _core.op_conv2d_weight_gradient(
         here, grad_out, x, grad_weight, (_integers(kernel_size, "kernel_size", (1, 2)) * 2)[:2],
         *_window(stride, padding, dilation, groups), stream,

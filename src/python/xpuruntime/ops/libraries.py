@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from xpuruntime import _core
-from xpuruntime.runtime.library_search import search_places
+from xpuruntime.runtime.library_search import search_folders
 
 __all__ = ["use_vendor_libraries"]
 
@@ -17,4 +17,4 @@ def use_vendor_libraries() -> None:
     process has loaded by then, PyTorch's own copy for example, is taken before any folder. Call it again after
     `sys.path` or the environment has changed.
     """
-    _core.set_search_folders([place.path for place in search_places()])
+    _core.set_search_folders([place.path for place in search_folders()])

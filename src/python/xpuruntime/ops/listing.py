@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from xpuruntime import _core
-from xpuruntime.ops.ambient import prepare
+from xpuruntime.ops.call_context import prepare
 
 __all__ = ["KernelInfo", "kernels"]
 

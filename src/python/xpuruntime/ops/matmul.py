@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
-from xpuruntime.ops.ambient import ambient_place, place
+from xpuruntime.ops.call_context import ambient_context, call_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -74,7 +74,7 @@ def matmul(
     PolicyError
         The policy or the kernel is none.
     """
-    here = ambient_place() if policy is None and kernel is None else place(policy, kernel, "matmul")
+    here = ambient_context() if policy is None and kernel is None else call_context(policy, kernel, "matmul")
     return _op_matmul(
         here, a, b, bias, scale_a, scale_b, out, activation, out_dtype, phase, stream,
     )  # fmt: skip

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
-from xpuruntime.ops.ambient import place
+from xpuruntime.ops.call_context import call_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -65,7 +65,7 @@ def layer_norm(
         As for `matmul`.
     """
     _require_sum(return_sum, sum_out)
-    here = place(policy, kernel, "layer_norm")
+    here = call_context(policy, kernel, "layer_norm")
     return _core.op_norm(
         here, False, x, residual, weight, bias, out, sum_out, return_sum, return_stats, eps, phase, stream,
     )  # fmt: skip
@@ -96,7 +96,7 @@ def rms_norm(
         ``out``, then as far as asked for ``sum`` and ``rstd``.
     """
     _require_sum(return_sum, sum_out)
-    here = place(policy, kernel, "rms_norm")
+    here = call_context(policy, kernel, "rms_norm")
     return _core.op_norm(
         here, True, x, residual, weight, None, out, sum_out, return_sum, return_stats, eps, phase, stream,
     )  # fmt: skip
@@ -148,7 +148,7 @@ def layer_norm_backward(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
-    here = place(policy, kernel, "layer_norm")
+    here = call_context(policy, kernel, "layer_norm")
     found = _core.op_norm_backward(
         here, False, grad_out, x, weight, mean, rstd, grad_sum, grad_x, weight is not None, has_bias, stream,
     )  # fmt: skip
@@ -175,7 +175,7 @@ def rms_norm_backward(
     -------
     (array [.., columns], array [columns] or None)
     """
-    here = place(policy, kernel, "rms_norm")
+    here = call_context(policy, kernel, "rms_norm")
     found = _core.op_norm_backward(
         here, True, grad_out, x, weight, None, rstd, grad_sum, grad_x, weight is not None, False, stream,
     )  # fmt: skip

@@ -17,7 +17,7 @@ import msgspec
 from xpuruntime.errors import EngineError, EngineUnavailable, InputError
 from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.extras import install_command
-from xpuruntime.runtime.library_search import Place, cached_libraries, search_places, wheel_versions
+from xpuruntime.runtime.library_search import SearchFolder, cached_libraries, search_folders, wheel_versions
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
@@ -56,8 +56,8 @@ class LibraryIndex:
 
     Parameters
     ----------
-    places : sequence of Place, optional
-        Folders in search order; default `search_places()`.
+    places : sequence of SearchFolder, optional
+        Folders in search order; default `search_folders()`.
     cache : sequence of str, optional
         Paths in the cache of the dynamic linker, searched last; default `cached_libraries()`.
     platform : str
@@ -66,11 +66,11 @@ class LibraryIndex:
 
     def __init__(
         self,
-        places: Sequence[Place] | None = None,
+        places: Sequence[SearchFolder] | None = None,
         cache: Sequence[str] | None = None,
         platform: str = sys.platform,
     ) -> None:
-        self.places = tuple(search_places() if places is None else places)
+        self.places = tuple(search_folders() if places is None else places)
         self.cache = tuple(cached_libraries() if cache is None else cache)
         self._platform = platform
         self._versions: dict[str, str] | None = None

@@ -19,7 +19,7 @@ from xpuruntime.runtime.libraries import LibraryIndex, mapped_paths
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["find_file", "library_identity", "mapped_libraries", "place_of"]
+__all__ = ["find_file", "library_identity", "mapped_libraries", "path_in_packages"]
 
 
 def mapped_libraries() -> dict[str, str]:
@@ -30,8 +30,8 @@ def mapped_libraries() -> dict[str, str]:
     return found
 
 
-def place_of(path: str) -> str:
-    """Return where a library lies relative to the folder of `sys.path` that it is in, or its absolute path."""
+def path_in_packages(path: str) -> str:
+    """Return the path of a library relative to the folder of `sys.path` that it is in, else its absolute path."""
     for folder in sorted((one for one in sys.path if one), key=len, reverse=True):
         prefix = os.path.join(folder, "")  # noqa: PTH118 - texts
         if path.startswith(prefix):
@@ -50,7 +50,7 @@ def find_file(name: str, place: str, mapped: Mapping[str, str]) -> str | None:
     name : str
         Its file name.
     place : str
-        As `place_of` gave it where the lock was made.
+        As `path_in_packages` gave it where the lock was made.
     mapped : mapping of str to str
         As `mapped_libraries` returns it.
     """

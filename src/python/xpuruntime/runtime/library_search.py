@@ -19,7 +19,7 @@ from xpuruntime.runtime.distributions import distributions
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-__all__ = ["Place", "cached_libraries", "search_places", "wheel_versions"]
+__all__ = ["SearchFolder", "cached_libraries", "search_folders", "wheel_versions"]
 
 #: Packages whose wheels carry libraries: `nvidia` in both layouts (`nvidia/cu13/lib`, `nvidia/cublas/lib`), TensorRT,
 #: and OpenBLAS, which the kernels for the CPU use.
@@ -27,16 +27,16 @@ _WHEELS = ("nvidia", "tensorrt_libs", "scipy_openblas32")
 _LDCONFIG = ("/sbin/ldconfig", "/usr/sbin/ldconfig")
 
 
-class Place(msgspec.Struct, frozen=True, kw_only=True):
+class SearchFolder(msgspec.Struct, frozen=True, kw_only=True):
     """A folder that is searched, and why: ``"wheel"``, ``"default"`` or the variable that names it."""
 
     path: str
     origin: str
 
 
-def search_places(
+def search_folders(
     environ: Mapping[str, str] | None = None, paths: Sequence[str] | None = None, platform: str = sys.platform
-) -> tuple[Place, ...]:
+) -> tuple[SearchFolder, ...]:
     """List the folders that exist and may hold vendor libraries, in the order they are searched.
 
     Parameters
@@ -49,10 +49,10 @@ def search_places(
         As `sys.platform` spells it.
     """
     env = os.environ if environ is None else environ
-    found: dict[str, Place] = {}
+    found: dict[str, SearchFolder] = {}
     for path, origin in (*_wheel_folders(paths, platform), *_system_folders(env, platform)):
         if path.is_dir():
-            found.setdefault(str(path), Place(path=str(path), origin=origin))
+            found.setdefault(str(path), SearchFolder(path=str(path), origin=origin))
     return tuple(found.values())
 
 

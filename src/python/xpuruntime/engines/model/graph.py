@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     import onnx
 
 __all__ = [
-    "Place",
+    "NamedNode",
     "fresh_name",
     "graphs",
     "name_nodes",
@@ -26,7 +26,7 @@ __all__ = [
 ]
 
 
-class Place(NamedTuple):
+class NamedNode(NamedTuple):
     """A node, its unique name, and the path of the graph that holds it ("" for the main graph)."""
 
     node: onnx.NodeProto
@@ -80,7 +80,7 @@ def _attribute_tensors(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.TensorP
                 yield from attribute.tensors
 
 
-def name_nodes(model: onnx.ModelProto) -> list[Place]:
+def name_nodes(model: onnx.ModelProto) -> list[NamedNode]:
     """Give every node of the graph and its subgraphs a unique name, without changing the model.
 
     A node keeps its own name unless an earlier node has it. Others are named after what they make: ``"Add:sum"``, and
@@ -88,7 +88,7 @@ def name_nodes(model: onnx.ModelProto) -> list[Place]:
     """
     taken = {node.name for graph in graphs(model) for node in graph.node if node.name}
     seen: set[str] = set()
-    places: list[Place] = []
+    places: list[NamedNode] = []
 
     def visit(graph: onnx.GraphProto, prefix: str) -> None:
         for node in graph.node:
@@ -102,7 +102,7 @@ def name_nodes(model: onnx.ModelProto) -> list[Place]:
                     count += 1
                     name = f"{base}#{count}"
             seen.add(name)
-            places.append(Place(node, name, prefix.rstrip("/"), fresh))
+            places.append(NamedNode(node, name, prefix.rstrip("/"), fresh))
             for attribute, inner in subgraphs(node):
                 visit(inner, f"{name}/{attribute}/")
 

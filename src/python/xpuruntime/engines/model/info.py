@@ -18,7 +18,7 @@ from xpuruntime.engines.model.check import check_graph, check_text
 from xpuruntime.engines.model.external import ExternalFile
 from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
 from xpuruntime.engines.model.file import parse, read, refuse
-from xpuruntime.engines.model.graph import Place, name_nodes, normal_domain, sort_nodes, tensors
+from xpuruntime.engines.model.graph import NamedNode, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.engines.model.limits import check_limits
 from xpuruntime.engines.model.shapes import fix_shapes
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
@@ -315,7 +315,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
     )
 
 
-def _node(place: Place) -> NodeInfo:
+def _node(place: NamedNode) -> NodeInfo:
     node = place.node
     said = {entry.key: entry.value for entry in node.metadata_props}
     return NodeInfo(

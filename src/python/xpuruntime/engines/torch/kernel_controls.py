@@ -156,7 +156,7 @@ def _add(
 def why_not(op: str, word: str, *, cuda: bool) -> str:
     """Return why a kernel can serve no call of an operation on this device; empty where it may."""
     from xpuruntime import _core
-    from xpuruntime.ops.ambient import prepare
+    from xpuruntime.ops.call_context import prepare
 
     if word == "auto":
         return ""

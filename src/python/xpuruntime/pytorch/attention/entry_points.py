@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime import _core
-from xpuruntime.ops.ambient import prepare
+from xpuruntime.ops.call_context import prepare
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route
 
 if TYPE_CHECKING:

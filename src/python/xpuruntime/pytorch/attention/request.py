@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime import _core
-from xpuruntime.ops.ambient import prepare
+from xpuruntime.ops.call_context import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import timed_calls

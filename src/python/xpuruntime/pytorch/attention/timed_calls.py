@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.attention.request import AttentionCall
 
 __all__ = ["by_backend", "by_xrt_kernel", "natively"]
@@ -38,7 +38,7 @@ def by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], Tensor
     _with_gradient(call, by_this_one)
 
 
-def by_xrt_kernel(call: AttentionCall, place: Place, operands: tuple[Tensor, Tensor, Tensor]) -> None:
+def by_xrt_kernel(call: AttentionCall, place: CallContext, operands: tuple[Tensor, Tensor, Tensor]) -> None:
     """Do a call by the kernel at a place; `operands` are query, key and value in four dimensions.
 
     Its gradient comes by way of autograd, as the native one's does: going there costs either of them the same.
@@ -55,7 +55,7 @@ def _with_gradient(call: AttentionCall, run: Callable[[], Tensor]) -> None:
 
 class _XrtCall(_private_api.SingleLevelFunction):  # type: ignore[misc]
     @staticmethod
-    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, place: Place) -> Tensor:
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, place: CallContext) -> Tensor:
         out = torch.empty_like(q)
         done = _core.op_attention(
             place, q, k, v, call.mask, None, out, call.needs_grad, _causal(call), call.scale, 0.0, None, None

@@ -13,7 +13,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeWarning
-from xpuruntime.ops.ambient import Place
+from xpuruntime.ops.call_context import CallContext
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch.attention.entry_points import SDPA
@@ -108,7 +108,7 @@ class CompiledPolicy:
         self.attention_kernels = self._kernel_names("attention")
         self.overrides = self.ops | (_ENTRIES if self.attention_kernels - _FREE else frozenset())
         self.routes: dict[Any, Route] = {}
-        self._places: dict[Any, Place] = {}
+        self._places: dict[Any, CallContext] = {}
         self._lock = threading.RLock()
         self._warned: set[tuple[Any, ...]] = set()
 
@@ -253,7 +253,7 @@ class CompiledPolicy:
 
     def place(
         self, op: str, kernel_name: str, source: str, module: str, *, allow_tf32: bool, deterministic: bool
-    ) -> Place:
+    ) -> CallContext:
         """Return where `_core`'s operations stand that a word of the policy serves. One for all calls of a kind."""
         key = (op, kernel_name, source, module, allow_tf32, deterministic)
         with self._lock:
@@ -292,7 +292,7 @@ class CompiledPolicy:
         allow_tf32: bool,
         deterministic: bool,
         entry: EntryPoint | None,
-    ) -> tuple[str, Place | None]:
+    ) -> tuple[str, CallContext | None]:
         native = (NATIVE_NAMES[op] if entry is None else entry.kernel_names).get(kernel_name)
         if native is not None:
             return native, None

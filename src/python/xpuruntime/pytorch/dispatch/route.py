@@ -10,7 +10,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.ops.ambient import Place, prepare
+from xpuruntime.ops.call_context import CallContext, prepare
 from xpuruntime.ops.rules import tuning_rule
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
 from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
@@ -129,7 +129,7 @@ class Route:
         The key that asks: ``"kernels.rules[0]"``, ``"kernels.matmul"`` or ``"default"``; or `BY_CALL`.
     kernel : str
         What serves: ``"torch.flash"``, ``"cublas.cublasLt"``, or an xpuruntime family of which the core chooses one.
-    place : Place or None
+    place : CallContext or None
         For xpuruntime kernels, where `_core`'s operations take it; ``None`` where PyTorch's own kernel serves.
     passed_over : tuple of (str, str)
         Words of `asked` that cannot serve, each with the reason.
@@ -165,7 +165,7 @@ class Route:
         source: str,
         kernel: str,
         *,
-        place: Place | None = None,
+        place: CallContext | None = None,
         passed_over: tuple[tuple[str, str], ...] = (),
         module: str = "",
         phase: str = "",
@@ -218,7 +218,7 @@ def place_for(
     allow_tf32: bool,
     deterministic: bool,
     log: _core.DecisionLog | None = None,
-) -> Place:
+) -> CallContext:
     """Return where `_core`'s operations stand that must be served by one of `kernel_names`: others refuse the call.
 
     Decisions are recorded in `log`; without one, in that of the process.
@@ -230,7 +230,9 @@ def place_for(
         **tuning_rule(policy.kernels),
     )  # fmt: skip
     site = _core.CallSite(rules, module=module)
-    return Place(site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, below_autograd=True)
+    return CallContext(
+        site=site, allow_tf32=allow_tf32, deterministic=deterministic, policy=policy, below_autograd=True
+    )
 
 
 def reason_of(error: Exception, op: str, kernel_name: str) -> str:

@@ -32,7 +32,7 @@ from xpuruntime.runtime.cpu_caches import second_level_bytes
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
     from xpuruntime.policies import TuningPolicy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
@@ -68,7 +68,7 @@ class Calibration:
         key: Any,
         route: Route,
         native: Callable[[], Any],
-        ours: tuple[str, Place | None, Callable[[], Any]],
+        ours: tuple[str, CallContext | None, Callable[[], Any]],
     ) -> Route:
         """Return the route for a call, and keep it under `key` until `forget`.
 
@@ -78,7 +78,7 @@ class Calibration:
             As for `tuning.settle`.
         native : callable
             As it is measured.
-        ours : tuple of (str, Place or None, callable)
+        ours : tuple of (str, CallContext or None, callable)
             The kernel, its place, and the call as it is measured.
         """
         kernel, place, self.direct = ours if self.ours else (route.kernel, None, native)

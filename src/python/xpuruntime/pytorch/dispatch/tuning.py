@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
     from types import TracebackType
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
 __all__ = ["may_measure", "measured", "measuring", "pick", "replayed", "settle"]
@@ -83,7 +83,7 @@ def settle(
     route: Route,
     text: str,
     native: Callable[[], Any],
-    xrt_kernel: Callable[[Place], Any],
+    xrt_kernel: Callable[[CallContext], Any],
     device: torch.device,
     *,
     allow_tf32: bool = False,

@@ -14,7 +14,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.ops.ambient import place as place_of
+from xpuruntime.ops.call_context import call_context
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.invoke import invoke
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
 
 __all__ = ["OPERATORS"]
 
@@ -70,7 +70,7 @@ def _layer_norm(
 
 
 def _xrt_layer_norm(
-    place: Place,
+    place: CallContext,
     phase: str,
     input: Tensor,
     residual: Tensor | None,
@@ -105,7 +105,7 @@ def _layer_norm_backward(
 
 
 def _xrt_layer_norm_backward(
-    place: Place,
+    place: CallContext,
     phase: str,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -138,7 +138,7 @@ def _rms_norm(
 
 
 def _xrt_rms_norm(
-    place: Place,
+    place: CallContext,
     phase: str,
     input: Tensor,
     residual: Tensor | None,
@@ -168,7 +168,7 @@ def _rms_norm_backward(
 
 
 def _xrt_rms_norm_backward(
-    place: Place,
+    place: CallContext,
     phase: str,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -183,7 +183,7 @@ def _xrt_rms_norm_backward(
 
 
 def _forward(
-    place: Place,
+    place: CallContext,
     phase: str,
     rms: bool,
     input: Tensor,
@@ -208,7 +208,7 @@ def _forward(
 
 
 def _backward(
-    place: Place,
+    place: CallContext,
     rms: bool,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -257,7 +257,7 @@ def _run(
         )  # fmt: skip
     if kernel in NATIVE_NAMES[op] or like.numel() == 0:
         return native(*args)
-    place = place_of(None, kernel or None, op)
+    place = call_context(None, kernel or None, op)
     try:
         if CONTEXT.recorder is not None:
             route = Route(op, (kernel or "auto",), "kernel=" if kernel else "default", kernel or "auto", place=place)

@@ -76,7 +76,7 @@ class KinetoRecording:
         first = max((one.id for one in recording.ranges), default=0) + 1
         nested = nest(operators, first)
         ranges = [*recording.ranges, *nested]
-        placed = place(work, calls, recording.ranges)
+        placed = assign_ranges(work, calls, recording.ranges)
         notes = recording.notes
         if dropped:
             notes = (*notes, f"{dropped} records are lost: more came than are kept. Profile less, or raise the limit")
@@ -200,7 +200,7 @@ def nest(operators: list[Range], first: int) -> list[Range]:
     return found
 
 
-def place(work: list[DeviceWork], calls: list[HostCall], ranges: Iterable[Range]) -> list[DeviceWork]:
+def assign_ranges(work: list[DeviceWork], calls: list[HostCall], ranges: Iterable[Range]) -> list[DeviceWork]:
     """Say in which range each piece of work was started: the innermost of its thread around the call."""
     threads: dict[int, list[Range]] = {}
     for around in ranges:

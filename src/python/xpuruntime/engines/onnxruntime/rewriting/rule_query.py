@@ -41,7 +41,7 @@ def kernels_of(op: str, word: str) -> tuple[str, ...]:
 @functools.cache
 def _ready() -> None:
     """Let plugins register their kernels, and the core find the vendors' libraries."""
-    from xpuruntime.ops.ambient import prepare
+    from xpuruntime.ops.call_context import prepare
 
     prepare()
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.locks.verification.claims import Claim
-from xpuruntime.policies.places import place_of
+from xpuruntime.policies.positions import position_of
 from xpuruntime.policies.verify_policy import VerifyPolicy
 
 if TYPE_CHECKING:
@@ -90,6 +90,6 @@ class Subject(NamedTuple):
 
     def placed(self, claim: Claim, key: str) -> Claim:
         """Return a claim with the policy key that states it, and where the policy file does so."""
-        place = None if self.document is None else place_of(self.document.root, key)
+        place = None if self.document is None else position_of(self.document.root, key)
         line, column = place or (None, None)
         return msgspec.structs.replace(claim, key=key, line=line, column=column)

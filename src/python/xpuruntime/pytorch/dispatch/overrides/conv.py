@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
 __all__ = ["OVERRIDES"]
@@ -68,7 +68,7 @@ def _convolution(native: Native) -> Callable[..., Any]:
 
 
 def _xrt_convolution(
-    place: Place, phase: str, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int],
+    place: CallContext, phase: str, x: Tensor, weight: Tensor, bias: Tensor | None, stride: Sequence[int],
     padding: Sequence[int], dilation: Sequence[int], transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> Tensor:  # fmt: skip
     x, weight = x.detach(), weight.detach()

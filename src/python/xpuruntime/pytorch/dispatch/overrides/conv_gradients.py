@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
 __all__ = ["OVERRIDES"]
@@ -77,7 +77,7 @@ def _convolution_backward(native: Native) -> Callable[..., Any]:
 
 
 def _xrt_gradients(
-    place: Place, phase: str, grad: Tensor, x: Tensor, weight: Tensor, bias_shape: Sequence[int] | None,
+    place: CallContext, phase: str, grad: Tensor, x: Tensor, weight: Tensor, bias_shape: Sequence[int] | None,
     stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], transposed: bool,
     output_padding: Sequence[int], groups: int, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
@@ -190,7 +190,7 @@ def _resolve(
     )  # fmt: skip
     free_plan = GemmPlan(free)
 
-    def xrt_kernel(place: Place) -> Any:
+    def xrt_kernel(place: CallContext) -> Any:
         return free.compute(free_plan, place, phase or None)
 
     text = f"{name};{a.stride()};{b.stride()};{_addend(product)}"

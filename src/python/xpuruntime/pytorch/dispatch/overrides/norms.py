@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
@@ -51,7 +51,13 @@ def _layer_norm(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_layer_norm(
-    place: Place, phase: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float
+    place: CallContext,
+    phase: str,
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     n = len(shape)
     out, mean, rstd = _op_norm(
@@ -94,7 +100,7 @@ def _layer_norm_backward(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_layer_norm_backward(
-    place: Place, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
+    place: CallContext, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
     weight: Tensor | None, bias: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
     del phase, bias
@@ -121,7 +127,7 @@ def _rms_norm(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_rms_norm(
-    place: Place, phase: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+    place: CallContext, phase: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
 ) -> tuple[Tensor, Tensor]:
     n = len(shape)
     out, rstd = _op_norm(
@@ -160,7 +166,7 @@ def _rms_norm_backward(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_rms_norm_backward(
-    place: Place, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None,
+    place: CallContext, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None,
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     del phase

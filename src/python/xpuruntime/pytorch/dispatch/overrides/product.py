@@ -16,7 +16,7 @@ from xpuruntime.pytorch import _private_api
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from xpuruntime.ops.ambient import Place
+    from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
@@ -186,7 +186,7 @@ class Product:
         # Another thread may have kept the route a moment ago, and not its plan yet.
         return self.compute(route.plan or GemmPlan(self), place, phase or None)
 
-    def compute(self, plan: GemmPlan, place: Place, phase: str | None) -> Tensor:
+    def compute(self, plan: GemmPlan, place: CallContext, phase: str | None) -> Tensor:
         """Compute it by xpuruntime kernels.
 
         Raises

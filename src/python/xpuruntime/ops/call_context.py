@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The ambient policy: which policy holds where a call names none."""
+"""`CallContext`: a compiled policy that operations are called under; `use_policy` sets the ambient one."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 R = TypeVar("R")
 
-__all__ = ["Place", "ambient_place", "current_policy", "place", "prepare", "use_policy"]
+__all__ = ["CallContext", "ambient_context", "call_context", "current_policy", "prepare", "use_policy"]
 
 
-class Place(_core.CallContext):
-    """Where a call stands, with the policy that holds there.
+class CallContext(_core.CallContext):
+    """Context of a call in the core, with the policy that it is called under.
 
     Attributes
     ----------
@@ -49,12 +49,12 @@ class Place(_core.CallContext):
     ) -> None:
         super().__init__(site, allow_tf32=allow_tf32, deterministic=deterministic, below_autograd=below_autograd)
         self.policy = policy
-        self.pinned: dict[tuple[str, str | tuple[str, ...]], Place] = {}
+        self.pinned: dict[tuple[str, str | tuple[str, ...]], CallContext] = {}
 
 
 #: The innermost `use_policy` that is entered, as `_core.context_block` keeps it, with its place first; nothing outside
 #: of all of them.
-ambient: ContextVar[tuple[Place, Any, use_policy] | None] = ContextVar("xpuruntime_policy", default=None)
+ambient: ContextVar[tuple[CallContext, Any, use_policy] | None] = ContextVar("xpuruntime_policy", default=None)
 _ready = threading.RLock()
 _prepared = False
 
@@ -77,32 +77,32 @@ def prepare() -> None:
 
 _DEFAULT = Policy()
 #: What was compiled, by policy. More than this many are forgotten, all at once.
-_places: dict[Policy, Place] = {}
-_default_place: Place | None = None
+_contexts: dict[Policy, CallContext] = {}
+_default_context: CallContext | None = None
 _MOST = 256
 
 
-def _place_of(policy: Policy) -> Place:
-    """Return the one place of a policy, so that all threads share the choices made there."""
-    found = _places.get(policy)
+def _context_of(policy: Policy) -> CallContext:
+    """Return the one context of a policy, so that all threads share the choices made in it."""
+    found = _contexts.get(policy)
     if found is not None:
         return found
     prepare()
     with _ready:
-        found = _places.get(policy)
+        found = _contexts.get(policy)
         if found is None:
             found = _compile(policy, ())
-            if len(_places) >= _MOST:
-                _places.clear()
-            _places[policy] = found
+            if len(_contexts) >= _MOST:
+                _contexts.clear()
+            _contexts[policy] = found
     return found
 
 
-def _compile(policy: Policy, pin: tuple[str, ...]) -> Place:
+def _compile(policy: Policy, pin: tuple[str, ...]) -> CallContext:
     from xpuruntime.ops.rules import compile_rules
 
     execution = policy.execution
-    return Place(
+    return CallContext(
         site=_core.CallSite(compile_rules(policy), pin=pin),
         allow_tf32=execution.tf32 is True or execution.precision == "tf32",
         deterministic=execution.deterministic,
@@ -110,7 +110,7 @@ def _compile(policy: Policy, pin: tuple[str, ...]) -> Place:
     )
 
 
-def _pin(under: Place, kernel: str | Sequence[str], op: str) -> Place:
+def _pin(under: CallContext, kernel: str | Sequence[str], op: str) -> CallContext:
     key = (op, kernel if isinstance(kernel, str) else _tuple_of(kernel))
     found = under.pinned.get(key)
     if found is not None:
@@ -146,23 +146,23 @@ def _coerce(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str
     return Policy.coerce(policy)
 
 
-def ambient_place() -> Place:
-    """Return where a call stands that names neither a policy nor a kernel."""
-    global _default_place
+def ambient_context() -> CallContext:
+    """Return the context of a call that names neither a policy nor a kernel: that of the ambient policy."""
+    global _default_context
     block = ambient.get()
     if block is not None:
         return block[0]
-    if _default_place is None:
-        _default_place = _place_of(_DEFAULT)
-    return _default_place
+    if _default_context is None:
+        _default_context = _context_of(_DEFAULT)
+    return _default_context
 
 
-def place(policy: Any, kernel: str | Sequence[str] | None, op: str) -> Place:
+def call_context(policy: Any, kernel: str | Sequence[str] | None, op: str) -> CallContext:
     """Return where a call stands that names a policy, a kernel, or none of both.
 
     `op` is the operation's key in a `KernelPolicy`. Raises `PolicyError` for a policy or a kernel that is none.
     """
-    found = ambient_place() if policy is None else _place_of(_coerce(policy))
+    found = ambient_context() if policy is None else _context_of(_coerce(policy))
     return found if kernel is None else _pin(found, kernel, op)
 
 
@@ -200,7 +200,7 @@ class use_policy:  # noqa: N801 - used like a function
     """
 
     def __init__(self, policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any] | None) -> None:
-        self._place = _place_of(_coerce(policy))
+        self._place = _context_of(_coerce(policy))
         self._policy = self._place.policy
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xpuruntime.distributed.tuning_log import Choice, read_choices
+from xpuruntime.distributed.nccl_log import Choice, read_choices
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:

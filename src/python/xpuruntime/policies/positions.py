@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`place_of`: the line and column at which a document states a key."""
+"""`position_of`: the line and column at which a document states a key."""
 
 from __future__ import annotations
 
 from xpuruntime.policies.document import Items, Mapping, Node
 
-__all__ = ["place_of"]
+__all__ = ["position_of"]
 
 
-def place_of(root: Node, key: str) -> tuple[int, int] | None:
+def position_of(root: Node, key: str) -> tuple[int, int] | None:
     """Return line and column, from 1, of a dotted key as `Policy.stated` names it.
 
     Where the document states only what the key is inside of, that place is returned; ``None`` where not even that.
