@@ -24,12 +24,12 @@ from real_models import CACHE, fetch, place
 import xpuruntime as xrt
 from harness import write
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.inference.plan_request import Asked
+from xpuruntime.inference.plan_request import SessionArguments
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.statistics import paired_ratio
 from xpuruntime.policies import Policy
-from xpuruntime.tuning.bench import ProcessBench
 from xpuruntime.tuning.inputs import read_samples
+from xpuruntime.tuning.process_bench import ProcessBench
 from xpuruntime.tuning.records import Candidate
 from xpuruntime.tuning.setting import Setting
 from xpuruntime.tuning.spec import TuneSpec
@@ -53,7 +53,7 @@ def inputs_of(name: str) -> tuple[Path, Any]:
 def compared(path: Path, given: Any, policies: dict[str, dict[str, Any]], rounds: int) -> dict[str, list[float]]:
     """Return seconds a run of policies, the mean of two turns of a fresh process in every round."""
     spec = TuneSpec()
-    setting = Setting(path, Asked(policy=CONTROL), spec, default_registry(), None, None)
+    setting = Setting(path, SessionArguments(policy=CONTROL), spec, default_registry(), None, None)
     samples = read_samples(given, setting.request.model, batch=1, seed=0)
     candidates = [
         Candidate(id=name, engine="", device="cpu", changes={}, policy=Policy.coerce(policy).to_dict())

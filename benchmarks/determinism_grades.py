@@ -21,7 +21,7 @@ import torch
 
 import xpuruntime as xrt
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.evidence.sections.determinism import story
+from xpuruntime.evidence.sections.determinism import reason_text
 from xpuruntime.testing import models
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -82,7 +82,7 @@ def main() -> None:
                     policy = {"execution": execution}
                     found = xrt.determinism(path, None, device, engine, policy=policy, trust=engine == "torch")
                     stopped = next((one for one in found.tests if one.verdict != "passed"), None)
-                    why = "" if stopped is None else f"{stopped.grade} {stopped.verdict}: {story(stopped)}"
+                    why = "" if stopped is None else f"{stopped.grade} {stopped.verdict}: {reason_text(stopped)}"
                     rows.append({"model": model, "engine": engine, "observed": found.observed, "why": why})
                 except XpuRuntimeError as error:
                     rows.append({"model": model, "engine": engine, "observed": "-", "why": str(error).splitlines()[-1]})

@@ -11,7 +11,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.torch.controls import settle
+from xpuruntime.engines.torch.controls import resolve_settings
 from xpuruntime.engines.torch.hidden import KEPT
 from xpuruntime.policies import Policy
 
@@ -98,7 +98,7 @@ def model_of(folder: Path, net: Any, how: str) -> Any:
 def controls(folder: Path, net: Any, kernels: Any, how: str = "program", **execution: Any) -> dict[str, Control]:
     policy = Policy(kernels=kernels, execution=execution)
     request = Request(model=model_of(folder, net, how), device="cpu", policy=policy)
-    return {one.key: one for one in settle(request)[1]}
+    return {one.key: one for one in resolve_settings(request)[1]}
 
 
 ALL = pytest.mark.parametrize("how", ["module", "program", "strict", "decomposed", "no functions"])

@@ -10,7 +10,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.torch.controls import settle
+from xpuruntime.engines.torch.controls import resolve_settings
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ def controls(model: Any, kernels: Any, device: str = "cpu", x: Any = X, **execut
 
     info = inspect_module(model.eval(), (x,)) if isinstance(model, torch.nn.Module) else inspect_program(str(model))
     policy = Policy.coerce({"execution": {"engine": "torch", **execution}, "kernels": kernels})
-    return {one.key: one for one in settle(Request(model=info, device=device, policy=policy))[1]}
+    return {one.key: one for one in resolve_settings(Request(model=info, device=device, policy=policy))[1]}
 
 
 @pytest.mark.parametrize("exported", [True, False])

@@ -18,7 +18,7 @@ import xpuruntime as xrt
 from xpuruntime.engines.base import Request
 from xpuruntime.engines.model import inspect_model, with_shapes
 from xpuruntime.engines.native_export.native_config import ExportJob
-from xpuruntime.engines.tensorrt.controls import settle
+from xpuruntime.engines.tensorrt.controls import resolve_settings
 from xpuruntime.engines.tensorrt.native_config import TrtexecExporter
 from xpuruntime.engines.tensorrt.products import TENSORRT
 from xpuruntime.lockfile.canonical import save_lock
@@ -208,7 +208,7 @@ def trtexec(folder: Path, execution: dict[str, Any], version: str = "10.9.0.34")
     policy = Policy.coerce({"execution": {"engine": "tensorrt", "device": "cuda:1", **execution}})
     info = with_shapes(inspect_model(models.save(models.mlp(), folder)), policy)
     request = Request(model=info, device="cuda:1", policy=policy)
-    settings, controls = settle(request, TENSORRT, FACTS, "8.9")
+    settings, controls = resolve_settings(request, TENSORRT, FACTS, "8.9")
     job = ExportJob(
         request=request,
         settings=msgspec.to_builtins(settings),

@@ -15,7 +15,15 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["DeterminismTests", "FirstDifference", "GradeTest", "GradeVerdict", "determinism_rows", "determinism_seen"]
+__all__ = [
+    "DeterminismTests",
+    "FirstDifference",
+    "GradeTest",
+    "GradeVerdict",
+    "determinism_rows",
+    "determinism_seen",
+    "reason_text",
+]
 
 SCHEMA = "xpuruntime.determinism/1"
 
@@ -147,7 +155,7 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Return it as plain text, one grade a line."""
         lines = [f"{self.headline} ({self.model} on {self.engine}@{self.device}, {self.precision})"]
-        lines += [f"  {test.grade}: {_verdict_text(test)}: {_story(test)}" for test in self.tests]
+        lines += [f"  {test.grade}: {_verdict_text(test)}: {reason_text(test)}" for test in self.tests]
         return printable("\n".join(lines))
 
     def _repr_html_(self) -> str:
@@ -173,7 +181,7 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
 
 def determinism_rows(tests: DeterminismTests) -> list[tuple[str, str, str, str]]:
     """Return grade, verdict, number of trials and reason of each test."""
-    return [(one.grade, _verdict_text(one), str(one.trials), _story(one)) for one in tests.tests]
+    return [(one.grade, _verdict_text(one), str(one.trials), reason_text(one)) for one in tests.tests]
 
 
 def determinism_seen(tests: DeterminismTests, requested: str) -> dict[str, KeySeen]:
@@ -183,7 +191,7 @@ def determinism_seen(tests: DeterminismTests, requested: str) -> dict[str, KeySe
     if requested not in asked:
         return {}
     if (failed := tests.failed()) is not None and asked.index(failed.grade) <= asked.index(requested):
-        reason = f"tested: {failed.grade} failed: {_story(failed)}"
+        reason = f"tested: {failed.grade} failed: {reason_text(failed)}"
         return {key: KeySeen(observed=tests.observed, status="substituted", reason=reason)}
     wanted = tests.tests[: asked.index(requested) + 1]
     if any(test.verdict != "passed" for test in wanted):
@@ -196,6 +204,6 @@ def _verdict_text(test: GradeTest) -> str:
     return test.verdict.replace("_", " ")
 
 
-def _story(test: GradeTest) -> str:
+def reason_text(test: GradeTest) -> str:
     """Return why a grade has its verdict, and where results differ."""
     return test.reason if test.first_difference is None else f"{test.reason}; first at {test.first_difference}"
