@@ -11,7 +11,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#define LARGEST 1100
+#define LARGEST 4096
 
 extern int __cxa_thread_atexit_impl(void (*)(void*), void*, void*);
 extern void __libc_free(void*);
@@ -41,6 +41,6 @@ void free(void* memory) {
 int pthread_mutex_lock(pthread_mutex_t* mutex) {
   static int (*lock)(pthread_mutex_t*);
   if (lock == NULL) *(void**)&lock = dlsym(RTLD_NEXT, "pthread_mutex_lock");
-  if (ending) usleep(20000);
+  if (ending) usleep(40000);
   return lock(mutex);
 }
