@@ -170,7 +170,11 @@ def training(record: dict[str, Any]) -> Chart | None:
         rows.append(Bar(shape))
         rows += [Bar(label, times[name], is_own(name)) for name, label in shown.items() if name in times]
     title = "A training step, ms"
-    caption = "bfloat16 autocast, AdamW. `torch.compile` fuses what lies between the products; a policy does not."
+    caption = (
+        "bfloat16 autocast, AdamW. `torch.compile` fuses what lies between the products; a policy does not. A capture "
+        "of the compiled step, which is not among these, has both: [it was the fastest]"
+        "(guides/tune-training.md#on-an-h100) on an H100."
+    )
     return Chart(bars(title, rows), caption, title) if rows else None
 
 
