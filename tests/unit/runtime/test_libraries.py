@@ -173,7 +173,11 @@ class TestElf:
         build(tmp_path / "vendor_package" / "capi", "libengine.so.1.2.3", needed, "-Wl,--build-id=0x01")
         (tmp_path / "vendor_package" / "capi" / "libtext.so").write_text("no library")
         monkeypatch.syspath_prepend(str(tmp_path))
-        monkeypatch.setenv("LD_LIBRARY_PATH", str(tmp_path / "cuda"))
+        # Wheels of CUDA may be installed, and their libraries loaded.
+        places = (SearchFolder(path=str(tmp_path / "cuda"), origin="LD_LIBRARY_PATH"),)
+        module = "xpuruntime.runtime.package_libraries"
+        monkeypatch.setattr(f"{module}.LibraryIndex", lambda: LibraryIndex(places, ()))
+        monkeypatch.setattr(f"{module}.loaded_libraries", lambda: ())
         own, cuda = package_libraries(("vendor_package/capi/*.so*", "missing_package/*.so*"), cuda=True)
         assert [(one.name, one.version, one.build_id) for one in own] == [
             ("libengine.so.1.2.3", "1.2.3", "01"),
