@@ -32,6 +32,8 @@ def exists(module: str, name: str) -> bool:
         importlib.import_module(f"{module}.{name}")
     except ModuleNotFoundError as error:
         return not str(error.name).startswith("xpuruntime")  # else a vendor's package is not installed
+    except ImportError as error:
+        return "requires PyTorch" in str(error)
     return True
 
 
