@@ -151,6 +151,26 @@ def test_a_sweep_removes_what_is_dead_and_nothing_alive(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_lock_file_of_another_sweep_is_not_taken_for_ones_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One sweep removed it before it was locked, and another one has made it anew and will remove the folder."""
+    seen: list[str] = []
+
+    def swept(descriptor: int) -> bool:
+        (room,) = (one for one in tmp_path.iterdir() if one.name not in seen)
+        seen.append(room.name)
+        if len(seen) == 1:
+            (room / ".lock").unlink()
+            (room / ".lock").touch()
+        return True
+
+    monkeypatch.setattr("xpuruntime.files.staging._locked", swept)
+    replace_file(tmp_path / "f", b"new")
+    assert (tmp_path / "f").read_bytes() == b"new"
+    assert len(seen) == 2
+
+
 def test_many_sweeps_at_once_lose_no_write(tmp_path: Path) -> None:
     """A staging folder is swept before it is locked at times, and its writer then takes another."""
     failed: list[BaseException] = []
