@@ -4,8 +4,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 import warnings
 from pathlib import Path
@@ -13,7 +11,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 import pytest
-from planted_engine import PlantedEngine
+from verify_cases import CPU, only_claim, plain, planted
 
 import xpuruntime as xrt
 from xpuruntime.errors import EngineError, InputError, PolicyError
@@ -21,29 +19,8 @@ from xpuruntime.evidence import Report
 from xpuruntime.evidence.records import Observation
 from xpuruntime.inference import InferenceSession
 from xpuruntime.locks.verification.sections.metrics import Metric
-from xpuruntime.locks.verification.sections.speed import decide
-from xpuruntime.locks.verification.timing import Finding, time_metric
-from xpuruntime.measuring.statistics import Comparison, Verdict
-from xpuruntime.policies import VerifySpeed
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.snapshot import machine_snapshot
-
-CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
-
-
-def planted(digits, around, *, only, verify=None, opening=lambda: None, **more):
-    engine = PlantedEngine(around, opening)
-    policy = {"execution": {"engine": "planted", "device": "cpu"}, **({"verify": verify} if verify is not None else {})}
-    return xrt.verify(digits, policy, only=only, registry=engine.registry(), **more)
-
-
-def only_claim(result, id):
-    [found] = [one for one in result.claims if one.id == id]
-    return found
-
-
-def plain(run, feeds):
-    return run(feeds)
 
 
 class TestUnchanged:
@@ -398,119 +375,6 @@ class TestAudit:
         zeros = {"image": np.zeros((1, 1, 8, 8), np.float32)}
         claim = only_claim(xrt.verify(digits, CPU, inputs=zeros, only=["audit"]), "audit.no_cache")
         assert (claim.verdict, claim.code) == ("skipped", "not_applicable")
-
-
-SPEED = {"speed": {"max_slowdown": "25%", "budget": "8s"}}
-
-
-class TestSpeed:
-    def test_a_session_that_is_its_own_control_is_not_slower(self, digits):
-        result = xrt.verify(digits, {**CPU, "verify": SPEED}, only=["speed"])
-        claim = only_claim(result, "speed.latency.p50")
-        assert claim.verdict in ("pass", "inconclusive"), str(result)
-        assert claim.figures["rounds"] >= 9
-
-    def test_a_slowed_session_is_found(self, digits):
-        def slowed(run, feeds):
-            until = time.perf_counter() + 100e-6
-            while time.perf_counter() < until:
-                pass
-            return run(feeds)
-
-        result = planted(digits, slowed, only=["speed"], verify=SPEED)
-        claim = only_claim(result, "speed.latency.p50")
-        assert (claim.verdict, claim.code, result.exit_code) == ("fail", "slower", 1), str(result)
-        assert claim.figures["low"] > 1 + claim.figures["margin"]
-
-    def test_too_few_runs_for_a_percentile(self, digits):
-        def slow(run, feeds):
-            time.sleep(0.005)
-            return run(feeds)
-
-        speed = {"metric": ["latency.p99"], "budget": "1s", "inconclusive": "warn"}
-        result = planted(digits, slow, only=["speed"], verify={"speed": speed})
-        claim = only_claim(result, "speed.latency.p99")
-        assert (claim.verdict, claim.code) == ("inconclusive", "undecided")
-        assert "p99 takes 662 runs of each side" in claim.reason
-        assert (result.verdict, result.exit_code) == ("warn", 0)
-
-    def test_an_anchor_needs_a_lock(self, digits):
-        policy = {**CPU, "verify": {"speed": {"control": "anchor"}}}
-        claim = only_claim(xrt.verify(digits, policy, only=["speed"]), "speed.latency.p50")
-        assert (claim.verdict, claim.code) == ("inconclusive", "no_control")
-
-    def test_another_interpreter(self, digits, tmp_path):
-        """This one under another name: two workers, and no difference between them."""
-        policy = {**CPU, "verify": SPEED}
-        result = xrt.verify(digits, policy, only=["speed"], against=sys.executable)
-        claim = only_claim(result, "speed.latency.p50")
-        assert claim.verdict in ("pass", "inconclusive"), str(result)
-        assert f"{sys.executable} (onnxruntime " in claim.requested
-
-    def test_an_interpreter_without_the_package_decides_nothing(self, digits, tmp_path):
-        import venv
-
-        venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-        result = xrt.verify(digits, CPU, only=["speed"], against=tmp_path / "bare" / "bin" / "python")
-        claim = only_claim(result, "speed.latency.p50")
-        assert (claim.verdict, claim.code, result.exit_code) == ("inconclusive", "worker_failed", 4)
-        assert "No module named" in claim.reason
-        assert claim.fix
-
-    def test_an_interpreter_that_there_is_not(self, digits, tmp_path):
-        with pytest.raises(InputError, match="is not an executable file"):
-            xrt.verify(digits, CPU, against=tmp_path / "nowhere")
-
-    @pytest.mark.parametrize(
-        ("p_slower", "p_within", "interval", "noisy", "verdict"),
-        [
-            ((1e-6, 1.0), (1.0, 1.0), (1.10, 1.08, 1.12), False, "fail"),
-            ((1e-6, 1.0), (1.0, 1.0), (1.10, 1.04, 1.12), False, "inconclusive"),
-            ((8e-3, 9e-3), (1.0, 1.0), (1.10, 1.08, 1.12), False, "inconclusive"),  # of two, by Holm
-            ((4e-3, 9e-3), (1.0, 1.0), (1.10, 1.08, 1.12), False, "fail"),
-            ((1.0, 1.0), (1e-6, 1.0), (1.01, 1.00, 1.02), False, "pass"),
-            ((1.0, 1.0), (1e-6, 1.0), (1.01, 1.00, 1.06), False, "inconclusive"),
-            ((1e-6, 1.0), (1.0, 1.0), (1.10, 1.08, 1.12), True, "inconclusive"),
-        ],
-    )
-    def test_verdicts_of_comparisons(self, p_slower, p_within, interval, noisy, verdict):
-        def comparison(place):
-            ratio, low, high = interval
-            return Comparison(
-                ratio=ratio, low=low, high=high, confidence=0.99, margin=0.05, rounds=20, looks=3, family=2,
-                verdict=Verdict.INCONCLUSIVE, within_limit=False, not_faster=False, too_noisy=noisy, control_split=None,
-                p_slower=p_slower[place], p_within_limit=p_within[place],
-            )  # fmt: skip
-
-        findings = [
-            Finding(name, comparison(place), {}, ()) for place, name in enumerate(("latency.p50", "latency.p99"))
-        ]
-        first, second = decide(findings, VerifySpeed(metric=["latency.p50", "latency.p99"]), "control")
-        assert first.verdict == verdict
-        assert second.verdict == ("fail" if verdict == "fail" and p_slower[1] < 1 else "inconclusive")
-
-    @pytest.mark.parametrize(
-        ("load", "session", "control", "verdict"),
-        [
-            (99.0, (1.1, 1.1), (1.0, 8.0), "inconclusive"),  # it is slower than a control that waits for processors
-            (99.0, (1.0, 8.0), (1.0, 1.0), "inconclusive"),  # it is no slower, and waits for processors
-            (99.0, (1.1, 8.8), (1.0, 8.0), "fail"),
-            (99.0, (1.0, 1.0), (1.0, 1.0), "pass"),
-            (0.0, (1.0, 8.0), (1.0, 1.0), "fail"),  # nothing but itself makes some of its calls slow
-        ],
-    )
-    def test_one_of_two_processes_waits_for_processors(self, monkeypatch, load, session, control, verdict):
-        """Most calls of the one that waits are slow, in all rounds, and some are not."""
-        monkeypatch.setattr(os, "getloadavg", lambda: (load, load, load))
-
-        def sampler(times):
-            fast, usual = times
-            return lambda calls, samples: [1e-3 * calls * (usual if place % 8 else fast) for place in range(samples)]
-
-        found = time_metric("latency.p50", sampler(session), sampler(control), VerifySpeed(max_slowdown="5%"), 5.0)
-        (claim,) = decide([found], VerifySpeed(max_slowdown="5%"), "control")
-        assert claim.verdict == verdict, claim
-        assert verdict != "inconclusive" or (claim.code == "noisy" and "the fastest 5% of the calls" in claim.reason)
 
 
 class TestFailures:
