@@ -16,6 +16,7 @@ from session_work import SLEEP_CYCLES, reference
 from session_work import close as exact
 
 import xpuruntime as xrt
+from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.runtime.memory import memory_report
 from xpuruntime.serving.messages import InferRequest, Tensor
 from xpuruntime.serving.models.service import Models
@@ -144,20 +145,21 @@ def test_two_models_with_graphs_answer_side_by_side(net: Path, wide: Path, tmp_p
 
 
 def test_a_host_run_leaves_the_session_to_others_while_it_waits(wide: Path) -> None:
-    """A run of device arrays is queued while a run of host arrays waits for its results."""
+    """A run of device arrays is queued while a server's run of host arrays waits for its results."""
     side = torch.cuda.Stream()
     x = torch.randn(16, 512, device="cuda")
     host = x.cpu().numpy()
     want = reference(wide, host)
     torch.cuda.synchronize()
     with xrt.InferenceSession(wide, policy=FP32) as session, ThreadPoolExecutor(1) as pool:
+        runner = host_runner(session)
         session.run({"x": x})
-        session.run({"x": host})
+        runner.run({"x": host})
         torch.cuda.synchronize()
         with torch.cuda.stream(side):
             torch.cuda._sleep(SLEEP_CYCLES)
             y = session.run({"x": x})["y"]  # behind the sleep, and so is all that follows in this session
-        waiting = pool.submit(session.run, {"x": host})
+        waiting = pool.submit(runner.run, {"x": host})
         time.sleep(0.02)
         start = time.perf_counter()
         with torch.cuda.stream(side):
@@ -227,6 +229,70 @@ def test_captures_beside_runs(wide: Path, net: Path) -> None:
         finally:
             stop.set()
         assert min(one.result(WAIT) for one in others) > 0
+
+
+def test_bindings_of_several_threads(wide: Path) -> None:
+    """Buffers are made ready on the session's stream, while another thread captures what is on it."""
+    host = np.random.default_rng(5).standard_normal((64, 512)).astype(np.float32)
+    want = reference(wide, host)
+    x = torch.from_numpy(host).cuda()
+    torch.cuda.synchronize()
+    with xrt.InferenceSession(wide, policy=GRAPH) as session:
+
+        def bind(number: int) -> None:
+            for size in range(1 + number, 25, 4):
+                bound = session.bind({"x": (size, 512)})
+                assert bound.graph == "captured"
+                bound.inputs["x"].copy_(xrt.Tensor.from_numpy(host[:size]))
+                bound.run()
+                close(bound.outputs["y"].to("cpu").numpy(), want[:size])
+                bound.close()
+
+        def run(_: int) -> None:
+            with torch.cuda.stream(torch.cuda.Stream()):
+                for _ in range(40):
+                    across = x.t().contiguous().t()  # copied by the session, as it is not contiguous
+                    close(session.run({"x": across})["y"].cpu(), want)
+
+        with ThreadPoolExecutor(6) as pool:
+            works = [pool.submit(bind, number) for number in range(4)] + [pool.submit(run, 0) for _ in range(2)]
+            for work in works:
+                work.result(WAIT)
+
+
+def test_a_capture_that_other_work_spoils(wide: Path) -> None:
+    """Another thread allocates, which ONNX Runtime's captures forbid; the session works afterwards."""
+    runtime = pytest.importorskip("cupy").cuda.runtime
+    host = np.random.default_rng(6).standard_normal((4, 512)).astype(np.float32)
+    want = reference(wide, host)
+    stop = threading.Event()
+    errors: list[xrt.XpuRuntimeError] = []
+
+    def allocate() -> None:
+        while not stop.is_set():
+            try:
+                runtime.free(runtime.malloc(64 << 20))
+            except runtime.CUDARuntimeError:  # its turn to be refused
+                continue
+
+    with xrt.InferenceSession(wide, policy=GRAPH) as session, ThreadPoolExecutor(1) as pool:
+        other = pool.submit(allocate)
+        try:
+            for size in range(1, 33):
+                try:
+                    session.bind({"x": (size, 512)}).close()
+                except xrt.XpuRuntimeError as error:
+                    errors.append(error)
+        finally:
+            stop.set()
+        other.result(WAIT)
+        print(f"{len(errors)} of 32 captures were spoiled", errors[:1])
+        close(session.run({"x": host})["y"], want)
+        bound = session.bind({"x": (4, 512)})
+        assert bound.graph == "captured"
+        bound.inputs["x"].copy_(xrt.Tensor.from_numpy(host))
+        bound.run()
+        close(bound.outputs["y"].to("cpu").numpy(), want)
 
 
 def test_a_binding_of_another_thread(wide: Path) -> None:

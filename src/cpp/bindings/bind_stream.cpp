@@ -82,6 +82,8 @@ void bind_stream_class(py::module_& module) {
       .def_property_readonly("non_blocking", &Stream::non_blocking)
       .def_property_readonly("capturing", &Stream::capturing,
                              "Whether its work is being recorded into a graph.")
+      .def("abort_capture", &Stream::abort_capture, Unlocked(),
+           "End a capture that was left open on this stream, and drop what was recorded.")
       .def("synchronize", &Stream::synchronize, Unlocked(),
            "Block until all work given so far is done.")
       .def("query", &Stream::query, Unlocked(), "Whether all work given so far is done.")

@@ -71,6 +71,13 @@ class Stream:
     def capturing(self) -> bool:
         """Whether work given to it is being recorded into a graph."""
 
+    def abort_capture(self) -> None:
+        """End a capture that was left open on this stream, and drop what was recorded; nothing without one.
+
+        For a stream whose user failed during a capture, such as an engine. Call it on the thread that began the
+        capture.
+        """
+
     def synchronize(self) -> None:
         """Block until all work given so far is done; other Python threads run on."""
 

@@ -18,6 +18,7 @@ def test_cpu_stream_is_always_complete():
     assert stream.handle == 0
     assert stream.priority == 0
     assert not stream.capturing
+    stream.abort_capture()
     assert stream.query()
     stream.synchronize()
     stream.wait_stream(Stream("cpu"))

@@ -97,6 +97,11 @@ bool Stream::capturing() const {
          calls::stream_capturing(box_->device.index, box_->handle);
 }
 
+void Stream::abort_capture() const noexcept {
+  if (box_->device.type == DeviceType::kCuda)
+    calls::abort_capture(box_->device.index, box_->handle);
+}
+
 void Stream::synchronize() const {
   if (box_->device.type == DeviceType::kCuda)
     calls::synchronize_stream(box_->device.index, box_->handle);

@@ -56,6 +56,10 @@ class Stream {
   bool non_blocking() const;
   /// Whether work given to it is being recorded into a graph.
   bool capturing() const;
+  /// Ends a capture that somebody began on this stream and left open, such as an engine that failed
+  /// in it, and drops what was recorded; nothing without one. To be called on the thread that began
+  /// it.
+  void abort_capture() const noexcept;
 
   /// Blocks until all work given so far is done. Throws what that work failed with.
   void synchronize() const;

@@ -260,11 +260,12 @@ class CudaModel(LoadedModel):
     ) -> dict[str, Any]:
         kind: Kind = next((kind for kind in kinds.values() if kind != "numpy"), "tensor")
         caller = self.foreign(stream, kind)
-        items = {name: self._device_item(name, array, kinds[name], caller) for name, array in feeds.items()}
-        self.check.admit({name: (item.dtype, item.shape) for name, item in items.items()})
         binding = self.thread_binding()
         where = self.where
         with self.turn, self.on_device():
+            # In the turn, since copies and waits on a stream that another thread captures would be part of its graph.
+            items = {name: self._device_item(name, array, kinds[name], caller) for name, array in feeds.items()}
+            self.check.admit({name: (item.dtype, item.shape) for name, item in items.items()})
             self.enter()
             try:
                 for name, item in items.items():

@@ -14,7 +14,7 @@ from xpuruntime.engines.cuda_arrays import as_kind, device_array
 from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cpu import fits
-from xpuruntime.engines.onnxruntime.cuda_turns import capturing_alone
+from xpuruntime.engines.onnxruntime.cuda_turns import capturing_alone, no_capture
 from xpuruntime.engines.onnxruntime.device_arrays import element_type, host_inputs, item_size, overlap
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
@@ -63,16 +63,24 @@ class CudaBinding(Binding):
     """
 
     def __init__(self, model: CudaModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
-        session = model.session
         self._model = model
         self.stream = model.stream
+        with no_capture():  # of another thread: buffers are made ready on the stream that it captures
+            self._bind(inputs, outputs, stream)
+        if self._graph_id is not None:
+            for _ in range(_WARM_RUNS):
+                self.run()
+            self.graph = "captured"
+
+    def _bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
+        model = self._model
         arrays = {n: a for n, a in inputs.items() if not isinstance(a, tuple)}
         kind = kind_of_feeds(arrays)
         self._kind: Kind = "tensor" if kind == "numpy" else kind
         caller = model.foreign(stream, self._kind)
         check = model.check
         check.names({**dict.fromkeys(check.required), **inputs})
-        self._io = session.io_binding()
+        self._io = model.session.io_binding()
         self._keep: list[Any] = []
         self._items: dict[str, DeviceArray] = {}
         wanted = [name for name in check.infos if name in check.required or name in inputs]
@@ -85,14 +93,10 @@ class CudaBinding(Binding):
         self._graph_id = model.next_graph_id() if model.graphs and self._can_be_captured() else None
         options = model.run_options(sync=model.stream is None, graph_id=self._graph_id or "-1")
         self.run = self._compile(caller, options)
-        if self._graph_id is not None:
-            for _ in range(_WARM_RUNS):
-                self.run()
-            self.graph = "captured"
 
     def _compile(self, caller: Any, options: Any) -> Any:
         model = self._model
-        call, io, failed = raw_session(model.session).run_with_iobinding, raw_binding(self._io), model.failed
+        call, io = raw_session(model.session).run_with_iobinding, raw_binding(self._io)
         own, turn = model.stream, model.turn
         if on_host := [name for name in host_inputs(model.session) if name in self._items]:
             call = self._binding_anew(call, on_host, own if own is not None else caller)
@@ -103,14 +107,14 @@ class CudaBinding(Binding):
             try:
                 call(io, options)
             except Exception as error:
-                raise failed(error) from None
+                if own is not None:
+                    own.abort_capture()  # which ONNX Runtime leaves open, so that no later run could use the stream
+                raise model.failed(error) from None
 
         def run_between() -> None:
             own.wait_stream(caller)
             try:
-                call(io, options)
-            except Exception as error:
-                raise failed(error) from None
+                run_here()
             finally:
                 caller.wait_stream(own)
 
@@ -319,9 +323,10 @@ class CudaBinding(Binding):
 
     def close(self) -> None:
         """Release the captured graph and the buffers this binding made."""
-        session = self._model._session
-        if session is not None and self._graph_id is not None and self._io is not None:
-            session.release_captured_graph(int(self._graph_id))
+        model = self._model
+        if not model.closed and self._graph_id is not None and self._io is not None:
+            with no_capture():
+                model.session.release_captured_graph(int(self._graph_id))
         self.run = closed_binding
         self._io = None
         self._keep.clear()
