@@ -241,6 +241,7 @@ def locked_plan(plan: Plan) -> LockedPlan:
 
 def probe_at(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
     """Return probe inputs of a model in given shapes. Raises `InputError` where none can be made."""
+    from xpuruntime.engines.cuda_arrays import host_copies
     from xpuruntime.engines.model import with_shapes
     from xpuruntime.engines.precision import probe_feeds
 
@@ -248,7 +249,7 @@ def probe_at(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dict[str, 
     sizes = {name: tuple(shape) for name, shape in shapes.items() if shape and name in known}
     if sizes:
         info = with_shapes(info, Policy.coerce({"execution": {"shapes": {k: list(v) for k, v in sizes.items()}}}))
-    return probe_feeds(info)
+    return host_copies(probe_feeds(info))  # examples of a module may lie on a device
 
 
 def observed_outputs(

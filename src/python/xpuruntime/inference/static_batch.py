@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.engines.base import LoadedModel
+from xpuruntime.engines.cuda_arrays import host_copies
 from xpuruntime.engines.model.static_batch import fixed_axes
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import InputError, UnsupportedOperationError
@@ -57,7 +58,7 @@ class StaticBatchModel(LoadedModel):
         UnsupportedOperationError
             An output has no batch dimension, or a row changes with its place in the batch or with the other rows.
         """
-        feeds = {name: np.asarray(array) for name, array in probe_feeds(self._info).items()}
+        feeds = host_copies(probe_feeds(self._info))
         axes = self._inputs
         for name, axis in axes.items():
             if feeds[name].shape[axis] != self._size:  # examples of a module

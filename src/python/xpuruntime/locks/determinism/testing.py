@@ -162,17 +162,18 @@ class _Testing:
         *,
         trust: bool,
     ) -> None:
+        from xpuruntime.engines.cuda_arrays import host_copies
         from xpuruntime.engines.precision import probe_feeds
 
         self.session, self.trust = session, trust
         self.trials, self.processes = counts
         made = probe_feeds(session.model) if inputs is None else inputs
-        self.feeds = {name: np.asarray(array) for name, array in made.items()}
+        self.feeds = host_copies(made)
         self.origin = "probe inputs, seed 0" if inputs is None else "inputs that were given"
         self.batch = find_batch(session.inputs, self.feeds, sizes, dimension)
         if isinstance(self.batch, Batch) and inputs is None and self.batch.sizes:
             dims = {self.batch.dimension: self.batch.total}
-            wide = {name: np.asarray(array) for name, array in probe_feeds(session.model, dims=dims).items()}
+            wide = host_copies(probe_feeds(session.model, dims=dims))
             self.batch = find_batch(session.inputs, wide, sizes, dimension)
         self.others = other_inputs(self.feeds, self.batch)
         self.axes = self._output_axes()

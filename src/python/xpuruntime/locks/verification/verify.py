@@ -274,9 +274,10 @@ def _not_opened(error: XpuRuntimeError) -> Claim:
 def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], tuple[str, ...]]:
     if inputs is not None:
         return dict(inputs), ()
+    from xpuruntime.engines.cuda_arrays import host_copies
     from xpuruntime.engines.precision import probe_feeds, shapes_text
 
-    made = probe_feeds(session.model)
+    made = host_copies(probe_feeds(session.model))
     note = f"inputs were generated (seed 0) for {shapes_text(made)}: give your own with inputs, or --input"
     return made, (note,) if made else ()
 

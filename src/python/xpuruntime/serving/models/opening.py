@@ -105,6 +105,7 @@ def batch_feeds(
     session: InferenceSession, layout: Layout, rows: int, sizes: Mapping[str, int] | None = None
 ) -> dict[str, Any]:
     """Return probe inputs of a batch size, with padded inputs in given sizes. Strings are ``"0"``."""
+    from xpuruntime.engines.cuda_arrays import host_copies
     from xpuruntime.engines.precision import probe_feeds
     from xpuruntime.engines.precision.probe import probe_shape
 
@@ -112,8 +113,8 @@ def batch_feeds(
         one.name: np.full(probe_shape(one), "0", object) for one in session.model.inputs if one.dtype == "string"
     }
     feeds = {}
-    for name, value in probe_feeds(session.model, overrides=strings).items():
-        array, info = np.asarray(value), layout.inputs[name]
+    for name, array in host_copies(probe_feeds(session.model, overrides=strings)).items():
+        info = layout.inputs[name]
         if info.batch is not None:
             array = np.take(array, np.arange(rows) % array.shape[info.batch], axis=info.batch)
         if info.padding is not None and sizes and name in sizes:
