@@ -19,7 +19,7 @@ import torch
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterable
 
 __all__ = ["TABLE", "PrivateName", "missing"]
 
@@ -455,5 +455,49 @@ TABLE.append(PrivateName("torch.optim.Optimizer._opt_called", "which schedulers 
 TABLE.append(
     PrivateName(
         "torch.optim.Optimizer._warned_capturable_if_run_uncaptured", "which mutes a warning", "PyTorch warns once"
+    )
+)
+
+
+def reset_fully_sharded(modules: Iterable[Any]) -> None:
+    """Let modules of ``fully_shard`` begin anew after a step that was broken off: parameters are sharded again.
+
+    PyTorch's own ``reset_iter_state``, of 2.13, waits for events of the failed step, which those of a capture refuse.
+    """
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return
+    for module in modules:
+        if isinstance(module, fsdp.FSDPModule):
+            _reset_fsdp_state(module._get_fsdp_state())
+
+
+def _reset_fsdp_state(state: Any) -> None:
+    idle = type(state._training_state).IDLE
+    for shared, names in (
+        (state._comm_ctx, ("all_gather_state", "reduce_scatter_state")),
+        (state._state_ctx, ("iter_forward_root", "post_optim_event")),
+    ):
+        for name in names:
+            if hasattr(shared, name):
+                setattr(shared, name, None)
+    for name in ("reduce_scatter_states", "_last_post_reduce_events", "post_forward_order"):
+        getattr(state._comm_ctx, name, []).clear()
+    state._state_ctx.post_backward_final_callback_queued = False
+    state._modules_to_run_forward.clear()
+    state._training_state = idle
+    for group in getattr(state, "_fsdp_param_groups", None) or filter(None, [state._fsdp_param_group]):
+        for name in ("_all_gather_result", "_post_reduce_event", "_all_reduce_state", "_reshard_after_forward_event"):
+            if hasattr(group, name):
+                setattr(group, name, None)
+        group._partial_reduce_output = None
+        group._post_forward_indices.clear()
+        group._training_state = idle
+        group._to_sharded()
+
+
+TABLE.append(
+    PrivateName(
+        "torch.distributed.fsdp.FSDPModule._get_fsdp_state", "which a step that is broken off leaves half way", _REFUSES
     )
 )

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["capture_graph"]
 
 _BLOCK_WARMUP = 3
+#: Steps before a capture, and with a DistributedDataParallel, which waits for events in its first ten.
+_WARMUP, _DDP_WARMUP = 3, 11
 #: Modes of torch.compile that capture CUDA graphs.
 _CAPTURING_MODES = ("reduce-overhead", "max-autotune")
 
@@ -41,7 +44,7 @@ def capture_graph(
     scaler: Any = None,
     before_step: Callable[[], Any] | None = None,
     modules: Sequence[Any] | None = None,
-    warmup: int = 3,
+    warmup: int | None = None,
     pool: Any = None,
     max_graphs: int = 8,
     strict: bool = False,
@@ -60,7 +63,7 @@ def capture_graph(
     scaler: Any = None,
     before_step: Callable[[], Any] | None = None,
     modules: Sequence[Any] | None = None,
-    warmup: int = 3,
+    warmup: int | None = None,
     pool: Any = None,
     max_graphs: int = 8,
     strict: bool = False,
@@ -99,10 +102,10 @@ def capture_graph(
         Runs before each step of `optimizer`, captured: ``lambda: clip_grad_norm_(model.parameters(), 1.0)``.
     modules : sequence of torch.nn.Module, optional
         What `fn` works on. Default: what it closes over, names or is bound to.
-    warmup : int
-        How often the step runs before it is captured, on the stream of the capture: 3 do; DistributedDataParallel
-        needs 11. Parameters, buffers, state of optimizer and scaler, and random numbers are given back afterwards; for
-        that time they take their memory twice.
+    warmup : int, optional
+        How often the step runs before it is captured, on the stream of the capture. Default: 3 times, and 11 with a
+        DistributedDataParallel, which waits for the device in its first ten steps. Parameters, buffers, state of
+        optimizer and scaler, and random numbers are given back afterwards; for that time they take their memory twice.
     pool : handle, torch.cuda.MemPool, torch.cuda.CUDAGraph, optional
         Memory to share with graphs that never run at the same time. Default: one pool for all graphs of this step.
     max_graphs : int
@@ -188,7 +191,7 @@ def capture_graph(
         used,
         device,
         None if why_eager else CudaRecorder(device, pool),
-        warmup=warmup,
+        warmup=_warmup(used) if warmup is None else warmup,
         max_graphs=max_graphs,
         strict=strict,
         clone_outputs=clone_outputs,
@@ -218,7 +221,7 @@ def _check(
     optimizer: Any,
     scaler: Any,
     before_step: Any,
-    warmup: int,
+    warmup: int | None,
     max_graphs: int,
     capture_optimizer: bool,
     make_capturable: bool,
@@ -234,7 +237,7 @@ def _check(
         problem = f"{name} needs optimizer=; without it, fn does the whole step itself"
     elif make_capturable and not capture_optimizer:
         problem = "make_capturable=True and capture_optimizer=False contradict each other; leave one of them out"
-    elif warmup < 1:
+    elif warmup is not None and warmup < 1:
         problem = f"warmup={warmup} would capture work that runs for the first time, which cannot be; 3 do"
     elif max_graphs < 1:
         problem = f"max_graphs={max_graphs} keeps no graph; pass 1 or more"
@@ -242,6 +245,14 @@ def _check(
         problem = f"warmup_iters={warmup_iters} is for a block; write warmup={warmup_iters}"
     if problem:
         raise InputError(f"capture_graph: {problem}")
+
+
+def _warmup(used: CapturedState) -> int:
+    """Return how often a step of these modules runs before it is captured."""
+    distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if distributed and any(isinstance(one, DistributedDataParallel) for one in used.all_modules()):
+        return _DDP_WARMUP
+    return _WARMUP
 
 
 def _compiled(fn: Callable[..., Any], compile: bool | Mapping[str, Any]) -> Callable[..., Any]:

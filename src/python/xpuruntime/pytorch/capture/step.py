@@ -235,6 +235,7 @@ class CapturedStep:
 
     def _after_failure(self, snapshot: Snapshot) -> None:
         self._work.forget_gradients()
+        _private_api.reset_fully_sharded(self._state.all_modules())
         snapshot.restore()
         if getattr(self._recorder, "cut_loose", False):
             self._drop_all()  # they would go on with random numbers of their own
@@ -369,4 +370,9 @@ def _why(error: Exception) -> str:
         "what waits for the device (.item(), .cpu(), printing), copies from pageable host memory, and tensors of an "
         "earlier forward pass that are still alive cannot be captured"
     )
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        advice += (
+            "; nor can parameters whose gradients are added up on the default stream, such as those of a "
+            "DistributedDataParallel that was not constructed in a with torch.cuda.stream(torch.cuda.Stream()): block"
+        )
     return f"{type(error).__name__}: {text.rstrip('.')} ({advice})"
