@@ -58,7 +58,11 @@ class Training:
         self.case, self.device = case, device
         self.model = case.model(layers).to(device)
         if case.wrap == "ddp":
-            self.model = DistributedDataParallel(self.model)
+            # On a stream of its own, which its gradients are added up on: a capture cannot have the default stream.
+            with torch.cuda.stream(torch.cuda.Stream()) if device.type == "cuda" else nullcontext():
+                self.model = DistributedDataParallel(self.model)
+            if device.type == "cuda":
+                torch.cuda.synchronize(device)
         elif case.wrap == "fsdp2":
             from torch.distributed.fsdp import fully_shard
 

@@ -27,7 +27,15 @@ from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory
 from xpuruntime.pytorch.step_tuning.losses import difference, losses_of, reference_losses
 from xpuruntime.pytorch.step_tuning.ranks import Ranks
 from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
-from xpuruntime.pytorch.step_tuning.variants import EAGER, LAUNCHES, StepParts, Variant, build, obstacle
+from xpuruntime.pytorch.step_tuning.variants import (
+    EAGER,
+    LAUNCHES,
+    StepParts,
+    Variant,
+    build,
+    captures_in_torch,
+    obstacle,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -144,7 +152,8 @@ def tune(
     try:
         kept.enter_context(keep_compiled())
         trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol)
-        rows = [trials.run(variant) for variant in variants]
+        tried = {variant.name: trials.run(variant) for variant in sorted(variants, key=captures_in_torch)}
+        rows = [tried[variant.name] for variant in variants]
         margin = Margin(relative=min_effect, absolute=0.0)
         measured = _race(
             trials, ranks, margin=margin, confidence=confidence, rounds=rounds, budget=budget,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["EAGER", "LAUNCHES", "StepParts", "Variant", "build", "obstacle"]
+__all__ = ["EAGER", "LAUNCHES", "StepParts", "Variant", "build", "captures_in_torch", "obstacle"]
 
 EAGER = "eager"
 #: How a step is launched, to the mode of torch.compile.
@@ -73,6 +73,15 @@ class StepParts:
         """Drop the gradients of all parameters."""
         for parameter in self.parameters:
             parameter.grad = None
+
+
+def captures_in_torch(variant: Variant) -> bool:
+    """Say whether torch.compile captures the step itself.
+
+    Such variants are built last: their graphs keep autograd nodes alive that belong to the default stream, and under
+    ``torch.distributed`` those would be part of a later capture, which spoils it.
+    """
+    return variant.launch == "compile:reduce-overhead"
 
 
 def obstacle(variant: Variant, device: torch.device) -> str:
