@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ctypes
 import fnmatch
+import functools
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from xpuruntime.runtime.library_search import SearchFolder, cached_libraries, se
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Sequence
 
 __all__ = [
     "LibraryIndex",
@@ -92,8 +93,8 @@ class LibraryIndex:
         """
         pattern = _file_pattern(name, self._platform)
         found: dict[str, Library] = {}
-        for path, origin in self._files():
-            match = pattern.fullmatch(path.name)
+        for path, file_name, origin in self._files:
+            match = pattern.fullmatch(file_name)
             if match is None:
                 continue
             real = os.path.realpath(path)
@@ -101,8 +102,8 @@ class LibraryIndex:
             if major is not None and (version or "").split(".")[0] != str(major):
                 continue
             known = found.get(real)
-            if known is None or _plainness(path.name) < _plainness(known.name):
-                found[real] = Library(name=path.name, path=real, version=self._version(real, origin), origin=origin)
+            if known is None or _plainness(file_name) < _plainness(known.name):
+                found[real] = Library(name=file_name, path=real, version=self._version(real, origin), origin=origin)
         return list(found.values())
 
     def find_soname(self, soname: str) -> list[Library]:
@@ -117,14 +118,17 @@ class LibraryIndex:
         folders = [f"{place.path} ({place.origin})" for place in self.places]
         return ", ".join([*folders, f"the linker's cache ({len(self.cache)} entries)"])
 
-    def _files(self) -> Iterable[tuple[Path, str]]:
+    @functools.cached_property
+    def _files(self) -> list[tuple[str, str, str]]:
+        """Path, name and origin of every file, as they are when they are first looked at."""
+        found = []
         for place in self.places:
             try:
-                files = sorted(Path(place.path).iterdir())
+                with os.scandir(place.path) as entries:
+                    found += sorted((entry.path, entry.name, place.origin) for entry in entries)
             except OSError:
                 continue
-            yield from ((file, place.origin) for file in files)
-        yield from ((Path(path), "ldconfig") for path in self.cache)
+        return [*found, *((path, path.rpartition("/")[2], "ldconfig") for path in self.cache)]
 
     def _version(self, real: str, origin: str) -> str | None:
         version = _file_version(real)
