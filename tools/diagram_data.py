@@ -129,7 +129,7 @@ DESIGN = {
         ),
     ),
     "memory-pool": Diagram(
-        "an allocation takes a free block of its size, then joins neighbours, then asks the device, then retries",
+        "an allocation takes a free block of its size, then joins neighbours, then requests from the device, then retries",
         236,
         {
             "allocate": Box(0, 0, "allocate", ("size, stream",), "data"),
@@ -197,7 +197,7 @@ DESIGN = {
         ),
     ),
     "pytorch-fast-path": Diagram(
-        "the first of three routes that this process has is taken; what is not known goes to Python once",
+        "the first of three mechanisms that is available serves; a call that is not known goes to Python once",
         236,
         {
             "call": Box(0, 0, "operator", ("below autograd",), "data"),
@@ -206,7 +206,7 @@ DESIGN = {
             "python": Box(1, 2, "python", ("over the native handle",)),
             "kernel": Box(2, 0, "kernel", ("native or xpuruntime",), "data"),
             "slow": Box(2, 1, "slow path", ("key, route, reasons;", "once for each kind")),
-            "why": Box(0, 1, "xrt doctor", ("the route, why, and", "what gives a faster one"), "data"),
+            "why": Box(0, 1, "xrt doctor", ("the mechanism, and what", "gives a faster one"), "data"),
         },
         (
             Arrow("call", "plain"), Arrow("plain", "kernel", "known"), Arrow("plain", "c", "not built"),
