@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Inference servers of the Open Inference Protocol, for sessions that were planned, locked and verified."""
+"""Inference server of the Open Inference Protocol, for planned, locked and verified sessions."""
 
 from __future__ import annotations
 

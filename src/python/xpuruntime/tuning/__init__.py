@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The tuner: the fastest policy that keeps the constraints, or the proof that nothing is faster."""
+"""Policy tuner: finds the fastest policy that satisfies the constraints, or shows that none is faster."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Determinism grades, tested on the real engine: `determinism`."""
+"""Determinism grades, tested on the engine itself: `determinism`."""
 
 from __future__ import annotations
 

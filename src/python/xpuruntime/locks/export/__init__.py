@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Export of locks: as native configuration of their engine, and the proof that it runs the same."""
+"""Export of locks to native engine configuration, with proof that it runs the same."""

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Verification: the claims that a policy and a lock make, checked one by one, and the formats they are written in."""
+"""Verification of the claims of a policy and a lock, one by one, and its output formats."""

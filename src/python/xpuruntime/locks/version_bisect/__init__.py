@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The version of a package that changed a claim about a model."""
+"""Bisection of package versions: finds the version that changed a claim about a model."""

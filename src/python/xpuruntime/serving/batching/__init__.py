@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Dynamic batching: which requests run together, when, and how their tensors become one batch."""
+"""Dynamic batching: scheduling of requests into batches, and the layout of their tensors in one batch."""

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Conformance of any server of the Open Inference Protocol, as a client sees it."""
+"""Conformance checks for any server of the Open Inference Protocol, run as a client."""

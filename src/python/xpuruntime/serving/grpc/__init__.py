@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The gRPC side of a server: generic handlers, bytes in and bytes out."""
+"""gRPC transport of the inference server: generic handlers that take and return bytes."""

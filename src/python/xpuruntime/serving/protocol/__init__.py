@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Codecs of the Open Inference Protocol: bytes to messages and back, without a socket.
+"""Codecs of the Open Inference Protocol: decode bytes into messages and encode them, without a socket.
 
-What a client sent is never trusted: lengths, shapes, datatypes and names are compared before anything is made of them,
-and every refusal is a `ServingError`.
+Data of clients are untrusted: lengths, shapes, datatypes and names are checked before they are used, and every refusal
+is a `ServingError`.
 """

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What HTTP and gRPC share: addresses, TLS, access, bounds, draining, failures, and waiting for a response."""
+"""Transport code shared by HTTP and gRPC: addresses, TLS, access, limits, draining, failures, waiting for responses."""

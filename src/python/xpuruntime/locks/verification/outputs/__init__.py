@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`FORMATS`: what a verification can be written as, one module a format."""
+"""Output formats of a verification, one module each: `FORMATS`."""
 
 from __future__ import annotations
 

@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The sections of a verification: each makes the claims of its name."""
+"""Sections of a verification, one module each; a section produces the claims of its name."""
