@@ -117,7 +117,7 @@ def is_own(name: str) -> bool:
 
 def session(record: dict[str, Any]) -> Chart:
     title = f"A call of a session on {record['device']}, µs"
-    caption = "A model that computes almost nothing, so that what is left is the cost of the call."
+    caption = "The model computes almost nothing, so the time is the cost of the call."
     return Chart(bars(title, rows_of(medians(record["samples_us"]), is_own)), caption, title)
 
 
@@ -127,7 +127,7 @@ def pool(record: dict[str, Any]) -> Chart | None:
         return None
     title = f"Allocate and free 1 MiB from Python on {record['device']}, µs"
     found = {name: us for name, us in medians(size["samples_us"]).items() if not name.endswith("direct")}
-    caption = "Without `direct`, which asks the driver each time and is in the tables."
+    caption = "Without `direct`, which calls the driver each time and is in the tables."
     return Chart(bars(title, rows_of(found, is_own)), caption, title)
 
 
@@ -171,8 +171,8 @@ def training(record: dict[str, Any]) -> Chart | None:
         rows += [Bar(label, times[name], is_own(name)) for name, label in shown.items() if name in times]
     title = "A training step, ms"
     caption = (
-        "bfloat16 autocast, AdamW. `torch.compile` fuses what lies between the products; a policy does not. A capture "
-        "of the compiled step, which is not among these, has both: [it was the fastest]"
+        "bfloat16 autocast, AdamW. `torch.compile` fuses the operations between products; a policy does not. A captured "
+        "compiled step, which is not in this chart, combines both: [it was the fastest]"
         "(guides/tune-training.md#on-an-h100) on an H100."
     )
     return Chart(bars(title, rows), caption, title) if rows else None
@@ -188,7 +188,7 @@ def attention(record: dict[str, Any]) -> Chart:
             found = {name: case["flop"] / us / 1e6 for name, us in medians(case["samples_us"]).items()}
             rows += rows_of(found, is_own)
     title = "Attention, TFLOP/s (more is better)"
-    return Chart(bars(title, rows), "`auto` is the fastest measured; the tables have 20 shapes.", title)
+    return Chart(bars(title, rows), "`auto` is the fastest kernel measured; the tables have 20 shapes.", title)
 
 
 def matmul(record: dict[str, Any]) -> Chart:
@@ -198,7 +198,7 @@ def matmul(record: dict[str, Any]) -> Chart:
             rows.append(Bar(f"{case['m']} rows x 4096 x 4096"))
             rows += rows_of(medians(case["samples_us"]), is_own)
     title = "Matrix products with few rows, µs"
-    return Chart(bars(title, rows), "Weights that are not in the cache; the first row only reads them.", title)
+    return Chart(bars(title, rows), "The weights are not in the cache; the first row only reads them.", title)
 
 
 def norms(record: dict[str, Any]) -> Chart:
@@ -208,7 +208,6 @@ def norms(record: dict[str, Any]) -> Chart:
     return Chart(bars(title, rows_of(medians(case["samples_us"]), is_own)), caption, title)
 
 
-#: Result name to its chart.
 def servers(record: dict[str, Any]) -> Chart:
     title = "Requests that a server on one core answers in a second"
     rows = []
@@ -219,11 +218,12 @@ def servers(record: dict[str, Any]) -> Chart:
             if rate is not None:
                 rows.append(Bar(name, rate, is_own(name)))
     caption = (
-        "16 clients, each with one request at a time. The tables have the latencies, other loads and what was lost."
+        "16 clients, each with one request at a time. The tables have latencies, other loads and lost requests."
     )
     return Chart(bars(title, rows), caption, title)
 
 
+#: Result name to its chart.
 CHARTS: dict[str, Callable[[dict[str, Any]], Chart | None]] = {
     "session_cpu": session,
     "session_cuda": session,

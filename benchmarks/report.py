@@ -46,8 +46,8 @@ INTRO = """\
 
 <!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->
 
-Medians of the result files in `benchmarks/results`. The targets were set before the figures were taken; a missed one
-is printed as such. Behind each chart are the tables, with the machine, the versions and the spread.
+Medians of the result files in `benchmarks/results`. The targets were set before the measurements, and missed targets are
+listed. Each chart links to its tables, which give the machine, the versions and the spread.
 """
 WRITTEN = "<!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->\n"
 NOTHING = """
@@ -56,21 +56,23 @@ There are no results in `benchmarks/results` yet, so there are no figures here.
 METHOD = """
 ## How it is measured
 
-* All cases of a table run in one process, in interleaved rounds: each round times every case once, so that what drifts
-  on the machine meets all of them. A round is some number of calls of one case and gives one sample, their mean.
-  Medians, 10th and 90th percentiles are over the rounds.
-* Each case is called some times before the first round. Before that, the results of a session's `run` are compared
-  with ONNX Runtime's own, and those of each ResNet-50 policy with fp32 on the CPU.
-* On CUDA, a round ends with a synchronisation of the device, inside its time. **Host waits** says what a case does
-  before that. *Each call*: the call returns when the device is done, so the host cannot prepare the next call
-  meanwhile. *Once a round*: the call returns when the work is queued, and results are in the order of the caller's
-  stream. ONNX Runtime waits in each call unless a run option says otherwise; xpuruntime waits for NumPy arrays and for
-  sessions with an xpuruntime memory pool. A difference between two rows of different kinds contains that wait.
-* Kernels on CUDA are timed without the host: a CUDA graph holds one call for each of several sets of operands, together
-  more than twice as large as L2, so that no call finds its data in the cache; events around many replays give a sample.
-  Attention, whose calls take a large part of a millisecond and more, is timed by events around plain calls. Training
-  steps are timed by events around some steps in a row, after one that is not timed.
-* Compare ratios within one table. Figures of two files come from two machines, or from two states of one.
+* **Rounds.** All cases of a table run in one process, in interleaved rounds: each round times every case once, so drift
+  of the machine affects all of them. A round is a number of calls of one case and gives one sample, their mean. Medians
+  and 10th and 90th percentiles are taken over the rounds.
+* **Warm-up and checks.** Each case is called several times before the first round. Before that, the results of a
+  session's `run` are compared with ONNX Runtime's, and those of each ResNet-50 policy with fp32 on the CPU.
+* **Host waits.** On CUDA, a round ends with a synchronisation of the device, which is part of its time. The column "host
+  waits" shows when a case waits before that. *Each call*: the call returns when the device is done, so the host cannot
+  prepare the next call meanwhile. *Once a round*: the call returns when the work is queued, and results are in the order
+  of the caller's stream. ONNX Runtime waits in each call unless a run option disables it; xpuruntime waits for NumPy
+  arrays and for sessions with an xpuruntime memory pool. A difference between two rows of different kinds includes that
+  wait.
+* **Kernels on CUDA** are timed without the host. A CUDA graph holds one call for each of several sets of operands,
+  together more than twice as large as L2, so that no call finds its data in the cache; events around many replays give a
+  sample. Attention calls take a large part of a millisecond or more, and are timed by events around plain calls.
+* **Training steps** are timed by events around several steps in a row, after one that is not timed.
+* **Comparisons.** Compare ratios within one table. Figures of two files come from two machines, or from two states of
+  one.
 """
 REPRODUCE = """
 ## How to reproduce
@@ -85,11 +87,15 @@ make bench-training
 .venv/bin/python benchmarks/report.py
 ```
 
-All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. `make bench-gpu`
-needs an NVIDIA GPU, PyTorch and torchvision, and measures CuPy's pool where CuPy is installed; `make bench-kernels`
-needs an NVIDIA GPU, PyTorch and CuPy; `make bench-training` needs PyTorch, an NVIDIA GPU, and for collectives two and
-NCCL. `bench_serving_peers.py` installs other servers into environments of their own, and measures them beside ours. The
-last command writes this page, its charts and the tables.
+All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. The last one writes
+this page, its charts and the tables.
+
+| command | needs |
+| --- | --- |
+| `make bench-gpu` | an NVIDIA GPU, PyTorch and torchvision; with CuPy it also measures CuPy's pool |
+| `make bench-kernels` | an NVIDIA GPU, PyTorch and CuPy |
+| `make bench-training` | an NVIDIA GPU and PyTorch; for collectives, two GPUs and NCCL |
+| `bench_serving_peers.py` | installs other servers into separate environments, and measures them beside xpuruntime's |
 """
 
 
