@@ -252,7 +252,7 @@ DESIGN = {
         {
             "report": Box(0, 0, "report", ("what ran: entries",), "data"),
             "machine": Box(0, 1, "machine", ("libraries, device:", "validators"), "data"),
-            "plan": Box(0, 2, "plan, policy, outputs", (), "data"),
+            "plan": Box(0, 2, "plan", ("with policy and", "outputs"), "data"),
             "lock": Box(1, 1, "lock", ("identity and digest", "over all of them"), "data"),
             "check": Box(2, 1, "validators", ("compared with this", "machine, per entry")),
             "replan": Box(2, 0, "plan again", ("from the lock's policy;", "settings must be equal")),
