@@ -171,8 +171,8 @@ def training(record: dict[str, Any]) -> Chart | None:
         rows += [Bar(label, times[name], is_own(name)) for name, label in shown.items() if name in times]
     title = "A training step, ms"
     caption = (
-        "bfloat16 autocast, AdamW. `torch.compile` fuses the operations between products; a policy does not. A captured "
-        "compiled step, which is not in this chart, combines both: [it was the fastest]"
+        "bfloat16 autocast, AdamW. `torch.compile` fuses the operations between products; a policy does not. A "
+        "captured compiled step, which is not in this chart, combines both: [it was the fastest]"
         "(guides/tune-training.md#on-an-h100) on an H100."
     )
     return Chart(bars(title, rows), caption, title) if rows else None
@@ -217,9 +217,7 @@ def servers(record: dict[str, Any]) -> Chart:
             rate = next((one.get("per_second") for one in found.get("loads", ()) if one["load"] == "16 clients"), None)
             if rate is not None:
                 rows.append(Bar(name, rate, is_own(name)))
-    caption = (
-        "16 clients, each with one request at a time. The tables have latencies, other loads and lost requests."
-    )
+    caption = "16 clients, each with one request at a time. The tables have latencies, other loads and lost requests."
     return Chart(bars(title, rows), caption, title)
 
 

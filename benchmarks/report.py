@@ -46,8 +46,8 @@ INTRO = """\
 
 <!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->
 
-Medians of the result files in `benchmarks/results`. The targets were set before the measurements, and missed targets are
-listed. Each chart links to its tables, which give the machine, the versions and the spread.
+Medians of the result files in `benchmarks/results`. The targets were set before the measurements, and missed targets
+are listed. Each chart links to its tables, which give the machine, the versions and the spread.
 """
 WRITTEN = "<!-- Written by benchmarks/report.py from benchmarks/results/*.json. Do not edit. -->\n"
 NOTHING = """
@@ -56,20 +56,21 @@ There are no results in `benchmarks/results` yet, so there are no figures here.
 METHOD = """
 ## How it is measured
 
-* **Rounds.** All cases of a table run in one process, in interleaved rounds: each round times every case once, so drift
-  of the machine affects all of them. A round is a number of calls of one case and gives one sample, their mean. Medians
-  and 10th and 90th percentiles are taken over the rounds.
+* **Rounds.** All cases of a table run in one process, in interleaved rounds: each round times every case once, so
+  drift of the machine affects all of them. A round is a number of calls of one case and gives one sample, their mean.
+  Medians and 10th and 90th percentiles are taken over the rounds.
 * **Warm-up and checks.** Each case is called several times before the first round. Before that, the results of a
   session's `run` are compared with ONNX Runtime's, and those of each ResNet-50 policy with fp32 on the CPU.
-* **Host waits.** On CUDA, a round ends with a synchronisation of the device, which is part of its time. The column "host
-  waits" shows when a case waits before that. *Each call*: the call returns when the device is done, so the host cannot
-  prepare the next call meanwhile. *Once a round*: the call returns when the work is queued, and results are in the order
-  of the caller's stream. ONNX Runtime waits in each call unless a run option disables it; xpuruntime waits for NumPy
-  arrays and for sessions with an xpuruntime memory pool. A difference between two rows of different kinds includes that
-  wait.
+* **Host waits.** On CUDA, a round ends with a synchronisation of the device, which is part of its time. The column
+  "host waits" shows when a case waits before that. *Each call*: the call returns when the device is done, so the host
+  cannot prepare the next call meanwhile. *Once a round*: the call returns when the work is queued, and results are in
+  the order of the caller's stream. ONNX Runtime waits in each call unless a run option disables it; xpuruntime waits
+  for NumPy arrays and for sessions with an xpuruntime memory pool. A difference between two rows of different kinds
+  includes that wait.
 * **Kernels on CUDA** are timed without the host. A CUDA graph holds one call for each of several sets of operands,
-  together more than twice as large as L2, so that no call finds its data in the cache; events around many replays give a
-  sample. Attention calls take a large part of a millisecond or more, and are timed by events around plain calls.
+  together more than twice as large as L2, so that no call finds its data in the cache; events around many replays
+  give a sample. Attention calls take a large part of a millisecond or more, and are timed by events around plain
+  calls.
 * **Training steps** are timed by events around several steps in a row, after one that is not timed.
 * **Comparisons.** Compare ratios within one table. Figures of two files come from two machines, or from two states of
   one.
@@ -87,8 +88,8 @@ make bench-training
 .venv/bin/python benchmarks/report.py
 ```
 
-All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. The last one writes
-this page, its charts and the tables.
+All but the last write JSON with machine, versions, policies and all samples to `benchmarks/results`. The last one
+writes this page, its charts and the tables.
 
 | command | needs |
 | --- | --- |

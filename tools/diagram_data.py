@@ -129,7 +129,7 @@ DESIGN = {
         ),
     ),
     "memory-pool": Diagram(
-        "an allocation takes a free block of its size, then joins neighbours, then requests from the device, then retries",
+        "an allocation takes a free block of its size, then joins neighbours, then allocates on the device, then retries",
         236,
         {
             "allocate": Box(0, 0, "allocate", ("size, stream",), "data"),
@@ -192,8 +192,8 @@ DESIGN = {
         },
         (
             Arrow("call", "gate"), Arrow("gate", "native", "yes"), Arrow("gate", "kernel"),
-            Arrow("gate", "routes", "no"), Arrow("key", "routes"), Arrow("routes", "kernel"), Arrow("routes", "rules", "no"),
-            Arrow("rules", "refused"),
+            Arrow("gate", "routes", "no"), Arrow("key", "routes"), Arrow("routes", "kernel"),
+            Arrow("routes", "rules", "no"), Arrow("rules", "refused"),
         ),
     ),
     "pytorch-fast-path": Diagram(
@@ -283,7 +283,7 @@ DESIGN = {
         ),
     ),
     "tuning": Diagram(
-        "the space is planned into candidates, which are tried, raced and dueled; every measurement goes into a journal",
+        "the space is planned into candidates, which are tried, raced and dueled; a journal has every measurement",
         236,
         {
             "space": Box(0, 0, "space", ("declared by engines,", "limited by the file"), "data"),
