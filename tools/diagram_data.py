@@ -129,7 +129,7 @@ DESIGN = {
         ),
     ),
     "memory-pool": Diagram(
-        "an allocation takes a free block of its size, then joins neighbours, then allocates on the device, then retries",
+        "an allocation takes a free block of its size, joins neighbours, allocates on the device, or retries",
         236,
         {
             "allocate": Box(0, 0, "allocate", ("size, stream",), "data"),
