@@ -79,7 +79,7 @@ def verdicts(record: dict[str, Any]) -> Section:
             checks.append(Check(f"{row['planted']:.0%} slower and not found", 100 - share, missed, "%"))
     wanted, (least, median, most) = record["wanted"], record["load"]
     short = (
-        f"**Cut short: {wanted['verifies']} verifications and {wanted['trials']} claims of each share were wanted.** "
+        f" **Cut short: {wanted['verifies']} verifications and {wanted['trials']} claims of each share were wanted.**"
         if record["verifications"] < wanted["verifies"]
         or any(row["claims"] < wanted["trials"] for row in record["planted"])
         else ""
@@ -88,7 +88,7 @@ def verdicts(record: dict[str, Any]) -> Section:
     text = (
         "How often does `xrt verify` fail what did not change, and find what became slower?\n\n"
         f"{machine(record)}\nLoad average: {least:.1f} to {most:.1f}, in the middle {median:.1f}. "
-        f"`python benchmarks/bench_verify.py`, {record['seconds'] / 60:.0f} minutes of measuring. {short}\n\n"
+        f"`python benchmarks/bench_verify.py`, {record['seconds'] / 60:.0f} minutes of measuring.{short}\n\n"
         f"{record['verifications']} whole verifications of the shipped model, unchanged, with a budget of "
         f"{record['verify_budget']:g} s for speed; {record['with_failure']} had a claim that failed:\n\n"
         f"{table(('claims', *words), whole)}\n{failed}"
