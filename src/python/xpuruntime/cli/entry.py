@@ -89,6 +89,10 @@ def _report(error: Exception, code: ExitCode, as_json: bool) -> None:
     from xpuruntime.cli.output import error_line, print_json
 
     text = str(error) or type(error).__name__
+    if isinstance(error, ModuleNotFoundError) and code is not ExitCode.BUG:
+        from xpuruntime.cli.missing_module import missing_module
+
+        text = missing_module(error) or text
     if isinstance(error, OSError) and error.strerror:
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # files are named, so it is standard output
         where = error.filename or ("standard output" if full else None)

@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Missing modules: which package imports what is not installed, and what to install for it."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = ["missing_module"]
+
+_IMPORT_SYSTEM = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external"})
+
+
+def missing_module(error: ModuleNotFoundError) -> str | None:
+    """Return the importing package, the missing module and the fix; ``None`` where the error has words of its own."""
+    if error.name is None or str(error) != f"No module named {error.name!r}":
+        return None
+    importer = _importer(error.__traceback__)
+    if importer is None:
+        return None
+    who, what = importer.partition(".")[0], error.name.partition(".")[0]
+    found = metadata.packages_distributions().get(who)
+    if not found:
+        return f"{importer} needs the module {error.name!r}, which is not installed. Fix: install it"
+    package = metadata.distribution(found[0])
+    needs = f"{package.name} {package.version} needs the module {error.name!r}, which is not installed"
+    required = _requirement(package, what)
+    if required is not None:
+        return f"{needs} although {package.name} requires it. Fix: pip install {required!r}"
+    return f"{needs}. Fix: install it, or another version of {package.name}; `pip check` lists what packages lack"
+
+
+def _importer(trace: TracebackType | None) -> str | None:
+    """Return the name of the module whose import failed last."""
+    found = None
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__")
+        if isinstance(name, str) and name.partition(".")[0] not in _IMPORT_SYSTEM:
+            found = name
+        trace = trace.tb_next
+    return found
+
+
+def _requirement(package: metadata.Distribution, module: str) -> str | None:
+    """Return the package's requirement that is named like a module, as pip takes it."""
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    for line in package.requires or ():
+        try:
+            one = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(one.name) == canonicalize_name(module) and (one.marker is None or one.marker.evaluate()):
+            return f"{one.name}{one.specifier}"
+    return None

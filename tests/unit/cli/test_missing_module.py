@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Missing modules: the error of a command names the package that imports one, and what to install."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from xpuruntime import inference
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+MISSING = "absent_of_needy"
+
+
+@pytest.fixture
+def needy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Install a package that imports a module which is not there, and have `xrt plan` import it."""
+
+    def install(requires: str = "", body: str = f"import {MISSING}\n", *, listed: bool = True) -> None:
+        (tmp_path / "needy.py").write_text(body)
+        if listed:
+            folder = tmp_path / "needy_tools-1.2.dist-info"
+            folder.mkdir()
+            (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: needy-tools\nVersion: 1.2\n{requires}")
+            (folder / "RECORD").write_text("needy.py,,\n")
+            (folder / "top_level.txt").write_text("needy\n")
+        monkeypatch.syspath_prepend(str(tmp_path))
+        monkeypatch.delitem(sys.modules, "needy", raising=False)
+        monkeypatch.setattr(inference, "plan", lambda *_, **__: importlib.import_module("needy"))
+
+    return install
+
+
+def test_a_requirement_that_is_not_installed(needy: Callable[..., None], xrt: Callable[..., Any], digits: str) -> None:
+    needy("Requires-Dist: numpy\nRequires-Dist: absent-of-needy>=2.5,<3\n")
+    found = xrt("plan", digits)
+    assert found.code == 3
+    assert f"needy-tools 1.2 needs the module '{MISSING}', which is not installed although needy-tools requires it" in (
+        " ".join(found.err.split())
+    )
+    assert "Fix: pip install 'absent-of-needy<3,>=2.5'" in " ".join(found.err.split())
+
+
+@pytest.mark.parametrize("requires", ["", "Requires-Dist: absent-of-needy; extra == 'all'\n", "Requires-Dist: ???\n"])
+def test_a_module_that_is_no_requirement(
+    needy: Callable[..., None], xrt: Callable[..., Any], digits: str, requires: str
+) -> None:
+    needy(requires)
+    found = xrt("plan", digits, "--json")
+    error = found.json()["error"]
+    assert (found.code, error["type"], error["exit_code"]) == (3, "ModuleNotFoundError", 3)
+    assert error["message"] == (
+        f"needy-tools 1.2 needs the module '{MISSING}', which is not installed. Fix: install it, or another version "
+        "of needy-tools; `pip check` lists what packages lack"
+    )
+
+
+def test_a_module_of_no_package(needy: Callable[..., None], xrt: Callable[..., Any], digits: str) -> None:
+    needy(listed=False)
+    error = xrt("plan", digits, "--json").json()["error"]
+    assert error["message"] == f"needy needs the module '{MISSING}', which is not installed. Fix: install it"
+
+
+def test_words_of_its_own_stay(needy: Callable[..., None], xrt: Callable[..., Any], digits: str) -> None:
+    needy(body="raise ModuleNotFoundError('needy works on the moon only', name='moon')\n")
+    assert xrt("plan", digits, "--json").json()["error"]["message"] == "needy works on the moon only"
+
+
+def test_a_module_of_this_package_is_a_bug(needy: Callable[..., None], xrt: Callable[..., Any], digits: str) -> None:
+    needy(body="import xpuruntime.nothing_of_that_name\n")
+    found = xrt("plan", digits)
+    assert found.code == 70
+    assert "this is a bug in xpuruntime" in found.err
