@@ -24,7 +24,7 @@ def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: 
     ----------
     case : OpCase
     kernel : str
-        Its id.
+        Its id, with or without a configuration.
     arrays : Arrays
     seed : int
         Of the inputs.
@@ -58,8 +58,23 @@ def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: 
         bound = expected.bound
         if expected.fp8_sizes is not None:
             bound = bound + arrays.fp8_sums * expected.fp8_sizes
-        compare(where, arrays.read(result), expected.values, bound)
+        try:
+            compare(where, arrays.read(result), expected.values, bound)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; by {_configured(case, kernel, call)}") from None
     return call
+
+
+def _configured(case: OpCase, kernel: str, call: OpCall) -> str:
+    """Return the kernel with the configuration that served a call, where the log of decisions has one alone for it."""
+    shapes = {name: one.values.shape for name, one in call.inputs.items()}
+    found = {
+        one.kernel
+        for one in ops.decisions()
+        if (one.op, one.chosen) == (case.op, kernel.partition("@")[0])
+        and all(one.shapes.get(name, shape) == shape for name, shape in shapes.items())
+    }
+    return found.pop() if len(found) == 1 else kernel
 
 
 def compare(where: str, got: Any, want: Any, bound: Any) -> None:
