@@ -110,6 +110,11 @@ struct Graph::State {
     graph.deselect_workspace_greater_than(kConvWorkspace);
     // These lose more digits than the dtype has to lose.
     graph.deselect_numeric_notes({Note::WINOGRAD_TILE_13x13, Note::REDUCED_PRECISION_REDUCTION});
+    if (is_half(op[0].dtype)) {
+      // cuDNN does not tell whether they round the transformed tiles to 16 bits.
+      graph.deselect_numeric_notes(
+          {Note::WINOGRAD, Note::WINOGRAD_TILE_4x4, Note::WINOGRAD_TILE_6x6, Note::FFT});
+    }
     if (is_single(op[0].dtype) && !op.attributes.allow_tf32) {
       graph.deselect_numeric_notes({Note::TENSOR_CORE, Note::DOWN_CONVERT_INPUTS});
     }
