@@ -147,6 +147,21 @@ def test_candidates_beyond_the_budget_are_named():
     assert any("budget.candidates" in note for note in found.notes)
 
 
+def test_a_space_of_which_the_plan_takes_nothing_is_said():
+    found = run(SimulatedBench(lambda changes: 1e-3), space(THREADS, engines=("missing",)))
+    assert found.verdict == "tied"
+    assert {code for name, code in codes(found).items() if name != "c0"} == {"infeasible"}
+    first = next(one for one in found.candidates if one.code == "infeasible")
+    (note,) = (note for note in found.notes if "nothing was compared with the policy given" in note)
+    assert f"{first.id} because {first.reason}" in note
+
+
+def test_a_space_of_which_the_plan_takes_some_has_no_such_note():
+    found = run(SimulatedBench(lambda changes: 1e-3), space(THREADS, engines=("a", "missing")))
+    assert found.verdict == "tied"
+    assert not any("nothing was compared" in note for note in found.notes)
+
+
 def test_kernels_are_searched_where_a_plan_takes_them():
     def seconds(changes):
         return 1e-3 / (1.4 if changes.get("kernels.matmul") == "fast" else 1.0)

@@ -232,6 +232,13 @@ class Search(Stages):
             return self._outcome("undecided", reason, gain=gain)
         if self._untried:
             self._notes.append(f"{self._untried} candidates were not tried: budget.candidates allows no more")
+        rejected = [(name, row) for name, row in self._rows.items() if row.code is CandidateCode.INFEASIBLE]
+        if rejected and not self._stages["raced"]:
+            name, row = rejected[0]
+            self._notes.append(
+                f"nothing was compared with the policy given: of {len(self._rows) - 1} candidates, the plan rejected "
+                f"{len(rejected)}, {name} because {row.reason}"
+            )
         effect = f"{self._spec.decide.min_effect:.3g}"
         return self._outcome("tied", f"no candidate is better than the policy given by a share of {effect}", gain=gain)
 
