@@ -17,7 +17,7 @@ from xpuruntime import _core
 from xpuruntime.inference import profiling
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 # An interruption inside of a destructor is lost: Python writes it to stderr, and pytest warns of it.
 pytestmark = [
@@ -48,6 +48,12 @@ def _clean() -> None:
     assert torch.cuda.current_stream() == torch.cuda.default_stream()
 
 
+def _sweep(way: str, call: Callable[[], Any], check: Callable[[], Any], times: int) -> None:
+    """Interrupt a call at random points. A bytecode is met always; a short call may be over before a signal comes."""
+    hits = sweep(way, call, check, times)
+    assert hits > 0 or way != "bytecode", f"none of {times} calls was interrupted"
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("kind", ["host", "device", "async", "bound", "explain"])
 def test_sessions(session: xrt.InferenceSession, want: Any, way: str, kind: str) -> None:
@@ -72,7 +78,7 @@ def test_sessions(session: xrt.InferenceSession, want: Any, way: str, kind: str)
         answer = session.run({"image": tensor})["logits"]
         np.testing.assert_allclose(answer.cpu().numpy(), want, rtol=1e-3, atol=1e-4)
 
-    sweep(way, work, check, {"explain": 5, "bound": 100}.get(kind, 170))
+    _sweep(way, work, check, {"explain": 5, "bound": 100}.get(kind, 170))
 
 
 class Net(torch.nn.Module):
@@ -112,7 +118,7 @@ def test_policy_blocks(way: str, explained: bool) -> None:
         assert torch.backends.cuda.flash_sdp_enabled()
         assert net(x).item() == pytest.approx(native, rel=1e-5)
 
-    sweep(way, work, check, 20 if explained else 170)
+    _sweep(way, work, check, 20 if explained else 170)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -128,7 +134,7 @@ def test_a_captured_step(way: str) -> None:
             x = torch.randn(2, 16, 64, device=DEVICE)
             assert step(x).item() == pytest.approx(net(x).item(), rel=1e-4)
 
-        sweep(way, lambda: step(batch), check, 170)
+        _sweep(way, lambda: step(batch), check, 170)
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -144,6 +150,6 @@ def test_an_interrupted_capture(way: str) -> None:
         _clean()
         assert torch.isfinite(net(batch)).item()
 
-    sweep(way, work, check, 12)
+    _sweep(way, work, check, 12)
     step = xt.capture_graph(net, (batch,), optimizer=optimizer)
     assert step(batch).item() == pytest.approx(net(batch).item(), rel=1e-4)
