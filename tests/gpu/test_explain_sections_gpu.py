@@ -83,12 +83,17 @@ def test_what_waits_for_the_device_is_named() -> None:
 def test_what_is_taken_of_the_device_is_sampled(wide: Path) -> None:
     owner = "cuda:0: used"
     with xrt.InferenceSession(wide, policy=policy()) as session:
-        first = session.explain(runs=1).memory_over_time
-        held = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
-        second = session.explain(runs=1).memory_over_time
-    assert all(0 < one.owners[owner] <= torch.cuda.mem_get_info()[1] for one in (*first, *second))
-    assert second[0].owners[owner] - first[0].owners[owner] > 400 << 20
-    assert held.nbytes == 512 << 20
+        grown: list[int] = []
+        while not grown or (grown[-1] <= 400 << 20 and len(grown) < 3):  # other processes may have given memory back
+            torch.cuda.empty_cache()
+            first = session.explain(runs=1).memory_over_time
+            held = torch.empty(512 << 20, dtype=torch.uint8, device="cuda")
+            second = session.explain(runs=1).memory_over_time
+            assert held.nbytes == 512 << 20
+            del held
+            assert all(0 < one.owners[owner] <= torch.cuda.mem_get_info()[1] for one in (*first, *second))
+            grown.append(second[0].owners[owner] - first[0].owners[owner])
+    assert grown[-1] > 400 << 20, grown
 
 
 def test_a_pool_of_ours_is_an_owner(wide: Path) -> None:

@@ -270,6 +270,12 @@ def test_sessions_do_not_leak_device_memory(mlp: Path) -> None:
         torch.cuda.synchronize()
         return int(torch.cuda.mem_get_info()[0])
 
+    def taken() -> int:
+        before = cycle(1)
+        return before - cycle(100)
+
     cycle(20)
-    before = cycle(1)
-    assert before - cycle(100) < 8 << 20
+    found = [taken()]
+    while found[-1] >= 8 << 20 and len(found) < 3:  # a leak is in every hundred; what other processes take is not
+        found.append(taken())
+    assert min(found) < 8 << 20, found
