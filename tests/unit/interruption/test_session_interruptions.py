@@ -15,6 +15,7 @@ from interrupting import WAYS, sweep
 
 import xpuruntime as xrt
 from xpuruntime import _core
+from xpuruntime.engines.onnxruntime.observing.devices import Devices
 from xpuruntime.files.reading import open_regular
 from xpuruntime.inference import profiling
 from xpuruntime.ops import call_context
@@ -191,3 +192,17 @@ def test_use_policy_of_tasks_and_generators() -> None:
     assert kernel() == "cpu.reference"
     second.__exit__(None, None, None)
     _nothing_is_left()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_what_watches_devices(way: str) -> None:
+    """`explain` of a CUDA session records what devices do; here the ranges of the host."""
+
+    def work() -> None:
+        with Devices("cuda:0"):
+            sum(range(100))
+
+    def check() -> None:
+        assert not _core.profiler_active()
+
+    assert sweep(way, work, check) > 0

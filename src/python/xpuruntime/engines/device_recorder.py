@@ -89,11 +89,13 @@ class DeviceRecorder:
 
     def abandon(self) -> None:
         """End the recording, at whatever point `start` or `stop` was interrupted. Idempotent."""
-        if self._kineto is not None:
-            self._kineto.abandon()
-            self._kineto = None
-        if self._started:
-            self._stop()
+        try:
+            if self._kineto is not None:
+                self._kineto.abandon()
+                self._kineto = None
+        finally:
+            if self._started:
+                self._stop()
 
     def stop(self) -> Recording:
         """Wait for the devices, and return what was recorded.

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime import _core
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.engines.onnxruntime.observing.device_work import DeviceTimes, with_device_times
 from xpuruntime.errors import XpuRuntimeError
@@ -37,7 +38,7 @@ class Devices:
         self._began_ns: int | None = None
         self._notes: list[str] = []
 
-    def __enter__(self) -> None:
+    def _enter(self) -> None:
         if self._recorder is None:
             return
         try:
@@ -46,8 +47,8 @@ class Devices:
             self._recorder = None
             self._notes.append(f"what the device did is not seen: {error}")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    def _exit(
+        self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None
     ) -> None:
         if self._recorder is None:
             return
@@ -55,6 +56,13 @@ class Devices:
             self._recording = self._recorder.stop()
         except XpuRuntimeError as failed:
             self._notes.append(f"what the device did is not seen: {failed}")
+
+    def _abandon(self) -> None:
+        if self._recorder is not None:
+            self._recorder.abandon()
+
+    __enter__ = _core.guarded(_enter, _abandon)
+    __exit__ = _core.guarded(_exit, _abandon)
 
     def begin_of(self, session: Any) -> None:
         """Ask a session when the clock of its profile began; before its profile is ended."""
