@@ -101,7 +101,7 @@ class HostRuns:
         model = self._model
         session = model.session
         binding = model.thread_binding()
-        with between_captures, self.stream() as stream:
+        with between_captures(), self.stream() as stream:
             hosts = {name: self.pinned.staged(array) for name, array in feeds.items()}
             arrays = {name: self._sent(host, stream) for name, host in hosts.items()}
             with model.turn, model.on_device():
@@ -220,7 +220,7 @@ class _Replay:
     def run(self, feeds: Mapping[str, Any]) -> dict[str, Any]:
         runs, stream, binding = self._runs, self._stream, self._binding
         hosts = {name: runs.pinned.staged(array) for name, array in feeds.items()}
-        with between_captures:  # this thread has captured
+        with between_captures():  # this thread has captured
             try:
                 for name, host in hosts.items():
                     binding.inputs[name].copy_(host, stream=stream)

@@ -12,22 +12,21 @@ is opened, observed or closed beside it, and no host arrays are on their way.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from collections.abc import Iterator
+from xpuruntime import _core
 
 __all__ = ["between_captures", "capturing_alone", "new_turn", "no_capture"]
 
 _changed = threading.Condition()
 #: Locks of the sessions that are open, in the order in which they were made.
 _turns: list[weakref.ref[Any]] = []
-#: What no capture may be beside, captures that wait for its end, and whether there is one.
-_working = _waiting = 0
-_capturing = False
+#: Blocks that no capture may be beside, captures that wait for their end, and the one that goes on.
+_working: set[object] = set()
+_waiting: set[object] = set()
+_capturing: set[object] = set()
 
 
 def new_turn() -> Any:
@@ -39,63 +38,77 @@ def new_turn() -> Any:
     return turn
 
 
-@contextlib.contextmanager
-def no_capture() -> Iterator[None]:
+class no_capture:  # noqa: N801 - used like a function
     """For a block that opens, observes or closes a session: wait for a capture, and let none begin. May be nested."""
-    global _working
-    with _changed:
-        if not _working:
-            _changed.wait_for(lambda: not _capturing)
-        _working += 1
-    try:
-        yield
-    finally:
+
+    def _enter(self) -> None:
         with _changed:
-            _working -= 1
+            if not _working:
+                _changed.wait_for(lambda: not _capturing)
+            _working.add(self)
+
+    def _leave(self, *_: object) -> None:
+        with _changed:
+            _working.discard(self)
             _changed.notify_all()
 
+    __enter__ = _core.guarded(_enter, _leave)
+    __exit__ = _core.guarded(_leave, _leave)
 
-class _BetweenCaptures:
-    """For a run of host arrays, which is short and holds no capture up: it lets one that waits go first."""
 
-    def __enter__(self) -> None:
-        global _working
+class between_captures:  # noqa: N801 - used like a function
+    """For a run of host arrays, which is short and holds no capture up: it lets one that waits go first.
+
+    Not to be nested, nor inside of `no_capture`.
+    """
+
+    def _enter(self) -> None:
         with _changed:
             while _capturing or _waiting:
                 _changed.wait()
-            _working += 1
+            _working.add(self)
 
-    def __exit__(self, *_: object) -> None:
-        global _working
+    def _leave(self, *_: object) -> None:
         with _changed:
-            _working -= 1
+            _working.discard(self)
             if not _working:
                 _changed.notify_all()
 
+    __enter__ = _core.guarded(_enter, _leave)
+    __exit__ = _core.guarded(_leave, _leave)
 
-#: Not to be nested, nor inside of `no_capture`.
-between_captures = _BetweenCaptures()
 
-
-@contextlib.contextmanager
-def capturing_alone() -> Iterator[None]:
+class capturing_alone:  # noqa: N801 - used like a function
     """For a block that captures a graph: no session runs, and none is opened or closed. Not inside of the others."""
-    global _capturing, _waiting
-    with _changed:
-        _waiting += 1
-        try:
-            _changed.wait_for(lambda: not _capturing and not _working)
-        finally:
-            _waiting -= 1
-            _changed.notify_all()
-        _capturing = True
-        turns = [turn for one in _turns if (turn := one()) is not None]
-    try:
-        with contextlib.ExitStack() as held:
-            for turn in turns:
-                held.enter_context(turn)
-            yield
-    finally:
+
+    def __init__(self) -> None:
+        self._held: list[Any] = []
+
+    def _enter(self) -> None:
         with _changed:
-            _capturing = False
+            _waiting.add(self)
+            _changed.wait_for(lambda: not _capturing and not _working)
+            _capturing.add(self)
+            _waiting.discard(self)
             _changed.notify_all()
+            turns = [turn for one in _turns if (turn := one()) is not None]
+        _core.call_aside(self._acquire, turns)
+
+    def _leave(self, *_: object) -> None:
+        _core.call_aside(self._release)
+        with _changed:
+            _waiting.discard(self)
+            _capturing.discard(self)
+            _changed.notify_all()
+
+    def _acquire(self, turns: list[Any]) -> None:
+        for turn in turns:
+            turn.acquire()
+            self._held.append(turn)
+
+    def _release(self) -> None:
+        while self._held:
+            self._held.pop().release()
+
+    __enter__ = _core.guarded(_enter, _leave)
+    __exit__ = _core.guarded(_leave, _leave)
