@@ -28,7 +28,7 @@ from report_rules import kernel_rules
 from report_serving import SERVING_SECTIONS
 from report_step_tuning import STEP_TUNING_SECTIONS
 from report_torch import torch_sessions
-from report_tune import tuned_policies
+from report_tune import tuned_on_cuda, tuned_policies
 from report_units import unit_times
 
 if TYPE_CHECKING:
@@ -245,6 +245,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "lock_cuda": locks,
     "verify_power": verdicts,
     "tune_cpu": tuned_policies,
+    "tune_cuda": tuned_on_cuda,
     **SERVING_SECTIONS,
     **PROFILE_SECTIONS,
     **PYTORCH_SECTIONS,
@@ -291,6 +292,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "lock_cuda",
             "verify_power",
             "tune_cpu",
+            "tune_cuda",
         ),
     ),
     "memory": ("Memory", ("pool_cpu", "pool_cuda", "soak_cpu", "soak_cuda")),

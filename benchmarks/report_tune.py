@@ -53,6 +53,33 @@ def tuned_policies(record: dict[str, Any]) -> Section:
     return Section("Tuned policies on cpu", text, tuple(checks))
 
 
+def tuned_on_cuda(record: dict[str, Any]) -> Section:
+    """Return times of policies by hand and of the one that was found, for each batch size, and the ratios."""
+    rows, policies, checks = [], [], []
+    for batch, found in record["batches"].items():
+        by_hand = list(found["ratios"])
+        for name in (*by_hand, "tuned"):
+            value, low, high = spread(found["samples_us"][name])
+            ratio = "" if name == "tuned" else _ratio(found["ratios"][name])
+            rows.append([batch, name, number(value), number(low), number(high), ratio])
+        search = f"{found['seconds']:.0f} of {found['budget']:.0f} s"
+        policies.append([batch, _changes(found["changes"]), search, found["headline"]])
+        best = min(by_hand, key=lambda name: spread(found["samples_us"][name])[0])
+        checks.append(Check(f"batch {batch}, tuned to the best by hand, lower end", found["ratios"][best][1], 1.0, ""))
+    text = (
+        "Does `xrt tune` find, unaided, a policy for ResNet-50 on ONNX Runtime's CUDA provider that is as fast as the "
+        "policies found by hand? Bound runs; random images and weights; allowed is what keeps a cosine of "
+        f"{record['accuracy']['cosine']:g} to fp32. All are timed in {record['rounds']} interleaved rounds after the "
+        f"search, with intervals of {record['confidence']:.0%}.\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_tune_gpu.py`\n\n"
+        f"{table(('batch', 'policy', 'median, µs', 'p10', 'p90', 'tuned to it'), rows)}\n"
+        f"{table(('batch', 'what was found', 'search', 'verdict'), policies)}\n{target_table(checks)}"
+    )
+    if record.get("remark"):
+        text += f"\n{record['remark']}\n"
+    return Section("Tuned ResNet-50 on CUDA", text, tuple(checks))
+
+
 def _ratio(ratio: list[float]) -> str:
     value, low, high = ratio
     return f"{value:.3f} [{low:.3f}, {high:.3f}]"
