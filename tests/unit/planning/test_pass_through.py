@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Providers of ONNX Runtime that are handed on, planned on machines stated as facts: none of them runs here."""
+"""Pass-through providers of ONNX Runtime, planned on machines stated as facts: none of them runs here."""
 
 from __future__ import annotations
 
@@ -220,7 +220,7 @@ def test_what_each_key_becomes() -> None:
     assert plan.settings["convert"] == "fp16"
     assert tuple(plan.settings["allow_cpu_ops"]) == ("Shape",)
     assert plan.settings["options"]["migraphx_mem_limit"] == str(1 << 30)
-    assert any("never run by us" in line for line in plan.warnings)
+    assert any("which was never tested" in line for line in plan.warnings)
 
 
 def test_core_ml_cannot_be_vouched_for_inside() -> None:

@@ -52,7 +52,7 @@ _CUDA = "CUDAExecutionProvider"
 
 
 class OnnxRuntimeEngine(Engine[Settings]):
-    """ONNX Runtime on ``cpu`` and ``cuda:N``, and handed on to ``rocm:N``, ``metal`` and ``dml:N``."""
+    """ONNX Runtime on ``cpu`` and ``cuda:N``, and by pass-through providers on ``rocm:N``, ``metal`` and ``dml:N``."""
 
     name: ClassVar[str] = NAMES[0]
     aliases: ClassVar[tuple[str, ...]] = NAMES[1:]
@@ -114,7 +114,7 @@ class OnnxRuntimeEngine(Engine[Settings]):
         """Return the CUDA devices, then the CPU.
 
         A wheel with the CUDA provider on a machine without a device still offers ``cuda:0``, so that the plan says why
-        it is not used. Devices of providers that are handed on are used when a policy names them, and only then.
+        it is not used. Devices of pass-through providers are used when a policy names them, and only then.
         """
         facts = machine.engines.get(self.name)
         if facts is None or _CUDA not in (*facts.providers, *facts.broken):

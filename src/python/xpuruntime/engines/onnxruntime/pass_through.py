@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Providers of ONNX Runtime that are handed on: MIGraphX for ``rocm:N``, Core ML for ``metal``, DirectML for ``dml:N``.
+"""Pass-through providers of ONNX Runtime: MIGraphX for ``rocm:N``, Core ML for ``metal``, DirectML for ``dml:N``.
 
 Their options were read in ONNX Runtime's sources and documentation, and nothing of them was executed by us. So what a
 provider is told is at most advisory; where nodes run is checked after loading as for CUDA, and enforced.
@@ -38,7 +38,7 @@ __all__ = ["PASS_THROUGH", "PassThrough", "refuse_pass_through", "refuse_shared_
 
 
 class PassThrough(msgspec.Struct, frozen=True, kw_only=True):
-    """One provider that is handed on.
+    """One pass-through provider.
 
     Attributes
     ----------
@@ -105,7 +105,7 @@ PASS_THROUGH: dict[str, PassThrough] = {
 #: Options that name a folder of compiled models, which the provider trusts.
 _CACHES = ("migraphx_model_cache_dir", "ModelCacheDirectory")
 _PRECISIONS = ("model", "fp32", "fp16")
-_NEVER_RUN = "handed on; this provider was never run by us"
+_NEVER_RUN = "passed through to the provider, which was never tested"
 
 
 def refuse_pass_through(request: Request, facts: EngineFacts, machine: Machine) -> Refusal | None:
