@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import random
+import signal
 import threading
 import time
 from typing import TYPE_CHECKING, Any
@@ -174,8 +176,28 @@ def test_many_threads_come_to_an_end() -> None:
     assert together
 
 
+BLOCKS = [no_capture, between_captures, capturing_alone]
+
+
+def nothing_is_held(turns: list[Any]) -> None:
+    assert not cuda_turns._working
+    assert not cuda_turns._waiting
+    assert not cuda_turns._capturing
+    assert not any(turn.locked() for turn in turns)
+    free: list[bool] = []
+
+    def take() -> None:
+        free.append(cuda_turns._lock.acquire(timeout=WAIT))
+        cuda_turns._lock.release()
+
+    thread = threading.Thread(target=take, daemon=True)  # another one, since the lock's owner may take it again
+    thread.start()
+    thread.join(WAIT)
+    assert free == [True]
+
+
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("block", [no_capture, between_captures, capturing_alone])
+@pytest.mark.parametrize("block", BLOCKS)
 def test_an_interruption_holds_nobody_up(block: Callable[[], Any], way: str) -> None:
     turns = [new_turn() for _ in range(3)]
 
@@ -183,11 +205,59 @@ def test_an_interruption_holds_nobody_up(block: Callable[[], Any], way: str) -> 
         with block():
             sum(range(50))
 
-    def check() -> None:
-        assert not cuda_turns._working
-        assert not cuda_turns._waiting
-        assert not cuda_turns._capturing
-        assert not any(turn.locked() for turn in turns)
-
-    hits = sweep(way, work, check)
+    hits = sweep(way, work, lambda: nothing_is_held(turns))
     assert hits > 0 or way != "bytecode"  # a short block may be over before a signal comes
+
+
+@pytest.mark.parametrize("block", BLOCKS)
+def test_signals_at_any_point_hold_nobody_up(block: Callable[[], Any]) -> None:
+    """Also those that come in methods of the standard library."""
+
+    class Stop(BaseException):
+        pass
+
+    armed = [False]
+
+    def stop(*_: object) -> None:
+        if armed[0]:
+            armed[0] = False
+            raise Stop
+
+    turns = [new_turn() for _ in range(3)]
+    before = signal.signal(signal.SIGALRM, stop)
+    chance, hits = random.Random(0), 0
+    try:
+        for number in range(1500):
+            try:
+                armed[0] = True
+                signal.setitimer(signal.ITIMER_REAL, chance.uniform(2e-6, 60e-6))
+                with block():
+                    pass
+                while signal.getitimer(signal.ITIMER_REAL)[0]:
+                    pass
+                armed[0] = False
+            except Stop:
+                hits += 1
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            if number % 50 == 0:
+                nothing_is_held(turns)
+        nothing_is_held(turns)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert hits > 100
+
+
+@pytest.mark.parametrize(("block", "beside"), [(no_capture, capturing_alone), (between_captures, capturing_alone),
+                                               (capturing_alone, no_capture)])  # fmt: skip
+def test_a_wait_can_be_interrupted(block: Callable[[], Any], beside: Callable[[], Any]) -> None:
+    holder = Inside(beside)
+    assert enters(holder)
+    me = threading.get_ident()
+    timer = threading.Timer(0.1, lambda: signal.pthread_kill(me, signal.SIGINT))
+    timer.start()
+    with pytest.raises(KeyboardInterrupt), block():
+        pass
+    timer.join()
+    holder.leave()
+    nothing_is_held([])

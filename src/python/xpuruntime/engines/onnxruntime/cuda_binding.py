@@ -323,11 +323,14 @@ class CudaBinding(Binding):
 
     def close(self) -> None:
         """Release the captured graph and the buffers this binding made."""
-        model = self._model
-        if not model.closed and self._graph_id is not None and self._io is not None:
-            with no_capture():
-                model.session.release_captured_graph(int(self._graph_id))
-        self.run = closed_binding
-        self._io = None
-        self._keep.clear()
-        self.inputs, self.outputs = {}, {}
+        try:
+            if self._graph_id is not None and self._io is not None:
+                with no_capture():
+                    session = self._model._session  # None after the session was closed, which another thread may do
+                    if session is not None:
+                        session.release_captured_graph(int(self._graph_id))
+        finally:
+            self.run = closed_binding
+            self._io = None
+            self._keep.clear()
+            self.inputs, self.outputs = {}, {}

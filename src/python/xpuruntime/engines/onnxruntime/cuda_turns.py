@@ -14,43 +14,71 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 __all__ = ["between_captures", "capturing_alone", "new_turn", "no_capture"]
 
-_changed = threading.Condition()
+#: Not a condition: its methods in Python can be interrupted with the lock held.
+_lock = threading.RLock()
 #: Locks of the sessions that are open, in the order in which they were made.
 _turns: list[weakref.ref[Any]] = []
 #: Blocks that no capture may be beside, captures that wait for their end, and the one that goes on.
 _working: set[object] = set()
 _waiting: set[object] = set()
 _capturing: set[object] = set()
+#: Locked locks of threads that wait for a change.
+_waiters: list[Any] = []
 
 
 def new_turn() -> Any:
     """Return the lock of a new session."""
     turn = threading.Lock()
-    with _changed:
+    with _lock:
         _turns[:] = [one for one in _turns if one() is not None]
         _turns.append(weakref.ref(turn))
     return turn
+
+
+def _wait_to(claim: Callable[[], bool]) -> None:
+    """Call `claim` under the lock, now and after each change, until it says yes."""
+    while True:
+        waiter = threading.Lock()
+        waiter.acquire()
+        with _lock:
+            if claim():
+                return
+            _waiters.append(waiter)
+        waiter.acquire()
+
+
+def _changed() -> None:
+    for waiter in _waiters:
+        if waiter.locked():  # not when an interruption came in between, and all is done again
+            waiter.release()
+    _waiters.clear()
 
 
 class no_capture:  # noqa: N801 - used like a function
     """For a block that opens, observes or closes a session: wait for a capture, and let none begin. May be nested."""
 
     def _enter(self) -> None:
-        with _changed:
-            if not _working:
-                _changed.wait_for(lambda: not _capturing)
-            _working.add(self)
+        _wait_to(self._claim)
+
+    def _claim(self) -> bool:
+        if _capturing and not _working:
+            return False
+        _working.add(self)
+        return True
 
     def _leave(self, *_: object) -> None:
-        with _changed:
+        with _lock:
             _working.discard(self)
-            _changed.notify_all()
+            _changed()
 
     __enter__ = _core.guarded(_enter, _leave)
     __exit__ = _core.guarded(_leave, _leave)
@@ -63,16 +91,19 @@ class between_captures:  # noqa: N801 - used like a function
     """
 
     def _enter(self) -> None:
-        with _changed:
-            while _capturing or _waiting:
-                _changed.wait()
-            _working.add(self)
+        _wait_to(self._claim)
+
+    def _claim(self) -> bool:
+        if _capturing or _waiting:
+            return False
+        _working.add(self)
+        return True
 
     def _leave(self, *_: object) -> None:
-        with _changed:
+        with _lock:
             _working.discard(self)
             if not _working:
-                _changed.notify_all()
+                _changed()
 
     __enter__ = _core.guarded(_enter, _leave)
     __exit__ = _core.guarded(_leave, _leave)
@@ -82,27 +113,31 @@ class capturing_alone:  # noqa: N801 - used like a function
     """For a block that captures a graph: no session runs, and none is opened or closed. Not inside of the others."""
 
     def __init__(self) -> None:
+        self._sessions: list[Any] = []
         self._held: list[Any] = []
 
     def _enter(self) -> None:
-        with _changed:
+        _wait_to(self._claim)
+        _core.call_aside(self._acquire)
+
+    def _claim(self) -> bool:
+        if _capturing or _working:
             _waiting.add(self)
-            _changed.wait_for(lambda: not _capturing and not _working)
-            _capturing.add(self)
-            _waiting.discard(self)
-            _changed.notify_all()
-            turns = [turn for one in _turns if (turn := one()) is not None]
-        _core.call_aside(self._acquire, turns)
+            return False
+        _capturing.add(self)
+        _waiting.discard(self)
+        self._sessions = [turn for one in _turns if (turn := one()) is not None]
+        return True
 
     def _leave(self, *_: object) -> None:
         _core.call_aside(self._release)
-        with _changed:
+        with _lock:
             _waiting.discard(self)
             _capturing.discard(self)
-            _changed.notify_all()
+            _changed()
 
-    def _acquire(self, turns: list[Any]) -> None:
-        for turn in turns:
+    def _acquire(self) -> None:
+        for turn in self._sessions:
             turn.acquire()
             self._held.append(turn)
 
