@@ -468,7 +468,7 @@ def reset_fully_sharded(modules: Iterable[Any]) -> None:
     if fsdp is None:
         return
     for module in modules:
-        if isinstance(module, fsdp.FSDPModule):
+        if isinstance(module, fsdp.FSDPModule) and hasattr(module, "_get_fsdp_state"):
             _reset_fsdp_state(module._get_fsdp_state())
 
 
@@ -496,8 +496,12 @@ def _reset_fsdp_state(state: Any) -> None:
         group._to_sharded()
 
 
+_HALF_WAY = "modules stay as a step that was broken off left them"
+TABLE.append(PrivateName("torch.distributed.fsdp.FSDPModule._get_fsdp_state", "state to reset", _HALF_WAY))
 TABLE.append(
     PrivateName(
-        "torch.distributed.fsdp.FSDPModule._get_fsdp_state", "which a step that is broken off leaves half way", _REFUSES
+        "torch.distributed.fsdp._fully_shard._fsdp_param_group.FSDPParamGroup._to_sharded",
+        "which gives the memory of whole parameters back",
+        _HALF_WAY,
     )
 )

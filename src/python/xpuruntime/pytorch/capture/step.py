@@ -211,6 +211,9 @@ class CapturedStep:
                     for _ in range(self._warmup):
                         inputs.fill(leaves)
                         run()
+            except BaseException:
+                self._reset_modules()
+                raise
             finally:
                 problem = snapshot.restore()
                 work.forget_gradients()
@@ -235,11 +238,21 @@ class CapturedStep:
 
     def _after_failure(self, snapshot: Snapshot) -> None:
         self._work.forget_gradients()
-        _private_api.reset_fully_sharded(self._state.all_modules())
-        snapshot.restore()
+        try:
+            self._reset_modules()
+        finally:
+            snapshot.restore()
         if getattr(self._recorder, "cut_loose", False):
             self._drop_all()  # they would go on with random numbers of their own
             self._recorder.cut_loose = False  # type: ignore[union-attr]
+
+    def _reset_modules(self) -> None:
+        """Let modules of ``fully_shard`` begin anew after a step that was broken off, when the device has done it."""
+        try:
+            if self._device.type == "cuda":
+                torch.cuda.synchronize(self._device)
+        finally:
+            _private_api.reset_fully_sharded(self._state.all_modules())
 
     def _postpone(self, key: Any, problem: str) -> None:
         """Leave a capture for the next call, after a real step has made the state that is missing."""
@@ -372,7 +385,7 @@ def _why(error: Exception) -> str:
     )
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         advice += (
-            "; nor can parameters whose gradients are added up on the default stream, such as those of a "
-            "DistributedDataParallel that was not constructed in a with torch.cuda.stream(torch.cuda.Stream()): block"
+            "; nor can parameters whose gradients are accumulated on the default stream, such as those of a "
+            "DistributedDataParallel that was not constructed in a `with torch.cuda.stream(torch.cuda.Stream()):` block"
         )
     return f"{type(error).__name__}: {text.rstrip('.')} ({advice})"

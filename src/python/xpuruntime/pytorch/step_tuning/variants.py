@@ -79,7 +79,7 @@ def captures_in_torch(variant: Variant) -> bool:
     """Say whether torch.compile captures the step itself.
 
     Such variants are built last: their graphs keep autograd nodes alive that belong to the default stream, and under
-    ``torch.distributed`` those would be part of a later capture, which spoils it.
+    ``torch.distributed`` those would be part of a later capture, which they invalidate.
     """
     return variant.launch == "compile:reduce-overhead"
 
