@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import importlib
 import sys
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -78,3 +79,15 @@ def test_a_module_of_this_package_is_a_bug(needy: Callable[..., None], xrt: Call
     found = xrt("plan", digits)
     assert found.code == 70
     assert "this is a bug in xpuruntime" in found.err
+
+
+def test_a_part_of_a_package_that_is_installed(
+    needy: Callable[..., None], xrt: Callable[..., Any], digits: str
+) -> None:
+    needy("Requires-Dist: packaging>=20\n", "import packaging.nothing_of_that_name\n")
+    message = xrt("plan", digits, "--json").json()["error"]["message"]
+    assert message == (
+        "needy-tools 1.2 needs the module 'packaging.nothing_of_that_name', which packaging "
+        f"{metadata.version('packaging')} does not have. Fix: install another version of it, or of needy-tools; "
+        "`pip check` lists versions that do not fit"
+    )

@@ -23,10 +23,17 @@ def missing_module(error: ModuleNotFoundError) -> str | None:
     if importer is None:
         return None
     who, what = importer.partition(".")[0], error.name.partition(".")[0]
-    found = metadata.packages_distributions().get(who)
-    if not found:
+    distributions = metadata.packages_distributions()
+    found = set(distributions.get(who, ()))
+    if len(found) != 1:  # none, or a namespace of several
         return f"{importer} needs the module {error.name!r}, which is not installed. Fix: install it"
-    package = metadata.distribution(found[0])
+    package = metadata.distribution(found.pop())
+    if what != error.name and what in distributions:  # a module of a package that is installed
+        installed = " or ".join(f"{one} {metadata.version(one)}" for one in sorted(set(distributions[what])))
+        return (
+            f"{package.name} {package.version} needs the module {error.name!r}, which {installed} does not have. Fix: "
+            f"install another version of it, or of {package.name}; `pip check` lists versions that do not fit"
+        )
     needs = f"{package.name} {package.version} needs the module {error.name!r}, which is not installed"
     required = _requirement(package, what)
     if required is not None:
