@@ -66,7 +66,7 @@ def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: 
 
 
 def _configured(case: OpCase, kernel: str, call: OpCall) -> str:
-    """Return the kernel with the configuration that served a call, where the log of decisions has one alone for it."""
+    """Return the kernel with the configuration that served a call, if the decision log has exactly one match."""
     shapes = {name: one.values.shape for name, one in call.inputs.items()}
     found = {
         one.kernel
