@@ -89,6 +89,24 @@ def test_all_inputs_of_a_batch_are_in_memory_of_the_runner(session: xrt.Inferenc
     np.testing.assert_array_equal(copied, alone)
 
 
+def test_batches_are_padded_to_few_sizes_where_each_costs_a_capture(session: xrt.InferenceSession) -> None:
+    settings = BatchSettings(max_batch_size=12, preferred_batch_size=[6])
+    layout = Layout.of(session.inputs, session.outputs, settings)
+    runner = Counted(session)
+    runner.pads_rows = True
+    answers = Answers()
+    batcher = Batcher(runner, layout, settings, answers, name="mlp")
+    try:
+        for rows, size in ((1, 1), (3, 4), (5, 6), (7, 8), (9, 12), (12, 12)):
+            x = np.random.default_rng(rows).standard_normal((rows, 64)).astype(np.float32)
+            (outputs,) = batcher.submit(ask("mlp", {"x": x})).result(WAIT).values()
+            assert runner.given[-1].shape[0] == size
+            np.testing.assert_array_equal(runner.given[-1][rows:], np.repeat(x[-1:], size - rows, axis=0))
+            np.testing.assert_allclose(outputs["y"], session.run({"x": x})["y"], rtol=1e-5, atol=1e-6)
+    finally:
+        assert batcher.close()
+
+
 def test_each_thread_runs_what_it_begins_with(session: xrt.InferenceSession) -> None:
     settings = BatchSettings(max_batch_size=4)
     layout = Layout.of(session.inputs, session.outputs, settings)

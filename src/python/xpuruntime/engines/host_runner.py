@@ -28,6 +28,8 @@ class HostRunner:
     memory = "pageable"
     #: Whether all inputs should be put into memory of `empty`, also those that could be passed as they came.
     copies_all = False
+    #: Whether batches should be padded to a few sizes, because every other one costs a capture.
+    pads_rows = False
 
     def __init__(self, run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
         self.run = run

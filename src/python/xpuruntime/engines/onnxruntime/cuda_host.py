@@ -161,6 +161,7 @@ class CudaHostRunner(HostRunner):
     def __init__(self, model: CudaModel, runs: HostRuns) -> None:
         super().__init__(self._run)
         self._model, self._runs = model, runs
+        self.pads_rows = model.graphs
         self._local = threading.local()
 
     def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.serving.batching.assembly import Slice, assemble, take_apart, whole_inputs, whole_outputs
 from xpuruntime.serving.batching.jobs import Execution, Job, failure_of_run
+from xpuruntime.serving.batching.settings import batch_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,6 +46,10 @@ class Executor:
         self._fixed_rows = settings.max_batch_size if settings.shapes == "fixed" else 0
         #: Whether a request that runs alone is passed to the engine as it came.
         self._passes = not self._fixed_rows and not runner.copies_all
+        #: Rows that executions have where the runner wants few sizes; the least that fits is taken.
+        self._sizes: tuple[int, ...] = ()
+        if runner.pads_rows and settings.max_batch_size:
+            self._sizes = batch_sizes(settings.max_batch_size, settings.preferred_batch_size)
 
     def execute(self, batch: Dispatch, now: float) -> Execution:
         """Run a batch; what it raises is in the result."""
@@ -84,7 +89,7 @@ class Executor:
         jobs: list[Job] = [part.entry.payload for part in parts]
         begin = _tick()
         slices = [Slice(job.feed, part.start, part.stop) for job, part in zip(jobs, parts, strict=True)]
-        made = assemble(self._layout, slices, self._fixed_rows, self._runner)
+        made = assemble(self._layout, slices, self._fixed_rows or self._padded(slices), self._runner)
         execution.rows, execution.elements, execution.padding = made.rows, made.elements, made.padding
         copied = _tick()
         results = self._runner.run(made.feeds)
@@ -93,3 +98,7 @@ class Executor:
         execution.input_ns, execution.infer_ns, execution.output_ns = copied - begin, ran - copied, _tick() - ran
         for job, part, outputs in zip(jobs, parts, pieces, strict=True):
             job.pieces[part.start] = outputs
+
+    def _padded(self, slices: Sequence[Slice]) -> int:
+        rows = sum(one.stop - one.start for one in slices)
+        return next((size for size in self._sizes if size >= rows), 0)

@@ -16,7 +16,7 @@ from xpuruntime.policies.value import PolicyValue
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["BatchSettings", "IntegerList", "NamedOf", "PadRule", "QueueDelay", "Shapes", "TimeoutAction"]
+__all__ = ["BatchSettings", "IntegerList", "NamedOf", "PadRule", "QueueDelay", "Shapes", "TimeoutAction", "batch_sizes"]
 
 Shapes = Literal["exact", "pad", "bucket", "fixed"]
 TimeoutAction = Literal["reject", "delay"]
@@ -268,3 +268,11 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         for name, rule in self.pad.items():
             if not rule.to and self.shapes in ("bucket", "fixed"):
                 raise Refused(f"'{self.shapes}' needs the sizes that are padded to", "pad", name, "to")
+
+
+def batch_sizes(most: int, preferred: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return the powers of two up to a batch size, that size, and preferred ones, ascending."""
+    sizes = [1]
+    while sizes[-1] * 2 < most:
+        sizes.append(sizes[-1] * 2)
+    return tuple(sorted({*sizes, max(most, 1), *preferred}))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.models.model_settings import ModelSettings
 
-__all__ = ["batch_feeds", "batch_sizes", "locked_size", "open_session", "warmup_sizes"]
+__all__ = ["batch_feeds", "locked_size", "open_session", "warmup_sizes"]
 
 
 def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | None = None) -> InferenceSession:
@@ -80,14 +80,6 @@ def locked_size(lock: Lock | None, device: str, settings: ModelSettings) -> int:
     if memory is None or memory.device != device or memory.rows < max(settings.batching.max_batch_size, 1):
         return 0
     return memory.bytes
-
-
-def batch_sizes(most: int) -> tuple[int, ...]:
-    """Return the powers of two up to a batch size, and that size."""
-    sizes = [1]
-    while sizes[-1] * 2 < most:
-        sizes.append(sizes[-1] * 2)
-    return tuple(dict.fromkeys([*sizes, max(most, 1)]))
 
 
 def warmup_sizes(layout: Layout) -> Iterator[dict[str, int]]:

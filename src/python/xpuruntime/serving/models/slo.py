@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import LockError
 from xpuruntime.inference.batch_times import Point, time_batches
-from xpuruntime.serving.models.opening import batch_feeds, batch_sizes, warmup_sizes
+from xpuruntime.serving.batching.settings import batch_sizes
+from xpuruntime.serving.models.opening import batch_feeds, warmup_sizes
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -14,8 +14,9 @@ from xpuruntime.serving.batching.assembly import joined
 from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.jobs import answer, fail
 from xpuruntime.serving.batching.layout import Layout
+from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.messages import InferResponse
-from xpuruntime.serving.models.opening import batch_feeds, batch_sizes, locked_size, open_session, warmup_sizes
+from xpuruntime.serving.models.opening import batch_feeds, locked_size, open_session, warmup_sizes
 from xpuruntime.serving.models.repository import size_on_disk
 from xpuruntime.serving.models.slo import choose_limits, curve_of
 from xpuruntime.serving.models.statistics import Failure, ModelStatistics
@@ -299,7 +300,7 @@ class ServedVersion:
         """Return inputs that each thread of the batcher runs first: in all sizes that CUDA graphs are captured of."""
         *_, sizes = warmup_sizes(self.layout)
         most = max(batching.max_batch_size, 1)
-        rows = (most,) if batching.shapes == "fixed" else batch_sizes(most)
+        rows = (most,) if batching.shapes == "fixed" else batch_sizes(most, batching.preferred_batch_size)
         return [batch_feeds(self.session, self.layout, one, sizes) for one in rows]
 
     def _run_once(self, feeds: dict[str, Any], source: str, rows: int | None = None) -> None:
