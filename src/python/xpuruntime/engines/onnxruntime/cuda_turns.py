@@ -63,41 +63,14 @@ def _changed() -> None:
     _waiters.clear()
 
 
-class no_capture:  # noqa: N801 - used like a function
-    """For a block that opens, observes or closes a session: wait for a capture, and let none begin. May be nested."""
+class _BesideNoCapture:
+    """A block that no capture may be beside; `_claim` says when it may begin."""
+
+    def _claim(self) -> bool:
+        raise NotImplementedError
 
     def _enter(self) -> None:
         _wait_to(self._claim)
-
-    def _claim(self) -> bool:
-        if _capturing and not _working:
-            return False
-        _working.add(self)
-        return True
-
-    def _leave(self, *_: object) -> None:
-        with _lock:
-            _working.discard(self)
-            _changed()
-
-    __enter__ = _core.guarded(_enter, _leave)
-    __exit__ = _core.guarded(_leave, _leave)
-
-
-class between_captures:  # noqa: N801 - used like a function
-    """For a run of host arrays, which is short and holds no capture up: it lets one that waits go first.
-
-    Not to be nested, nor inside of `no_capture`.
-    """
-
-    def _enter(self) -> None:
-        _wait_to(self._claim)
-
-    def _claim(self) -> bool:
-        if _capturing or _waiting:
-            return False
-        _working.add(self)
-        return True
 
     def _leave(self, *_: object) -> None:
         with _lock:
@@ -107,6 +80,29 @@ class between_captures:  # noqa: N801 - used like a function
 
     __enter__ = _core.guarded(_enter, _leave)
     __exit__ = _core.guarded(_leave, _leave)
+
+
+class no_capture(_BesideNoCapture):  # noqa: N801 - used like a function
+    """For a block that opens, observes or closes a session: wait for a capture, and let none begin. May be nested."""
+
+    def _claim(self) -> bool:
+        if _capturing and not _working:
+            return False
+        _working.add(self)
+        return True
+
+
+class between_captures(_BesideNoCapture):  # noqa: N801 - used like a function
+    """For a run of host arrays, which is short and holds no capture up: it lets one that waits go first.
+
+    Not to be nested, nor inside of `no_capture`.
+    """
+
+    def _claim(self) -> bool:
+        if _capturing or _waiting:
+            return False
+        _working.add(self)
+        return True
 
 
 class capturing_alone:  # noqa: N801 - used like a function
