@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, parser
 
 import xpuruntime as xrt
+from xpuruntime.testing import models
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -113,6 +114,51 @@ def test_an_input_of_unknown_rank_is_checked_by_dtype(tmp_path: Path) -> None:
         np.testing.assert_array_equal(binding.outputs["y"], 2 * X)
 
 
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_bound_output_whose_size_depends_on_values_is_named(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip(engine)
+    text = """<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (int64[1, M] y) { y = NonZero(x) }"""
+    with xrt.InferenceSession(models.save(parser.parse_model(text), tmp_path), device="cpu", engine=engine) as session:
+        binding = session.bind({"x": (3,)})
+        binding.inputs["x"][...] = [1, 0, 2]
+        with pytest.raises(xrt.InputError, match=r"output 'y' changed its shape .* use run\(\)"):
+            binding.run()
+        assert session.run({"x": np.ones(3, np.float32)})["y"].shape == (1, 3)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_read_only_inputs_of_models_with_bfloat16(tmp_path: Path, engine: str) -> None:
+    small = pytest.importorskip("ml_dtypes")
+    pytest.importorskip(engine)
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2] x, bfloat16[2] z) => (bfloat16[2] y, float[2] w, float[2] x)
+    { y = Cast<to = 16>(x) w = Cast<to = 1>(z) }"""
+    path = models.save(parser.parse_model(text), tmp_path)
+    feeds = {"x": np.array([1.5, -2], np.float32), "z": np.array([3, 0.5], small.bfloat16)}
+    for array in feeds.values():
+        array.flags.writeable = False
+    strict = {"mode": "strict", "execution": {"engine": engine, "device": "cpu", "precision": "model"}}
+    with xrt.InferenceSession(path, policy=strict) as session:
+        for made in (session.run(feeds), session.run_async(feeds).result()):
+            np.testing.assert_array_equal(made["y"].astype(np.float32), feeds["x"])
+            np.testing.assert_array_equal(made["w"], feeds["z"].astype(np.float32))
+            np.testing.assert_array_equal(made["x"], feeds["x"])
+        session.explain(feeds, runs=1)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_an_output_that_is_an_input_is_a_copy_beside_bfloat16(tmp_path: Path, engine: str) -> None:
+    pytest.importorskip("ml_dtypes")
+    pytest.importorskip(engine)
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[2] x) => (bfloat16[2] y, float[2] x) { y = Cast<to = 16>(x) }"""
+    x = np.array([1.5, -2], np.float32)
+    with xrt.InferenceSession(models.save(parser.parse_model(text), tmp_path), device="cpu", engine=engine) as session:
+        made = session.run({"x": x})["x"]
+    made[...] = 7
+    np.testing.assert_array_equal(x, [1.5, -2])
+
+
 def test_bfloat16_is_run_and_explained(tmp_path: Path) -> None:
     small = pytest.importorskip("ml_dtypes")
     kind = TensorProto.BFLOAT16
@@ -131,7 +177,9 @@ def test_a_type_without_arrays_is_refused_before_anything_is_loaded(tmp_path: Pa
     node = helper.make_node("Identity", ["x"], ["y"])
     path = saved(tmp_path, [node], [tensor("x", [2, 3], kind)], [tensor("y", [2, 3], kind)], 21)
     with pytest.raises(xrt.UnsupportedOperationError, match="put a Cast"):
-        xrt.plan(path, device="cpu")
+        xrt.plan(path, device="cpu", engine="openvino")
+    with pytest.raises(xrt.UnsupportedOperationError, match="put a Cast"):
+        xrt.plan(path, device="cpu", engine="onnxruntime")
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float16", "int8", "uint16", "int64", "uint64", "bool"])

@@ -236,6 +236,25 @@ def test_bfloat16(tmp_path: Path, serve: Serve) -> None:
     np.testing.assert_array_equal(got.data, bits)
 
 
+def test_an_input_of_rank_0_beside_a_batch(tmp_path: Path, serve: Serve) -> None:
+    from onnx import parser
+
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (float[N, 4] x, int64 rate) => (float[N, 4] y) { r = Cast<to = 1>(rate) y = Mul(x, r) }"""
+    path = models.save(parser.parse_model(text), tmp_path, "voice.onnx")
+    service = serve(
+        {
+            "alone": {"source": str(path)},
+            "batched": {"source": str(path), "batching": {"max_batch_size": 4}},
+        }
+    )
+    assert service.ready() == (True, "")
+    x = np.arange(8, dtype=np.float32).reshape(2, 4)
+    requests = [ask(name, {"x": x, "rate": np.array(rate)}) for name in ("alone", "batched") for rate in (2, 3)]
+    for request, future in [(one, service.infer(one)) for one in requests]:
+        np.testing.assert_array_equal(future.result(WAIT).outputs[0].data, x * request.inputs[1].data)
+
+
 def test_an_open_session_is_served_and_not_closed(mlp: Path) -> None:
     from xpuruntime.serving.models.service import Models
 

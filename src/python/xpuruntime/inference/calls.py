@@ -150,7 +150,7 @@ class _CudaCalls(_BoundCalls):
 
         if index not in self._there:
             self._there[index] = {
-                name: Tensor.from_numpy(np.ascontiguousarray(array)).to(self._device, stream=self._stream)
+                name: Tensor.from_numpy(np.asarray(array, order="C")).to(self._device, stream=self._stream)
                 for name, array in self._feeds[index].items()
             }
         return self._there[index]

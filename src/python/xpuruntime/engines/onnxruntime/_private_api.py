@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TABLE", "raw_binding", "raw_session", "value_from_dlpack"]
+__all__ = ["TABLE", "raw_binding", "raw_session", "value_from_array", "value_from_dlpack"]
 
 #: Name, why it is used, and what is done without it.
 TABLE = (
@@ -23,6 +23,11 @@ TABLE = (
     (
         "onnxruntime.capi.onnxruntime_pybind11_state.OrtValue.from_dlpack",
         "which makes a value on the memory of another library, of any type",
+        "the import fails, and the run is refused",
+    ),
+    (
+        "onnxruntime.capi.onnxruntime_pybind11_state.OrtValue.ortvalue_from_numpy_with_onnx_type",
+        "which makes a value on memory that is read-only, which DLPack cannot tell ONNX Runtime",
         "the import fails, and the run is refused",
     ),
 )
@@ -43,3 +48,10 @@ def value_from_dlpack(capsule: Any, is_bool: bool) -> Any:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return state.OrtValue.from_dlpack(capsule, is_bool)
+
+
+def value_from_array(array: Any, onnx_type: int) -> Any:
+    """Return a value that `raw_session` takes, on the memory of a NumPy array whose elements are of an ONNX type."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    return state.OrtValue.ortvalue_from_numpy_with_onnx_type(array, onnx_type)

@@ -11,7 +11,13 @@ import numpy as np
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.host_model import HostModel, bound_buffers, overlapping
 from xpuruntime.engines.input_binding import ConversionLog, closed_binding
-from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session, value_from_dlpack
+from xpuruntime.engines.onnxruntime._private_api import (
+    raw_binding,
+    raw_session,
+    value_from_array,
+    value_from_dlpack,
+)
+from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -108,7 +114,9 @@ class CpuModel(HostModel):
             results = raw_session(handle).run_with_ort_values(_values(tensors), self._outputs, None)
         except Exception as error:
             raise self._failed(error) from None
-        return [_core.Tensor.from_dlpack(value) for value in results]
+        given = {tensor.data_ptr for tensor in tensors.values()}
+        shared = (_core.Tensor.from_dlpack(value) for value in results)
+        return [one.copy() if one.data_ptr in given else one for one in shared]  # an output that is an input
 
     def _observed_feeds(self, feeds: Mapping[str, Any]) -> Mapping[str, Any]:
         ready, _ = self.ready(feeds)
@@ -219,4 +227,13 @@ def fits(shape: tuple[int, ...], declared: Sequence[Any] | None) -> bool:
 
 def _values(tensors: Mapping[str, _core.Tensor]) -> dict[str, Any]:
     """Return tensors as ONNX Runtime takes them, sharing their memory."""
-    return {n: value_from_dlpack(t.__dlpack__(), t.dtype == "bool") for n, t in tensors.items()}
+    return {name: _value(tensor) for name, tensor in tensors.items()}
+
+
+def _value(tensor: _core.Tensor) -> Any:
+    if not tensor.readonly:
+        return value_from_dlpack(tensor.__dlpack__(), tensor.dtype == "bool")
+    array = tensor.numpy()
+    if tensor.dtype == "bfloat16":
+        array = array.view(np.uint16)
+    return value_from_array(array, ONNX_TYPES[tensor.dtype])

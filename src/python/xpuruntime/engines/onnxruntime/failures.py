@@ -15,6 +15,9 @@ _OUT_OF_MEMORY = re.compile(
     r"|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
+_OTHER_SIZE = re.compile(
+    r"OrtValue provided for output '(.*?)' of node .* has shape \{(.*?)\} but the computed output shape .* is \{(.*?)\}"
+)
 _NOISE = re.compile(r"/onnxruntime_src/\S+\s+(?:static |virtual )?[^\n]*?\)(?: const)?(?: \[with [^\]]*\])? ")
 
 
@@ -38,6 +41,14 @@ def translate(error: BaseException, *, doing: str, device: str, hint: str = "") 
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
         fix = "Use a smaller batch, a larger execution.memory.limit, or free other sessions; this session still works."
         return OutOfMemoryError(f"{message} {fix}", **known)
+    other_size = _OTHER_SIZE.search(text)
+    if other_size:
+        name, bound, made = other_size.groups()
+        changed = (
+            f"output {name!r} changed its shape from [{bound}] to [{made}]: it depends on the values of the inputs, so "
+            "it has no fixed buffer; use run()"
+        )
+        return InputError(changed, **known)
     if code == "InvalidArgument":
         return InputError(message, **known)
     if code in ("InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NoModel", "ModelLoaded"):

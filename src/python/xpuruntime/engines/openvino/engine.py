@@ -179,7 +179,9 @@ def _refuse_model(request: Request) -> Refusal | None:
                 return Refusal(
                     VerdictCode.OP_UNSUPPORTED,
                     f"{role} {tensor.name!r} is of type {what}, which is not handed to OpenVINO",
-                    "use the engine onnxruntime, or export the model with tensors of numbers",
+                    f"put a Cast at this {role} into the model, for example to float32"
+                    if tensor.kind == "tensor" and tensor.dtype != "string"
+                    else "use the engine onnxruntime, or export the model with tensors of numbers",
                 )
     foreign = {d: ops for d, ops in model.custom_domains.items() if d not in _DOMAINS}
     if foreign:

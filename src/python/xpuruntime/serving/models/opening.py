@@ -112,5 +112,5 @@ def batch_feeds(
         if info.padding is not None and sizes and name in sizes:
             axis = info.padding.axis
             array = np.take(array, np.arange(sizes[name]) % array.shape[axis], axis=axis)
-        feeds[name] = np.ascontiguousarray(array)
+        feeds[name] = np.asarray(array, order="C")
     return feeds

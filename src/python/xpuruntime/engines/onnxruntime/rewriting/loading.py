@@ -144,7 +144,7 @@ def _value(ort: Any, values: Any, dtype: str, place: tuple[str, int]) -> Any:
         bits = (values.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
         return ort.OrtValue.ortvalue_from_numpy_with_onnx_type(bits, 16)
     array = values > 0 if dtype == "bool" else values.astype(dtype)
-    return ort.OrtValue.ortvalue_from_numpy(np.ascontiguousarray(array), *place)
+    return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
 
 
 def check(rewriting: Rewriting | None, request: Request, settings: Settings, session: Any, log: ConversionLog) -> None:
