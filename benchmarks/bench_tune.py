@@ -28,11 +28,11 @@ from xpuruntime.inference.plan_request import SessionArguments
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.statistics import paired_ratio
 from xpuruntime.policies import Policy
+from xpuruntime.tuning.context import SearchContext
+from xpuruntime.tuning.executors.process import ProcessExecutor
 from xpuruntime.tuning.inputs import read_samples
-from xpuruntime.tuning.process_bench import ProcessBench
-from xpuruntime.tuning.records import Candidate
-from xpuruntime.tuning.setting import Setting
-from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
+from xpuruntime.tuning.trial import Candidate
 
 NAMES = ("silero-vad-openvino-16k", "magika", "rapidocr-cls", "rapidocr-rec", "nudenet")
 DEFAULTS = {name: {"execution": {"engine": name, "device": "cpu"}} for name in ("onnxruntime", "openvino")}
@@ -53,19 +53,19 @@ def inputs_of(name: str) -> tuple[Path, Any]:
 def compared(path: Path, given: Any, policies: dict[str, dict[str, Any]], rounds: int) -> dict[str, list[float]]:
     """Return seconds a run of policies, the mean of two turns of a fresh process in every round."""
     spec = TuneSpec()
-    setting = Setting(path, SessionArguments(policy=CONTROL), spec, default_registry(), None, None)
-    samples = read_samples(given, setting.request.model, batch=1, seed=0)
+    context = SearchContext(path, SessionArguments(policy=CONTROL), spec, default_registry(), None, None)
+    samples = read_samples(given, context.request.model, batch=1, seed=0)
     candidates = [
         Candidate(id=name, engine="", device="cpu", changes={}, policy=Policy.coerce(policy).to_dict())
         for name, policy in policies.items()
     ]
     found: dict[str, list[float]] = {name: [] for name in policies}
     with tempfile.TemporaryDirectory() as folder:
-        count = setting.write_samples(samples.feeds, Path(folder))
-        bench = ProcessBench(lambda one: setting.job(one, folder, count), spec.constraints)
+        count = context.write_samples(samples.feeds, Path(folder))
+        executor = ProcessExecutor(lambda one: context.job(one, folder, count), spec.constraints, context.devices[0])
         for number in range(rounds):
             order = candidates[number % len(candidates) :] + candidates[: number % len(candidates)]
-            figures = bench.fresh(order)
+            figures = executor.measure_fresh(order)
             for one, first, last in zip(order, figures, reversed(figures), strict=False):
                 found[one.id].append((first * last) ** 0.5)
     return found

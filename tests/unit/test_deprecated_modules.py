@@ -12,6 +12,7 @@ import pytest
 FORMER = [
     ("engines.book", "engines.control_builder", {"Book": "ControlBuilder"}),
     ("engines.feeds", "engines.input_binding", {"FeedCheck": "InputValidator", "room": "empty_host_array"}),
+    ("tuning.spec_parts", "tuning.spec", {"Objective": "Objective", "RayPlacement": "RayPlacement"}),
     ("evidence.moments", "evidence.checkpoints", {"moment": "checkpoint", "COLD": "COLD"}),
 ]
 

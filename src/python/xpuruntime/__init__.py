@@ -99,8 +99,8 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.memory import MemoryPool
     from xpuruntime.runtime.stream import Event, Graph, Stream
     from xpuruntime.runtime.tensor import Tensor
-    from xpuruntime.tuning.result import TuneResult
-    from xpuruntime.tuning.spec import TuneSpec
+    from xpuruntime.tuning.result.tune_result import TuneResult
+    from xpuruntime.tuning.spec.tune_spec import TuneSpec
     from xpuruntime.tuning.tune import tune
 
 __version__ = "0.1.0"

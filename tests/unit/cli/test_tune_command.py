@@ -17,9 +17,9 @@ import pytest
 import xpuruntime
 from xpuruntime.cli.tune import _table
 from xpuruntime.evidence.render_text.tables import plain
-from xpuruntime.tuning.result import CandidateResult
-from xpuruntime.tuning.schema import tune_result_schema
-from xpuruntime.tuning.stages import TuneProgress
+from xpuruntime.tuning.result.progress import TuneProgress
+from xpuruntime.tuning.result.schema import tune_result_schema
+from xpuruntime.tuning.result.tune_result import CandidateResult
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,9 +14,9 @@ import xpuruntime as xrt
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.inference.calls import open_calls
 from xpuruntime.policies import ExecutionPolicy, Policy
-from xpuruntime.tuning.setting import _call
-from xpuruntime.tuning.space import build_space
-from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.context import _call_mode
+from xpuruntime.tuning.search.space import build_space
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 pytest.importorskip("onnxruntime")
 
@@ -109,7 +109,7 @@ def test_faults_of_bound_runs_end_only_their_candidate(planted_plugin):
 )
 def test_the_call_follows_from_the_graphs_that_are_asked_for(call, graph, space, device, wanted):
     spec = TuneSpec.coerce({"objective": {} if call is None else {"call": call}, "space": {"cuda_graph": list(space)}})
-    found, notes = _call(spec, Policy(execution=ExecutionPolicy(cuda_graph=graph)), device)
+    found, notes = _call_mode(spec, Policy(execution=ExecutionPolicy(cuda_graph=graph)), device)
     assert found == wanted
     assert bool(notes) == (call is None and wanted == "bind"), "what nobody stated is said"
 

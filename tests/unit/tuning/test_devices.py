@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
-from simulated_bench import SimulatedBench, run
+from simulated_executor import SimulatedExecutor, run
 
 import xpuruntime as xrt
 from xpuruntime.engines.tunables import Tunable
@@ -20,10 +20,10 @@ from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Machine
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.tuning.devices import trial_devices
-from xpuruntime.tuning.journal import Journal
-from xpuruntime.tuning.records import CandidateFailed, DeviceLost
-from xpuruntime.tuning.space import Space
-from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.search.journal import Journal
+from xpuruntime.tuning.search.space import Space
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
+from xpuruntime.tuning.trial import CandidateFailed, DeviceLost
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -117,10 +117,10 @@ def seconds(changes) -> float:
     return 1e-3 / (1.3 if changes.get("execution.layout") == "l12" else 1.0)
 
 
-def benches(count: int = 2, seed: int = 0, **more) -> list[SimulatedBench]:
+def executors(count: int = 2, seed: int = 0, **more) -> list[SimulatedExecutor]:
     """Devices of different speed: a ratio between two of them would be wrong by a third and more."""
     return [
-        SimulatedBench(
+        SimulatedExecutor(
             lambda changes, scale=1 + index / 2: seconds(changes) * scale, seed=seed + index, device=f"d{index}", **more
         )
         for index in range(count)
@@ -132,7 +132,7 @@ SPACE = Space("cpu", {"a": (LAYOUTS,)}, ())
 
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_the_fastest_wins_on_any_number_of_devices(count: int, tmp_path: Path) -> None:
-    several = benches(count)
+    several = executors(count)
     with Journal(tmp_path / "j", {}) as journal:
         found = run(several, SPACE, journal=journal)
     assert found.verdict == "winner"
@@ -155,28 +155,28 @@ def test_the_fastest_wins_on_any_number_of_devices(count: int, tmp_path: Path) -
 
 def test_identical_candidates_on_unlike_speeds_have_no_winner() -> None:
     verdicts = [
-        run([SimulatedBench(lambda changes: 1e-3, seed=seed, device="d0"),
-             SimulatedBench(lambda changes: 2e-3, seed=seed + 1000, device="d1")], SPACE).verdict
+        run([SimulatedExecutor(lambda changes: 1e-3, seed=seed, device="d0"),
+             SimulatedExecutor(lambda changes: 2e-3, seed=seed + 1000, device="d1")], SPACE).verdict
         for seed in range(12)
     ]  # fmt: skip
     assert "winner" not in verdicts
 
 
 def test_two_devices_take_less_of_the_budget() -> None:
-    one, two = benches(1), benches(2)
+    one, two = executors(1), executors(2)
     run(one, SPACE)
     run(two, SPACE)
-    assert max(bench.now for bench in two) < 0.75 * one[0].now
+    assert max(executor.now for executor in two) < 0.75 * one[0].now
 
 
 def test_a_search_on_two_devices_resumes_wherever_it_stopped(tmp_path: Path) -> None:
     path = tmp_path / "j"
     with Journal(path, {}) as journal:
-        whole = run(benches(), SPACE, journal=journal)
+        whole = run(executors(), SPACE, journal=journal)
     lines = path.read_bytes().splitlines(keepends=True)
     for kept in (1, 2, 5, 30, len(lines) // 2, len(lines) - 1):
         path.write_bytes(b"".join(lines[:kept]))
-        several = benches(seed=50)
+        several = executors(seed=50)
         with Journal(path, {}, resume=True) as journal:
             found = run(several, SPACE, journal=journal)
         assert (found.verdict, found.winner) == (whole.verdict, whole.winner)
@@ -191,11 +191,11 @@ def test_a_search_on_two_devices_resumes_wherever_it_stopped(tmp_path: Path) -> 
 def test_a_failure_in_one_thread_ends_the_others() -> None:
     killed = threading.Event()
 
-    class Broken(SimulatedBench):
+    class Broken(SimulatedExecutor):
         def turn(self, candidate):
             raise InputError("the disk is full")
 
-    class Waits(SimulatedBench):
+    class Waits(SimulatedExecutor):
         def turn(self, candidate):
             assert killed.wait(20)
             raise CandidateFailed("crashed", "its worker was killed")
@@ -211,8 +211,8 @@ def test_a_failure_in_one_thread_ends_the_others() -> None:
     assert not journal.has("race/2/0"), "what a killed worker answers is not recorded"
 
 
-class Losing(SimulatedBench):
-    """A bench whose node goes away in some measurements; `others` are left to go on on."""
+class Losing(SimulatedExecutor):
+    """An executor whose node goes away in some measurements; `others` are left to go on on."""
 
     def __init__(self, *args, at: set[int], others: int, **more) -> None:
         super().__init__(*args, **more)
@@ -231,7 +231,7 @@ class Losing(SimulatedBench):
         self._count()
         return super().turn(candidate)
 
-    def renew(self) -> str:
+    def replace_device(self) -> str:
         if not self.others:
             return "no node had room"
         self.others -= 1
@@ -241,7 +241,7 @@ class Losing(SimulatedBench):
 
 def searched(path: Path, *lost: Losing, resume: bool = False):
     with Journal(path, {}, resume=resume) as journal:
-        found = run([SimulatedBench(seconds, device="d0"), *lost], SPACE, journal=journal)
+        found = run([SimulatedExecutor(seconds, device="d0"), *lost], SPACE, journal=journal)
     return found, [json.loads(line) for line in path.read_bytes().splitlines()]
 
 
@@ -306,7 +306,7 @@ def test_a_search_without_any_device_left_can_be_resumed(tmp_path: Path) -> None
     with Journal(tmp_path / "j", {}) as journal, pytest.raises(DeviceLost, match=r"no node had room\. Fix: .*--resume"):
         run(lost, SPACE, journal=journal)
     with Journal(tmp_path / "j", {}, resume=True) as journal:
-        assert run(benches(1), SPACE, journal=journal).verdict == "winner"
+        assert run(executors(1), SPACE, journal=journal).verdict == "winner"
 
 
 # --- real processes --------------------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ import time
 from pathlib import Path
 
 import pytest
-from simulated_bench import SimulatedBench, run
+from simulated_executor import SimulatedExecutor, run
 
 from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import InputError
-from xpuruntime.tuning.journal import Journal
-from xpuruntime.tuning.space import Space
-from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.search.journal import Journal
+from xpuruntime.tuning.search.space import Space
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 HERE = Path(__file__).parent
 REQUEST = {"model": "m"}
@@ -32,7 +32,7 @@ def seconds(changes):
 
 def finished(path: Path | None = None):
     with Journal(path, REQUEST) as journal:
-        return run(SimulatedBench(seconds), SPACE, journal=journal)
+        return run(SimulatedExecutor(seconds), SPACE, journal=journal)
 
 
 def test_values_are_recalled(tmp_path):
@@ -129,55 +129,55 @@ def test_a_resumed_search_measures_nothing_again(tmp_path):
     for kept in (1, 3, 9, len(lines) // 2, len(lines) - 2):
         path = tmp_path / f"cut-{kept}"
         path.write_bytes(b"".join(lines[:kept]))
-        bench = SimulatedBench(seconds, seed=99)
+        executor = SimulatedExecutor(seconds, seed=99)
         with Journal(path, REQUEST, resume=True) as journal:
-            found = run(bench, SPACE, journal=journal)
+            found = run(executor, SPACE, journal=journal)
         assert found.verdict == whole.verdict == "winner"
         assert found.winner == whole.winner
         recorded = sum(line.startswith(b'{"key":"trial/') for line in lines[:kept])
-        assert sum(one.startswith("trial") for one in bench.measured) == 3 - recorded
+        assert sum(one.startswith("trial") for one in executor.measured) == 3 - recorded
 
 
 def test_what_the_budget_cut_off_is_measured_with_a_larger_one(tmp_path):
     path, slow = tmp_path / "j", 40.0
 
     def search(budget: str, *, resume: bool):
-        bench = SimulatedBench(seconds, opens=lambda changes: slow if len(changes) > 2 else 1.0)
+        executor = SimulatedExecutor(seconds, opens=lambda changes: slow if len(changes) > 2 else 1.0)
         with Journal(path, REQUEST, resume=resume) as journal:
-            found = run(bench, SPACE, TuneSpec.loads(f"budget: {{time: {budget}}}"), journal)
-            journal.finish(journal.elapsed + bench.now)
-        return found, bench
+            found = run(executor, SPACE, TuneSpec.loads(f"budget: {{time: {budget}}}"), journal)
+            journal.finish(journal.elapsed + executor.now)
+        return found, executor
 
-    first, bench = search("60s", resume=False)
-    assert bench.now <= 60
+    first, executor = search("60s", resume=False)
+    assert executor.now <= 60
     cut = [one for one in first.candidates if one.code == "not_tried"]
     assert cut
     assert {one.reason for one in cut} == {"the budget of time was used up"}
     again, idle = search("60s", resume=True)
     assert (again.verdict, again.candidates, idle.measured) == (first.verdict, first.candidates, [])
-    more, bench = search("40m", resume=True)
+    more, executor = search("40m", resume=True)
     assert more.verdict == "winner"
-    assert f"trial {cut[0].id}" in bench.measured
-    assert "trial c0" not in bench.measured, "what was measured is not measured again"
+    assert f"trial {cut[0].id}" in executor.measured
+    assert "trial c0" not in executor.measured, "what was measured is not measured again"
 
 
 CHILD = """
 import sys, time
 sys.path.insert(0, {here!r})
-from simulated_bench import SimulatedBench, run
+from simulated_executor import SimulatedExecutor, run
 from test_journal import REQUEST, SPACE, seconds
-from xpuruntime.tuning.journal import Journal
+from xpuruntime.tuning.search.journal import Journal
 
-class Slow(SimulatedBench):
+class Slow(SimulatedExecutor):
     def trial(self, candidate):
         time.sleep(0.02)
         return super().trial(candidate)
     def turn(self, candidate):
         time.sleep(0.004)
         return super().turn(candidate)
-    def fresh(self, candidates):
+    def measure_fresh(self, candidates):
         time.sleep(0.02)
-        return super().fresh(candidates)
+        return super().measure_fresh(candidates)
 
 with Journal(sys.argv[1], REQUEST, resume=sys.argv[2] == "resume") as journal:
     print("begun", flush=True)

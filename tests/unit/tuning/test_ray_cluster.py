@@ -20,7 +20,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.errors import EngineUnavailable, PolicyError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.journal_lines import read_journal_lines
-from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 pytest.importorskip("onnxruntime")
 #: Ray's own use of other packages warns.

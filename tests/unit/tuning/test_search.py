@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import pytest
-from simulated_bench import SimulatedBench, run
+from simulated_executor import SimulatedExecutor, run
 
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.tunables import Tunable, of_options, of_policy
-from xpuruntime.tuning.records import CandidateFailed, Trial
-from xpuruntime.tuning.space import Space
-from xpuruntime.tuning.spec import TuneSpec
+from xpuruntime.tuning.search.space import Space
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
+from xpuruntime.tuning.trial import CandidateFailed, Trial
 
 THREADS = Tunable(key="execution.threads", values=(None, 1, 2, 4))
 LAYOUT = Tunable(key="execution.layout", values=("auto", "nhwc"))
@@ -29,8 +29,8 @@ def codes(found):
 def test_identical_candidates_have_at_most_one_winner_in_100_searches(turns, processes, tied):
     verdicts = []
     for seed in range(100):
-        bench = SimulatedBench(lambda changes: 1e-3, seed=seed, turns=turns, processes=processes)
-        verdicts.append(run(bench, space(THREADS, engines=("a",))).verdict)
+        executor = SimulatedExecutor(lambda changes: 1e-3, seed=seed, turns=turns, processes=processes)
+        verdicts.append(run(executor, space(THREADS, engines=("a",))).verdict)
     assert verdicts.count("winner") <= 1, verdicts
     assert verdicts.count("tied") >= tied, verdicts
 
@@ -39,7 +39,7 @@ def test_a_candidate_that_is_better_by_less_than_the_effect_never_wins():
     def seconds(changes):
         return 1e-3 * (0.99 if changes.get("execution.threads") == 1 else 1.0)
 
-    found = [run(SimulatedBench(seconds, seed=seed), space(THREADS, engines=("a",))).verdict for seed in range(20)]
+    found = [run(SimulatedExecutor(seconds, seed=seed), space(THREADS, engines=("a",))).verdict for seed in range(20)]
     assert "winner" not in found
 
 
@@ -47,7 +47,7 @@ def test_the_fastest_wins_with_an_interval_that_holds_the_truth():
     def seconds(changes):
         return 1e-3 / (1.3 if changes.get("execution.threads") == 4 and changes["execution.engine"] == "b" else 1.0)
 
-    found = run(SimulatedBench(seconds, seed=3), space(THREADS))
+    found = run(SimulatedExecutor(seconds, seed=3), space(THREADS))
     assert found.verdict == "winner"
     winner = next(one for one in found.candidates if one.id == found.winner)
     assert winner.changes == {"execution.engine": "b", "execution.device": "cpu", "execution.threads": 4}
@@ -61,8 +61,8 @@ def test_settings_that_gain_alone_are_combined():
         gain = 1.1 if changes.get("execution.threads") == 1 else 1.0
         return 1e-3 / gain / (1.15 if changes.get("execution.layout") == "nhwc" else 1.0)
 
-    bench = SimulatedBench(seconds, seed=1, turns=0.005, processes=0.001)
-    found = run(bench, space(THREADS, LAYOUT, engines=("a",)))
+    executor = SimulatedExecutor(seconds, seed=1, turns=0.005, processes=0.001)
+    found = run(executor, space(THREADS, LAYOUT, engines=("a",)))
     winner = next(one for one in found.candidates if one.id == found.winner)
     assert winner.changes["execution.threads"] == 1
     assert winner.changes["execution.layout"] == "nhwc"
@@ -77,8 +77,10 @@ def test_every_candidate_has_a_code_and_a_sentence():
             return Trial(code="inaccurate", reason="for input 3, 1 elements became NaN and 0 infinite", seconds=1.0)
         return CandidateFailed("crashed", "the worker was ended in turn by SIGSEGV") if threads == 2 else None
 
-    bench = SimulatedBench(lambda changes: 1e-3 / (3 if changes.get("execution.threads") in (1, 2) else 1), fails=fails)
-    found = run(bench, space(THREADS, engines=("a", "missing")))
+    executor = SimulatedExecutor(
+        lambda changes: 1e-3 / (3 if changes.get("execution.threads") in (1, 2) else 1), fails=fails
+    )
+    found = run(executor, space(THREADS, engines=("a", "missing")))
     assert found.verdict == "tied"
     by = {one.changes.get("execution.threads"): one for one in found.candidates if one.engine == "a"}
     assert by[1].code == "inaccurate"
@@ -96,7 +98,7 @@ def test_the_control_is_replaced_when_it_does_not_keep_the_constraints():
             Trial(code="memory", reason="it held 9 bytes, over the 8 allowed", seconds=1.0) if one.id == "c0" else None
         )
 
-    found = run(SimulatedBench(lambda changes: 1e-3, fails=fails), space(THREADS, engines=("b",)))
+    found = run(SimulatedExecutor(lambda changes: 1e-3, fails=fails), space(THREADS, engines=("b",)))
     assert found.verdict == "winner"
     assert found.gain is None
     assert "does not keep the constraints" in found.reason
@@ -104,7 +106,7 @@ def test_the_control_is_replaced_when_it_does_not_keep_the_constraints():
 
 def test_no_candidate_keeps_the_constraints():
     found = run(
-        SimulatedBench(lambda changes: 1e-3, fails=lambda one: Trial(code="timeout", reason="it hung", seconds=1.0)),
+        SimulatedExecutor(lambda changes: 1e-3, fails=lambda one: Trial(code="timeout", reason="it hung", seconds=1.0)),
         space(THREADS, engines=("b",)),
     )
     assert found.verdict == "none"
@@ -114,7 +116,7 @@ def test_a_finalist_that_fails_a_grade_is_passed_over():
     def seconds(changes):
         return 1e-3 / {2: 2.0, 4: 1.5}.get(changes.get("execution.threads"), 1.0)
 
-    found = run(SimulatedBench(seconds), space(THREADS, engines=("a",)), grade="run_to_run")
+    found = run(SimulatedExecutor(seconds), space(THREADS, engines=("a",)), grade="run_to_run")
     assert found.verdict == "winner"
     by = {one.changes.get("execution.threads"): one for one in found.candidates if one.id != "c0"}
     assert by[2].code == "nondeterministic"
@@ -127,28 +129,28 @@ def test_a_p99_over_its_limit_is_passed_over():
     def seconds(changes):
         return 1e-3 / {2: 2.0, 4: 3.0}.get(changes.get("execution.threads"), 1.0)
 
-    found = run(SimulatedBench(seconds), space(THREADS, engines=("a",)), spec)
+    found = run(SimulatedExecutor(seconds), space(THREADS, engines=("a",)), spec)
     assert found.verdict == "winner"
     assert "constraints" in found.reason, "the control has a p99 of 1.5 ms"
 
 
 def test_a_budget_that_ends_is_undecided():
     spec = TuneSpec.loads("budget: {time: 6s}")
-    found = run(SimulatedBench(lambda changes: 1e-3), space(THREADS), spec)
+    found = run(SimulatedExecutor(lambda changes: 1e-3), space(THREADS), spec)
     assert found.verdict == "undecided"
     assert "not_tried" in codes(found).values()
 
 
 def test_candidates_beyond_the_budget_are_named():
     spec = TuneSpec.loads("budget: {candidates: 2}")
-    found = run(SimulatedBench(lambda changes: 1e-3), space(THREADS, engines=("a",)), spec)
+    found = run(SimulatedExecutor(lambda changes: 1e-3), space(THREADS, engines=("a",)), spec)
     assert found.verdict == "tied"
     assert list(codes(found).values()).count("not_tried") == 2
     assert any("budget.candidates" in note for note in found.notes)
 
 
 def test_a_space_of_which_the_plan_takes_nothing_is_said():
-    found = run(SimulatedBench(lambda changes: 1e-3), space(THREADS, engines=("missing",)))
+    found = run(SimulatedExecutor(lambda changes: 1e-3), space(THREADS, engines=("missing",)))
     assert found.verdict == "tied"
     assert {code for name, code in codes(found).items() if name != "c0"} == {"infeasible"}
     first = next(one for one in found.candidates if one.code == "infeasible")
@@ -157,7 +159,7 @@ def test_a_space_of_which_the_plan_takes_nothing_is_said():
 
 
 def test_a_space_of_which_the_plan_takes_some_has_no_such_note():
-    found = run(SimulatedBench(lambda changes: 1e-3), space(THREADS, engines=("a", "missing")))
+    found = run(SimulatedExecutor(lambda changes: 1e-3), space(THREADS, engines=("a", "missing")))
     assert found.verdict == "tied"
     assert not any("nothing was compared" in note for note in found.notes)
 
@@ -167,7 +169,7 @@ def test_kernels_are_searched_where_a_plan_takes_them():
         return 1e-3 / (1.4 if changes.get("kernels.matmul") == "fast" else 1.0)
 
     kernels = {"matmul": ("no", "slow", "fast"), "conv": ("fast",)}
-    found = run(SimulatedBench(seconds), space(engines=("a",)), kernels=kernels)
+    found = run(SimulatedExecutor(seconds), space(engines=("a",)), kernels=kernels)
     winner = next(one for one in found.candidates if one.id == found.winner)
     assert winner.changes["kernels.matmul"] == "fast"
     assert not any("kernels.conv" in one.changes for one in found.candidates), "it takes no time of the model"
@@ -175,8 +177,8 @@ def test_kernels_are_searched_where_a_plan_takes_them():
 
 
 def test_a_search_can_be_cancelled():
-    bench = SimulatedBench(lambda changes: 1e-3)
-    found = run(bench, space(THREADS), cancel=lambda: bench.now > 3)
+    executor = SimulatedExecutor(lambda changes: 1e-3)
+    found = run(executor, space(THREADS), cancel=lambda: executor.now > 3)
     assert found.verdict == "undecided"
     assert "cancelled" in found.reason
 
@@ -186,8 +188,8 @@ def test_noise_alone_never_drops_what_is_twice_as_fast(seed):
     def seconds(changes):
         return 1e-3 / (2.0 if changes.get("execution.threads") == 2 else 1.0)
 
-    bench = SimulatedBench(seconds, seed=seed, turns=0.25, processes=0.05)
-    assert run(bench, space(THREADS, engines=("a",))).verdict == "winner"
+    executor = SimulatedExecutor(seconds, seed=seed, turns=0.25, processes=0.05)
+    assert run(executor, space(THREADS, engines=("a",))).verdict == "winner"
 
 
 def cuda_space(*engines: str) -> Space:
@@ -211,10 +213,10 @@ HAND_TUNED = {"execution.precision": "fp16", "execution.layout": "nhwc", "execut
 
 @pytest.mark.parametrize("opens", [4.0, 8.0, 12.0])
 def test_what_is_tuned_by_hand_is_found_within_ten_minutes(opens):
-    bench = SimulatedBench(cuda_seconds, seed=1, opens=lambda changes: opens)
+    executor = SimulatedExecutor(cuda_seconds, seed=1, opens=lambda changes: opens)
     kernels = {"conv": ("cudnn_exhaustive", "cudnn_heuristic")}
-    found = run(bench, cuda_space("a", "slow"), TuneSpec(), kernels=kernels)
-    assert bench.now <= 600
+    found = run(executor, cuda_space("a", "slow"), TuneSpec(), kernels=kernels)
+    assert executor.now <= 600
     assert found.verdict == "winner", found.reason
     winner = next(one for one in found.candidates if one.id == found.winner)
     assert HAND_TUNED.items() <= winner.changes.items(), winner.changes
@@ -223,10 +225,10 @@ def test_what_is_tuned_by_hand_is_found_within_ten_minutes(opens):
 
 
 def test_settings_of_a_policy_come_before_options_and_what_gained_before_pairs():
-    bench = SimulatedBench(cuda_seconds, seed=1)
-    found = run(bench, cuda_space("a", "slow"), TuneSpec())
+    executor = SimulatedExecutor(cuda_seconds, seed=1)
+    found = run(executor, cuda_space("a", "slow"), TuneSpec())
     by = {one.id: one for one in found.candidates}
-    order = [by[line.split()[1]].changes for line in bench.measured if line.startswith("trial")]
+    order = [by[line.split()[1]].changes for line in executor.measured if line.startswith("trial")]
     alone = [one for one in order if len(one) == 3]  # engine, device and one key
     keys = [next(key for key in one if key not in ("execution.engine", "execution.device")) for one in alone]
     options = [key.startswith("execution.provider_options.") for key in keys]
@@ -239,16 +241,16 @@ def test_settings_of_a_policy_come_before_options_and_what_gained_before_pairs()
 
 @pytest.mark.parametrize("opens", [25.0, 90.0, 400.0, 700.0])
 def test_a_search_ends_with_its_budget_however_slow_candidates_open(opens):
-    bench = SimulatedBench(cuda_seconds, opens=lambda changes: opens if len(changes) > 2 else min(opens, 90.0))
-    found = run(bench, cuda_space("a"), TuneSpec())
-    assert bench.now <= 600
+    executor = SimulatedExecutor(cuda_seconds, opens=lambda changes: opens if len(changes) > 2 else min(opens, 90.0))
+    found = run(executor, cuda_space("a"), TuneSpec())
+    assert executor.now <= 600
     assert all(one.reason for one in found.candidates)
     assert "not_tried" in codes(found).values()
 
 
 def test_a_control_that_the_budget_has_no_room_for_is_undecided():
-    bench = SimulatedBench(cuda_seconds, opens=lambda changes: 700.0)
-    found = run(bench, cuda_space("a"), TuneSpec())
-    assert (bench.now, found.verdict) == (600.0, "undecided")
+    executor = SimulatedExecutor(cuda_seconds, opens=lambda changes: 700.0)
+    found = run(executor, cuda_space("a"), TuneSpec())
+    assert (executor.now, found.verdict) == (600.0, "undecided")
     assert found.reason == "the policy that was given was not measured: the budget of time was used up"
     assert codes(found) == {"c0": "control"}

@@ -12,10 +12,10 @@ from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
-from xpuruntime.tuning.schema import tune_schema
-from xpuruntime.tuning.space import apply_changes, build_space
-from xpuruntime.tuning.spec import TuneSpec
-from xpuruntime.tuning.spec_parts import OBJECTIVES, Objective, SearchSpace
+from xpuruntime.tuning.search.space import apply_changes, build_space
+from xpuruntime.tuning.spec.parts import OBJECTIVES, Objective, SearchSpace
+from xpuruntime.tuning.spec.schema import tune_schema
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 FULL = """
 schema: xpuruntime.tune/1

@@ -17,10 +17,10 @@ from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.tuning.devices import TrialDevice
-from xpuruntime.tuning.process_bench import ProcessBench
-from xpuruntime.tuning.records import Candidate, OutOfTime
-from xpuruntime.tuning.runner import Job
-from xpuruntime.tuning.spec_parts import Constraints
+from xpuruntime.tuning.executors.process import ProcessExecutor
+from xpuruntime.tuning.executors.runner import Job
+from xpuruntime.tuning.spec.parts import Constraints
+from xpuruntime.tuning.trial import Candidate, OutOfTime
 
 pytest.importorskip("onnxruntime")
 
@@ -37,7 +37,9 @@ def samples(count: int):
 
 
 def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, monkeypatch):
-    monkeypatch.setattr("xpuruntime.tuning.process_bench._OPEN", 8.0)  # seconds that the one that hangs is waited for
+    monkeypatch.setattr(
+        "xpuruntime.tuning.executors.process._OPEN", 8.0
+    )  # seconds that the one that hangs is waited for
     faults = ["two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "leak", "noise"]
     found = xrt.tune(
         DEMO,
@@ -82,16 +84,16 @@ def test_a_measurement_is_cut_off_where_the_budget_ends(planted_plugin, tmp_path
     options = {"planted": {"fault": "hang"}}
     policy = {"execution": {"device": "cpu", "engine": "planted", "provider_options": options}}
     job = Job(model=DEMO, policy=policy, trust=False, calibration=None, samples=str(tmp_path), count=1, tolerance={})
-    bench = ProcessBench(lambda one: job, Constraints(), TrialDevice(name="cpu", device="cpu"))
+    executor = ProcessExecutor(lambda one: job, Constraints(), TrialDevice(name="cpu", device="cpu"))
     began = time.monotonic()
-    bench.left = lambda: began + 3.0 - time.monotonic()
+    executor.time_left = lambda: began + 3.0 - time.monotonic()
     one = Candidate(id="c1", engine="planted", device="cpu", changes={}, policy=policy)
     with pytest.raises(OutOfTime, match="the budget of time was used up"):
-        bench.trial(one)
+        executor.trial(one)
     assert 2.5 < time.monotonic() - began < 8
-    assert not bench._workers
+    assert not executor._workers
     with pytest.raises(OutOfTime):
-        bench.fresh([one, one])
+        executor.measure_fresh([one, one])
     assert time.monotonic() - began < 12
 
 

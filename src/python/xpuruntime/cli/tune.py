@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.tuning.result import TuneResult
-    from xpuruntime.tuning.stages import TuneProgress
+    from xpuruntime.tuning.result.progress import TuneProgress
+    from xpuruntime.tuning.result.tune_result import TuneResult
 
 __all__ = ["tune"]
 
@@ -108,7 +108,7 @@ def tune(
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.policies.quantities import read_duration
-    from xpuruntime.tuning.spec_parts import CALLS, OBJECTIVES
+    from xpuruntime.tuning.spec.parts import CALLS, OBJECTIVES
     from xpuruntime.tuning.tune import tune as tuned
 
     _check_word("--for", objective, OBJECTIVES, "objectives")
@@ -200,7 +200,7 @@ def _table(progress: TuneProgress) -> RenderableType:
     from rich.text import Text
 
     from xpuruntime.measuring.candidate_codes import CandidateCode
-    from xpuruntime.tuning.text import changes_text
+    from xpuruntime.tuning.result.text import changes_text
 
     left = max(0.0, progress.budget - progress.elapsed)
     rounds = f", round {progress.round + 1} of at most {progress.rounds}" if progress.rounds else ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Devices that a search measures on, several at once: those of a policy, or disjoint sets of processor cores.
+"""Devices of a search, several at once: those of a policy, or disjoint sets of processor cores.
 
 A ratio is only ever between runs on one device, and a search ranks ratios of all of them, so its devices must be alike.
 """
@@ -30,9 +30,9 @@ __all__ = [
     "TrialDevice",
     "check_devices",
     "check_trial_device",
+    "hardware_difference",
     "policy_device",
     "trial_devices",
-    "unlike",
 ]
 
 #: What names a device in a specification.
@@ -112,7 +112,7 @@ def trial_devices(names: Sequence[str], planned: str, machine: Machine) -> tuple
                 f"devices: {one.name} is asked for, and the policy runs on {planned}. Fix: state execution.device: "
                 f"{one.device} in the policy, or leave devices out"
             )
-        if difference := unlike(first.hardware, one.hardware):
+        if difference := hardware_difference(first.hardware, one.hardware):
             raise UnsupportedOperationError(
                 f"devices: {one.name} is unlike {first.name} ({difference}), and gains on the two cannot be ranked. "
                 "Fix: leave one of them out"
@@ -125,7 +125,7 @@ def policy_device(name: str) -> str:
     return "cpu" if name.startswith(_SET) else name
 
 
-def unlike(first: dict[str, Any], other: dict[str, Any]) -> str:
+def hardware_difference(first: dict[str, Any], other: dict[str, Any]) -> str:
     """Say how the hardware of two devices differs; ``""`` where it does not."""
     differs = [name for name in {**first, **other} if first.get(name) != other.get(name)]
     return "; ".join(f"{name}: {first.get(name)} and {other.get(name)}" for name in differs)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The inputs of a search: real ones, in batches of the size that is asked for, or made-up ones by name."""
+"""Inputs of a search: real ones, batched to the size asked for, or generated ones."""
 
 from __future__ import annotations
 

@@ -20,22 +20,22 @@ from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.energy import open_meter
 from xpuruntime.policies.kernel_ids import FAMILIES
-from xpuruntime.tuning.bench import FRESH
+from xpuruntime.tuning.context import SearchContext
+from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES
+from xpuruntime.tuning.executors.local import LocalExecutor
+from xpuruntime.tuning.executors.process import ProcessExecutor
+from xpuruntime.tuning.executors.ray_cluster import RayCluster
+from xpuruntime.tuning.executors.ray_files import job_on_node, search_files
 from xpuruntime.tuning.inputs import read_samples
-from xpuruntime.tuning.journal import Journal
-from xpuruntime.tuning.local_bench import LocalBench
-from xpuruntime.tuning.measurements import Measurements
-from xpuruntime.tuning.planner import Rejected
-from xpuruntime.tuning.process_bench import ProcessBench
-from xpuruntime.tuning.ray_bench import RayCluster
-from xpuruntime.tuning.ray_files import files_of_search, on_node
-from xpuruntime.tuning.records import CONTROL, Candidate
-from xpuruntime.tuning.result import CandidateResult, TuneResult
-from xpuruntime.tuning.search import Search
-from xpuruntime.tuning.setting import Setting
-from xpuruntime.tuning.space import kernel_values
-from xpuruntime.tuning.spec import TuneSpec
-from xpuruntime.tuning.spec_parts import Objective, RayPlacement
+from xpuruntime.tuning.result.tune_result import CandidateResult, TuneResult
+from xpuruntime.tuning.search.journal import Journal
+from xpuruntime.tuning.search.measurements import Measurements
+from xpuruntime.tuning.search.planner import Rejected
+from xpuruntime.tuning.search.search import Search
+from xpuruntime.tuning.search.space import kernel_values
+from xpuruntime.tuning.spec.parts import Objective, RayPlacement
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
+from xpuruntime.tuning.trial import CONTROL, Candidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -43,10 +43,10 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.plan_request import PolicyLike
     from xpuruntime.runtime.machine import Machine
-    from xpuruntime.tuning.bench import Bench
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.runner import Job
-    from xpuruntime.tuning.stages import TuneProgress
+    from xpuruntime.tuning.executors.base import Executor
+    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.result.progress import TuneProgress
 
 __all__ = ["tune"]
 
@@ -145,88 +145,88 @@ def tune(
     'c0'
     """
     began = time.monotonic()
-    stated = _settled(TuneSpec.coerce(spec), objective, call, budget, policy, devices, ray)
+    stated = _merge_arguments(TuneSpec.coerce(spec), objective, call, budget, policy, devices, ray)
     data = stated.inputs if inputs is None else inputs
     if not isinstance(model, (str, os.PathLike)):
         raise InputError("a search opens the model in other processes. Fix: export it to a file first")
     with ExitStack() as stack:
-        asked = SessionArguments(
+        arguments = SessionArguments(
             device=device, engine=engine, precision=precision, trust=trust,
             policy=policy if policy is not None else stated.base,
         )  # fmt: skip
         known = registry if registry is not None else default_registry()
         cluster = None
         if stated.ray is not None:
-            cuda = asked.merged(asked.policy).execution.device.startswith("cuda")
+            cuda = arguments.merged(arguments.policy).execution.device.startswith("cuda")
             cluster = stack.enter_context(RayCluster(stated.ray, cuda=cuda))
             machine = machine if machine is not None else cluster.machine
-        setting = Setting(model, asked, stated, known, machine, calibration, cluster)
-        for one in setting.devices[: 1 if cluster is not None else None]:
+        context = SearchContext(model, arguments, stated, known, machine, calibration, cluster)
+        for one in context.devices[: 1 if cluster is not None else None]:
             _refuse_unmeasurable(stated, one, cluster)
-        samples = read_samples(data, setting.request.model, batch=stated.objective.batch, seed=stated.seed)
+        samples = read_samples(data, context.request.model, batch=stated.objective.batch, seed=stated.seed)
         room = Path(stack.enter_context(ScratchFolder("tune")))
-        count = setting.write_samples(samples.feeds, room)
-        book = stack.enter_context(Journal(journal, setting.facts(samples.digest), resume=resume))
-        before, earlier = moment(), book.elapsed
+        count = context.write_samples(samples.feeds, room)
+        log = stack.enter_context(Journal(journal, context.journal_header(samples.digest), resume=resume))
+        before, earlier = moment(), log.elapsed
 
         def clock() -> float:
             return earlier + time.monotonic() - began
 
         def job_of(candidate: Candidate) -> Job:
-            return setting.job(candidate, str(room), count)
+            return context.job(candidate, str(room), count)
 
-        benches = _benches(setting, job_of, registry, cluster, room)
-        for bench in benches:
-            stack.callback(bench.close)
+        executors = _open_executors(context, job_of, registry, cluster, room)
+        for executor in executors:
+            stack.callback(executor.close)
         search = Search(
-            stated, setting.space, setting.planner.plan, Measurements(book, benches, clock, cancel),
-            grade=setting.grade, kernels=kernel_values(stated.space, FAMILIES), stated=setting.stated_keys,
+            stated, context.space, context.planner.plan, Measurements(log, executors, clock, cancel),
+            grade=context.grade, kernels=kernel_values(stated.space, FAMILIES), stated=context.stated_keys,
             progress=progress,
         )  # fmt: skip
         found = search.run()
         elapsed = clock()
-        book.finish(elapsed)
-        notes = [*([samples.note] if samples.note else []), *setting.notes, *found.notes]
+        log.finish(elapsed)
+        notes = [*([samples.note] if samples.note else []), *context.notes, *found.notes]
         notes += [f"while it was measured, {one}" for one in between(before, moment()).remarks()]
         winner = next((one for one in found.candidates if one.id == (found.winner or CONTROL)), None)
         changes = winner.changes if winner is not None and found.winner else {}
-        planned = setting.planner.plan(changes)
+        planned = context.planner.plan(changes)
         return TuneResult(
-            created=utc_now(), version=version("xpuruntime"), model=str(model), model_sha256=setting.digest,
+            created=utc_now(), version=version("xpuruntime"), model=str(model), model_sha256=context.digest,
             objective=stated.objective.name, batch=stated.objective.batch, concurrency=stated.objective.concurrency,
-            call=setting.call,  # type: ignore[arg-type]
-            inputs=samples.origin, devices=tuple(one.name for one in setting.devices),
-            hardware=setting.devices[0].hardware, verdict=found.verdict,  # type: ignore[arg-type]
+            call=context.call,  # type: ignore[arg-type]
+            inputs=samples.origin, devices=tuple(one.name for one in context.devices),
+            hardware=context.devices[0].hardware, verdict=found.verdict,  # type: ignore[arg-type]
             reason=found.reason, winner=found.winner, gain=found.gain,
             changes=changes, policy={} if isinstance(planned, Rejected) else planned.policy.to_dict(),
             min_effect=stated.decide.min_effect, confidence=stated.decide.confidence, candidates=found.candidates,
-            front=_front(found.candidates), stages=found.stages, elapsed=elapsed, budget=stated.budget.time,
+            front=_pareto_front(found.candidates), stages=found.stages, elapsed=elapsed, budget=stated.budget.time,
             notes=tuple(notes),
         )  # fmt: skip
 
 
-def _benches(
-    setting: Setting,
+def _open_executors(
+    context: SearchContext,
     job_of: Callable[[Candidate], Job],
     registry: EngineRegistry | None,
     cluster: RayCluster | None,
     samples: Path,
-) -> Sequence[Bench]:
-    """Return a bench for each device."""
-    constraints = setting.spec.constraints
+) -> Sequence[Executor]:
+    """Return an executor for each device."""
+    constraints = context.spec.constraints
     if cluster is not None:
-        shared = setting.spec.ray is not None and setting.spec.ray.model == "shared"
-        files, mine = files_of_search(setting.path, setting.request.model, setting.calibration, samples)
-        shipped = cluster.ship(files, mine if shared else ())
-        return cluster.benches(
-            lambda candidate: on_node(job_of(candidate), shared=shared), constraints, setting.plan.device, shipped
+        shared = context.spec.ray is not None and context.spec.ray.model == "shared"
+        files, mine = search_files(context.model_path, context.request.model, context.calibration, samples)
+        shipped = cluster.put_files(files, mine if shared else ())
+        return cluster.executors(
+            lambda candidate: job_on_node(job_of(candidate), shared=shared), constraints, context.plan.device, shipped
         )
-    if setting.spec.isolation == "none":
-        return [LocalBench(job_of, constraints, one, registry) for one in setting.devices]
-    return [ProcessBench(job_of, constraints, one) for one in setting.devices]
+    if context.spec.isolation == "none":
+        return [LocalExecutor(job_of, constraints, one, registry) for one in context.devices]
+    return [ProcessExecutor(job_of, constraints, one) for one in context.devices]
 
 
-def _settled(
+def _merge_arguments(
     spec: TuneSpec,
     objective: str | None,
     call: str | None,
@@ -263,11 +263,11 @@ def _refuse_unmeasurable(spec: TuneSpec, device: TrialDevice, cluster: RayCluste
             raise UnsupportedOperationError(f"on the node {device.name}, {reason}")
     elif name == "energy":
         open_meter(device.device)
-    if name in FRESH and spec.isolation == "none":
+    if name in FRESH_PROCESS_OBJECTIVES and spec.isolation == "none":
         raise UnsupportedOperationError(f"{name} is that of a process of its own. Fix: state isolation: process")
 
 
-def _front(candidates: tuple[CandidateResult, ...]) -> tuple[str, ...]:
+def _pareto_front(candidates: tuple[CandidateResult, ...]) -> tuple[str, ...]:
     """Return the candidates that ran, of which none other is better in figure, memory and error at once."""
     places = {
         one.id: (one.figure, one.memory or 0, one.error or 0.0)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Bench`: where candidates are opened and measured; and what all benches have in common."""
+"""`Executor`: interface of what opens and measures candidates on one device; `SessionExecutor`: its shared part."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.tuning.records import CandidateFailed, OutOfTime, Trial
+from xpuruntime.tuning.trial import CandidateFailed, OutOfTime, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.records import Candidate
-    from xpuruntime.tuning.runner import Job
-    from xpuruntime.tuning.spec_parts import Constraints
+    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.spec.parts import Constraints
+    from xpuruntime.tuning.trial import Candidate
 
-__all__ = ["FRESH", "Bench", "SessionBench", "first_line", "judged"]
+__all__ = ["FRESH_PROCESS_OBJECTIVES", "Executor", "SessionExecutor", "check_constraints", "first_line"]
 
 #: Objectives whose figure is that of a process that is started for it.
-FRESH = ("memory", "cold_start")
+FRESH_PROCESS_OBJECTIVES = ("memory", "cold_start")
 #: Inputs that a turn goes through at most, and seconds beyond which it has fewer of them.
 _MOST_TIMED, _LONG_TURN = 8, 0.1
 
 
-class Bench(ABC):
+class Executor(ABC):
     """Measures candidates on one device.
 
-    Each method but `pace`, `trial`, `close`, `kill` and `renew` raises `CandidateFailed`; where the device itself went
-    away, all that measure raise `DeviceLost`, and `OutOfTime` where the budget ended meanwhile.
+    Methods that measure raise `DeviceLost` where the device went away, and `OutOfTime` where the budget ended; all of
+    them but `trial` raise `CandidateFailed`.
 
     Attributes
     ----------
     device : TrialDevice
-    left : callable
+    time_left : callable
         Seconds that are left of the budget.
     """
 
     device: TrialDevice
-    left: Callable[[], float] = staticmethod(lambda: math.inf)
+    time_left: Callable[[], float] = staticmethod(lambda: math.inf)
 
     @abstractmethod
-    def pace(self, run: float | None) -> None:
+    def calibrate(self, run: float | None) -> None:
         """Settle how many inputs a turn goes through, from the seconds of a run of the control: before any turn."""
 
     @abstractmethod
@@ -59,7 +59,7 @@ class Bench(ABC):
         """Return the figure of one turn, small where it is good."""
 
     @abstractmethod
-    def tail(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
+    def count_slow_runs(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Count runs over a limit: ``runs``, ``over`` and ``p99``."""
 
     @abstractmethod
@@ -67,11 +67,11 @@ class Bench(ABC):
         """Test a grade: ``reached`` and ``reason``."""
 
     @abstractmethod
-    def shares(self, candidate: Candidate) -> dict[str, float]:
+    def op_time_shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
 
     @abstractmethod
-    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+    def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
         """Open candidates anew and return the figures of a turn of each, in their order and then back (ABBA)."""
 
     @abstractmethod
@@ -82,13 +82,13 @@ class Bench(ABC):
         """End what is measured, from any thread; nothing is measured after it."""
         return
 
-    def renew(self) -> str:
+    def replace_device(self) -> str:
         """Go on on a device that is like one that was lost; return why that cannot be, ``""`` where it can."""
         return "there is no other"
 
 
-class SessionBench(Bench):
-    """Opens sessions of candidates.
+class SessionExecutor(Executor):
+    """Base of executors on this machine: opens sessions of candidates.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ class SessionBench(Bench):
         self._job_of, self._constraints, self.device = job_of, constraints, device
         self._timed = _MOST_TIMED
 
-    def pace(self, run: float | None) -> None:
+    def calibrate(self, run: float | None) -> None:
         """Settle how many inputs a turn goes through: as many for all candidates, since inputs may differ in cost."""
         if run:
             self._timed = max(1, min(_MOST_TIMED, math.ceil(_LONG_TURN / run)))
@@ -118,8 +118,8 @@ class SessionBench(Bench):
         except OutOfTime:
             self.close(candidate)
             raise
-        trial = judged(found, self._constraints, time.monotonic() - began)
-        if trial.code is not None or self._job_of(candidate).objective in FRESH:
+        trial = check_constraints(found, self._constraints, time.monotonic() - began)
+        if trial.code is not None or self._job_of(candidate).objective in FRESH_PROCESS_OBJECTIVES:
             self.close(candidate)
         return trial
 
@@ -137,7 +137,7 @@ class SessionBench(Bench):
         return msgspec.structs.replace(job, policy=policy, timed=self._timed)
 
 
-def judged(found: dict[str, Any], constraints: Constraints, seconds: float) -> Trial:
+def check_constraints(found: dict[str, Any], constraints: Constraints, seconds: float) -> Trial:
     """Return the trial of a candidate that was opened and compared: whether it keeps the constraints."""
     start, memory = found["start"], found["memory"]
     code: CandidateCode | None = None

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Planner`: what a plan makes of the base policy with some keys changed; nothing is opened."""
+"""`Planner`: plans of the base policy with some keys changed; nothing is opened."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.plan_request import plan_request
-from xpuruntime.tuning.space import apply_changes
+from xpuruntime.tuning.search.space import apply_changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,7 +29,7 @@ class Planned(NamedTuple):
     engine: str
     device: str
     policy: Policy
-    gets: str
+    settings_digest: str
     computes: str | None
 
 
@@ -74,10 +74,10 @@ class Planner:
                 return Rejected(f"{key}: {control.reason}")
             if control is not None and key.startswith("kernels.") and control.resolved == "-":
                 return Rejected(f"{key}: {control.reason}")
-        return Planned(plan.engine, plan.device, policy, _gets(plan, policy), plan.settings.get("computes"))
+        return Planned(plan.engine, plan.device, policy, _settings_digest(plan, policy), plan.settings.get("computes"))
 
 
-def _gets(plan: Plan, policy: Policy) -> str:
+def _settings_digest(plan: Plan, policy: Policy) -> str:
     """Return a digest of what the engine gets: its settings, or the whole of ``execution`` where it has none."""
     settings = plan.settings or policy.execution.to_plain()
     text = json_bytes((plan.engine, plan.device, settings, plan.kernels), enc_hook=str, order="deterministic")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a search is made of: candidates, what a trial of one found, and how one fails."""
+"""`Candidate` and `Trial`: a policy that is tried, the outcome of opening it, and the exceptions of measuring it."""
 
 from __future__ import annotations
 

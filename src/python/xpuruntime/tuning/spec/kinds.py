@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Kinds of field that only a tuning specification has: limits, words beside values, and values to search."""
+"""Value kinds of tuning specifications: limits, words beside values, and values to search."""
 
 from __future__ import annotations
 

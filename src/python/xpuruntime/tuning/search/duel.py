@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`duel`: a finalist against the policy that was given, in fresh processes, on data that chose nothing before."""
+"""`duel`: the final test of a finalist against the control, in fresh processes, on held-out measurements."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.statistics import Margin, Verdict, compare, look_rounds, paired_ratio
-from xpuruntime.tuning.records import CONTROL, CandidateFailed
-from xpuruntime.tuning.result import Ratio
+from xpuruntime.tuning.result.tune_result import Ratio
+from xpuruntime.tuning.trial import CONTROL, CandidateFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xpuruntime.tuning.spec_parts import Decide
+    from xpuruntime.tuning.spec.parts import Decide
 
-__all__ = ["Duelled", "duel"]
+__all__ = ["DuelResult", "duel"]
 
 
-class Duelled(NamedTuple):
+class DuelResult(NamedTuple):
     """How a duel ended.
 
     Attributes
@@ -41,7 +41,7 @@ class Duelled(NamedTuple):
     failed: CandidateCode | None = None
 
 
-def duel(measured: Callable[[int], Sequence[float] | None], decide: Decide, *, family: int, seed: int) -> Duelled:
+def duel(measured: Callable[[int], Sequence[float] | None], decide: Decide, *, family: int, seed: int) -> DuelResult:
     """Compare a finalist with the control until it is decided.
 
     Parameters
@@ -80,7 +80,7 @@ def duel(measured: Callable[[int], Sequence[float] | None], decide: Decide, *, f
         try:
             figures = measured(number)
         except CandidateFailed as failed:
-            return Duelled(False, gain, failed.reason, failed.code)
+            return DuelResult(False, gain, failed.reason, failed.code)
         if figures is None:
             ended = "the budget of time was used up"
             break
@@ -91,10 +91,10 @@ def duel(measured: Callable[[int], Sequence[float] | None], decide: Decide, *, f
         if number + 1 in looks:
             won, gain = look()
             if won is not None:
-                return Duelled(won, gain, f"decided after {len(times)} rounds")
+                return DuelResult(won, gain, f"decided after {len(times)} rounds")
     won, gain = look()
     apart = _apart(split)
-    return Duelled(won, gain, f"{ended} after {len(times)} rounds" + (f"; {apart}" if apart else ""))
+    return DuelResult(won, gain, f"{ended} after {len(times)} rounds" + (f"; {apart}" if apart else ""))
 
 
 def _apart(split: Sequence[tuple[float, float]]) -> str:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`TuneResult`: what a search found: a winner, a proven tie, or why neither."""
+"""`TuneResult`: result of a search: a winner, a proven tie, or the reason for neither."""
 
 from __future__ import annotations
 
@@ -246,19 +246,19 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     def save_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the result as one HTML page and return the path. Raises InputError."""
         from xpuruntime.evidence.writing import write_whole
-        from xpuruntime.tuning.page import render_page
+        from xpuruntime.tuning.result.page import render_page
 
         return write_whole(path, render_page(self), "the page")
 
     def __str__(self) -> str:
         """Return the result as plain text."""
-        from xpuruntime.tuning.text import plain_text
+        from xpuruntime.tuning.result.text import plain_text
 
         return plain_text(self)
 
     def __rich__(self) -> RenderableType:
         """Return headline and tables."""
-        from xpuruntime.tuning.text import render
+        from xpuruntime.tuning.result.text import render
 
         return render(self)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`ProcessBench`: a worker process for every candidate."""
+"""`ProcessExecutor`: runs each candidate in a worker process."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ import msgspec
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.worker import Worker
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
-from xpuruntime.tuning.bench import FRESH, SessionBench, first_line
-from xpuruntime.tuning.records import CandidateFailed, OutOfTime
+from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES, SessionExecutor, first_line
+from xpuruntime.tuning.trial import CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.records import Candidate
-    from xpuruntime.tuning.runner import Job
-    from xpuruntime.tuning.spec_parts import Constraints
+    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.spec.parts import Constraints
+    from xpuruntime.tuning.trial import Candidate
 
-__all__ = ["ProcessBench"]
+__all__ = ["ProcessExecutor"]
 
-_RUNNER = "xpuruntime.tuning.runner"
+_RUNNER = "xpuruntime.tuning.executors.runner"
 #: Seconds that opening, a turn, and other calls may take at most.
 _OPEN, _TURN, _CALL = 300.0, 120.0, 600.0
 #: Share of what is left of the budget that opening one candidate may take, and seconds that it may take in any case.
@@ -44,7 +44,7 @@ _CODES: dict[FailureKind, CandidateCode] = {
 }
 
 
-class ProcessBench(SessionBench):
+class ProcessExecutor(SessionExecutor):
     """Gives every candidate a worker process of its own.
 
     Parameters
@@ -67,12 +67,16 @@ class ProcessBench(SessionBench):
     def turn(self, candidate: Candidate) -> float:
         """Return the figure of a turn."""
         objective = self._job_of(candidate).objective
-        return self._fresh(candidate, objective) if objective in FRESH else self._steady(self._worker(candidate))
+        return (
+            self._fresh(candidate, objective)
+            if objective in FRESH_PROCESS_OBJECTIVES
+            else self._steady(self._worker(candidate))
+        )
 
-    def tail(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
+    def count_slow_runs(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Count runs over a limit."""
         worker = self._worker(candidate)
-        found: dict[str, Any] = self._called(worker, "tail", _CALL, limit=limit, runs=runs, seconds=seconds)
+        found: dict[str, Any] = self._called(worker, "count_slow_runs", _CALL, limit=limit, runs=runs, seconds=seconds)
         if found["wrong"]:
             raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
         return found
@@ -82,17 +86,17 @@ class ProcessBench(SessionBench):
         found: dict[str, Any] = self._called(self._worker(candidate), "determinism", math.inf, grade=grade)
         return found
 
-    def shares(self, candidate: Candidate) -> dict[str, float]:
+    def op_time_shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
-        found: dict[str, float] = self._called(self._worker(candidate), "shares", _CALL)
+        found: dict[str, float] = self._called(self._worker(candidate), "op_time_shares", _CALL)
         return found
 
-    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+    def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
         """Open candidates in fresh processes, at the same time, and time them one after the other and back (ABBA)."""
         self.close()
         order = (*candidates, *reversed(candidates))
         objective = self._job_of(candidates[0]).objective
-        if objective in FRESH:
+        if objective in FRESH_PROCESS_OBJECTIVES:
             return [self._fresh(one, objective) for one in order]
         with ThreadPoolExecutor(len(candidates)) as threads:
             opening = [threads.submit(self._started, one) for one in candidates]
@@ -139,7 +143,7 @@ class ProcessBench(SessionBench):
         if self._killed:
             self.close(candidate)
             raise CandidateFailed(CandidateCode.CRASHED, "the search was ended")
-        most = min(self._open, max(_OPEN_SHARE * self.left(), _OPEN_LEAST))
+        most = min(self._open, max(_OPEN_SHARE * self.time_left(), _OPEN_LEAST))
         return worker, float(self._called(worker, None, most, job=job)["start"])
 
     def _steady(self, worker: Worker) -> float:
@@ -165,7 +169,7 @@ class ProcessBench(SessionBench):
 
     def _called(self, worker: Worker, method: str | None, timeout: float, **arguments: Any) -> Any:
         """Call the runner of a worker, or open it, until the budget ends. A failure has the words of a candidate's."""
-        left = max(self.left(), 0.0)
+        left = max(self.time_left(), 0.0)
         limit = min(timeout, left)
         try:
             if method is None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A search as one HTML page, in the style of reports."""
+"""HTML page of a search result, in the style of reports."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from xpuruntime.evidence.page.document import assemble
 from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 from xpuruntime.policies import Policy
 from xpuruntime.policies.quantities import share_text
-from xpuruntime.tuning.text import changes_text, figure_text, ranked
+from xpuruntime.tuning.result.text import changes_text, figure_text, ranked
 
 if TYPE_CHECKING:
-    from xpuruntime.tuning.result import CandidateResult, TuneResult
+    from xpuruntime.tuning.result.tune_result import CandidateResult, TuneResult
 
 __all__ = ["render_page"]
 

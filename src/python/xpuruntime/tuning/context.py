@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Setting`: model, base policy, plan, space and reference of one search."""
+"""`SearchContext`: model, base policy, plan, space and reference of one search."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
 from xpuruntime.runtime.snapshot import probed
 from xpuruntime.tuning.devices import policy_device, trial_devices
-from xpuruntime.tuning.planner import Planner
-from xpuruntime.tuning.runner import Job
-from xpuruntime.tuning.space import build_space
+from xpuruntime.tuning.executors.runner import Job
+from xpuruntime.tuning.search.planner import Planner
+from xpuruntime.tuning.search.space import build_space
 
 if TYPE_CHECKING:
     import os
@@ -31,36 +31,36 @@ if TYPE_CHECKING:
     from xpuruntime.inference.plan_request import SessionArguments
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.machine import Machine
-    from xpuruntime.tuning.ray_bench import RayCluster
-    from xpuruntime.tuning.records import Candidate
-    from xpuruntime.tuning.spec import TuneSpec
-    from xpuruntime.tuning.spec_parts import SearchSpace
+    from xpuruntime.tuning.executors.ray_cluster import RayCluster
+    from xpuruntime.tuning.spec.parts import SearchSpace
+    from xpuruntime.tuning.spec.tune_spec import TuneSpec
+    from xpuruntime.tuning.trial import Candidate
 
-__all__ = ["Setting"]
+__all__ = ["SearchContext"]
 
 
-class Setting:
+class SearchContext:
     """Model, base policy, plan, space and reference of one search."""
 
     def __init__(
         self,
         model: str | os.PathLike[str],
-        asked: SessionArguments,
+        arguments: SessionArguments,
         spec: TuneSpec,
         registry: EngineRegistry,
         machine: Machine | None,
         calibration: str | os.PathLike[str] | None,
         cluster: RayCluster | None = None,
     ) -> None:
-        self.path, self.spec, self.trust = Path(model).resolve(), spec, asked.trust
+        self.model_path, self.spec, self.trust = Path(model).resolve(), spec, arguments.trust
         self.calibration = None if calibration is None else str(Path(calibration).resolve())
-        if asked.policy is not None and (lock := Policy.coerce(asked.policy).execution.lock) is not None:
+        if arguments.policy is not None and (lock := Policy.coerce(arguments.policy).execution.lock) is not None:
             msg = f"the policy states execution.lock: {lock}, and a search changes what a lock holds. Fix: leave it out"
             raise PolicyError(msg)
-        found = _planned(model, asked, registry, machine, self.calibration)
+        found = _planned(model, arguments, registry, machine, self.calibration)
         if spec.devices and found.policy.execution.device == "auto":
-            asked = asked._replace(device=policy_device(spec.devices[0]))
-            found = _planned(model, asked, registry, machine, self.calibration)
+            arguments = arguments._replace(device=policy_device(spec.devices[0]))
+            found = _planned(model, arguments, registry, machine, self.calibration)
         request, plan, here, policy = found.request, found.plan, found.machine, found.policy
         self.request: PlanRequest = request
         self.plan, self.registry = plan, registry
@@ -80,8 +80,8 @@ class Setting:
             self.cores = cpu_cores(self.devices[0].cores or None)
             within = self.cores.logical if self.devices[0].cores else None
         if within is not None and plan.device == "cpu":
-            wanted = self._keep_within(policy)
-        self.call, why = _call(spec, policy, plan.device)
+            wanted = self._limit_threads(policy)
+        self.call, why = _call_mode(spec, policy, plan.device)
         self.notes += why
         self.planner = Planner(request, self.base, registry, machine, most_threads=within)
         names = spec.space.engine or _engines(policy, registry)
@@ -97,7 +97,7 @@ class Setting:
         )  # fmt: skip
         self.stated_keys = _stated_keys(spec)
 
-    def _keep_within(self, policy: Policy) -> SearchSpace:
+    def _limit_threads(self, policy: Policy) -> SearchSpace:
         """Keep candidates to the cores they have: engines take and bind those of the machine unless they are told."""
         wanted, most = self.spec.space, self.cores.physical
         stated = policy.execution.threads
@@ -109,7 +109,7 @@ class Setting:
         )
         return wanted if wanted.threads else wanted._replaced({"threads": ("engine", 1, "logical")})
 
-    def facts(self, inputs: str) -> dict[str, Any]:
+    def journal_header(self, inputs: str) -> dict[str, Any]:
         """Return what a journal must be of."""
         what = self.spec.to_dict()
         for name in ("budget", "isolation", "inputs", "base", "devices", "ray"):
@@ -131,9 +131,9 @@ class Setting:
 
     def write_samples(self, feeds: list[dict[str, Any]], room: Path) -> int:
         """Write inputs, and what the reference answers to them."""
-        asked = self.request.on(self.plan.device, self.base)
+        arguments = self.request.on(self.plan.device, self.base)
         engine = None if self.request.model.format == "onnx" else self.registry.get(self.plan.engine)
-        for index, one in enumerate(make_references(asked, engine, self.machine, feeds)):
+        for index, one in enumerate(make_references(arguments, engine, self.machine, feeds)):
             write_arrays(room / f"inputs-{index}", one.feeds)
             outputs = {name: value for name, value in one.outputs.items() if isinstance(value, np.ndarray)}
             if len(outputs) != len(one.outputs):
@@ -153,7 +153,7 @@ class Setting:
         limits = limits_of(self.request.on(candidate.device, policy), getattr(planned, "computes", None))
         load = self.spec.objective
         self._jobs[candidate.id] = job = Job(
-            model=str(self.path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
+            model=str(self.model_path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
             samples=samples, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=load.batch,
             concurrency=load.concurrency, call=self.call,
         )  # fmt: skip
@@ -161,15 +161,15 @@ class Setting:
 
 
 def _planned(
-    model: Any, asked: SessionArguments, registry: EngineRegistry, machine: Machine | None, calibration: Any
+    model: Any, arguments: SessionArguments, registry: EngineRegistry, machine: Machine | None, calibration: Any
 ) -> Planned:
     try:
-        return plan_session(model, asked, registry, machine, calibration=calibration)
+        return plan_session(model, arguments, registry, machine, calibration=calibration)
     except PlanError as error:
         raise PlanError(f"the policy that is to be tuned cannot run itself: {error}") from error
 
 
-def _call(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[str, ...]]:
+def _call_mode(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[str, ...]]:
     """Return how candidates are called, and why where nobody states it."""
     stated, batch, padded = spec.objective.call, spec.objective.batch, policy.execution.static_batch
     graphs = policy.execution.cuda_graph != "off" or any(one != "off" for one in spec.space.cuda_graph)
@@ -180,7 +180,7 @@ def _call(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[str, 
             f"objective.batch: {padded}, or call: run"
         )
     if stated is None and call == "bind":
-        return call, ("bound runs were timed, because CUDA graphs are asked for and plain runs use none",)
+        return call, ("bound runs were timed, because CUDA graphs are arguments for and plain runs use none",)
     return call, ()
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Row`: what is known of one candidate, and the words for it."""
+"""`CandidateState`: code, figures and gain of one candidate as the search goes on."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ import statistics
 from typing import TYPE_CHECKING
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.tuning.records import Candidate, Trial
-from xpuruntime.tuning.result import CandidateResult, Ratio
+from xpuruntime.tuning.result.tune_result import CandidateResult, Ratio
+from xpuruntime.tuning.trial import Candidate, Trial
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.measuring.statistics import Interval
-    from xpuruntime.tuning.spec import TuneSpec
+    from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
-__all__ = ["FINAL", "Row", "gain_of", "left_text", "share_of"]
+__all__ = ["FINAL", "CandidateState", "exit_text", "gain_from_ratio", "op_share"]
 
 #: Codes of candidates that may be finalists: those that ran, and were not proven to be slower than the control.
 FINAL = (CandidateCode.UNDECIDED, CandidateCode.BEATEN, CandidateCode.SLOWER, CandidateCode.NOT_FASTER)
@@ -32,8 +32,8 @@ _WORDS = {
 }
 
 
-class Row:
-    """What is known of one candidate; changes as the search goes on."""
+class CandidateState:
+    """Code, reason, figures and gain of one candidate; changes as the search goes on."""
 
     def __init__(self, candidate: Candidate, code: CandidateCode = CandidateCode.UNDECIDED, reason: str = "") -> None:
         self.candidate, self.code, self.reason = candidate, code, reason
@@ -56,22 +56,22 @@ class Row:
         )  # fmt: skip
 
 
-def share_of(op: str, shares: Mapping[str, float]) -> float:
+def op_share(op: str, shares: Mapping[str, float]) -> float:
     """Return the share of time of an operation, from those of operator types."""
     words = _WORDS.get(op, (op,))
     return sum(share for name, share in shares.items() if any(word in name.lower() for word in words))
 
 
-def gain_of(ratio: Interval | None, against: str, rounds: int) -> Ratio | None:
+def gain_from_ratio(ratio: Interval | None, against: str, rounds: int) -> Ratio | None:
     """Return how many times better: the inverse of the ratio of figures."""
     if ratio is None:
         return None
     return Ratio(value=1 / ratio.ratio, low=1 / ratio.high, high=1 / ratio.low, against=against, rounds=rounds)
 
 
-def left_text(code: CandidateCode, against: str, ratio: Interval | None, spec: TuneSpec) -> str:
+def exit_text(code: CandidateCode, against: str, ratio: Interval | None, spec: TuneSpec) -> str:
     """Say how a candidate left a race."""
-    shown = "" if ratio is None else f": {gain_of(ratio, against, 0)}"
+    shown = "" if ratio is None else f": {gain_from_ratio(ratio, against, 0)}"
     if code == CandidateCode.BEATEN:
         return f"{against} is better{shown}"
     if code == CandidateCode.SLOWER:

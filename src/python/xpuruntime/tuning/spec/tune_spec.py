@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`TuneSpec`: what is searched, for which objective, under which constraints: the content of a ``tune.yaml``."""
+"""`TuneSpec`: objective, constraints, search space and budget of a search: the content of a ``tune.yaml``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xpuruntime.policies.kinds import Choice, Integer, Kind, Text
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
 from xpuruntime.tuning.devices import DEVICE_NAMES, check_devices, check_trial_device
-from xpuruntime.tuning.spec_parts import (
+from xpuruntime.tuning.spec.parts import (
     Budget,
     Constraints,
     ConstraintsKind,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A bench whose candidates take simulated time, with noise of turns and of processes, and a clock that follows it."""
+"""Executor whose candidates take simulated time, with noise of turns and of processes, and a clock that follows."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xpuruntime.policies import Policy
-from xpuruntime.tuning.bench import Bench
 from xpuruntime.tuning.devices import TrialDevice
-from xpuruntime.tuning.journal import Journal
-from xpuruntime.tuning.measurements import Measurements
-from xpuruntime.tuning.planner import Planned, Rejected
-from xpuruntime.tuning.records import Candidate, CandidateFailed, OutOfTime, Trial
-from xpuruntime.tuning.search import Outcome, Search
-from xpuruntime.tuning.space import Space
-from xpuruntime.tuning.spec import TuneSpec
-from xpuruntime.tuning.stages import TuneProgress
+from xpuruntime.tuning.executors.base import Executor
+from xpuruntime.tuning.result.progress import TuneProgress
+from xpuruntime.tuning.search.journal import Journal
+from xpuruntime.tuning.search.measurements import Measurements
+from xpuruntime.tuning.search.planner import Planned, Rejected
+from xpuruntime.tuning.search.search import Outcome, Search
+from xpuruntime.tuning.search.space import Space
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
+from xpuruntime.tuning.trial import Candidate, CandidateFailed, OutOfTime, Trial
 
 Seconds = Callable[[Mapping[str, Any]], float]
 TURN, OPEN = 0.02, 1.0
 
 
-class SimulatedBench(Bench):
+class SimulatedExecutor(Executor):
     """Candidates take ``seconds(changes)`` a run and ``opens(changes)`` to open; `fails` gives what comes in place."""
 
     def __init__(
@@ -51,7 +51,7 @@ class SimulatedBench(Bench):
     def clock(self) -> float:
         return self.now
 
-    def pace(self, run: float | None) -> None:
+    def calibrate(self, run: float | None) -> None:
         pass
 
     def trial(self, candidate: Candidate) -> Trial:
@@ -71,7 +71,7 @@ class SimulatedBench(Bench):
         process = self._process.setdefault(candidate.id, self._noise(f"process {candidate.id}", self.processes))
         return self.seconds(candidate.changes) * process * self._noise(f"turn {candidate.id}", self.turns)
 
-    def tail(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
+    def count_slow_runs(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         p99 = 1.5 * self.seconds(candidate.changes)
         return {"runs": runs, "over": 0 if p99 <= limit else runs // 10, "p99": p99, "wrong": ""}
 
@@ -79,10 +79,10 @@ class SimulatedBench(Bench):
         bad = candidate.changes.get("execution.threads") == 2
         return {"reached": not bad, "reason": f"{grade}: planted" if bad else ""}
 
-    def shares(self, candidate: Candidate) -> dict[str, float]:
+    def op_time_shares(self, candidate: Candidate) -> dict[str, float]:
         return {"MatMul": 0.9, "Softmax": 0.1}
 
-    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+    def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
         self._spend(max(self.opens(one.changes) for one in candidates) * len(candidates))
         self.measured.append(f"duel {candidates[-1].id}")
         process = {one.id: self._noise(f"fresh {one.id}", self.processes) for one in candidates}
@@ -97,7 +97,7 @@ class SimulatedBench(Bench):
 
     def _spend(self, seconds: float) -> None:
         """Let time go by, until the budget ends."""
-        left = max(self.left(), 0.0)
+        left = max(self.time_left(), 0.0)
         self.now += min(seconds, left)
         if seconds > left:
             raise OutOfTime
@@ -122,7 +122,7 @@ def planner(changes: Mapping[str, Any]) -> Planned | Rejected:
 
 
 def run(
-    bench: SimulatedBench | Sequence[SimulatedBench],
+    executor: SimulatedExecutor | Sequence[SimulatedExecutor],
     space: Space,
     spec: TuneSpec | None = None,
     journal: Journal | None = None,
@@ -130,9 +130,9 @@ def run(
     cancel: Callable[[], bool] | None = None,
     **more: Any,
 ) -> Outcome:
-    """Run a search on a bench, or on several: the time is then that of the one that took most."""
-    benches = [bench] if isinstance(bench, SimulatedBench) else list(bench)
+    """Run a search on an executor, or on several: the time is then that of the one that took most."""
+    executors = [executor] if isinstance(executor, SimulatedExecutor) else list(executor)
     book = journal or Journal(None, {})
     earlier = book.elapsed
-    measurements = Measurements(book, benches, lambda: earlier + max(one.now for one in benches), cancel)
+    measurements = Measurements(book, executors, lambda: earlier + max(one.now for one in executors), cancel)
     return Search(spec or TuneSpec(), space, planner, measurements, progress=progress, **more).run()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The files of a search that nodes of a cluster need: model, external data, inputs to quantise with, samples."""
+"""Files that Ray nodes need for a search: model, external data, calibration inputs, samples."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import msgspec
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.tuning.runner import Job
+    from xpuruntime.tuning.executors.runner import Job
 
-__all__ = ["SAMPLES", "files_of_search", "on_node"]
+__all__ = ["SAMPLES", "job_on_node", "search_files"]
 
 SAMPLES = "samples"
 _MODEL, _CALIBRATION = "model", "calibration"
 
 
-def files_of_search(
+def search_files(
     model: Path, info: ModelInfo, calibration: str | None, samples: Path
 ) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Return the files by their names on a node, and which of these are the model's."""
@@ -33,7 +33,7 @@ def files_of_search(
     return found, mine
 
 
-def on_node(job: Job, *, shared: bool) -> Job:
+def job_on_node(job: Job, *, shared: bool) -> Job:
     """Return a job with paths on a node: relative to its folder, but for a model that it has at the same path."""
     return msgspec.structs.replace(
         job,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Race`: candidates against an incumbent in interleaved rounds, decided on paired log-ratios. Pure."""
+"""`Race`: candidates against an incumbent in interleaved rounds, decided on paired log-ratios. A pure function."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from xpuruntime.measuring.statistics import Interval, growing_rounds, paired_rat
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.tuning.spec_parts import Decide
+    from xpuruntime.tuning.spec.parts import Decide
 
-__all__ = ["Failure", "Out", "Race"]
+__all__ = ["Failure", "Race", "RaceExit"]
 
 
 class Failure(NamedTuple):
@@ -27,7 +27,7 @@ class Failure(NamedTuple):
     reason: str
 
 
-class Out(NamedTuple):
+class RaceExit(NamedTuple):
     """How a candidate left a race: the ratio of its figure to that of another, and after how many rounds."""
 
     code: CandidateCode
@@ -56,7 +56,7 @@ class Race:
     def __init__(self, incumbent: str, challengers: Sequence[str], decide: Decide, seed: int = 0) -> None:
         #: Who was the incumbent at the start, and who is now.
         self.start = self.incumbent = incumbent
-        self.out: dict[str, Out] = {}
+        self.exits: dict[str, RaceExit] = {}
         self.figures: dict[str, list[float | None]] = {name: [] for name in (incumbent, *challengers)}
         self._decide, self._seed = decide, seed
         self._looks = set(growing_rounds(*decide.rounds))
@@ -65,7 +65,7 @@ class Race:
     @property
     def live(self) -> list[str]:
         """Those that still run, the incumbent first."""
-        return [self.incumbent, *(name for name in self.figures if name not in self.out and name != self.incumbent)]
+        return [self.incumbent, *(name for name in self.figures if name not in self.exits and name != self.incumbent)]
 
     @property
     def done(self) -> bool:
@@ -83,8 +83,8 @@ class Race:
             found = figures.get(name)
             self.figures[name].append(None if isinstance(found, Failure) else found)
             if isinstance(found, Failure):
-                self.out[name] = Out(found.code, self.incumbent, None, self.rounds, found.reason)
-        if self.incumbent in self.out:
+                self.exits[name] = RaceExit(found.code, self.incumbent, None, self.rounds, found.reason)
+        if self.incumbent in self.exits:
             self._replace_failed()
         if self.rounds in self._looks:
             self._look()
@@ -111,15 +111,15 @@ class Race:
         for name, one in ratios.items():
             if math.log(one.low) > -margin:
                 code: CandidateCode = CandidateCode.SLOWER if one.low > 1 else CandidateCode.NOT_FASTER
-                self.out[name] = Out(code, self.incumbent, one, self.rounds)
+                self.exits[name] = RaceExit(code, self.incumbent, one, self.rounds)
         if faster:
             best, old = min(faster, key=faster.__getitem__), self.incumbent
-            self.out[old] = Out(CandidateCode.BEATEN, best, self.ratio(old, best), self.rounds)
+            self.exits[old] = RaceExit(CandidateCode.BEATEN, best, self.ratio(old, best), self.rounds)
             self.incumbent = best
 
     def _replace_failed(self) -> None:
         """Let the quickest of the others stand in for an incumbent that failed."""
-        left = [name for name in self.figures if name not in self.out]
+        left = [name for name in self.figures if name not in self.exits]
         if left:
             known = {name: [one for one in self.figures[name] if one is not None] for name in left}
             self.incumbent = min(left, key=lambda name: statistics.median(known[name]) if known[name] else math.inf)

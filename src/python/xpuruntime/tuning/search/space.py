@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.cpu_cores import CpuCores
-    from xpuruntime.tuning.spec_parts import SearchSpace
+    from xpuruntime.tuning.spec.parts import SearchSpace
 
 __all__ = ["OPTIONS", "Point", "Setting", "Space", "apply_changes", "build_space", "kernel_values"]
 

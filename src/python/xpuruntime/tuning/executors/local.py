@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`LocalBench`: all candidates in this process."""
+"""`LocalExecutor`: runs all candidates in this process."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import AccuracyError, XpuRuntimeError
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.tuning.bench import SessionBench, first_line
-from xpuruntime.tuning.records import CandidateFailed
-from xpuruntime.tuning.runner import Runner
+from xpuruntime.tuning.executors.base import SessionExecutor, first_line
+from xpuruntime.tuning.executors.runner import Runner
+from xpuruntime.tuning.trial import CandidateFailed
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.records import Candidate
-    from xpuruntime.tuning.runner import Job
-    from xpuruntime.tuning.spec_parts import Constraints
+    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.spec.parts import Constraints
+    from xpuruntime.tuning.trial import Candidate
 
-__all__ = ["LocalBench"]
+__all__ = ["LocalExecutor"]
 
 
-class LocalBench(SessionBench):
+class LocalExecutor(SessionExecutor):
     """Opens candidates in this process, where a crash or a hang ends all."""
 
     def __init__(
@@ -42,19 +42,19 @@ class LocalBench(SessionBench):
         """Return the figure of a turn."""
         return float(self._call(candidate, "turn")["figure"])
 
-    def tail(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
+    def count_slow_runs(self, candidate: Candidate, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Count runs over a limit."""
-        return self._call(candidate, "tail", limit=limit, runs=runs, seconds=seconds)
+        return self._call(candidate, "count_slow_runs", limit=limit, runs=runs, seconds=seconds)
 
     def determinism(self, candidate: Candidate, grade: str) -> dict[str, Any]:
         """Test a grade."""
         return self._call(candidate, "determinism", grade=grade)
 
-    def shares(self, candidate: Candidate) -> dict[str, float]:
+    def op_time_shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
-        return self._call(candidate, "shares")
+        return self._call(candidate, "op_time_shares")
 
-    def fresh(self, candidates: Sequence[Candidate]) -> list[float]:
+    def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
         """Open candidates anew and time them one after the other and back."""
         self.close()
         return [self.turn(one) for one in (*candidates, *reversed(candidates))]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Journal`: what a search measured, one line each, so that it goes on after it was killed.
+"""`Journal`: append-only log of measurements, from which a killed search resumes.
 
 A line is a JSON object with a key, a value, the device that it was measured on, the seconds that the search had taken,
 and a digest over the line and the one before. What was measured is recalled by its key and not measured again: all

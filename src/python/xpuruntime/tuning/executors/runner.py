@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Runner`: one candidate opened, compared with the reference, and timed; and the functions that a worker calls.
+"""`Runner`: one open candidate, compared with the reference and timed; and the functions that a worker calls.
 
 A worker process has one runner. Arrays go through folders that both processes see.
 """
@@ -164,7 +164,7 @@ class Runner:
             figure = float(np.percentile(times, 99) if objective == "latency.p99" else np.median(times))
         return {"figure": figure, "wrong": self._wrong(outputs)}
 
-    def tail(self, limit: float, runs: int, seconds: float) -> dict[str, Any]:
+    def count_slow_runs(self, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Make single runs under the load, and count those over a limit."""
         until, over, made, found = time.perf_counter() + seconds, 0, 0, []
         while made < runs and time.perf_counter() < until:
@@ -184,7 +184,7 @@ class Runner:
         worst = next((one for one in found.tests if one.verdict in ("failed", "not_tested")), None)
         return {"reached": found.reached, "reason": "" if worst is None else f"{worst.grade}: {worst.reason}"}
 
-    def shares(self) -> dict[str, float]:
+    def op_time_shares(self) -> dict[str, float]:
         """Return the share of time of each operator type, of an instrumented run."""
         report = self._session.explain(self._feeds[0], runs=3)
         times: dict[str, float] = {}

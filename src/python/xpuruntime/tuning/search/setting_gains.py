@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Gains`: what settings gained alone, and which of their combinations are worth a trial."""
+"""`SettingGains`: gains of single settings, and the combinations of settings that they predict to be worth a trial."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.tuning.space import OPTIONS
+from xpuruntime.tuning.search.space import OPTIONS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from xpuruntime.tuning.rows import Row
-    from xpuruntime.tuning.space import Point, Setting
+    from xpuruntime.tuning.search.candidate_state import CandidateState
+    from xpuruntime.tuning.search.space import Point, Setting
 
-__all__ = ["Gains"]
+__all__ = ["SettingGains"]
 
 #: A gain of a setting alone from which it is combined with others, and a loss that bars it.
 _PROMISING, _BARRED = 0.99, 1.10
@@ -25,8 +25,8 @@ _HOPELESS = 1.25
 _OF_POLICY = 0.5
 
 
-class Gains:
-    """The rows of engines as they come, and of settings alone.
+class SettingGains:
+    """The states of engines as they come, and of settings alone.
 
     Parameters
     ----------
@@ -36,35 +36,35 @@ class Gains:
 
     def __init__(self, stated: Iterable[str] = ()) -> None:
         self._stated = frozenset(stated)
-        self.default: dict[str, Row] = {}
-        self.single: dict[Setting, Row] = {}
+        self.default: dict[str, CandidateState] = {}
+        self.single: dict[Setting, CandidateState] = {}
 
-    def barred(self) -> frozenset[Setting]:
+    def excluded(self) -> frozenset[Setting]:
         """Return the settings that later waves leave out: they failed or lost alone, or gained nothing."""
         found = set()
-        for setting, row in self.single.items():
+        for setting, state in self.single.items():
             default = self.default.get(setting.engine)
             base = None if default is None else default.estimate
-            if row.trial.code is not None or row.code == CandidateCode.DUPLICATE:
+            if state.trial.code is not None or state.code == CandidateCode.DUPLICATE:
                 found.add(setting)
-            elif row.estimate is not None and base is not None:
-                ratio = row.estimate / base
+            elif state.estimate is not None and base is not None:
+                ratio = state.estimate / base
                 if ratio > _BARRED or (ratio > _PROMISING and setting.key not in self._stated):
                     found.add(setting)
         return frozenset(found)
 
-    def promise(self, point: Point) -> float:
+    def predicted_ratio(self, point: Point) -> float:
         """Return the estimated ratio to the control if the gains of its settings multiply."""
         default = self.default.get(point.engine)
         base = default.estimate if default is not None and default.estimate else 1.0
         total = base
         for setting in point.settings:
-            row = self.single.get(setting)
-            if row is not None and row.estimate:
-                total *= row.estimate / base
+            state = self.single.get(setting)
+            if state is not None and state.estimate:
+                total *= state.estimate / base
         return total
 
-    def first(self, point: Point) -> float:
+    def prior_ratio(self, point: Point) -> float:
         """Return the ratio to the control that a setting alone may have, before it was tried.
 
         Those of a policy, of engines that are near, come before options of engines.
@@ -73,14 +73,14 @@ class Gains:
         base = default.estimate if default is not None and default.estimate else 1.0
         return base * (1.0 if any(one.key.startswith(OPTIONS) for one in point.settings) else _OF_POLICY)
 
-    def together(self, engine: str) -> tuple[Setting, ...]:
+    def best_settings(self, engine: str) -> tuple[Setting, ...]:
         """Return the best value of each key of an engine that gained alone, the largest gain first."""
         default = self.default.get(engine)
         base = None if default is None else default.estimate
         gains = {
-            setting: row.estimate / base
-            for setting, row in self.single.items()
-            if base and setting.engine == engine and row.estimate and row.trial.code is None
+            setting: state.estimate / base
+            for setting, state in self.single.items()
+            if base and setting.engine == engine and state.estimate and state.trial.code is None
         }
         best: dict[str, Setting] = {}
         for setting in sorted(gains, key=gains.__getitem__):
@@ -90,4 +90,4 @@ class Gains:
 
     def promising(self, points: Sequence[Point], lead: float | None) -> list[Point]:
         """Return the points that may still win against a lead if the gains of their settings multiply."""
-        return [point for point in points if lead is None or self.promise(point) <= _HOPELESS * lead]
+        return [point for point in points if lead is None or self.predicted_ratio(point) <= _HOPELESS * lead]

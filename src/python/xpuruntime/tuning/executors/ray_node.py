@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`NodeBench`: the side of a search that runs on a node of a Ray cluster. It needs no Ray itself."""
+"""`NodeExecutor`: a Ray actor that measures candidates on its node. It does not import Ray."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from xpuruntime.measuring.energy import open_meter
 from xpuruntime.runtime.cpu_cores import cpu_cores
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.tuning.devices import TrialDevice
-from xpuruntime.tuning.process_bench import ProcessBench
-from xpuruntime.tuning.records import CandidateFailed, OutOfTime
+from xpuruntime.tuning.executors.process import ProcessExecutor
+from xpuruntime.tuning.trial import CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.tuning.records import Candidate
-    from xpuruntime.tuning.runner import Job
-    from xpuruntime.tuning.spec_parts import Constraints
+    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.spec.parts import Constraints
+    from xpuruntime.tuning.trial import Candidate
 
-__all__ = ["FileSent", "NodeBench", "hardware_of"]
+__all__ = ["FileSent", "NodeExecutor", "hardware_of"]
 
 
 class FileSent(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,13 +47,13 @@ class FileSent(msgspec.Struct, frozen=True, kw_only=True):
     sha256: str
 
 
-class NodeBench:
-    """Measures candidates on the node that it is on, with `ProcessBench`."""
+class NodeExecutor:
+    """Measures candidates on the node that it is on, with `ProcessExecutor`."""
 
     def __init__(self) -> None:
-        self._room = ScratchFolder("tune")
+        self._folder = ScratchFolder("tune")
         self._jobs: dict[str, Job] = {}
-        self._bench: ProcessBench | None = None
+        self._executor: ProcessExecutor | None = None
 
     def facts(self) -> dict[str, Any]:
         """Return what the node is: its `Machine`, hardware, and version of this package."""
@@ -70,7 +70,7 @@ class NodeBench:
         """
         left = iter(contents)
         for one in sent:
-            path = Path(self._room.name, one.name)
+            path = Path(self._folder.name, one.name)
             if not Path(one.name).is_absolute():
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(memoryview(next(left)))
@@ -85,7 +85,7 @@ class NodeBench:
                     f"{one.name} is another file on this node (SHA-256 {found[:16]}…, and {one.sha256[:16]}… is "
                     "tuned). Fix: state ray.model: store, or copy it"
                 )
-        self._bench = ProcessBench(lambda candidate: self._jobs[candidate.id], constraints, device)
+        self._executor = ProcessExecutor(lambda candidate: self._jobs[candidate.id], constraints, device)
 
     def unmeasurable(self, objective: str, device: str) -> str:
         """Say why an objective cannot be measured on this node; ``""`` where it can."""
@@ -96,20 +96,20 @@ class NodeBench:
                 return str(error)
         return ""
 
-    def pace(self, run: float | None) -> None:
-        """As `Bench.pace`."""
-        assert self._bench is not None
-        self._bench.pace(run)
+    def calibrate(self, run: float | None) -> None:
+        """As `Executor.calibrate`."""
+        assert self._executor is not None
+        self._executor.calibrate(run)
 
     def call(self, method: str, jobs: Mapping[str, Job], left: float, *arguments: Any) -> dict[str, Any]:
-        """Call a method of the bench within what is left: ``value``, ``failed`` (code, reason) or ``out_of_time``."""
-        assert self._bench is not None
+        """Call a method within the time left: ``value``, ``failed`` (code, reason) or ``out_of_time``."""
+        assert self._executor is not None
         until = time.monotonic() + left
-        self._bench.left = lambda: until - time.monotonic()
+        self._executor.time_left = lambda: until - time.monotonic()
         for name, job in jobs.items():
-            self._jobs[name] = self._here(job)
+            self._jobs[name] = self._localised(job)
         try:
-            return {"value": msgspec.to_builtins(getattr(self._bench, method)(*arguments))}
+            return {"value": msgspec.to_builtins(getattr(self._executor, method)(*arguments))}
         except CandidateFailed as failed:
             return {"failed": [failed.code, failed.reason]}
         except OutOfTime:
@@ -117,16 +117,16 @@ class NodeBench:
 
     def close(self, candidate: Candidate | None = None) -> None:
         """Close a candidate, or all with the files."""
-        if self._bench is not None:
-            self._bench.close(candidate)
+        if self._executor is not None:
+            self._executor.close(candidate)
         if candidate is None:
-            self._room.cleanup()
+            self._folder.cleanup()
 
-    def _here(self, job: Job) -> Job:
+    def _localised(self, job: Job) -> Job:
         """Return a job with its paths on this node."""
-        room = Path(self._room.name)
+        folder = Path(self._folder.name)
         changes = {
-            name: str(room / value) for name in ("model", "calibration", "samples") if (value := getattr(job, name))
+            name: str(folder / value) for name in ("model", "calibration", "samples") if (value := getattr(job, name))
         }
         return msgspec.structs.replace(job, **changes)
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Show the result of a search in a terminal. Every colour stands beside a word that says the same."""
+"""Terminal rendering of a search result. Every colour stands beside a word that says the same."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.tuning.result import CandidateResult, TuneResult
+    from xpuruntime.tuning.result.tune_result import CandidateResult, TuneResult
 
 __all__ = ["changes_text", "figure_text", "plain_text", "ranked", "render"]
 

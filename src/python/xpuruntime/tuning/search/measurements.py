@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Measurements`: what is measured, on which device, through the journal; on several devices at the same time."""
+"""`Measurements`: measurements on one or more devices, recalled from the journal where it has them."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.tuning.records import CandidateFailed, DeviceLost
+from xpuruntime.tuning.trial import CandidateFailed, DeviceLost
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xpuruntime.tuning.bench import Bench
-    from xpuruntime.tuning.journal import Journal
+    from xpuruntime.tuning.executors.base import Executor
+    from xpuruntime.tuning.search.journal import Journal
 
 __all__ = ["Measurements"]
 
@@ -27,12 +27,12 @@ class _Stopped(Exception):  # noqa: N818  of threads, whose cause is raised else
 
 
 class Measurements:
-    """The benches of a search and its journal: what is in the journal is not measured again.
+    """The executors of a search and its journal: what is in the journal is not measured again.
 
     Parameters
     ----------
     journal : Journal
-    benches : sequence of Bench
+    executors : sequence of Executor
         One for each device.
     clock : callable
         Seconds that the search has taken; starts at what the journal says.
@@ -43,27 +43,27 @@ class Measurements:
     def __init__(
         self,
         journal: Journal,
-        benches: Sequence[Bench],
+        executors: Sequence[Executor],
         clock: Callable[[], float],
         cancel: Callable[[], bool] | None = None,
     ) -> None:
         self.clock = clock
-        self._journal, self._benches, self._cancel = journal, list(benches), cancel
-        self._gone: list[Bench] = []
+        self._journal, self._executors, self._cancel = journal, list(executors), cancel
+        self._gone: list[Executor] = []
         #: What was measured once more, and why.
         self.notes: list[str] = []
         self._stopped = threading.Event()
         self._losing = threading.Lock()
 
     @property
-    def benches(self) -> list[Bench]:
-        """The benches whose device is there, in order."""
-        return [one for one in self._benches if one not in self._gone]
+    def executors(self) -> list[Executor]:
+        """The executors whose device is there, in order."""
+        return [one for one in self._executors if one not in self._gone]
 
     @property
-    def main(self) -> Bench:
+    def main_executor(self) -> Executor:
         """The first of them, where everything is measured that is not spread."""
-        return self.benches[0]
+        return self.executors[0]
 
     @property
     def cancelled(self) -> bool:
@@ -76,9 +76,9 @@ class Measurements:
 
     def device(self, key: str) -> str | None:
         """Return the name of the device that something was measured on at last."""
-        return self._journal.device(_again(key)) or self._journal.device(key)
+        return self._journal.device(_retry_key(key)) or self._journal.device(key)
 
-    def measured(self, bench: Bench, key: str, measure: Callable[[], Any]) -> Any:
+    def measure(self, executor: Executor, key: str, measure: Callable[[], Any]) -> Any:
         """Recall a measurement, or make it. One whose device goes away is made once more, on another device.
 
         Raises
@@ -87,18 +87,18 @@ class Measurements:
         DeviceLost
             There is no device left.
         """
-        found = self._once(bench, key, measure)
+        found = self._recall_or_measure(executor, key, measure)
         if isinstance(found, dict) and found.get("another"):
             self.notes.append(f"{found['lost']}; {key} was measured once more, on another one")
-            found = self._once(bench, _again(key), measure)
+            found = self._recall_or_measure(executor, _retry_key(key), measure)
         if isinstance(found, dict) and "lost" in found:
             raise CandidateFailed(CandidateCode.NODE_LOST, found["lost"])
         if isinstance(found, dict) and "failed" in found:
             raise CandidateFailed(*found["failed"])
         return found
 
-    def side_by_side(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
-        """Do jobs at the same time, one for each bench, and return what they do. One that raises ends the others."""
+    def run_in_parallel(self, jobs: Sequence[Callable[[], T]]) -> list[T]:
+        """Do jobs at the same time, one for each executor, and return what they do. One that raises ends the others."""
         if len(jobs) == 1:
             return [jobs[0]()]
         with ThreadPoolExecutor(len(jobs), thread_name_prefix="xpuruntime-tune") as threads:
@@ -111,18 +111,18 @@ class Measurements:
                 return [one.result() for one in doing]
             except BaseException:
                 self._stopped.set()
-                for bench in self._benches:
-                    bench.kill()
+                for executor in self._executors:
+                    executor.kill()
                 raise
 
-    def _once(self, bench: Bench, key: str, measure: Callable[[], Any]) -> Any:
-        found = self._journal.recall(key) if self._journal.has(key) else self._made(bench, key, measure)
-        if isinstance(found, dict) and "lost" in found and not found["another"] and bench not in self._gone:
-            self._gone.append(bench)
+    def _recall_or_measure(self, executor: Executor, key: str, measure: Callable[[], Any]) -> Any:
+        found = self._journal.recall(key) if self._journal.has(key) else self._measure_now(executor, key, measure)
+        if isinstance(found, dict) and "lost" in found and not found["another"] and executor not in self._gone:
+            self._gone.append(executor)
         return found
 
-    def _made(self, bench: Bench, key: str, measure: Callable[[], Any]) -> Any:
-        device = bench.device.name
+    def _measure_now(self, executor: Executor, key: str, measure: Callable[[], Any]) -> Any:
+        device = executor.device.name
         try:
             found = measure()
         except CandidateFailed as failed:
@@ -130,22 +130,22 @@ class Measurements:
         except DeviceLost as lost:
             if self._stopped.is_set():
                 raise _Stopped from lost
-            found = self._replaced(bench, str(lost))
+            found = self._replace_device(executor, str(lost))
         if self._stopped.is_set():
             raise _Stopped
         return self._journal.record(key, found, self.clock(), device)
 
-    def _replaced(self, bench: Bench, reason: str) -> dict[str, Any]:
-        """Have a bench go on elsewhere, and return what the journal says of it."""
-        why_not = bench.renew()
+    def _replace_device(self, executor: Executor, reason: str) -> dict[str, Any]:
+        """Have an executor go on elsewhere, and return what the journal says of it."""
+        why_not = executor.replace_device()
         with self._losing:
-            if why_not and len(self.benches) == 1:
+            if why_not and len(self.executors) == 1:
                 raise DeviceLost(f"{reason}; {why_not}. Fix: go on with --resume when there is a device again")
             if why_not:
-                self._gone.append(bench)
+                self._gone.append(executor)
         return {"lost": f"{reason}; {why_not}" if why_not else reason, "another": not why_not}
 
 
-def _again(key: str) -> str:
+def _retry_key(key: str) -> str:
     """Return the key of a measurement that is made once more."""
     return f"{key}/again"

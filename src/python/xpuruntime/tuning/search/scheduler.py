@@ -1,0 +1,330 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`TrialScheduler`: opens candidates and races them in heats, on all devices of a search."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+from collections import deque
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import json_bytes
+from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.tuning.result.progress import TuneProgress
+from xpuruntime.tuning.search.candidate_state import CandidateState, exit_text, gain_from_ratio
+from xpuruntime.tuning.search.planner import Rejected
+from xpuruntime.tuning.search.race import Failure, Race
+from xpuruntime.tuning.search.setting_gains import SettingGains
+from xpuruntime.tuning.trial import CONTROL, USED_UP, Candidate, CandidateFailed, OutOfTime, Trial
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from xpuruntime.tuning.executors.base import Executor
+    from xpuruntime.tuning.search.measurements import Measurements
+    from xpuruntime.tuning.search.planner import Planned
+    from xpuruntime.tuning.search.space import Setting, Space
+    from xpuruntime.tuning.spec.tune_spec import TuneSpec
+
+__all__ = ["TrialScheduler"]
+
+#: Candidates that are open at once on a device.
+_AT_ONCE = 7
+
+
+class TrialScheduler:
+    """Plans candidates, opens them and races them, within the budget; `Search` decides which.
+
+    Parameters
+    ----------
+    spec : TuneSpec
+    space : Space
+    plan : callable
+        From changed policy keys to `Planned` or `Rejected`.
+    measurements : Measurements
+    grade : str
+        The grade of determinism that finalists must pass; ``"none"``: no test.
+    kernels : dict of str to sequence of str
+        Kernels to try by operation.
+    stated : collection of str
+        Keys whose values the user states: those are combined whatever they gain alone.
+    progress : callable, optional
+    """
+
+    def __init__(
+        self,
+        spec: TuneSpec,
+        space: Space,
+        plan: Callable[[Mapping[str, Any]], Planned | Rejected],
+        measurements: Measurements,
+        *,
+        grade: str = "none",
+        kernels: Mapping[str, Sequence[str]] | None = None,
+        stated: Iterable[str] = (),
+        progress: Callable[[TuneProgress], None] | None = None,
+    ) -> None:
+        self._spec, self._space, self._plan, self._measurements = spec, space, plan, measurements
+        self._grade, self._kernels, self._gains = grade, kernels or {}, SettingGains(stated)
+        self._progress = progress
+        self._lock = threading.Lock()
+        self._live: dict[Executor, tuple[str, ...]] = {}
+        self._states: dict[str, CandidateState] = {}
+        self._by_settings: dict[str, str] = {}
+        self._tried_settings: set[frozenset[Setting]] = set()
+        self._incumbent: str | None = None
+        self._races = self._opened = self._untried = 0
+        self._reserve = 0.0
+        self._counts = {"planned": 0, "rejected by the plan": 0, "opened": 0, "raced": 0, "finalists": 0}
+        self._notes = list(space.notes)
+        for executor in measurements.executors:
+            executor.time_left = lambda: spec.budget.time - measurements.clock()
+
+    def _add_candidate(self, changes: Mapping[str, Any]) -> CandidateState:
+        """Plan changes and return the state of the candidate."""
+        self._counts["planned"] += 1
+        name, planned = self._next_id(), self._plan(changes)
+        if isinstance(planned, Rejected):
+            self._counts["rejected by the plan"] += 1
+            engine = str(changes.get("execution.engine", ""))
+            one = Candidate(id=name, engine=engine, device="", changes=dict(changes), policy={})
+            state = CandidateState(one, CandidateCode.INFEASIBLE, planned.reason)
+            state.trial = Trial(code=CandidateCode.INFEASIBLE, reason=planned.reason)
+        else:
+            one = Candidate(
+                id=name, engine=planned.engine, device=planned.device, changes=dict(changes),
+                policy=planned.policy.to_dict(),
+            )  # fmt: skip
+            same = self._by_settings.setdefault(planned.settings_digest, name)
+            state = (
+                CandidateState(one)
+                if same == name
+                else CandidateState(one, CandidateCode.DUPLICATE, f"the engine gets what it gets for {same}")
+            )
+            if same != name:
+                state.estimate = self._states[same].estimate
+        self._states[name] = state
+        return state
+
+    def _open(self, state: CandidateState, executor: Executor) -> bool:
+        """Open a candidate and check the constraints; return whether it keeps them."""
+        one = state.candidate
+        if state.trial.code is None:
+            with self._lock:
+                self._counts["opened"] += 1
+            self._report("open", executor, (one.id,))
+            key = f"trial/{one.id}"
+            try:
+                found = self._measurements.measure(
+                    executor, key, lambda: {"changes": one.changes, "trial": executor.trial(one)}
+                )
+                _check_same(one, found["changes"])
+                state.trial = msgspec.convert(found["trial"], Trial)
+            except CandidateFailed as failed:
+                state.trial = Trial(code=failed.code, reason=failed.reason)
+            except OutOfTime:
+                with self._lock:
+                    self._counts["opened"] -= 1
+                self._skip_for_time(state)
+                return False
+            state.device = self._measurements.device(key)
+        if state.trial.code is not None:
+            state.code, state.reason = state.trial.code, state.trial.reason
+        return state.trial.code is None
+
+    def _run_heats(self, states: Sequence[CandidateState]) -> None:
+        """Open candidates and race those that keep the constraints, in heats: one on each device at the same time.
+
+        All heats of a time have the same incumbent, on each device anew. Which candidate is in which heat follows from
+        what was measured, and not from which device was quicker.
+        """
+        waiting = list(states)
+        while waiting:
+            executors = (
+                self._measurements.executors if self._incumbent is not None else [self._measurements.main_executor]
+            )
+            lanes = [deque(waiting[index :: len(executors)]) for index in range(len(executors))]
+            jobs = [
+                partial(self._run_heat, executor, lane, self._races + number)
+                for number, (executor, lane) in enumerate(zip(executors, lanes, strict=True), 1)
+            ]
+            self._races += len(jobs)
+            start = self._incumbent
+            races = [one for one in self._measurements.run_in_parallel(jobs) if one is not None]
+            self._merge_races(races, start)
+            left = {state.candidate.id for lane in lanes for state in lane}
+            waiting = [state for state in waiting if state.candidate.id in left]
+
+    def _run_heat(self, executor: Executor, lane: deque[CandidateState], number: int) -> Race | None:
+        """Open the next candidates of a device and race those that keep the constraints; ``None`` where none does."""
+        heat: list[str] = []
+        while lane and len(heat) < _AT_ONCE and executor in self._measurements.executors:
+            state = lane.popleft()
+            if self._has_time(state) and self._open(state, executor):
+                heat.append(state.candidate.id)
+        if executor not in self._measurements.executors:  # those that were opened there race elsewhere
+            lane.extendleft(self._states[name] for name in reversed(heat))
+            return None
+        return self._race(executor, number, self._incumbent, heat)
+
+    def _race(self, executor: Executor, number: int, incumbent: str | None, heat: Sequence[str]) -> Race | None:
+        """Race candidates against the incumbent, or the first of them where there is none."""
+        if not heat:
+            return None
+        start, *heat = heat if incumbent is None else (incumbent, *heat)
+        if heat:
+            with self._lock:
+                self._counts["raced"] += len(heat)
+        race = Race(start, heat, self._spec.decide, self._spec.seed)
+        while not race.done:
+            key = f"race/{number}/{race.rounds}"
+            if not self._measurements.due(key, self._deadline):
+                break
+            before = set(race.live)
+            self._report("race", executor, race.live, race.rounds, self._spec.decide.rounds[1])
+            found = self._round(executor, key, race)
+            if found is None:
+                break
+            race.add(found)
+            for name in heat:
+                self._states[name].device = self._measurements.device(key)
+            for name in before.difference(race.live):
+                executor.close(self._states[name].candidate)
+        for name in race.figures:
+            if name != race.incumbent:
+                executor.close(self._states[name].candidate)
+        return race
+
+    def _round(self, executor: Executor, key: str, race: Race) -> dict[str, float | Failure] | None:
+        """Measure a round; ``None`` where the budget ended meanwhile."""
+
+        def measure() -> dict[str, Any]:
+            found: dict[str, Any] = {}
+            for name in race.order():
+                try:
+                    found[name] = executor.turn(self._states[name].candidate)
+                except CandidateFailed as failed:
+                    found[name] = [failed.code, failed.reason]
+            return {"figures": found}
+
+        try:
+            figures = self._measurements.measure(executor, key, measure)["figures"]
+        except CandidateFailed as lost:  # twice, with its device: the incumbent has one elsewhere
+            return {name: Failure(lost.code, lost.reason) for name in race.live[1:]}
+        except OutOfTime:
+            return None
+        return {name: Failure(*one) if isinstance(one, list) else one for name, one in figures.items()}
+
+    def _merge_races(self, races: Sequence[Race], start: str | None) -> None:
+        """Take over how the heats of a time ended. Those that beat the incumbent on several devices race once more."""
+        self._live.clear()
+        for race in races:
+            self._record_race(race)
+        if not races:
+            return
+        failed = [
+            race for race in races if race.start in race.exits and race.exits[race.start].code != CandidateCode.BEATEN
+        ]
+        ahead = [race.incumbent for race in races if race.incumbent != start and race.incumbent not in race.exits]
+        if len(ahead) > 1:
+            ahead.sort(key=lambda name: self._states[name].estimate or math.inf)
+            self._races += 1
+            final = self._race(self._measurements.main_executor, self._races, ahead[0], ahead[1:])
+            assert final is not None
+            self._record_race(final)
+            ahead = [final.incumbent] if final.incumbent not in final.exits else []
+        self._incumbent = ahead[0] if ahead else None if failed else start
+
+    def _record_race(self, race: Race) -> None:
+        """Take over how a race ended."""
+        start = race.start
+        base = self._states[start].estimate or 1.0
+        self._states[start].estimate = base
+        for name, figures in race.figures.items():
+            state = self._states[name]
+            state.figures += [one for one in figures if one is not None]
+            ratio = race.ratio(name, start)
+            if name != start and ratio is not None:
+                state.estimate = base * ratio.ratio
+            out = race.exits.get(name)
+            if out is None and name != race.incumbent:
+                found = race.ratio(name, race.incumbent)
+                state.gain = gain_from_ratio(found, race.incumbent, race.rounds)
+                state.reason = f"undecided after {race.rounds} rounds against {race.incumbent}"
+            if name == race.incumbent and name != start:
+                state.gain = gain_from_ratio(ratio, start, race.rounds)
+            if out is None:
+                continue
+            state.gain = gain_from_ratio(out.ratio, out.against, out.rounds)
+            if name != CONTROL or out.code not in (
+                CandidateCode.SLOWER,
+                CandidateCode.NOT_FASTER,
+                CandidateCode.BEATEN,
+            ):
+                state.code, state.reason = (
+                    out.code,
+                    out.reason or exit_text(out.code, out.against, out.ratio, self._spec),
+                )
+
+    def _admit(self, state: CandidateState) -> bool:
+        """Whether the budget has room for another candidate. Whatever it says, the candidate has been planned."""
+        most = self._spec.budget.candidates
+        if self._opened < most:
+            self._opened += 1
+            return True
+        self._untried += 1
+        state.code, state.reason = CandidateCode.NOT_TRIED, f"budget.candidates allows {most}"
+        return False
+
+    def _has_time(self, state: CandidateState) -> bool:
+        """Whether there is time for a candidate."""
+        if self._measurements.due(f"trial/{state.candidate.id}", self._deadline):
+            return True
+        self._skip_for_time(state)
+        return False
+
+    def _skip_for_time(self, state: CandidateState) -> None:
+        with self._lock:
+            self._untried += 1
+        state.code, state.reason = CandidateCode.NOT_TRIED, USED_UP
+
+    @property
+    def _deadline(self) -> float:
+        return self._spec.budget.time - self._reserve
+
+    def _next_id(self) -> str:
+        return f"c{len(self._states)}"
+
+    def _leader(self) -> str | None:
+        """Return the incumbent, or the best of those that are undecided where that is the control."""
+        open_ = [
+            (state.estimate, name)
+            for name, state in self._states.items()
+            if state.code == CandidateCode.UNDECIDED and state.estimate is not None and state.estimate < 1
+        ]
+        return min(open_)[1] if open_ and self._incumbent == CONTROL else self._incumbent
+
+    def _report(self, stage: str, executor: Executor, live: Sequence[str], round: int = 0, rounds: int = 0) -> None:
+        if self._progress is None:
+            return
+        with self._lock:
+            self._live[executor] = tuple(live)
+            now = tuple(dict.fromkeys(name for names in self._live.values() for name in names))
+            results = tuple(state.result() for state in self._states.values())
+            self._progress(
+                TuneProgress(stage, self._measurements.clock(), self._spec.budget.time, results, now, round, rounds)
+            )
+
+
+def _check_same(one: Candidate, recorded: dict[str, Any]) -> None:
+    """Refuse the trial of another candidate: decisions would then differ from those that the journal is of."""
+    if recorded != json.loads(json_bytes(one.changes)):
+        raise InputError(
+            f"the journal has {one.id} with {recorded}, and this search has it with {one.changes}. Fix: remove the "
+            "journal and start again"
+        )

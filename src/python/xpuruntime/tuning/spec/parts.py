@@ -1,0 +1,282 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The parts of a `TuneSpec`: objective, constraints, search space, budget, and when a difference counts."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from xpuruntime.measuring.statistics import LEAST_GAIN
+from xpuruntime.policies import AccuracyPolicy
+from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.document import Node
+from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
+from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.policies.kernel_rule import KernelName
+from xpuruntime.policies.kinds import Choice, Integer, Kind, Number, Text
+from xpuruntime.policies.memory_policy import ByteSize
+from xpuruntime.policies.provider_options import ENGINE_PATTERN, check_engine
+from xpuruntime.policies.quantities import Duration, Share, ShortDuration
+from xpuruntime.policies.refusal import Refused
+from xpuruntime.policies.value import PolicyValue, read_fields
+from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+__all__ = [
+    "CALLS", "OBJECTIVES", "Budget", "Constraints", "ConstraintsKind", "Decide", "KernelChoices", "Objective",
+    "RayPlacement", "SearchSpace",
+]  # fmt: skip
+
+_MINIMISED = ("latency.p50", "latency.p99", "memory", "energy", "cold_start")
+_MAXIMISED = ("throughput",)
+#: What ``--for`` takes.
+OBJECTIVES = (*_MINIMISED[:2], *_MAXIMISED, *_MINIMISED[2:])
+#: Ways to call a session, by its methods.
+CALLS = ("run", "bind")
+
+
+class Objective(PolicyValue, frozen=True, kw_only=True):
+    """What is made small or large, and under which load.
+
+    Attributes
+    ----------
+    minimise : {"latency.p50", "latency.p99", "memory", "energy", "cold_start"} or None
+        Of single runs: their median and 99th percentile. ``memory``: the peak of a fresh process that opens and runs
+        the model. ``energy``: joules of a run. ``cold_start``: seconds until the first result of a fresh process.
+    maximise : {"throughput"} or None
+        Rows a second.
+    batch : int
+        Rows of one run.
+    concurrency : int
+        Threads that call the session at the same time.
+    call : {"run", "bind"} or None
+        How they call it: ``session.run`` with host arrays, or ``run()`` of what ``session.bind`` returns, whose buffers
+        stay on the device. ``None``: ``"bind"`` where CUDA graphs are asked for, else ``"run"``.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "minimise": Choice(_MINIMISED, "What is made small.", what="objectives", optional=True),
+        "maximise": Choice(_MAXIMISED, "What is made large.", what="objectives", optional=True),
+        "batch": Integer(1, 65536, "Rows of one run."),
+        "concurrency": Integer(1, 1024, "Threads that call the session at the same time."),
+        "call": Choice(CALLS, "How they call it: run with host arrays, or bind once.", what="calls", optional=True),
+    }
+
+    minimise: str | None = None
+    maximise: str | None = None
+    batch: int = 1
+    concurrency: int = 1
+    call: str | None = None
+
+    def check_together(self) -> None:
+        """Refuse two objectives, and a load where none is measured."""
+        if self.minimise is not None and self.maximise is not None:
+            raise Refused(f"contradicts maximise {self.maximise!r}; state one objective", "minimise")
+        if self.concurrency > 1 and self.name in ("memory", "energy", "cold_start"):
+            raise Refused(f"{self.concurrency} has no meaning for {self.name}; leave it out", "concurrency")
+
+    @property
+    def name(self) -> str:
+        """The objective as ``--for`` takes it; ``latency.p50`` where none is stated."""
+        return self.maximise or self.minimise or "latency.p50"
+
+    @classmethod
+    def named(cls, name: str, **load: Any) -> Objective:
+        """Return the objective of a name. Raises `PolicyError`."""
+        which: dict[str, Any] = {"maximise" if name in _MAXIMISED else "minimise": name}
+        return cls(**which, **load)
+
+
+class Constraints(PolicyValue, frozen=True, kw_only=True):
+    """What a candidate must keep to be chosen. In a file ``memory_peak`` is ``memory.peak``, and so on.
+
+    Attributes
+    ----------
+    accuracy : AccuracyPolicy or "inherit"
+        How close all outputs for all inputs must be to the reference. ``"inherit"``: as the base policy states, else as
+        the precision of the candidate allows.
+    memory_peak : int or None
+        Most bytes that a process may have resident while it opens and runs the model.
+    latency_p99 : float or None
+        Seconds that 99 of 100 runs must keep.
+    determinism : str or None
+        The grade that must pass; ``None``: that of the base policy.
+    start : float or None
+        Most seconds until the first result.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "accuracy": WordOr(("inherit",), Nested(AccuracyPolicy), "How close outputs must be to the reference."),
+        "memory_peak": AtMost(ByteSize(), "Most memory of the process."),
+        "latency_p99": AtMost(ShortDuration(), "Time that 99 of 100 runs must keep."),
+        "determinism": Choice(DETERMINISM_GRADES, "Grade that must pass.", what="grades", optional=True),
+        "start": AtMost(Duration(), "Longest time until the first result."),
+    }
+    #: The keys of a file.
+    DOCUMENT: ClassVar[dict[str, str]] = {"memory.peak": "memory_peak", "latency.p99": "latency_p99"}
+
+    accuracy: AccuracyPolicy | str = "inherit"
+    memory_peak: int | None = None
+    latency_p99: float | None = None
+    determinism: Determinism | None = None
+    start: float | None = None
+
+    @classmethod
+    def document_kinds(cls) -> dict[str, Kind]:
+        """Return the keys of a file and their kinds."""
+        names = {field: key for key, field in cls.DOCUMENT.items()}
+        return {names.get(field, field): kind for field, kind in cls.KINDS.items()}
+
+    @classmethod
+    def read(cls, node: Node, kinds: dict[str, Kind] | None = None) -> Self:
+        """Read a mapping of a document. Raises `Refused` with the node concerned."""
+        del kinds
+        fields = read_fields(node, cls.document_kinds())
+        return cls(**{cls.DOCUMENT.get(key, key): value for key, value in fields.items()})
+
+    def to_plain(self, hidden: frozenset[str] = frozenset()) -> dict[str, Any]:
+        """Return what a file says of this value."""
+        names = {field: key for key, field in self.DOCUMENT.items()}
+        return {names.get(field, field): value for field, value in super().to_plain(hidden).items()}
+
+
+class ConstraintsKind(Nested):
+    """Constraints, under the keys of a file."""
+
+    @property
+    def kinds(self) -> dict[str, Kind]:
+        """The keys of a file and their kinds."""
+        return Constraints.document_kinds()
+
+
+def _kernels(op: str) -> OneOrMore:
+    return OneOrMore(KernelName(op), f"Kernels to try for {op}.", optional=True)
+
+
+class KernelChoices(PolicyValue, frozen=True, kw_only=True):
+    """Kernels to try, by operation."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {op: _kernels(op) for op in OPS}
+
+    matmul: tuple[str, ...] | None = None
+    attention: tuple[str, ...] | None = None
+    layer_norm: tuple[str, ...] | None = None
+    rms_norm: tuple[str, ...] | None = None
+    conv: tuple[str, ...] | None = None
+
+
+class SearchSpace(PolicyValue, frozen=True, kw_only=True):
+    """Values to try. What is left out is searched as the engines declare it.
+
+    Attributes
+    ----------
+    engine : tuple of str
+        Default: all that ``engine: auto`` may choose.
+    precision : tuple of str
+        Default: the precision of the base policy; where an accuracy is stated, all that the engine declares.
+    cuda_graph, layout : tuple of str
+    threads : tuple of int or str
+        Numbers, ``"physical"`` and ``"logical"`` cores, and ``"engine"``: not stated.
+    kernels : KernelChoices, "auto" or "off"
+        ``"auto"``: what a plan accepts of the families of each operation.
+    options : dict of str to dict of str to tuple of str
+        Engine to option to values, in place of those that the engine declares.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "engine": OneOrMore(
+            Text(what="the name of an engine", parse=check_engine, pattern=ENGINE_PATTERN),
+            "Engines to try.",
+            empty=True,
+        ),
+        "precision": OneOrMore(
+            Choice(("model", "fp32", "tf32", "fp16", "bf16", "int8"), what="precisions"),
+            "Precisions to try.",
+            empty=True,
+        ),
+        "cuda_graph": OneOrMore(Choice(("off", "prefer", "require")), "CUDA graphs to try.", empty=True),
+        "threads": OneOrMore(ThreadCount(), "Threads to try.", empty=True),
+        "layout": OneOrMore(Choice(("auto", "nchw", "nhwc"), what="layouts"), "Layouts to try.", empty=True),
+        "kernels": WordOr(("off", "auto"), Nested(KernelChoices), "Kernels to try."),
+        "options": OptionValues("Options of engines to try: engine to option to list."),
+    }
+
+    engine: tuple[str, ...] = ()
+    precision: tuple[str, ...] = ()
+    cuda_graph: tuple[str, ...] = ()
+    threads: tuple[int | str, ...] = ()
+    layout: tuple[str, ...] = ()
+    kernels: KernelChoices | str = "auto"
+    options: dict[str, dict[str, tuple[str, ...]]] = FrozenDict()
+
+
+class Budget(PolicyValue, frozen=True, kw_only=True):
+    """How long a search may take, in seconds (``"10m"`` in a file), and how many candidates it opens at most."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "time": Duration("Time that the search may take."),
+        "candidates": Integer(1, 100_000, "Most candidates that are opened."),
+    }
+
+    time: float = 600.0
+    candidates: int = 200
+
+
+class Decide(PolicyValue, frozen=True, kw_only=True):
+    """When a difference counts.
+
+    Attributes
+    ----------
+    min_effect : float
+        Smallest gain that makes a winner: 0.02, ``"2%"`` in a file.
+    confidence : float
+        Of the result, from 0.5 to 0.9999.
+    rounds : tuple of int
+        Fewest rounds before anything is decided, and most of one race.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "min_effect": Share("Smallest gain that makes a winner.", most=1.0),
+        "confidence": Number(0.5, 0.9999, "Confidence of the result."),
+        "rounds": Rounds("Fewest and most rounds of a race."),
+    }
+
+    min_effect: float = LEAST_GAIN
+    confidence: float = 0.99
+    rounds: tuple[int, int] = (7, 61)
+
+
+class RayPlacement(PolicyValue, frozen=True, kw_only=True):
+    """The Ray cluster whose nodes candidates are measured on.
+
+    Attributes
+    ----------
+    address : str
+        As ``ray.init`` takes it: ``"auto"`` or ``"host:port"``.
+    resources : dict of str to number
+        What a trial needs of its node: ``num_cpus``, ``num_gpus``, and custom resources by their names. Left out: a
+        GPU where the policy runs on ``cuda``, else all processors of a node.
+    trials : int or None
+        Trials at once; left out, as many as the cluster has room for.
+    model : {"store", "shared"}
+        How nodes get the model: from Ray's object store, or by the same path. Its digest is checked in any case.
+    wait : float
+        Seconds that a node is waited for.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "address": Text("Address of the cluster.", what="'auto' or 'host:port'"),
+        "resources": Resources("What a trial needs of its node."),
+        "trials": Integer(1, 1024, "Trials at once.", optional=True),
+        "model": Choice(("store", "shared"), "How nodes get the model."),
+        "wait": Duration("Time that a node is waited for."),
+    }
+
+    address: str = "auto"
+    resources: dict[str, Any] = FrozenDict()
+    trials: int | None = None
+    model: str = "store"
+    wait: float = 60.0
