@@ -65,6 +65,41 @@ def test_one_that_does_not_hold_is_kept_and_named(case: Case) -> None:
     assert [one.code for one in refused.value.drifts] == ["library", "precision"]
 
 
+def renamed_input(case: Case, name: str) -> None:
+    """Give the first input of the model another name, as another version of an exporter does."""
+    import onnx
+
+    model = onnx.load(case.model)
+    before = model.graph.input[0].name
+    model.graph.input[0].name = name
+    for node in model.graph.node:
+        node.input[:] = [name if one == before else one for one in node.input]
+    onnx.save(model, case.model)
+
+
+def test_a_model_with_other_inputs_is_compared_and_upgraded(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    renamed_input(case, "pixels")
+    found = xrt.lock(case.model, output=case.path, check=True)
+    assert {"model", "shapes"} <= {one.code for one in found.drifts}
+    assert not next(one for one in found.drifts if one.code == "shapes").restore
+    assert run(["lock", str(case.model), "-o", str(case.path), "--check"]) == 1
+    assert run(["diff", str(case.path), "here", str(case.model)]) == 1
+    assert "evidence.lock.model" in [one.id for one in xrt.verify(case.model, lock=case.path).claims]
+    assert xrt.lock(case.model, output=case.path, upgrade=True).written
+    assert run(["lock", str(case.model), "-o", str(case.path), "--check"]) == 0
+
+
+def test_another_policy_explains_the_plan_that_follows(case: Case) -> None:
+    policy = {**msgspec.to_builtins(case.lock.identity.policy.document), "mode": "strict"}
+    with pytest.raises(xrt.LockError, match=r"plan mode: expected nothing, found strict") as refused:
+        xrt.lock(case.model, policy, case.path)
+    fixes = {one.code: one.restore for one in refused.value.drifts}
+    assert "state the policy that was locked" in fixes["policy"]
+    assert not fixes["plan"]
+
+
 def test_check_and_dry_run_write_nothing(case: Case) -> None:
     before = plant(case, OTHER_ENTRY)
     assert [one.code for one in xrt.lock(case.model, output=case.path, check=True).drifts] == ["precision"]

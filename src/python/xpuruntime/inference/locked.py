@@ -58,6 +58,7 @@ __all__ = [
     "locked_plan",
     "observed_outputs",
     "probe_at",
+    "shapes_that_fit",
     "surroundings",
 ]
 
@@ -250,6 +251,22 @@ def probe_at(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dict[str, 
     if sizes:
         info = with_shapes(info, Policy.coerce({"execution": {"shapes": {k: list(v) for k, v in sizes.items()}}}))
     return host_copies(probe_feeds(info))  # examples of a module may lie on a device
+
+
+def shapes_that_fit(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a lock where a model still has such inputs; nothing where it has others."""
+    known = {tensor.name: tensor.shape for tensor in (*info.inputs, *info.overridable_inputs)}
+    for name, sizes in shapes.items():
+        dims = known.get(name, ())
+        if name not in known or (dims is not None and not _fits(sizes, dims)):
+            return {}
+    return {name: tuple(sizes) for name, sizes in shapes.items()}
+
+
+def _fits(sizes: Sequence[int], dims: Sequence[int | str | None]) -> bool:
+    return len(sizes) == len(dims) and all(
+        not isinstance(dim, int) or size == dim for size, dim in zip(sizes, dims, strict=True)
+    )
 
 
 def observed_outputs(

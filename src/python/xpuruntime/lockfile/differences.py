@@ -213,7 +213,9 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
         drift = validator_drift(one, expected, found, entries, old)
         drifts.append(drift if one.id in before else msgspec.structs.replace(drift, restore=""))
     if old.plan is not None and new.plan is not None:
-        drifts += compare_plans(old.plan, new.plan)
+        plans = compare_plans(old.plan, new.plan)
+        follows = any(one.code == DriftCode.POLICY for one in drifts)
+        drifts += [msgspec.structs.replace(one, restore="") if follows else one for one in plans]
     if old.shapes != new.shapes:
         drifts.append(
             Drift(
@@ -221,7 +223,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
                 subject="shapes",
                 expected=_shapes(old),
                 found=_shapes(new),
-                restore="give --shapes",
+                restore="give --shapes" if _sized(old) == _sized(new) else "",
             )
         )
     drifts += compare_entries(old.entries, new.entries)
@@ -232,3 +234,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
 
 def _shapes(identity: Identity) -> str:
     return "; ".join(shown(msgspec.to_builtins(one.inputs)) for one in identity.shapes) or "none"
+
+
+def _sized(identity: Identity) -> set[str]:
+    return {name for one in identity.shapes for name in one.inputs}

@@ -14,7 +14,14 @@ from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import open_calls
-from xpuruntime.inference.locked import SHAPES_ID, locked_plan, observed_outputs, probe_at, surroundings
+from xpuruntime.inference.locked import (
+    SHAPES_ID,
+    locked_plan,
+    observed_outputs,
+    probe_at,
+    shapes_that_fit,
+    surroundings,
+)
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import Measured, OutputSample
 from xpuruntime.lockfile.records import Identity, Lock, LockedShapes, Provenance
@@ -46,6 +53,7 @@ def create_lock(
     *,
     shapes: Mapping[str, Sequence[int]] | None = None,
     inputs: Mapping[str, Any] | None = None,
+    before: Mapping[str, Sequence[int]] | None = None,
     pins: Sequence[CallEntry] = (),
     command: str = "",
     measure: bool = True,
@@ -63,6 +71,8 @@ def create_lock(
         Of inputs whose sizes the model leaves open; default: those of `inputs`, else the smallest that fit.
     inputs : mapping of str to array, optional
         What the instrumented run is made with; default: probe inputs.
+    before : mapping of str to sequence of int, optional
+        Shapes of an older lock, taken where neither is given and the model still has such inputs.
     pins : sequence of CallEntry
         Kernels that are to stay as they are.
     command : str
@@ -88,7 +98,7 @@ def create_lock(
     stated = None if policy is None else without_lock(Policy.coerce(policy))
     with InferenceSession(model, policy=stated, **options) as first:
         source = first.policy
-        feeds = _feeds(first, shapes, inputs)
+        feeds = _feeds(first, shapes, inputs, before)
         at = LockedShapes(id=SHAPES_ID, inputs={name: _shape(array) for name, array in sorted(feeds.items())})
         probes = _probes(first, at)
         observed = first.explain(feeds, runs=1)
@@ -146,9 +156,14 @@ def _preferred(calls: tuple[CallEntry, ...], pins: Sequence[CallEntry]) -> tuple
 
 
 def _feeds(
-    session: InferenceSession, shapes: Mapping[str, Sequence[int]] | None, inputs: Mapping[str, Any] | None
+    session: InferenceSession,
+    shapes: Mapping[str, Sequence[int]] | None,
+    inputs: Mapping[str, Any] | None,
+    before: Mapping[str, Sequence[int]] | None,
 ) -> dict[str, Any]:
     """Return the inputs of the instrumented run."""
+    if shapes is None and inputs is None and before is not None:
+        shapes = shapes_that_fit(session.model, before)
     if inputs is not None:
         if shapes:
             raise InputError("shapes are those of the inputs that are given; leave out shapes, or inputs")

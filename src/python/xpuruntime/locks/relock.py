@@ -85,7 +85,7 @@ def lock(
     output : str or path, optional
         The file to write; default: none, the lock is returned alone.
     shapes : mapping of str to sequence of int, optional
-        Of inputs; default: those of the lock that is there, else the smallest that fit.
+        Of inputs; default: those of the lock that is there where they fit the model, else the smallest.
     inputs : mapping of str to array, optional
         What the instrumented run is made with; default: probe inputs.
     batches : sequence of int
@@ -152,8 +152,6 @@ def lock(
         raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
     if policy is None and not any(options.get(name) is not None for name in ("device", "engine", "precision")):
         policy = old.identity.policy.document
-    if shapes is None and inputs is None:
-        shapes = dict(old.identity.shapes[0].inputs) if old.identity.shapes else None
     kept = [] if upgrade else [one for one in old.identity.calls if not _matches(upgrade_units, (one.node, one.module))]
     if check and batches:
         raise InputError("check writes nothing, so no batches are timed: leave one of the two out")
@@ -163,6 +161,7 @@ def lock(
         policy,
         shapes=shapes,
         inputs=inputs,
+        before=dict(old.identity.shapes[0].inputs) if old.identity.shapes else None,
         pins=kept,
         command=command,
         measure=not check,

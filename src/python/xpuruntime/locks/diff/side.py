@@ -9,7 +9,17 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.errors import EngineError, InputError
+from xpuruntime.errors import (
+    EngineError,
+    EngineUnavailable,
+    InputError,
+    LockError,
+    ModelError,
+    PlanError,
+    PolicyError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+)
 from xpuruntime.evidence import Report
 from xpuruntime.files.paths import kind_of
 from xpuruntime.files.reading import open_regular
@@ -24,6 +34,16 @@ if TYPE_CHECKING:
 __all__ = ["FileSide", "LockSide", "PythonSide", "call", "read_side", "start_worker"]
 
 _PREFIX = "py:"
+#: Of the errors of a worker, those that are raised here as what they are; the first that fits.
+_KINDS: tuple[type[XpuRuntimeError], ...] = (
+    PolicyError,
+    ModelError,
+    InputError,
+    EngineUnavailable,
+    UnsupportedOperationError,
+    PlanError,
+    LockError,
+)
 #: What the first kilobytes of a lock have: its keys are sorted, and the schema is the last one.
 _HEAD, _LOCK = 4096, re.compile(rb'^\s*\{\s*"digest": "sha256:')
 
@@ -117,12 +137,14 @@ def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
 
     Raises
     ------
-    EngineError
+    XpuRuntimeError
+        Of the same kind as the worker's where that is bad input or a refusal, else an `EngineError`.
     """
     try:
         return worker.call(f"{MODULE}:{function}", **arguments)
     except WorkerFailure as failure:
-        raise EngineError(f"{name}: {_reason(failure)}") from failure
+        kind = next((one for one in _KINDS if one.__name__ in failure.exceptions), EngineError)
+        raise kind(f"{name}: {_reason(failure)}") from failure
 
 
 def _reason(failure: WorkerFailure) -> str:

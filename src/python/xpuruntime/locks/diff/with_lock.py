@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.model import read_model
 from xpuruntime.errors import InputError
+from xpuruntime.inference.locked import shapes_that_fit
 from xpuruntime.lockfile.records import Lock
 from xpuruntime.locks.diff.locked_levels import locked_levels
 from xpuruntime.locks.diff.recorded import of_lock, of_report
@@ -104,7 +106,7 @@ def _locked_there(
         written = str(folder / "inputs")
         write_arrays(Path(written), inputs)
     elif like.shapes:
-        stated["shapes"] = dict(like.shapes[0].inputs)
+        stated["shapes"] = shapes_that_fit(read_model(model), dict(like.shapes[0].inputs)) or None
     place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
     with start_worker(side, folder) as worker:
         plain = call(worker, side.name, "lock", model=place, inputs=written, arguments=stated)
