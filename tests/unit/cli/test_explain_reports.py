@@ -153,7 +153,7 @@ def test_a_place_that_cannot_be_written_is_refused_before_anything_runs(
         raise OSError(30, "Read-only file system")
 
     monkeypatch.setattr("pathlib.Path.mkdir", refused)
-    monkeypatch.setattr("xpuruntime.cli.session_options.open_session", lambda *_, **__: pytest.fail("it was run"))
+    monkeypatch.setattr("xpuruntime.cli.session.open_session", lambda *_, **__: pytest.fail("it was run"))
     for command, option in (("explain", "--output"), ("explain", "--html"), ("profile", "--trace")):
         result = xrt(command, digits, "--device", "cpu", option, tmp_path / "x.json")
         assert (result.code, result.out) == (2, "")

@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 
 import xpuruntime
-from xpuruntime.cli.tune import _table
+from xpuruntime.cli.commands.tune import _table
 from xpuruntime.evidence.render_text.tables import plain
 from xpuruntime.tuning.result.progress import TuneProgress
 from xpuruntime.tuning.result.schema import tune_result_schema

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli import (
+from xpuruntime.cli.commands import (
     bench,
     bisect,
     compare,
@@ -28,7 +28,7 @@ from xpuruntime.cli import (
     tune,
     verify,
 )
-from xpuruntime.cli import compile as compiling
+from xpuruntime.cli.commands import compile as compiling
 
 __all__ = ["app"]
 

@@ -14,13 +14,13 @@ from xpuruntime.files.paths import kind_of
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from xpuruntime.cli.choice import Choice
+    from xpuruntime.cli.session_options import SessionOptions
 
 __all__ = ["check_outputs"]
 
 
 def check_outputs(
-    outputs: Mapping[str, str | None], model: str, choice: Choice, values: Sequence[str] | None = None
+    outputs: Mapping[str, str | None], model: str, session_options: SessionOptions, values: Sequence[str] | None = None
 ) -> None:
     """Refuse outputs that would replace the model, its data, or another file that the command reads.
 
@@ -29,7 +29,7 @@ def check_outputs(
     outputs : mapping of str to str or None
         The option and where it writes.
     model : str
-    choice : Choice
+    session_options : SessionOptions
     values : sequence of str, optional
         Of ``--input``.
 
@@ -42,20 +42,20 @@ def check_outputs(
     if any(path is not None for path in outputs.values()):
         there = any(path is not None and kind_of(path) == "file" for path in outputs.values())
         folder = [("the model", model)] if kind_of(model) == "folder" else []
-        refuse_overwriting(outputs, _inputs(model, choice, values) if there else folder)
+        refuse_overwriting(outputs, _inputs(model, session_options, values) if there else folder)
 
 
-def _inputs(model: str, choice: Choice, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:
+def _inputs(model: str, session_options: SessionOptions, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:
     yield "the model", model
     if kind_of(model) == "folder":
         from xpuruntime.artifacts.reading import made_files
 
         for name in made_files(Path(model)) or ():
             yield "a file of the model", str(Path(model, name))
-    if choice.policy is not None and choice.policy != "auto":
-        yield "the policy", choice.policy
-    if choice.calibration is not None:
-        yield from _samples(choice.calibration)
+    if session_options.policy is not None and session_options.policy != "auto":
+        yield "the policy", session_options.policy
+    if session_options.calibration is not None:
+        yield from _samples(session_options.calibration)
     for value in values or ():
         name, _, rest = value.partition("=")
         path = name[1:] if name.startswith("@") else rest[1:] if rest.startswith("@") else ""

@@ -13,10 +13,10 @@ import msgspec
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.report import MAX_REPORT
 from xpuruntime.files.conflicts import refuse_overwriting
+from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import kind_of, reason_of, user_path
 from xpuruntime.files.reading import open_regular
 from xpuruntime.files.writing import check_writable
-from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,72 +1,59 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Session options of a command line, and the session they open."""
+"""`SessionOptions`: options of every command that opens a session, and the decorator that adds them to one."""
 
 from __future__ import annotations
 
-import time
-from typing import TYPE_CHECKING
+import inspect
+from functools import wraps
+from typing import TYPE_CHECKING, Any, NamedTuple, get_type_hints
 
-from xpuruntime.cli.inputs import Feeds, read_feeds
-from xpuruntime.cli.output import error_line, working
+from xpuruntime.cli.options import (
+    CalibrationOption,
+    DeviceOption,
+    EngineOption,
+    PolicyOption,
+    PrecisionOption,
+    TrustOption,
+)
 
 if TYPE_CHECKING:
-    from xpuruntime.cli.choice import Choice
-    from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.inference import InferenceSession
+    from collections.abc import Callable
 
-__all__ = ["open_session", "prepare", "report_probe_inputs"]
+__all__ = ["SessionOptions", "with_session_options"]
 
 
-def prepare(
-    model: str, values: list[str] | None, dims: list[str] | None, *, trust: bool = False
-) -> tuple[ModelInfo, Feeds]:
-    """Read the model's facts and its inputs."""
-    from xpuruntime.artifacts.reading import artifact_model
-    from xpuruntime.engines.model import read_model
+class SessionOptions(NamedTuple):
+    """Policy, device, engine, precision and calibration inputs, each ``None`` where the policy decides; and trust."""
 
-    info = artifact_model(model) or read_model(model, trust=trust)
-    return info, read_feeds(info, values, dims)
+    policy: PolicyOption = None
+    device: DeviceOption = None
+    engine: EngineOption = None
+    precision: PrecisionOption = None
+    calibration: CalibrationOption = None
+    trust: TrustOption = False
 
-
-def report_probe_inputs(feeds: Feeds) -> None:
-    """Print on stderr which inputs are generated."""
-    note = feeds.note()
-    if note:
-        error_line(note, label="note")
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `InferenceSession` and of `plan`. Engines may be a list with commas."""
+        names = self.engine.split(",") if self.engine and "," in self.engine else self.engine
+        return {**self._asdict(), "engine": names}
 
 
-def open_session(
-    model: str, choice: Choice, feeds: Feeds, *, as_json: bool, lock: str | None = None, frozen: bool = False
-) -> tuple[InferenceSession, float]:
-    """Plan and load a model. Return the session and how long that took, in microseconds.
+def with_session_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `SessionOptions` to a command: they fill its parameter ``session_options``."""
+    stated = inspect.signature(command, eval_str=True)
+    hints = get_type_hints(SessionOptions, include_extras=True)
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in SessionOptions._field_defaults.items()
+    ]
+    shown = [one for own in stated.parameters.values() for one in (options if own.name == "session_options" else [own])]
 
-    What `feeds` generated is said once the session is open: a policy that is wrong is said alone. Inputs that are given
-    are those with which a converted model is compared with fp32.
-    """
-    from xpuruntime.inference import InferenceSession
+    @wraps(command)
+    def wrapped(*first: Any, **given: Any) -> Any:
+        session_options = SessionOptions(**{name: given.pop(name) for name in SessionOptions._fields})
+        return command(*first, session_options=session_options, **given)
 
-    start = time.perf_counter_ns()
-    with working("planning and loading", as_json=as_json):
-        arguments = choice.arguments()
-        if lock is None and _probes_with(choice, feeds):
-            arguments["calibration"] = [dict(feeds.arrays)]
-        session = InferenceSession(model, lock=lock, frozen=frozen, **arguments)
-    took = (time.perf_counter_ns() - start) / 1e3
-    report_probe_inputs(feeds)
-    return session, took
-
-
-def _probes_with(choice: Choice, feeds: Feeds) -> bool:
-    """Whether the first calibration input, which is to be the one given, is a probe and nothing else here."""
-    from pathlib import Path
-
-    from xpuruntime.policies import Policy
-
-    if feeds.probed or not feeds.arrays or choice.calibration is not None:
-        return False
-    stated = Policy.coerce(choice.policy) if choice.policy is not None and Path(choice.policy).is_file() else None
-    if stated is not None and stated.calibration is not None:
-        return False
-    precision = choice.precision or (stated.execution.precision if stated is not None else None)
-    return precision in ("fp16", "bf16") or (stated is not None and stated.accuracy is not None and precision != "int8")
+    wrapped.__signature__ = stated.replace(parameters=shown)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in shown}
+    return wrapped

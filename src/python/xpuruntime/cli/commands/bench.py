@@ -8,7 +8,6 @@ import gc
 import time
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import (
     DimOption,
     FrozenOption,
@@ -19,6 +18,7 @@ from xpuruntime.cli.options import (
     runs_option,
     warmup_option,
 )
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -36,14 +36,14 @@ WarmupOption = Annotated[int, warmup_option("Runs before, not timed.", 10_000_00
 _CHUNKS = 50
 
 
-@choosing
+@with_session_options
 def bench(
     model: ModelArgument,
     *,
     input: InputOption = None,
     runs: RunsOption = 200,
     warmup: WarmupOption = 20,
-    choice: Choice,
+    session_options: SessionOptions,
     lock: LockOption = None,
     frozen: FrozenOption = False,
     dim: DimOption = None,
@@ -55,12 +55,12 @@ def bench(
     arrays, `run_device` device arrays.
     """
     from xpuruntime.cli.output import console, print_json, progress
-    from xpuruntime.cli.session_options import open_session, prepare
+    from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.evidence.render_text.tables import duration_text
 
-    _, feeds = prepare(model, input, dim, trust=choice.trust)
+    _, feeds = prepare(model, input, dim, trust=session_options.trust)
     arrays = feeds.arrays
-    session, load_us = open_session(model, choice, feeds, as_json=json, lock=lock, frozen=frozen)
+    session, load_us = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
     samples: dict[str, list[float]] = {}
     with session, progress(as_json=json) as bar:
         plan = session.plan

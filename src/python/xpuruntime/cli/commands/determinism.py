@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 __all__ = ["determinism"]
 
@@ -47,13 +47,13 @@ DimensionOption = Annotated[
 ]
 
 
-@choosing
+@with_session_options
 def determinism(
     model: ModelArgument,
     *,
     grade: GradeOption = None,
     input: InputOption = None,
-    choice: Choice,
+    session_options: SessionOptions,
     dim: DimOption = None,
     trials: TrialsOption = 20,
     processes: ProcessesOption = 3,
@@ -67,12 +67,12 @@ def determinism(
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_thing, working
-    from xpuruntime.cli.session_options import open_session, prepare
+    from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.locks.determinism import session_determinism
 
     sizes = None if batch_sizes is None else _sizes(batch_sizes)
-    feeds = prepare(model, input, dim, trust=choice.trust)[1]
-    session, _ = open_session(model, choice, feeds, as_json=json)
+    feeds = prepare(model, input, dim, trust=session_options.trust)[1]
+    session, _ = open_session(model, session_options, feeds, as_json=json)
     with session, working("testing determinism", as_json=json):
         found = session_determinism(
             session,
@@ -82,7 +82,7 @@ def determinism(
             processes=processes,
             batch_sizes=sizes,
             batch_dimension=batch_dim,
-            trust=choice.trust,
+            trust=session_options.trust,
         )
     print_thing(found, as_json=json)
     return ExitCode.OK if found.reached else ExitCode.NOT_HONOURED

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import DimOption, InputOption, JsonOption
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 __all__ = ["diff"]
 
@@ -28,14 +28,14 @@ OutputOption = Annotated[
 ]
 
 
-@choosing
+@with_session_options
 def diff(
     before: BeforeArgument,
     after: AfterArgument,
     model: ModelArgument = None,
     *,
     input: InputOption = None,
-    choice: Choice,
+    session_options: SessionOptions,
     dim: DimOption = None,
     budget: BudgetOption = "60s",
     margin: MarginOption = 0.05,
@@ -50,7 +50,7 @@ def diff(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.session_options import prepare, report_probe_inputs
+    from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.diff.side import LockSide, read_side
     from xpuruntime.policies.quantities import read_duration
@@ -59,9 +59,9 @@ def diff(
     seconds = read_duration(budget, "--budget")
     feeds = None
     if model is not None:
-        check_outputs({"--output": output}, model, choice, input)
+        check_outputs({"--output": output}, model, session_options, input)
         if input or dim or not any(isinstance(read_side(one), LockSide) for one in (before, after)):
-            feeds = prepare(model, input, dim, trust=choice.trust)[1]
+            feeds = prepare(model, input, dim, trust=session_options.trust)[1]
             report_probe_inputs(feeds)
     with working("comparing two environments", as_json=json):
         found = compare_environments(
@@ -71,7 +71,7 @@ def diff(
             inputs=None if feeds is None else feeds.arrays,
             budget=seconds,
             margin=margin,
-            **choice.arguments(),
+            **session_options.arguments(),
         )
     print_and_save(found, {found.save: output}, as_json=json)
     return found.exit_code

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import DimOption, FrozenOption, InputOption, JsonOption, LockOption, ModelArgument
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 __all__ = ["run"]
 
@@ -19,13 +19,13 @@ OutputOption = Annotated[
 ]
 
 
-@choosing
+@with_session_options
 def run(
     model: ModelArgument,
     *,
     input: InputOption = None,
     output: OutputOption = None,
-    choice: Choice,
+    session_options: SessionOptions,
     lock: LockOption = None,
     frozen: FrozenOption = False,
     dim: DimOption = None,
@@ -37,13 +37,13 @@ def run(
     from xpuruntime.cli.output import console, print_json
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
-    from xpuruntime.cli.session_options import open_session, prepare
+    from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.evidence.render_text.tables import duration_text
 
-    check_outputs({"--output": output}, model, choice, input)
-    info, feeds = prepare(model, input, dim, trust=choice.trust)
+    check_outputs({"--output": output}, model, session_options, input)
+    info, feeds = prepare(model, input, dim, trust=session_options.trust)
     check_output_path(output, len(info.outputs))
-    session, _ = open_session(model, choice, feeds, as_json=json, lock=lock, frozen=frozen)
+    session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
     with session:
         start = time.perf_counter_ns()
         outputs = session.run(feeds.arrays)

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, runs_option, warmup_option
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 __all__ = ["profile"]
 
@@ -24,7 +24,7 @@ NodesOption = Annotated[
 ]
 
 
-@choosing
+@with_session_options
 def profile(
     model: ModelArgument,
     *,
@@ -33,7 +33,7 @@ def profile(
     runs: RunsOption = 20,
     warmup: WarmupOption = 5,
     nodes: NodesOption = False,
-    choice: Choice,
+    session_options: SessionOptions,
     dim: DimOption = None,
     json: JsonOption = False,
 ) -> None:
@@ -43,19 +43,19 @@ def profile(
     """
     from xpuruntime.cli.output import console, print_json
     from xpuruntime.cli.overwrite import check_outputs
-    from xpuruntime.cli.session_options import open_session, prepare
+    from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.errors import InputError
     from xpuruntime.evidence.traces.trace_file import check_trace
     from xpuruntime.inference import profile as profiling
 
     if trace is not None:
         check_trace(trace)
-        check_outputs({"--trace": trace}, model, choice, input)
+        check_outputs({"--trace": trace}, model, session_options, input)
     elif nodes:
         raise InputError("--nodes are nodes in the trace, and none is written: give --trace FILE, or leave --nodes out")
     prof = profiling()
-    _, feeds = prepare(model, input, dim, trust=choice.trust)
-    session, _ = open_session(model, choice, feeds, as_json=json)
+    _, feeds = prepare(model, input, dim, trust=session_options.trust)
+    session, _ = open_session(model, session_options, feeds, as_json=json)
     with session:
         for _ in range(warmup):
             session.run(feeds.arrays)

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import (
     DimOption,
     FrozenOption,
@@ -20,6 +19,7 @@ from xpuruntime.cli.options import (
     html_option,
     text_option,
 )
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 __all__ = ["explain", "plan"]
 
@@ -70,11 +70,11 @@ DeterminismOption = Annotated[
 ]
 
 
-@choosing
+@with_session_options
 def plan(
     model: ModelArgument,
     *,
-    choice: Choice,
+    session_options: SessionOptions,
     lock: LockOption = None,
     frozen: FrozenOption = False,
     machine: MachineOption = None,
@@ -90,16 +90,16 @@ def plan(
 
     other = None if machine is None else load_machine(machine)
     with working("planning", as_json=json):
-        made = inference.plan(model, machine=other, lock=lock, frozen=frozen, **choice.arguments())
+        made = inference.plan(model, machine=other, lock=lock, frozen=frozen, **session_options.arguments())
     print_thing(made, as_json=json)
 
 
-@choosing
+@with_session_options
 def explain(
     models: ModelOrReports,
     *,
     input: InputOption = None,
-    choice: Choice,
+    session_options: SessionOptions,
     lock: LockOption = None,
     frozen: FrozenOption = False,
     dim: DimOption = None,
@@ -120,7 +120,7 @@ def explain(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target, given_reports, show_reports
-    from xpuruntime.cli.session_options import open_session, prepare
+    from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.evidence.render_text.terminal import render
     from xpuruntime.locks.determinism import session_determinism
 
@@ -134,19 +134,19 @@ def explain(
             "--lock": lock,
             "--frozen": frozen,
             "--determinism": determinism,
-            **{f"--{name}": value for name, value in choice.arguments().items()},
+            **{f"--{name}": value for name, value in session_options.arguments().items()},
         }
         return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, summary=summary, as_json=json)
     model = models[0]
-    check_outputs({"--output": output, "--html": html}, model, choice, input)
+    check_outputs({"--output": output, "--html": html}, model, session_options, input)
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
-    _, feeds = prepare(model, input, dim, trust=choice.trust)
-    session, _ = open_session(model, choice, feeds, as_json=json, lock=lock, frozen=frozen)
+    _, feeds = prepare(model, input, dim, trust=session_options.trust)
+    session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
     with session, working("running instrumented", as_json=json):
         if determinism is not None:
             given_feeds = None if feeds.probed and not dim else feeds.arrays
-            session_determinism(session, determinism, inputs=given_feeds, trust=choice.trust)  # type: ignore[arg-type]
+            session_determinism(session, determinism, inputs=given_feeds, trust=session_options.trust)  # type: ignore[arg-type]
         report = session.explain(feeds.arrays)
     shown = render(report, summary=True) if summary else None
     print_and_save(report, {report.save: output, report.save_html: html}, shown=shown, as_json=json)

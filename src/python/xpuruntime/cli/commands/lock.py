@@ -8,8 +8,8 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import InputOption, JsonOption, ModelArgument, flag_option, text_option
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ StatementOption = Annotated[
 ]
 
 
-@choosing
+@with_session_options
 def lock(
     model: ModelArgument,
     *,
@@ -68,7 +68,7 @@ def lock(
     input: InputOption = None,
     shapes: ShapesOption = None,
     batches: BatchesOption = "",
-    choice: Choice,
+    session_options: SessionOptions,
     check: CheckOption = False,
     upgrade: UpgradeOption = False,
     upgrade_unit: UnitOption = None,
@@ -91,7 +91,7 @@ def lock(
     from xpuruntime.cli.output import print_json, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.session_options import prepare
+    from xpuruntime.cli.session import prepare
     from xpuruntime.evidence.writing import write_whole
     from xpuruntime.locks.relock import lock as locked
     from xpuruntime.locks.statement import lock_statement
@@ -99,10 +99,10 @@ def lock(
     path = output if output is not None else str(Path(model).with_suffix(".lock"))
     if check and (upgrade or dry_run or accept or upgrade_unit or upgrade_package):
         raise InputError("--check writes nothing, and compares with the lock as it is: leave the other verbs out")
-    check_outputs({"--output": path, "--statement": statement}, model, choice, input)
+    check_outputs({"--output": path, "--statement": statement}, model, session_options, input)
     if statement is not None:
         check_target("--statement", statement)
-    inputs = None if not input else prepare(model, input, None, trust=choice.trust)[1].arrays
+    inputs = None if not input else prepare(model, input, None, trust=session_options.trust)[1].arrays
     with working("locking", as_json=json):
         found = locked(
             model,
@@ -119,7 +119,7 @@ def lock(
             dry_run=dry_run,
             note=note,
             command=shlex.join(["xrt", *sys.argv[1:]]),
-            **choice.arguments(),
+            **session_options.arguments(),
         )
     if statement is not None and not check and not dry_run:
         write_whole(statement, lock_statement(found.lock, path), "the statement")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xpuruntime.cli.choice import Choice
 from xpuruntime.cli.options import (
     CalibrationOption,
     DeviceOption,
@@ -20,6 +19,7 @@ from xpuruntime.cli.options import (
     PolicyOption,
     PrecisionOption,
 )
+from xpuruntime.cli.session_options import SessionOptions
 
 if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact
@@ -44,7 +44,7 @@ def compile_(
     device: DeviceOption = None,
     engine: EngineOption = None,
     precision: PrecisionOption = None,
-    soc: SocOption = None,  # among the options of a `Choice`, so that they are listed here one by one
+    soc: SocOption = None,  # among the options of a `SessionOptions`, so that they are listed here one by one
     calibration: CalibrationOption = None,
     lock: LockOption = None,
     frozen: FrozenOption = False,
@@ -57,8 +57,10 @@ def compile_(
     from xpuruntime.cli.output import console, print_json, working
     from xpuruntime.inference import compile_model
 
-    choice = Choice(policy=policy, device=device, engine=engine, precision=precision, calibration=calibration)
-    arguments = choice.arguments()
+    session_options = SessionOptions(
+        policy=policy, device=device, engine=engine, precision=precision, calibration=calibration
+    )
+    arguments = session_options.arguments()
     del arguments["trust"]  # no engine compiles a .pt2 file
     arguments["policy"] = _with_soc(policy, soc, arguments["engine"])
     start = time.perf_counter()

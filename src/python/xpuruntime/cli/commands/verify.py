@@ -9,8 +9,8 @@ import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, flag_option, text_option
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -69,12 +69,12 @@ InconclusiveOption = Annotated[
 ]
 
 
-@choosing
+@with_session_options
 def verify(
     model: ModelArgument,
     *,
     input: InputOption = None,
-    choice: Choice,
+    session_options: SessionOptions,
     dim: DimOption = None,
     lock: LockOption = None,
     only: OnlyOption = None,
@@ -96,7 +96,7 @@ def verify(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.session_options import prepare
+    from xpuruntime.cli.session import prepare
     from xpuruntime.files.conflicts import refuse_overwriting
     from xpuruntime.locks.verification.outputs import FORMATS
     from xpuruntime.locks.verification.outputs.gitlab import REPORTS
@@ -109,10 +109,10 @@ def verify(
     named = {f"--out {format}={path}": path for format, path in outputs}
     for option, path in named.items():
         check_target(option, path)
-    check_outputs(named, model, choice, input)
+    check_outputs(named, model, session_options, input)
     refuse_overwriting(named, [] if lock is None else [("the lock", lock)])
     seconds = None if budget is None else read_duration(budget, "--budget")
-    feeds = prepare(model, input, dim, trust=choice.trust)[1]
+    feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     with working("verifying", as_json=json):
         result = verified(
             model,
@@ -123,7 +123,7 @@ def verify(
             against=against,
             budget=seconds,
             inconclusive=inconclusive,  # type: ignore[arg-type]
-            **choice.arguments(),
+            **session_options.arguments(),
         )
     if (note := feeds.note()) is not None:
         result = msgspec.structs.replace(result, notes=(note, *result.notes))

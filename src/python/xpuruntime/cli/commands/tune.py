@@ -9,8 +9,8 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import JsonOption, ModelArgument, flag_option, html_option, text_option
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,7 +79,7 @@ LockOption = Annotated[
 HtmlOption = Annotated[str | None, html_option("Write a page with all candidates, and why each did not win.")]
 
 
-@choosing
+@with_session_options
 def tune(
     model: ModelArgument,
     *,
@@ -87,7 +87,7 @@ def tune(
     objective: ForOption = None,
     call: CallOption = None,
     input: InputsOption = None,
-    choice: Choice,
+    session_options: SessionOptions,
     devices: DevicesOption = None,
     ray: RayOption = None,
     budget: BudgetOption = None,
@@ -118,7 +118,7 @@ def tune(
     for option, path in named.items():
         check_target(option, path)
     values = [f"@{input}"] if input is not None and input != "random" else None
-    check_outputs(named, model, choice, values)
+    check_outputs(named, model, session_options, values)
     seconds = None if budget is None else read_duration(budget, "--budget")
     try:
         with _live(as_json=json) as progress:
@@ -134,13 +134,13 @@ def tune(
                 journal=kept,
                 resume=resume,
                 progress=progress,
-                **choice.arguments(),
+                **session_options.arguments(),
             )
     except KeyboardInterrupt:
         error_line(f"what was measured is in {kept}; go on with --resume", label="note")
         raise
     print_and_save(result, {result.save_html: html}, as_json=json)
-    _write(result, model, choice, output, lock)
+    _write(result, model, session_options, output, lock)
     return result.exit_code
 
 
@@ -151,7 +151,9 @@ def _check_word(option: str, word: str | None, words: Sequence[str], what: str) 
         raise InputError(f"{option} {word}: this is none of the {what}{did_you_mean(word, words, what)}")
 
 
-def _write(result: TuneResult, model: str, choice: Choice, output: str | None, lock: str | None) -> None:
+def _write(
+    result: TuneResult, model: str, session_options: SessionOptions, output: str | None, lock: str | None
+) -> None:
     """Write the policy and lock it, or say why there is none."""
     from xpuruntime.cli.output import error_line
     from xpuruntime.locks.relock import lock as locked
@@ -165,8 +167,8 @@ def _write(result: TuneResult, model: str, choice: Choice, output: str | None, l
         error_line(f"{result.write_policy(output)} has the policy", label="note")
     if lock is not None:
         found = locked(
-            model, result.tuned_policy(), lock, command=f"xrt tune {model} --lock {lock}", trust=choice.trust,
-            calibration=choice.calibration, call=result.call,
+            model, result.tuned_policy(), lock, command=f"xrt tune {model} --lock {lock}", trust=session_options.trust,
+            calibration=session_options.calibration, call=result.call,
         )  # fmt: skip
         error_line(f"{found.path} has the lock {found.lock.digest}", label="note")
 

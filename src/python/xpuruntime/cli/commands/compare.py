@@ -8,7 +8,6 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.choice import Choice
 from xpuruntime.cli.options import (
     CalibrationOption,
     DeviceOption,
@@ -21,6 +20,7 @@ from xpuruntime.cli.options import (
     html_option,
     runs_option,
 )
+from xpuruntime.cli.session_options import SessionOptions
 
 __all__ = ["compare"]
 
@@ -74,13 +74,13 @@ def compare(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.session_options import prepare, report_probe_inputs
+    from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.engines.accuracy import GENERATED
     from xpuruntime.inference import compare_engines
 
     check_target("--html", html)
-    choice = Choice(policy=policy, device=device, precision=precision, calibration=calibration)
-    check_outputs({"--html": html}, model, choice, input)
+    session_options = SessionOptions(policy=policy, device=device, precision=precision, calibration=calibration)
+    check_outputs({"--html": html}, model, session_options, input)
     feeds = prepare(model, input, dim)[1] if input or dim else None
     with working("comparing", as_json=json):
         found = compare_engines(

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xpuruntime.cli.choice import Choice, choosing
 from xpuruntime.cli.options import DimOption, InputOption, JsonOption, flag_option, text_option
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ OutputOption = Annotated[
 ]
 
 
-@choosing
+@with_session_options
 def bisect(
     package: PackageArgument,
     versions: RangeArgument,
@@ -57,7 +57,7 @@ def bisect(
     *,
     claim: ClaimOption,
     input: InputOption = None,
-    choice: Choice,
+    session_options: SessionOptions,
     dim: DimOption = None,
     with_: WithOption = None,
     pre: PreOption = False,
@@ -75,7 +75,7 @@ def bisect(
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.session_options import prepare, report_probe_inputs
+    from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.locks.version_bisect.bisecting import bisect_versions
     from xpuruntime.policies.quantities import read_duration
 
@@ -83,9 +83,9 @@ def bisect(
     if not (dots and good and bad) or ".." in bad:
         raise InputError(f"{versions!r} is no range of versions. Fix: write GOOD..BAD, such as 1.23.2..1.32.0")
     check_target("--output", output)
-    check_outputs({"--output": output, "--journal": journal}, model, choice, input)
+    check_outputs({"--output": output, "--journal": journal}, model, session_options, input)
     seconds = read_duration(budget, "--budget")
-    feeds = prepare(model, input, dim, trust=choice.trust)[1]
+    feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     report_probe_inputs(feeds)
     with working(f"bisecting {package}", as_json=json):
         found = bisect_versions(
@@ -101,7 +101,7 @@ def bisect(
             journal=journal,
             resume=resume,
             progress=_say,
-            **choice.arguments(),
+            **session_options.arguments(),
         )
     print_and_save(found, {found.save: output}, as_json=json)
     return found.exit_code

@@ -9,22 +9,24 @@ import inspect
 import pytest
 import typer
 
-from xpuruntime.cli import bench, plan, profile, run
-from xpuruntime.cli import compile as compiling
-from xpuruntime.cli.choice import Choice, choosing
+from xpuruntime.cli.commands import bench, plan, profile, run
+from xpuruntime.cli.commands import compile as compiling
 from xpuruntime.cli.options import JsonOption, ModelArgument
+from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 #: All but `compile`, which takes no .pt2 file and so no --trust.
 COMMANDS = [run.run, bench.bench, profile.profile, plan.plan, plan.explain]
 
 
-@choosing
-def _told(model: ModelArgument, *, choice: Choice, json: JsonOption = False) -> tuple[str, Choice, bool]:
+@with_session_options
+def _told(
+    model: ModelArgument, *, session_options: SessionOptions, json: JsonOption = False
+) -> tuple[str, SessionOptions, bool]:
     """Say what was given."""
-    return model, choice, json
+    return model, session_options, json
 
 
-def told(*arguments: str) -> tuple[str, Choice, bool]:
+def told(*arguments: str) -> tuple[str, SessionOptions, bool]:
     app = typer.Typer()
     app.command()(_told)
     return app(args=list(arguments), standalone_mode=False)
@@ -34,15 +36,15 @@ def told(*arguments: str) -> tuple[str, Choice, bool]:
 def test_every_command_that_opens_a_session_takes_them(command):
     shown = inspect.signature(command, eval_str=True).parameters
     first = inspect.signature(_told).parameters
-    assert {name: (shown[name].annotation, shown[name].default) for name in Choice._fields} == {
-        name: (first[name].annotation, Choice._field_defaults[name]) for name in Choice._fields
+    assert {name: (shown[name].annotation, shown[name].default) for name in SessionOptions._fields} == {
+        name: (first[name].annotation, SessionOptions._field_defaults[name]) for name in SessionOptions._fields
     }
 
 
 def test_compile_takes_all_but_trust():
     shown = inspect.signature(compiling.compile_, eval_str=True).parameters
     first = inspect.signature(_told).parameters
-    fields = [name for name in Choice._fields if name != "trust"]
+    fields = [name for name in SessionOptions._fields if name != "trust"]
     assert {name: (shown[name].annotation, shown[name].default) for name in fields} == {
         name: (first[name].annotation, None) for name in fields
     }
@@ -50,16 +52,18 @@ def test_compile_takes_all_but_trust():
 
 
 def test_they_stand_where_the_command_puts_them():
-    assert list(inspect.signature(_told).parameters) == ["model", *Choice._fields, "json"]
+    assert list(inspect.signature(_told).parameters) == ["model", *SessionOptions._fields, "json"]
 
 
 def test_what_is_given_reaches_the_command():
-    assert told("m.onnx") == ("m.onnx", Choice(), False)
-    choice = Choice(policy="p.yaml", device="cpu", engine="null,openvino", precision="fp32", calibration="in.npz")
+    assert told("m.onnx") == ("m.onnx", SessionOptions(), False)
+    session_options = SessionOptions(
+        policy="p.yaml", device="cpu", engine="null,openvino", precision="fp32", calibration="in.npz"
+    )
     given = ["-p", "p.yaml", "-d", "cpu", "-e", "null,openvino", "--precision", "fp32", "--calibration", "in.npz"]
-    assert told("m.onnx", *given, "--json") == ("m.onnx", choice, True)
+    assert told("m.onnx", *given, "--json") == ("m.onnx", session_options, True)
 
 
 def test_engines_with_commas_are_a_list():
-    assert Choice(engine="null,openvino").arguments()["engine"] == ["null", "openvino"]
-    assert Choice(engine="null").arguments() == {**Choice._field_defaults, "engine": "null"}
+    assert SessionOptions(engine="null,openvino").arguments()["engine"] == ["null", "openvino"]
+    assert SessionOptions(engine="null").arguments() == {**SessionOptions._field_defaults, "engine": "null"}
