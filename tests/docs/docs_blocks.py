@@ -31,7 +31,7 @@ def has_cuda() -> bool:
 
 
 def has_nccl() -> bool:
-    from xpuruntime.runtime.libraries import find_library
+    from xpuruntime.runtime.libraries.loading import find_library
 
     return bool(find_library("nccl", 2))
 

@@ -52,7 +52,7 @@ def test_the_libraries_a_session_loaded_are_listed_once() -> None:
     code = (
         "import msgspec, numpy as np, xpuruntime as xrt;"
         "from xpuruntime.demo import demo_model_path;"
-        "from xpuruntime.runtime.libraries import loaded_libraries;"
+        "from xpuruntime.runtime.libraries.loading import loaded_libraries;"
         "s = xrt.InferenceSession(demo_model_path(), device='cuda:0');"
         "s.run({'image': np.zeros((1, 1, 8, 8), np.float32)});"
         "print(msgspec.json.encode(loaded_libraries()).decode())"

@@ -25,7 +25,7 @@ from xpuruntime.distributed.nccl import NcclLibrary, nccl_library
 from xpuruntime.distributed.policy import CollectivePolicy
 from xpuruntime.distributed.waiting import run_within, wait_for
 from xpuruntime.errors import CudaError, EngineError, InputError
-from xpuruntime.runtime.libraries import find_library
+from xpuruntime.runtime.libraries.loading import find_library
 
 no_gpu = pytest.mark.skipif(xrt.get_device_count("cuda") > 0, reason="this machine has a GPU")
 needs_nccl = pytest.mark.skipif(
@@ -95,7 +95,7 @@ def test_other_arguments_that_make_no_sense():
 def test_without_nccl():
     """In a process that finds no library at all: no wheel, no folder, and a linker without a cache."""
     code = """
-import xpuruntime.runtime.libraries as libraries
+import xpuruntime.runtime.libraries.loading as libraries
 from xpuruntime.distributed.nccl import nccl_library
 libraries.search_folders = libraries.cached_libraries = lambda: ()
 libraries._is_loaded = lambda name: False

@@ -56,7 +56,7 @@ def test_a_name_that_no_engine_has() -> None:
 
 
 def test_a_library_that_is_not_found() -> None:
-    from xpuruntime.runtime.libraries import preload
+    from xpuruntime.runtime.libraries.loading import preload
 
     with pytest.raises(EngineUnavailable, match="it was not found"):
         preload(["libcublasLt.so.99"])

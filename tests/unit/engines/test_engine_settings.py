@@ -96,7 +96,7 @@ def _classes() -> Iterator[type[EngineSettings]]:
 def _request(engine: str, device: str, folder: Path) -> Request:
     if engine == "torch":
         torch = pytest.importorskip("torch")
-        from xpuruntime.engines.torch.reading import inspect_module
+        from xpuruntime.engines.torch.program.reading import inspect_module
 
         info = inspect_module(torch.nn.Linear(4, 4).eval(), (torch.zeros(2, 4),))
     else:

@@ -19,8 +19,8 @@ import pytest
 from xpuruntime.lockfile.drift import drift_error
 from xpuruntime.lockfile.records import Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
-from xpuruntime.runtime.elf import read_elf
-from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, path_in_packages
+from xpuruntime.runtime.libraries.elf import read_elf
+from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 
 CUDA = CudaFacts(
@@ -176,7 +176,7 @@ def test_a_library_is_found_before_it_is_mapped() -> None:
     assert path is not None
     assert library_identity(path)["build_id"] == one.expect["build_id"]
     code = (
-        "import sys; from xpuruntime.runtime.library_identity import *\n"
+        "import sys; from xpuruntime.runtime.libraries.identity import *\n"
         "print(library_identity(find_file(sys.argv[1], sys.argv[2], mapped_libraries()))['build_id'])\n"
         "assert 'onnxruntime' not in sys.modules"
     )

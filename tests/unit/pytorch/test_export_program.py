@@ -247,7 +247,7 @@ class TestApart:
         assert not torch.equal(*want), "the kernels round differently"
 
     def test_a_session_that_fails_to_load_leaves_nothing(self, done: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-        from xpuruntime.engines.torch.program import ExportedSource
+        from xpuruntime.engines.torch.program.sources import ExportedSource
 
         def broken(*_: Any) -> Any:
             raise RuntimeError("no memory today")

@@ -16,11 +16,17 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import EngineError, InputError
-from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.extras import install_command
-from xpuruntime.runtime.libraries import LibraryIndex, find_library, libraries_needed_by, loaded_libraries, preload
-from xpuruntime.runtime.library_search import SearchFolder, cached_libraries, search_folders, wheel_versions
-from xpuruntime.runtime.package_libraries import package_libraries
+from xpuruntime.runtime.libraries.elf import read_elf
+from xpuruntime.runtime.libraries.loading import (
+    LibraryIndex,
+    find_library,
+    libraries_needed_by,
+    loaded_libraries,
+    preload,
+)
+from xpuruntime.runtime.libraries.package_builds import package_libraries
+from xpuruntime.runtime.libraries.search import SearchFolder, cached_libraries, search_folders, wheel_versions
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared objects of Linux")
 
@@ -126,7 +132,7 @@ class TestFind:
         (meta / "METADATA").write_text("Metadata-Version: 2.1\nName: nvidia-cublas\nVersion: 13.1.0.3\n")
         (meta / "RECORD").write_text("nvidia/cublas/lib/libcublas.so.13,,\n")
         code = (
-            "import msgspec; from xpuruntime.runtime.libraries import find_library;"
+            "import msgspec; from xpuruntime.runtime.libraries.loading import find_library;"
             "print(msgspec.json.encode(find_library('cublas')).decode())"
         )
         path = os.pathsep.join([str(tmp_path), *sys.path])
@@ -175,7 +181,7 @@ class TestElf:
         monkeypatch.syspath_prepend(str(tmp_path))
         # Wheels of CUDA may be installed, and their libraries loaded.
         places = (SearchFolder(path=str(tmp_path / "cuda"), origin="LD_LIBRARY_PATH"),)
-        module = "xpuruntime.runtime.package_libraries"
+        module = "xpuruntime.runtime.libraries.package_builds"
         monkeypatch.setattr(f"{module}.LibraryIndex", lambda: LibraryIndex(places, ()))
         monkeypatch.setattr(f"{module}.loaded_libraries", lambda: ())
         own, cuda = package_libraries(("vendor_package/capi/*.so*", "missing_package/*.so*"), cuda=True)
@@ -239,8 +245,8 @@ class TestElf:
 class TestPreload:
     CODE = """
 import json
-from xpuruntime.runtime.libraries import LibraryIndex, loaded_libraries, preload
-from xpuruntime.runtime.library_search import SearchFolder
+from xpuruntime.runtime.libraries.loading import LibraryIndex, loaded_libraries, preload
+from xpuruntime.runtime.libraries.search import SearchFolder
 index = LibraryIndex([SearchFolder(path=p, origin="wheel") for p in {places!r}], ())
 first = preload({names!r}, index=index)
 again = preload({names!r}, index=index)
@@ -323,7 +329,7 @@ class TestLoaded:
     @linux
     def test_this_process_after_onnxruntime(self) -> None:
         code = (
-            "import onnxruntime; from xpuruntime.runtime.libraries import loaded_libraries;"
+            "import onnxruntime; from xpuruntime.runtime.libraries.loading import loaded_libraries;"
             "print([l.path for l in loaded_libraries()])"
         )
         assert "onnxruntime_pybind11_state" in in_new_process(code)

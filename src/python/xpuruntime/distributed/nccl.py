@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.errors import EngineError, EngineUnavailable
 from xpuruntime.runtime.extras import install_command
-from xpuruntime.runtime.libraries import preload
+from xpuruntime.runtime.libraries.loading import preload
 
 __all__ = [
     "DTYPES",

@@ -13,7 +13,7 @@ import msgspec
 
 from xpuruntime.engines.precision import TOLERANCES, Tolerance, compare_within, probe_feeds
 from xpuruntime.errors import AccuracyError, EngineError, InputError, ModelError, XpuRuntimeError
-from xpuruntime.runtime.archives import unpacked_too_large
+from xpuruntime.files.archives import unpacked_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

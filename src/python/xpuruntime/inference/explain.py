@@ -49,7 +49,7 @@ def explain_session(
 ) -> Report:
     """Time the session itself, then watch an instrumented copy; see `InferenceSession.explain`."""
     from xpuruntime.engines.precision import probe_feeds, shapes_text
-    from xpuruntime.runtime.libraries import loaded_libraries
+    from xpuruntime.runtime.libraries.loading import loaded_libraries
 
     notes = []
     feeds: Mapping[str, Any]

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError, LockError
+from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import check_writable, replace_file
 from xpuruntime.lockfile.records import SCHEMA, Lock, digest_of_identity
-from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     import os

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import LockError
+from xpuruntime.files.json_reading import decode_json
 from xpuruntime.lockfile.canonical import parse_lock
 from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.records import CallEntry, Identity, Lock, LockedModel, Provenance, Validator, stable_id
-from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -16,8 +16,8 @@ from xpuruntime.lockfile.drift import Drift, shown
 from xpuruntime.lockfile.entries import OWN_KERNELS
 from xpuruntime.lockfile.records import Validator, stable_id
 from xpuruntime.lockfile.tables import libraries_of, packages_of, variables_of
-from xpuruntime.runtime.distributions import distributions
-from xpuruntime.runtime.library_identity import find_file, library_identity, mapped_libraries, path_in_packages
+from xpuruntime.runtime.libraries.distributions import distributions
+from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from xpuruntime import _core
-from xpuruntime.runtime.library_search import search_folders
+from xpuruntime.runtime.libraries.search import search_folders
 
 __all__ = ["use_vendor_libraries"]
 

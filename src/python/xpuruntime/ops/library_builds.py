@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from xpuruntime import _core
-from xpuruntime.runtime.libraries import identified, mapped_paths
+from xpuruntime.runtime.libraries.loading import identified, mapped_paths
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:

@@ -16,12 +16,12 @@ import msgspec
 from xpuruntime import _core
 from xpuruntime.errors import InputError
 from xpuruntime.files.folders import cache_folder, make_private, not_private
+from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.locking import locked
 from xpuruntime.files.paths import checked, reason_of, with_home
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import replace_file
 from xpuruntime.ops.library_builds import BACKEND_LIBRARIES, core_build, mapped_builds
-from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

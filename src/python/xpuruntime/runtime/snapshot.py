@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
-from xpuruntime.runtime.json_reading import decode_json
-from xpuruntime.runtime.libraries import identified
+from xpuruntime.runtime.libraries.loading import identified
+from xpuruntime.runtime.libraries.package_builds import package_libraries
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
-from xpuruntime.runtime.package_libraries import package_libraries
 from xpuruntime.runtime.plugin_points import guarded
 
 if TYPE_CHECKING:

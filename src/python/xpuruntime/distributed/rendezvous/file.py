@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.distributed.rendezvous.member import Member, late, misfit, refused
+from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import replace_file
-from xpuruntime.runtime.json_reading import decode_json
 
 if TYPE_CHECKING:
     import os

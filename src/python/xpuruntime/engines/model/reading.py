@@ -40,13 +40,13 @@ def read_model(
     """
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
-        from xpuruntime.engines.torch.reading import inspect_module
+        from xpuruntime.engines.torch.program.reading import inspect_module
 
         return inspect_module(model, example_inputs)
     if example_inputs is not None:
         raise InputError("example_inputs describe a torch module; a file says itself what it takes. Leave them out")
     if isinstance(model, (str, os.PathLike)) and os.fspath(model).endswith(".pt2"):
-        from xpuruntime.engines.torch.reading import inspect_program
+        from xpuruntime.engines.torch.program.reading import inspect_program
 
         return inspect_program(os.fspath(model), trust=trust)
     return inspect_model(model)

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.engines.model_source import Source
 from xpuruntime.errors import ModelError
-from xpuruntime.runtime.json_reading import decode_json
+from xpuruntime.files.json_reading import decode_json
 
 if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact

@@ -282,7 +282,7 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
 
 
 def _missing_cuda_libraries(package: Path) -> list[str]:
-    from xpuruntime.runtime.libraries import LibraryIndex, libraries_needed_by
+    from xpuruntime.runtime.libraries.loading import LibraryIndex, libraries_needed_by
 
     provider = package / "capi" / "libonnxruntime_providers_cuda.so"
     if not provider.is_file():

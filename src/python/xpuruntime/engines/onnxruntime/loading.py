@@ -138,7 +138,7 @@ def preload_cuda() -> None:
     """Load the provider's libraries once a process; a failure is tried again."""
     import onnxruntime as ort
 
-    from xpuruntime.runtime.libraries import libraries_needed_by, preload
+    from xpuruntime.runtime.libraries.loading import libraries_needed_by, preload
 
     provider = Path(ort.__file__).parent / "capi" / "libonnxruntime_providers_cuda.so"
     if provider.is_file():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`GuardedCall`: a program whose inputs stay as they are and whose results have memory of their own."""
+"""`GuardedCall`: a program run without mutated inputs and without results that alias them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from xpuruntime.engines.input_binding import ConversionLog
-    from xpuruntime.engines.torch.program import Call
+    from xpuruntime.engines.torch.program.sources import Call
 
 __all__ = ["GuardedCall"]
 

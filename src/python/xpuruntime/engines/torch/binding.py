@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Static buffers of one program of PyTorch, replayed as a CUDA graph where the policy asks for it."""
+"""Binding of static buffers to a PyTorch program, replayed as a CUDA graph where the policy asks for it."""
 
 from __future__ import annotations
 

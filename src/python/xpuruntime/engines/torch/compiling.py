@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.engines.torch.pinning import Pins
-    from xpuruntime.engines.torch.program import Call
+    from xpuruntime.engines.torch.program.sources import Call
     from xpuruntime.engines.torch.settings import Settings
 
 __all__ = ["compiled", "compiling_apart"]

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.torch.hidden import hidden_calls
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
+from xpuruntime.engines.torch.uncovered_calls import uncovered_calls
 from xpuruntime.engines.written_out import NOTHING, written_out
 from xpuruntime.policies.kernel_ids import KERNEL_IDS, OPS
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
-    from xpuruntime.engines.torch.hidden import Hidden
+    from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
     from xpuruntime.policies.kernel_rule import KernelRule
 
 __all__ = ["ABSENT", "NATIVE", "resolve_kernels", "why_not"]
@@ -62,13 +62,13 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
     policy = request.policy.kernels
     cuda = request.device.startswith("cuda")
     present = {op for node in request.model.nodes if (op := operation_of(node)) is not None}
-    hidden = hidden_calls(request)
+    uncovered = uncovered_calls(request)
     for op, words in policy.preferences.items():
         key = f"kernels.{op}"
         if op not in present:
             _absent(builder, key, op, _tuple(words), written_out(request.model.nodes).get(op, ()))
         else:
-            _add(builder, key, (op,), _tuple(words), hidden.get(key), cuda=cuda, compiled=compiled)
+            _add(builder, key, (op,), _tuple(words), uncovered.get(key), cuda=cuda, compiled=compiled)
     placed = placed_rules(policy, request.model.nodes)
     for index, rule in enumerate(policy.rules):
         key = f"kernels.rules[{index}]"
@@ -80,7 +80,7 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
             reason = "no operator in a module, of an operation that kernels are chosen for, has such a name"
             builder.add(key, "-", "unsupported", reason, "correct match.node, or name the module by match.module")
             continue
-        _add(builder, key, _ops_of(rule, present), _tuple(rule.use), hidden.get(key), cuda=cuda, compiled=compiled)
+        _add(builder, key, _ops_of(rule, present), _tuple(rule.use), uncovered.get(key), cuda=cuda, compiled=compiled)
     if policy.auto_strategy == "best_performance":
         builder.add(
             "kernels.auto_strategy",
@@ -114,7 +114,7 @@ def _add(
     key: str,
     ops: Sequence[str],
     words: tuple[str, ...],
-    hidden: Hidden | None,
+    uncovered: UncoveredCalls | None,
     *,
     cuda: bool,
     compiled: bool,
@@ -133,19 +133,19 @@ def _add(
     if not served:
         text = "; ".join(f"{word}: {reason}" for word, reason in reasons.items())
         builder.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them)")
-    elif hidden is not None and hidden.alone:
-        builder.add(key, "-", "unsupported", hidden.reason, hidden.fix)
+    elif uncovered is not None and uncovered.alone:
+        builder.add(key, "-", "unsupported", uncovered.reason, uncovered.fix)
     elif compiled:
         reason = (
             "calls of the compiled program are decided one by one, but what the compiler fuses, such as norms, is no "
             "call any more"
         )
-        if hidden is not None:
-            reason += f"; and {hidden.reason}"
+        if uncovered is not None:
+            reason += f"; and {uncovered.reason}"
         builder.add(key, ", ".join(served), "advisory", reason, "state mode: eager for the torch engine")
-    elif hidden is not None:
-        reason = f"each other call is served by it, but {hidden.reason}"
-        builder.add(key, ", ".join(served), "advisory", reason, hidden.fix)
+    elif uncovered is not None:
+        reason = f"each other call is served by it, but {uncovered.reason}"
+        builder.add(key, ", ".join(served), "advisory", reason, uncovered.fix)
     else:
         reason = "each call is served by it, instead of PyTorch's own kernel; the evidence says which kernel ran"
         if reasons:

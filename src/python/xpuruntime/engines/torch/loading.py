@@ -17,7 +17,7 @@ from xpuruntime.engines.torch.switches import hold
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Judgement, LoadedModel, Request
-    from xpuruntime.engines.torch.program import Call
+    from xpuruntime.engines.torch.program.sources import Call
     from xpuruntime.engines.torch.settings import Settings
 
 __all__ = ["load_model"]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Judgement, Request
     from xpuruntime.engines.torch.aliasing import GuardedCall
     from xpuruntime.engines.torch.pinning import Pins
-    from xpuruntime.engines.torch.program import Call
+    from xpuruntime.engines.torch.program.sources import Call
     from xpuruntime.engines.torch.settings import Settings
     from xpuruntime.evidence.records import Conversion
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
@@ -237,7 +237,7 @@ class TorchModel(LoadedModel):
 
     def observe(self, feeds: Mapping[str, Any], runs: int) -> Observed:
         """Run under PyTorch's profiler; see `LoadedModel.observe`."""
-        from xpuruntime.engines.torch.observing import observe
+        from xpuruntime.engines.torch.observing.instrumented_run import observe
 
         if self._call is None:
             closed()
@@ -245,7 +245,7 @@ class TorchModel(LoadedModel):
 
     def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
         """Run operator by operator, as the program is before `torch.compile`; see `LoadedModel.intermediates`."""
-        from xpuruntime.engines.torch.stepping import intermediates
+        from xpuruntime.engines.torch.observing.stepping import intermediates
 
         if self._call is None:
             closed()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Attention that is products and a softmax, as that of ``nn.MultiheadAttention``: what a program or a call tells."""
+"""Decomposed attention, products and a softmax as in ``nn.MultiheadAttention``: detection in programs and calls."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Pins`: the kernels of one session's policy, held for its calls alone."""
+"""`Pins`: the kernel policy of one session, active for its calls alone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.context import thread_policy
 
-__all__ = ["Pins", "facts_of_program_node", "operation_of", "placed_rules", "words_of"]
+__all__ = ["Pins", "facts_of_program_node", "kernel_names_of", "operation_of", "placed_rules"]
 
 
 #: Operators that are made of products, and of what no policy speaks of.
@@ -85,7 +85,7 @@ def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple
     return tuple(found)
 
 
-def words_of(policy: KernelPolicy, key: str) -> tuple[str, ...]:
+def kernel_names_of(policy: KernelPolicy, key: str) -> tuple[str, ...]:
     """Return the kernels that a key of a policy asks for, in order."""
     name = key.removeprefix("kernels.")
     place = re.fullmatch(r"rules\[(\d+)\]", name)

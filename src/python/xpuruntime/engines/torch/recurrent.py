@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Recurrent layers of a program: which of them run by one kernel of PyTorch's, inside which no product can be chosen.
+"""Fused recurrent layers: those that PyTorch runs as one kernel, inside which no matmul kernel can be chosen.
 
 A plan knows that from the names of operators, and from what an exported program calls their weights. Under fp16 on the
 CPU it takes the one kernel for granted, which oneDNN has on some processors alone; what runs is seen when it runs.
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import NodeInfo
 
-__all__ = ["dtypes_of", "one_kernel_layers"]
+__all__ = ["dtypes_of", "fused_layers"]
 
 #: What an LSTM with projections calls its weights for them; oneDNN has no such kernel.
 _PROJECTION = "weight_hr"
 _FLOATS = ("fp64", "fp32", "fp16", "bf16")
 
 
-def one_kernel_layers(request: Request) -> list[NodeInfo]:
+def fused_layers(request: Request) -> list[NodeInfo]:
     """Return the recurrent layers of a program that PyTorch runs by one kernel. Pure.
 
     Parameters
@@ -33,7 +33,7 @@ def one_kernel_layers(request: Request) -> list[NodeInfo]:
     """
     dtypes = dtypes_of(request)
     cuda = request.device.startswith("cuda")
-    return [node for node in request.model.nodes if _is_one_kernel(node, dtypes, cuda=cuda)]
+    return [node for node in request.model.nodes if _is_fused(node, dtypes, cuda=cuda)]
 
 
 def dtypes_of(request: Request) -> tuple[str, ...]:
@@ -45,7 +45,7 @@ def dtypes_of(request: Request) -> tuple[str, ...]:
     return tuple(dict.fromkeys(name for name in known if name in _FLOATS))
 
 
-def _is_one_kernel(node: NodeInfo, dtypes: tuple[str, ...], *, cuda: bool) -> bool:
+def _is_fused(node: NodeInfo, dtypes: tuple[str, ...], *, cuda: bool) -> bool:
     """Say whether cuDNN computes it on CUDA, or oneDNN on the CPU: that has the LSTM alone, and not in fp64."""
     name = node.op.rpartition(".")[2]
     if name in RECURRENT_KERNELS:

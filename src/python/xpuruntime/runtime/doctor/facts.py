@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.distributions import Distribution, distributions
-from xpuruntime.runtime.libraries import LibraryIndex, libraries_needed_by, loaded_libraries
+from xpuruntime.runtime.libraries.distributions import Distribution, distributions
+from xpuruntime.runtime.libraries.loading import LibraryIndex, libraries_needed_by, loaded_libraries
 from xpuruntime.runtime.machine import Library, Machine
 from xpuruntime.runtime.plugin_points import failed_plugins
 

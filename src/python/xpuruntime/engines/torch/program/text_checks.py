@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`check_program`: the texts of a serialised program of PyTorch that it evaluates, imports by, or writes into code."""
+"""`check_program`: checks of the texts in a serialised program that PyTorch evaluates, imports or writes into code."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``.pt2`` archives that are not trusted: what of them PyTorch would run or unpack without end, found beforehand.
+"""Checks of untrusted ``.pt2`` archives: content that PyTorch would run or unpack without end.
 
 `torch.export.load` unpickles, evaluates the expressions of sizes with SymPy, and writes the names of a graph into
 Python code. Here every pickle is loaded with PyTorch's own list of harmless types (``weights_only=True``), and
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.file import refuse
-from xpuruntime.engines.torch.program_text import Unsafe, check_program
-from xpuruntime.runtime.archives import unpacked_too_large
+from xpuruntime.engines.torch.program.text_checks import Unsafe, check_program
+from xpuruntime.files.archives import unpacked_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

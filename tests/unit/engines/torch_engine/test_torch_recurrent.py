@@ -49,7 +49,7 @@ def saved(folder: Path, net: Any, x: Any = X) -> Path:
 
 def controls(model: Any, kernels: Any, device: str = "cpu", x: Any = X, **execution: Any) -> dict[str, Control]:
     """What the torch engine says of each key, on a device that need not be there."""
-    from xpuruntime.engines.torch.reading import inspect_module, inspect_program
+    from xpuruntime.engines.torch.program.reading import inspect_module, inspect_program
 
     info = inspect_module(model.eval(), (x,)) if isinstance(model, torch.nn.Module) else inspect_program(str(model))
     policy = Policy.coerce({"execution": {"engine": "torch", **execution}, "kernels": kernels})

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Kernels that served the calls of a session, and whether the policy's keys were met."""
+"""`PinnedKernels`: kernels that served the calls of a session, and whether the policy's keys were met."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from xpuruntime import _core
-from xpuruntime.engines.torch.decisions import Deciding
 from xpuruntime.engines.torch.kernel_controls import ABSENT
-from xpuruntime.engines.torch.pinning import words_of
-from xpuruntime.engines.torch.seen_calls import SeenCalls
+from xpuruntime.engines.torch.observing.decisions import CallDecisions
+from xpuruntime.engines.torch.observing.seen_calls import SeenCalls
+from xpuruntime.engines.torch.pinning import kernel_names_of
 from xpuruntime.evidence.model_metadata.policy import module_of_node
 from xpuruntime.evidence.records import KeySeen
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.model import NodeInfo
+    from xpuruntime.engines.torch.observing.seen_calls import SeenCall
     from xpuruntime.engines.torch.pinning import Pins
-    from xpuruntime.engines.torch.seen_calls import SeenCall
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Control
     from xpuruntime.policies import KernelPolicy
@@ -67,7 +67,7 @@ class PinnedKernels:
         self._log = _core.DecisionLog()
         self._seen = SeenCalls(self._log)
         self._ran: dict[str, dict[str, str]] = defaultdict(dict)
-        self._decided: Deciding | None = None
+        self._decided: CallDecisions | None = None
 
     @contextlib.contextmanager
     def apart(self) -> Iterator[None]:
@@ -134,7 +134,7 @@ class PinnedKernels:
 
     def decisions(self) -> tuple[KernelDecision, ...]:
         """Return what was decided about the calls of the pass."""
-        return self._deciding.told(self._seen.kinds)
+        return self._call_decisions.told(self._seen.kinds)
 
     def notes(self) -> list[str]:
         """Return what of the decisions could not be kept."""
@@ -148,8 +148,8 @@ class PinnedKernels:
         left: dict[str, list[SeenCall]] = defaultdict(list)
         for call in self._seen.kinds:
             if call.route is not None:
-                by_key[self._deciding.key_of(call.route)].append((call, call.route))
-            elif (asked := self._deciding.asked_of(call))[0]:
+                by_key[self._call_decisions.key_of(call.route)].append((call, call.route))
+            elif (asked := self._call_decisions.asked_of(call))[0]:
                 left[asked[1]].append(call)
         found = {}
         for key, control in self._controls.items():
@@ -160,15 +160,15 @@ class PinnedKernels:
             if control.resolved == ABSENT and not (left.get(key) or by_key.get(key)):
                 found[key] = KeySeen(observed="-", status="unobservable", reason=control.reason)
             else:
-                found[key] = self._told(by_key.get(key, []), left.get(key, []), words_of(self._policy, key))
+                found[key] = self._told(by_key.get(key, []), left.get(key, []), kernel_names_of(self._policy, key))
         return found
 
     @property
-    def _deciding(self) -> Deciding:
+    def _call_decisions(self) -> CallDecisions:
         if self._decided is None:
             from xpuruntime.ops.decision_log import recorded
 
-            self._decided = Deciding(self._policy, self._controls, self._pins.keys, recorded(self._log), self._ran)
+            self._decided = CallDecisions(self._policy, self._controls, self._pins.keys, recorded(self._log), self._ran)
         return self._decided
 
     def _told(self, calls: list[tuple[SeenCall, Route]], left: list[SeenCall], words: tuple[str, ...]) -> KeySeen:
@@ -191,9 +191,9 @@ class PinnedKernels:
     def _deviation(self, call: SeenCall, route: Route, words: tuple[str, ...]) -> str:
         """Return how a call was served otherwise than a policy asks; empty where it was as it asks."""
         if route.status == "substituted":
-            passed = self._deciding.passed_over(route)
+            passed = self._call_decisions.passed_over(route)
             return f"{call.node!r} ran {route.kernel}: {'; '.join(f'{word}: {why}' for word, why in passed.items())}"
-        if instead := self._deciding.instead(call):
+        if instead := self._call_decisions.instead(call):
             return f"{call.node!r} was to run {route.kernel}, and PyTorch ran {', '.join(sorted(instead))}"
         if route.asked != words or not self._meets(call, route):
             ran = ", ".join(self._kernels(call, route))
@@ -206,8 +206,8 @@ class PinnedKernels:
         What was routed to, where neither tells more.
         """
         if route.native:
-            return sorted(set(self._deciding.instead(call).values())) or [str(route.kernel)]
-        return list(dict.fromkeys(one.kernel for one in self._deciding.ours(call))) or [str(route.kernel)]
+            return sorted(set(self._call_decisions.instead(call).values())) or [str(route.kernel)]
+        return list(dict.fromkeys(one.kernel for one in self._call_decisions.ours(call))) or [str(route.kernel)]
 
     def _meets(self, call: SeenCall, route: Route) -> bool:
         """Whether the kernels that the dispatcher chose for a call are those that its route names."""
@@ -215,7 +215,7 @@ class PinnedKernels:
         if route.native or word == "auto":
             return True
         ids = _core.KernelRegistry.instance().find(route.op, word)
-        return all(one.chosen in ids and config in ("", one.config) for one in self._deciding.ours(call))
+        return all(one.chosen in ids and config in ("", one.config) for one in self._call_decisions.ours(call))
 
 
 def _count(calls: list[SeenCall]) -> str:

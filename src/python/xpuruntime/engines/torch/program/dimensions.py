@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Names for the sizes that an exported program leaves open, where PyTorch keeps symbols of its own, such as ``s77``."""
+"""Names of dynamic dimensions of an exported program, in place of PyTorch's symbols such as ``s77``."""
 
 from __future__ import annotations
 

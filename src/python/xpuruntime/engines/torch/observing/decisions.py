@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Deciding`: what was decided about the kernels of the calls that one instrumented pass has seen."""
+"""`CallDecisions`: kernel decisions of the calls in one instrumented pass."""
 
 from __future__ import annotations
 
@@ -9,24 +9,24 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.engines.torch.kernel_controls import why_not
-from xpuruntime.engines.torch.pinning import words_of
+from xpuruntime.engines.torch.pinning import kernel_names_of
 from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision, merged
 from xpuruntime.evidence.model_metadata.policy import module_of_node
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from xpuruntime.engines.torch.seen_calls import SeenCall
+    from xpuruntime.engines.torch.observing.seen_calls import SeenCall
     from xpuruntime.evidence.kernels.decisions import DecisionSource
     from xpuruntime.evidence.records import Control
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["Deciding"]
+__all__ = ["CallDecisions"]
 
 
-class Deciding:
+class CallDecisions:
     """Tells of each call which kernel served it, who asked for it, and what became of the others.
 
     Parameters
@@ -116,7 +116,7 @@ class Deciding:
                 yield self._by_xpuruntime(call, route, self._made[number], count)
         elif why := self.unsupported(self.key_of(route)):
             key = self.key_of(route)
-            words = words_of(self._policy, key)
+            words = kernel_names_of(self._policy, key)
             yield _native(call, words, key, "fallback", route.kernel, self._refused(call, words, why))
         elif route.tuned:
             yield self._measured(call, route)
@@ -170,7 +170,7 @@ class Deciding:
         key = self.key_of(route)
         asked, passed = route.asked, self.passed_over(route)
         if why := self.unsupported(key):
-            asked = words_of(self._policy, key)
+            asked = kernel_names_of(self._policy, key)
             passed = {one.id: one.reason for one in self._refused(call, asked, why)}
         known = {one.id for one in record.candidates}
         candidates = [_refused(word, why) for word, why in passed.items() if word not in known]

@@ -12,7 +12,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
 from xpuruntime.engines.torch.controls import resolve_settings
-from xpuruntime.engines.torch.hidden import KEPT
+from xpuruntime.engines.torch.uncovered_calls import NATIVE_KERNELS
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def saved(folder: Path, net: Any, how: str = "program") -> Path:
 
 
 def model_of(folder: Path, net: Any, how: str) -> Any:
-    from xpuruntime.engines.torch.reading import inspect_module, inspect_program
+    from xpuruntime.engines.torch.program.reading import inspect_module, inspect_program
 
     return inspect_module(net.eval(), (X,)) if how == "module" else inspect_program(str(saved(folder, net, how)))
 
@@ -280,4 +280,4 @@ def test_a_compiled_program_tells_it_too(tmp_path: Path) -> None:
 def test_the_words_are_those_of_running() -> None:
     from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
 
-    assert KEPT["attention"] == {"auto", *WITH_WEIGHTS.kernel_names}
+    assert NATIVE_KERNELS["attention"] == {"auto", *WITH_WEIGHTS.kernel_names}

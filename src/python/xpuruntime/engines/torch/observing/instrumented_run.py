@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Watching a program of PyTorch run: one unit for each operator, with the kernels that its profiler saw."""
+"""Instrumented run of a PyTorch program: one unit for each operator, with the kernels that the profiler saw."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from xpuruntime.engines.base import Observed
 from xpuruntime.engines.precision.names import FLOATS
 from xpuruntime.engines.torch.arithmetic import multiplies_integers
 from xpuruntime.engines.torch.names import torch_precision
-from xpuruntime.engines.torch.pinned_kernels import PinnedKernels
-from xpuruntime.engines.torch.stepping import step
+from xpuruntime.engines.torch.observing.pinned_kernels import PinnedKernels
+from xpuruntime.engines.torch.observing.stepping import step
+from xpuruntime.engines.torch.observing.tensor_sizes import TensorSizes
 from xpuruntime.engines.torch.switches import read_back
-from xpuruntime.engines.torch.tensor_sizes import TensorSizes
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
 from xpuruntime.evidence.kernels.names import parse_kernel_name

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.libraries import LibraryIndex, identified, libraries_needed_by, loaded_libraries
+from xpuruntime.runtime.libraries.loading import LibraryIndex, identified, libraries_needed_by, loaded_libraries
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Parts of a program that no policy reaches: recurrent layers of one kernel, attention of products and a softmax.
+"""Uncovered calls: parts of a program that no policy reaches, such as fused recurrent layers and decomposed attention.
 
 PyTorch computes ``nn.MultiheadAttention`` so where it has to return the weights, its default. Whether a call asks for
 them is an argument: an exported program tells it by its operators, a module by the run on its example inputs. Programs
@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.engines.torch.pinning import facts_of_program_node, placed_rules
-from xpuruntime.engines.torch.recurrent import dtypes_of, one_kernel_layers
+from xpuruntime.engines.torch.recurrent import dtypes_of, fused_layers
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.policies.kernel_ids import OPS
@@ -24,11 +24,11 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.policies.kernel_rule import KernelRule
 
-__all__ = ["KEPT", "Hidden", "hidden_calls"]
+__all__ = ["NATIVE_KERNELS", "UncoveredCalls", "uncovered_calls"]
 
 #: Kernels that a policy may ask for there, by operation. Those of attention are as
 #: `xpuruntime.pytorch.attention.entry_points.WITH_WEIGHTS` has them, which needs PyTorch.
-KEPT = {
+NATIVE_KERNELS = {
     "matmul": frozenset(("auto", "torch", "torch.mm")),
     "attention": frozenset(("auto", "torch", "torch.sdpa", "math", "torch.math")),
 }
@@ -45,7 +45,7 @@ _FIX = {
 }
 
 
-class Hidden(NamedTuple):
+class UncoveredCalls(NamedTuple):
     """Operators of a program for which a key asks in vain.
 
     Attributes
@@ -62,7 +62,7 @@ class Hidden(NamedTuple):
     alone: bool
 
 
-def hidden_calls(request: Request) -> dict[str, Hidden]:
+def uncovered_calls(request: Request) -> dict[str, UncoveredCalls]:
     """Return the keys that ask for kernels where none can be chosen. Pure.
 
     Parameters
@@ -72,7 +72,7 @@ def hidden_calls(request: Request) -> dict[str, Hidden]:
     nodes = request.model.nodes
     dtypes = dtypes_of(request)
     out_of_reach = {
-        "matmul": one_kernel_layers(request),
+        "matmul": fused_layers(request),
         "attention": [node for node in nodes if node.by_products is not None],
     }
     if not any(out_of_reach.values()):
@@ -82,25 +82,25 @@ def hidden_calls(request: Request) -> dict[str, Hidden]:
     cuda = request.device.startswith("cuda")
     keys = {f"kernels.rules[{place}]": key for place, (_, key) in enumerate(rules)}
     found: dict[str, dict[str, dict[str, None]]] = {}
-    for op, hidden in out_of_reach.items():
-        for node in hidden:
+    for op, uncovered in out_of_reach.items():
+        for node in uncovered:
             for dtype in dtypes or (UNKNOWN,):
                 facts = facts_of_program_node(node, device=request.device, dtype=dtype, phase="infer")
                 facts = facts._replace(op=op, node=facts.module, arch=UNKNOWN if cuda else None)
                 if node.by_products:
                     facts = facts._replace(head_dim=node.by_products)
                 for wanted in placed.compiled_rules.match(facts).preferences:
-                    if not KEPT[op].intersection(wanted.use):
+                    if not NATIVE_KERNELS[op].intersection(wanted.use):
                         found.setdefault(keys[wanted.source], {}).setdefault(op, {})[node.name] = None
-    names = {node.name for hidden in out_of_reach.values() for node in hidden}
+    names = {node.name for uncovered in out_of_reach.values() for node in uncovered}
     others = [node for node in nodes if node.name not in names]
     return {key: _told(by_op, alone=not _has_more(key, rules, others)) for key, by_op in found.items()}
 
 
-def _told(by_op: dict[str, dict[str, None]], *, alone: bool) -> Hidden:
+def _told(by_op: dict[str, dict[str, None]], *, alone: bool) -> UncoveredCalls:
     reasons = [_reason(op, list(names)) for op, names in by_op.items()]
     fix = "; ".join(_FIX[op] for op in by_op)
-    return Hidden("; and ".join(reasons), fix, alone)
+    return UncoveredCalls("; and ".join(reasons), fix, alone)
 
 
 def _reason(op: str, names: Sequence[str]) -> str:

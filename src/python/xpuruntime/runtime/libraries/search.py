@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.runtime.distributions import distributions
+from xpuruntime.runtime.libraries.distributions import distributions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

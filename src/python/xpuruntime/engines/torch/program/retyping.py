@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Types that an exported graph states, in a graph whose weights have been converted to 16 bits.
+"""Retyping of an exported graph whose weights have been converted to 16 bits: the types that its nodes state.
 
 A module asks a tensor for its type; its graph has what the answer was at export. So the graph is followed once, without
 computing: what makes a tensor out of nothing makes it in the new type, a conversion of what is float32 by a conversion

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.errors import EngineError, EngineUnavailable, InputError
-from xpuruntime.runtime.elf import read_elf
 from xpuruntime.runtime.extras import install_command
-from xpuruntime.runtime.library_search import SearchFolder, cached_libraries, search_folders, wheel_versions
+from xpuruntime.runtime.libraries.elf import read_elf
+from xpuruntime.runtime.libraries.search import SearchFolder, cached_libraries, search_folders, wheel_versions
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`record`: the operators that a module runs, in order, by the path of the module that calls them."""
+"""`record`: operators that a module runs, in order, by the path of the module that calls them."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`ExportedSource` and `ModuleSource`: what a model of PyTorch is, with one way to call both."""
+"""`ExportedSource` and `ModuleSource`: an exported program and a module, with one interface."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ class ExportedSource:
         module._forward_pre_hooks.clear()  # they check the shapes once more, which the session has done
         if convert is None:
             return module
-        from xpuruntime.engines.torch.retyping import retype
+        from xpuruntime.engines.torch.program.retyping import retype
 
         target = getattr(torch, _DTYPES[convert])
         return retype(_convert(module, target), target, self.where)

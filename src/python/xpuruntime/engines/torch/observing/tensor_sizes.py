@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`TensorSizes`: the bytes of what each operator of a program makes, and which results share memory."""
+"""`TensorSizes`: bytes of the results of each operator, and which results share memory."""
 
 from __future__ import annotations
 

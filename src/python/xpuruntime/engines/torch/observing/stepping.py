@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`step`: running a program of PyTorch operator by operator, under the names of its nodes."""
+"""`step`: a PyTorch program run operator by operator, under the names of its nodes."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.torch.recording import Recorder
+from xpuruntime.engines.torch.program.recording import Recorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`SeenCalls`: the calls of one instrumented pass that a session's policy speaks of, and what the core did for each."""
+"""`SeenCalls`: calls of one instrumented pass that rules of the policy match, and what the core did for each."""
 
 from __future__ import annotations
 
