@@ -242,7 +242,7 @@ class _Units:
         )
         idle = one.time_us is None and one.kernel is None  # a view, or a constant that was prepared when compiling
         wanted = None if idle else self._wanted(owned, one.precision)
-        if wanted is None and not owned and one.time_us is not None:  # a step of a node; one that quantises is in two
+        if wanted is None and not owned and not idle:  # a step of a node; one that quantises is in two
             counts = one.precision not in FLOATS | _EIGHT_BITS and one.writes not in FLOATS  # of sizes or indices
             counts = counts or self._integer(served) or self._eight_bits(served, one.precision)
             wanted = None if counts else self._wanted(served, one.precision)

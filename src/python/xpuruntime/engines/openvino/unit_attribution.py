@@ -32,6 +32,8 @@ _MOVING = frozenset(
         "Squeeze", "Tile", "Transpose", "Unsqueeze",
     }
 )  # fmt: skip
+#: Layers that change the type or the order of a tensor.
+_CONVERTING = frozenset({"Convert", "Reorder"})
 _SCALES = frozenset({"QuantizeLinear", "DequantizeLinear"})
 #: Operators and layers with a state. OpenVINO runs those of two directions as two layers that have no original name.
 _RECURRENT, _RECURRENT_LAYERS = frozenset({"LSTM", "GRU", "RNN"}), frozenset({"RNNSeq", "RNNCell"})
@@ -111,9 +113,10 @@ class _Sharing:
         """Give each mentioned node to the executed node with its last operation; the others serve it.
 
         A recurrent node belongs to its layer. Without a last operation, a step that makes floats goes before one that
-        counts: OpenVINO computes the sizes of a layer's state beside it.
+        counts: OpenVINO computes the sizes of a layer's state beside it. A conversion of a result serves the node,
+        unless converting is what the node does. Times decide nothing: they are others in the next run.
         """
-        best: dict[int, tuple[bool, bool, bool, bool, int]] = {}
+        best: dict[int, tuple[bool, bool, bool, bool, bool, int]] = {}
         still: set[int] = set()
         named = [(*one.mentioned, *self._layers_of(position)) for position, one in enumerate(self.executed)]
         for position, one in enumerate(self.executed):
@@ -124,7 +127,9 @@ class _Sharing:
                     still.add(index)
                     continue
                 layer = one.kind in _RECURRENT_LAYERS and self.nodes[index].op in _RECURRENT
-                rank = (layer, last, one.writes in FLOATS, one.time_us is not None, -position)
+                computes = one.kind not in _CONVERTING or self.nodes[index].op in _MOVING | _SCALES
+                works = one.kernel is not None or one.time_us is not None
+                rank = (layer, last, one.writes in FLOATS, computes, works, -position)
                 if index not in best or rank > best[index]:
                     best[index] = rank
         for index, (*_, position) in best.items():
