@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pytest
 
+from xpuruntime.testing import models
+
 if TYPE_CHECKING:
     from pathlib import Path
 
@@ -152,14 +154,24 @@ class TestRun:
         assert xrt("run", digits, "-i", f"@{tmp_path / 'x.npy'}", "-o", out, "-d", "cpu").code == 0
         assert np.load(out).shape == (2, 10)
 
+    def test_bfloat16_comes_back_from_the_file_it_was_written_to(self, xrt: Xrt, tmp_path: Path) -> None:
+        small = pytest.importorskip("ml_dtypes")
+        path, x = models.save(models.identity("bfloat16"), tmp_path, "half.onnx"), tmp_path / "x.npy"
+        np.save(x, np.array([[1.5, -2, 3]], small.bfloat16))
+        y = tmp_path / "y.npz"
+        assert xrt("run", path, "-i", f"@{x}", "-o", y, "-d", "cpu").code == 0
+        with np.load(y) as saved:
+            (name,) = saved.files
+            np.testing.assert_array_equal(saved[name].view(small.bfloat16), [[1.5, -2, 3]])
+
     @pytest.mark.parametrize(
         ("value", "message"),
         [
             ("imge=@x.npy", "did you mean 'image'?"),
             ("image", "write NAME=@file.npy"),
             ("image=@missing.npy", "cannot read missing.npy"),
-            ("image=@text.npy", "text.npy is no .npy or .npz file"),
-            ("image=@objects.npy", "objects.npy is no .npy or .npz file"),
+            ("image=@text.npy", "text.npy is no .npy or .npz file of plain arrays: it begins as neither"),
+            ("image=@objects.npy", "or holds Python objects. Fix: write the array with np.save"),
             ("image=@cut.npz", "cut.npz"),
             ("image=@other.npz", "has no array 'image', it has x"),
             ("image=[[1, 2], [3]]", "image"),
@@ -183,6 +195,7 @@ class TestRun:
         result = xrt("run", digits, "--input", value, "--device", "cpu")
         assert result.code == 2, result
         assert message in result.err
+        assert "allow_pickle" not in result.err
 
     @pytest.mark.parametrize(
         ("dims", "message"),

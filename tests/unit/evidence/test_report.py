@@ -217,3 +217,10 @@ def test_importing_evidence_imports_nothing_heavy():
         "bad = {{'rich', 'onnx', 'onnxruntime', 'torch', 'yaml', 'numpy'}} & set(sys.modules)\nassert not bad, bad"
     )
     subprocess.run([sys.executable, "-c", code.format(path=sys.path)], check=True)
+
+
+def test_a_lock_is_no_report_of_another_version(tmp_path) -> None:
+    path = tmp_path / "model.lock"
+    path.write_text('{"schema": "xpuruntime.lock/1"}')
+    with pytest.raises(xrt.InputError, match=r"is not a report: it has the schema 'xpuruntime.lock/1'"):
+        xrt.Report.load(path)

@@ -126,6 +126,38 @@ def test_a_bound_output_whose_size_depends_on_values_is_named(tmp_path: Path, en
         assert session.run({"x": np.ones(3, np.float32)})["y"].shape == (1, 3)
 
 
+@pytest.mark.torch
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+@pytest.mark.parametrize("kind", ["float", "bfloat16"])
+def test_torch_tensors_that_cannot_be_taken_are_named(tmp_path: Path, engine: str, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    pytest.importorskip(engine)
+    text = (
+        f"""<ir_version: 8, opset_import: ["" : 17]> g ({kind}[2, 2] x) => (float[2, 2] y) {{ y = Cast<to = 1>(x) }}"""
+    )
+    path = models.save(parser.parse_model(text), tmp_path)
+    mine, other = (torch.float32, torch.bfloat16)[:: 1 if kind == "float" else -1]
+    with xrt.InferenceSession(path, device="cpu", engine=engine) as session:
+        np.testing.assert_array_equal(session.run({"x": torch.ones(2, 2, dtype=mine)})["y"], np.ones((2, 2)))
+        for given, said in [
+            (torch.ones(2, 2, dtype=other), rf"input 'x' has dtype .*, the model expects .*x.to\({mine}\)"),
+            (torch.ones(2, 2, dtype=mine, requires_grad=True), r"input 'x' .* requires grad; pass x.detach\(\)"),
+            (torch.ones(2, 2, dtype=mine, device="meta"), r"input 'x' .*meta.*; pass a dense array"),
+            (torch.ones(2, 2, dtype=mine).to_sparse(), r"input 'x' .*; pass a dense array .*to_dense"),
+        ]:
+            with pytest.raises(xrt.InputError, match=said):
+                session.run({"x": given})
+            if kind == "float":
+                with pytest.raises(xrt.InputError, match=said):
+                    session.bind({"x": given})
+        if kind == "float":
+            with pytest.raises(xrt.InputError, match=r"a shape is a tuple; pass bind\({'x': \(2, 2\)}\)"):
+                session.bind({"x": [2, 2]})
+        else:
+            with pytest.raises(xrt.InputError, match=r"input 'x': array type '\|V2' cannot be shared"):
+                session.run({"x": np.zeros((2, 2), "V2")})
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
 def test_read_only_inputs_of_models_with_bfloat16(tmp_path: Path, engine: str) -> None:
     small = pytest.importorskip("ml_dtypes")

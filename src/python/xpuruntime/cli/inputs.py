@@ -104,10 +104,10 @@ def _read(value: str, known: Mapping[str, TensorInfo]) -> dict[str, Any]:
     if value.startswith("@"):
         loaded = _load(value[1:])
         if isinstance(loaded, dict):
-            return {_named(key, known): array for key, array in loaded.items()}
+            return {_named(key, known): _retyped(array, known[_named(key, known)]) for key, array in loaded.items()}
         if len(known) != 1:
             raise InputError(f"--input {value}: the model has {len(known)} inputs ({', '.join(known)}): name one")
-        return {next(iter(known)): loaded}
+        return {name: _retyped(loaded, tensor) for name, tensor in known.items()}
     if not equals or not name:
         raise InputError(f"--input {value}: write NAME=@file.npy, NAME=[1, 2] or @file.npz")
     name = _named(name, known)
@@ -117,8 +117,19 @@ def _read(value: str, known: Mapping[str, TensorInfo]) -> dict[str, Any]:
     if isinstance(loaded, dict):
         if name not in loaded:
             raise InputError(f"--input {value}: {rest[1:]} has no array {name!r}, it has {', '.join(loaded) or 'none'}")
-        return {name: loaded[name]}
-    return {name: loaded}
+        return {name: _retyped(loaded[name], known[name])}
+    return {name: _retyped(loaded, known[name])}
+
+
+def _retyped(array: Any, tensor: TensorInfo) -> Any:
+    """Return an array as bfloat16 where the model takes that: NumPy saves it as two bytes without a type."""
+    import numpy as np
+
+    if tensor.dtype == "bfloat16" and array.dtype == np.dtype("V2"):
+        import ml_dtypes
+
+        return array.view(ml_dtypes.bfloat16)
+    return array
 
 
 def _load(path: str) -> Any:
@@ -136,7 +147,11 @@ def _load(path: str) -> Any:
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     except (ValueError, EOFError, KeyError) as error:
-        raise InputError(f"{path} is no .npy or .npz file of plain arrays: {str(error) or 'it is damaged'}") from error
+        reason = str(error) or "it is damaged"
+        if "pickle" in reason:  # NumPy says so of every file that it does not know, and advises to load it as code
+            reason = "it begins as neither of them, or holds Python objects"
+        fix = "write the array with np.save or np.savez, in a type of numbers or of fixed-width text"
+        raise InputError(f"{path} is no .npy or .npz file of plain arrays: {reason}. Fix: {fix}") from error
     except Exception as error:  # zipfile and zlib raise their own classes for damaged archives
         raise InputError(f"{path} cannot be read as .npz: {str(error) or type(error).__name__}") from error
 

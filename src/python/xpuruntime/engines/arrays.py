@@ -10,14 +10,16 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
-from xpuruntime.errors import InputError
+from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     import numpy as np
 
-__all__ = ["Kind", "device_of", "from_host", "kind_of", "kind_of_feeds", "to_host", "torch_dtype_name"]
+    from xpuruntime import _core
+
+__all__ = ["Kind", "device_of", "from_host", "kind_of", "kind_of_feeds", "to_host", "to_tensor", "torch_dtype_name"]
 
 Kind = Literal["numpy", "torch", "cupy", "tensor", "jax", "dlpack"]
 
@@ -27,6 +29,8 @@ _KINDS: dict[type, Kind] = {}
 #: torch.dtype to our name, filled as dtypes are met.
 _TORCH_DTYPES: dict[Any, str] = {}
 
+#: What to do with an array that cannot be shared.
+_DENSE = "pass a dense array that is in memory (torch: not on meta; a sparse one as x.to_dense())"
 _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 
 
@@ -98,7 +102,9 @@ def device_of(name: str, array: Any, kind: Kind) -> str:
         code, index = array.__dlpack_device__()
         code, index = int(code), int(index)
     except Exception as error:
-        msg = f"input {name!r} ({type(array).__name__}) does not say through DLPack where it is: {_told(error)}"
+        msg = (
+            f"input {name!r} ({type(array).__name__}) does not say through DLPack where it is: {_told(error)}; {_DENSE}"
+        )
         raise InputError(msg) from error
     if code in (_CPU, _CUDA_HOST):
         return "cpu"
@@ -136,7 +142,37 @@ def to_host(name: str, array: Any, kind: Kind) -> np.ndarray[Any, Any]:
     try:
         return np.from_dlpack(array)
     except Exception as error:
-        msg = f"input {name!r} ({type(array).__name__}) cannot be shared with NumPy through DLPack: {_told(error)}"
+        what = f"input {name!r} ({type(array).__name__})"
+        msg = f"{what} cannot be shared with NumPy through DLPack: {_told(error)}; {_DENSE}"
+        raise InputError(msg) from error
+
+
+def to_tensor(name: str, array: Any, kind: Kind) -> _core.Tensor:
+    """Return a tensor on the memory of an array of any framework, of a type that NumPy may not have.
+
+    Raises
+    ------
+    InputError
+        If it is not on the CPU, needs a gradient, or cannot be shared.
+    """
+    from xpuruntime import _core
+
+    device = device_of(name, array, kind)
+    if device != "cpu":
+        msg = f"input {name!r} is on {device}, but this session runs on the CPU; move it first (torch: x.cpu())"
+        raise InputError(msg)
+    if kind == "torch" and array.requires_grad:
+        msg = f"input {name!r} is a torch tensor that requires grad; pass x.detach()"
+        raise InputError(msg)
+    if kind == "numpy":
+        try:
+            return _core.Tensor.from_numpy(array)
+        except UnsupportedOperationError as error:
+            raise InputError(f"input {name!r}: {error}") from error
+    try:
+        return _core.Tensor.from_dlpack(array)
+    except Exception as error:
+        msg = f"input {name!r} ({type(array).__name__}) cannot be shared: {_told(error)}; {_DENSE}"
         raise InputError(msg) from error
 
 

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
+from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host, to_tensor
 from xpuruntime.engines.base import LoadedModel, closed
 from xpuruntime.engines.input_binding import (
     ConversionLog,
     InputValidator,
     empty_host_array,
     fixed_shape,
+    host_array,
     is_tensor,
     known_outputs,
     refuse_stream,
@@ -119,16 +120,10 @@ class HostModel(LoadedModel):
         return ready, kind
 
     def _tensors(self, feeds: Mapping[str, Any]) -> dict[str, _core.Tensor]:
-        from xpuruntime import _core
-
         tensors, described = {}, {}
         for name, array in feeds.items():
-            numpy = kind_of(name, array) == "numpy"
-            tensor = _core.Tensor.from_numpy(array) if numpy else _core.Tensor.from_dlpack(array)
+            tensor = to_tensor(name, array, kind_of(name, array))
             described[name] = (tensor.dtype, tuple(tensor.shape))
-            if tensor.device != "cpu":
-                msg = f"input {name!r} is on {tensor.device}, but this session runs on the CPU; move it first"
-                raise InputError(msg)
             if not tensor.is_contiguous:
                 if self._strict:
                     msg = f"input {name!r} is not C-contiguous and the policy is strict; pass a contiguous tensor"
@@ -242,7 +237,10 @@ def _in_kind(tensor: _core.Tensor, kind: Kind) -> Any:
 def _input_buffer(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
     if given is None or isinstance(given, tuple) or info.dtype == "string" or not is_tensor(info):
         return empty_host_array(info.name, fixed_shape(info, given), np.dtype(info.dtype))
-    array = to_host(info.name, given, kind_of(info.name, given))
+    if isinstance(given, list) and all(isinstance(size, int) for size in given):
+        msg = f"input {info.name!r}: a shape is a tuple; pass bind({{{info.name!r}: {tuple(given)}}})"
+        raise InputError(msg)
+    array = host_array(info, given)
     if not array.flags.c_contiguous:
         msg = (
             f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass "

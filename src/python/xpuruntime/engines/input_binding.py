@@ -8,7 +8,7 @@ import difflib
 import threading
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.arrays import kind_of, to_host
+from xpuruntime.engines.arrays import kind_of, to_host, torch_dtype_name
 from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
 
@@ -63,6 +63,31 @@ def describe(info: TensorInfo) -> str:
     dims = ", ".join("?" if d is None else str(d) for d in info.shape) if info.shape is not None else "..."
     kind = "" if is_tensor(info) else f"{info.kind} of "
     return f"{info.name}: {kind}{info.dtype} [{dims}]"
+
+
+def wrong_type(name: str, dtype: str, wanted: str) -> InputError:
+    """Return the error for an array of another type than the model's, with how NumPy and torch convert."""
+    convert = f"NumPy: x.astype({wanted!r}), torch: x.to(torch.{wanted})"
+    if wanted == "string":
+        convert = "NumPy: an array of dtype object that holds str"
+    elif wanted == "bfloat16":
+        convert = "NumPy: x.astype(ml_dtypes.bfloat16), torch: x.to(torch.bfloat16)"
+    msg = (
+        f"input {name!r} has dtype {dtype}, the model expects {wanted}; convert it first ({convert}). "
+        "Nothing is converted silently"
+    )
+    return InputError(msg)
+
+
+def host_array(info: TensorInfo, array: Any) -> np.ndarray[Any, Any]:
+    """Return a NumPy view of an input; see `to_host`."""
+    kind = kind_of(info.name, array)
+    try:
+        return to_host(info.name, array, kind)
+    except InputError:
+        if kind == "torch" and torch_dtype_name(array.dtype) != info.dtype:  # such as one that NumPy does not have
+            raise wrong_type(info.name, torch_dtype_name(array.dtype), info.dtype) from None
+        raise
 
 
 def is_tensor(info: TensorInfo) -> bool:
@@ -213,11 +238,7 @@ class InputValidator:
         """
         info = self.infos[name]
         if dtype != info.dtype:
-            msg = (
-                f"input {name!r} has dtype {dtype}, the model expects {info.dtype}; convert it first "
-                f"(NumPy: x.astype({info.dtype!r})). Nothing is converted silently"
-            )
-            raise InputError(msg)
+            raise wrong_type(name, dtype, info.dtype)
         if info.shape is None:
             return
         expected = "[" + ", ".join("?" if d is None else str(d) for d in info.shape) + "]"
@@ -300,7 +321,7 @@ class InputValidator:
         """
         self.names(feeds)
         tensors = {name: is_tensor(self.infos[name]) for name in feeds}
-        hosts = {n: to_host(n, a, kind_of(n, a)) for n, a in feeds.items() if tensors[n]}
+        hosts = {n: host_array(self.infos[n], a) for n, a in feeds.items() if tensors[n]}
         self.full({n: (type_name(a, self.infos[n]), a.shape) for n, a in hosts.items()})
         ready: dict[str, Any] = {n: self.contiguous(n, a, strict=strict, log=log) for n, a in hosts.items()}
         for name in feeds:
@@ -319,7 +340,7 @@ class InputValidator:
         many = isinstance(value, (list, tuple))
         found = []
         for one in value if many else (value,):
-            host = to_host(name, one, kind_of(name, one))
+            host = host_array(info, one)
             self.check(name, type_name(host, info), host.shape)
             found.append(self.contiguous(name, host, strict=strict, log=log))
         return found if many else found[0]

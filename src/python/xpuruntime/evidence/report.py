@@ -225,6 +225,10 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             ) from error
         try:
             schema = decode_json(raw, _Header).schema
+            if schema.partition("/")[0] != SCHEMA.partition("/")[0]:
+                raise InputError(
+                    f"'{source}' is not a report: it has the schema '{schema}'. Give a file that `Report.save` wrote."
+                )
             if schema != SCHEMA:
                 raise InputError(
                     f"'{source}' has the schema '{schema}', this version reads '{SCHEMA}'. Read it with the version of "

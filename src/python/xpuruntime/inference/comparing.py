@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.accuracy import limits_of, make_reference
+from xpuruntime.engines.accuracy import ProbeRefusedError, limits_of, make_reference
 from xpuruntime.engines.control_builder import REFERENCE
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.precision import compare_within
@@ -129,7 +129,10 @@ def compare_engines(
         msg = f"{info.path} is of the format {info.format}, and engines are compared on ONNX models; export it first"
         raise ModelError(msg)
     asked = request.on("cpu", base)
-    reference = make_reference(asked, None, machine or machine_snapshot(), inputs)
+    try:
+        reference = make_reference(asked, None, machine or machine_snapshot(), inputs)
+    except ProbeRefusedError as error:
+        raise InputError(f"{error}. Fix: give inputs= (on the command line: --input)") from None
     bench = _Bench(request, base, known, machine, reference, runs, search, layers)
     return Comparison(
         model=str(model),

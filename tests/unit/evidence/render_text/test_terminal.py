@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import io
+import shlex
 
 import msgspec
 import pytest
@@ -83,6 +84,19 @@ def test_the_time_that_no_unit_has(report):
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_it_fits_the_width(report, width):
     assert max(len(line) for line in plain_text(report, width).splitlines()) <= width
+
+
+@pytest.mark.parametrize("width", [40, 80, 200])
+def test_the_command_can_be_pasted_into_a_shell(width: int) -> None:
+    words = ["xrt", "explain", "a model.onnx", "--policy", "ünï.yaml", "--input", 'x=["a", "b"]', "--device", "cpu"]
+    report = Report(command=shlex.join(words))
+    told = plain_text(report, width).partition("reproduce: ")[2]
+    assert shlex.split(told.replace("\\\n", "")) == words
+    assert all(len(line.rstrip()) <= width for line in told.splitlines())
+
+
+def test_a_command_that_no_shell_reads_is_shown_as_it_is() -> None:
+    assert "reproduce: xrt explain 'cut off" in plain_text(Report(command="xrt explain 'cut off"))
 
 
 def test_text_has_no_control_codes(report):

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ from xpuruntime.evidence.render_text.tables import table as _table
 from xpuruntime.evidence.render_text.tables import time_text as _time
 
 if TYPE_CHECKING:
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 
     from xpuruntime.evidence.records import Boundary, Unit
     from xpuruntime.evidence.report import Report
@@ -86,8 +87,30 @@ def render(report: Report, *, summary: bool = False) -> RenderableType:
         parts.append(Text("\nnotes", style="bold"))
         parts += [Text(f"- {note}") for note in report.notes]
     if report.command:
-        parts.append(Text(f"\nreproduce: {report.command}", style="dim"))
+        parts.append(_Command(report.command))
     return Group(*parts)
+
+
+class _Command:
+    """A command in lines that a shell joins again."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        from rich.text import Text
+
+        try:
+            words = [shlex.quote(word) for word in shlex.split(self.command)]
+        except ValueError:  # of a file that was edited: no command of a shell
+            words = self.command.split()
+        lines, line = [], "reproduce:"
+        for quoted in words:
+            if line != "reproduce:" and len(line) + len(quoted) + 3 > options.max_width:
+                lines.append(f"{line} \\")
+                line = "   "
+            line += f" {quoted}"
+        yield Text("\n" + "\n".join([*lines, line]), style="dim")
 
 
 def _headline(report: Report) -> RenderableType:
