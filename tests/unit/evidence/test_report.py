@@ -222,5 +222,5 @@ def test_importing_evidence_imports_nothing_heavy():
 def test_a_lock_is_no_report_of_another_version(tmp_path) -> None:
     path = tmp_path / "model.lock"
     path.write_text('{"schema": "xpuruntime.lock/1"}')
-    with pytest.raises(xrt.InputError, match=r"is not a report: it has the schema 'xpuruntime.lock/1'"):
-        xrt.Report.load(path)
+    with pytest.raises(InputError, match=r"is not a report: it has the schema 'xpuruntime.lock/1'"):
+        Report.load(path)
