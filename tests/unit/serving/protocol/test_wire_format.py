@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpuruntime.serving.protocol.datatypes import DATATYPES
-from xpuruntime.serving.protocol.infer_messages import read_infer_request, read_infer_response, read_stream_response
+from xpuruntime.serving.protocol.infer_decoding import read_infer_request, read_infer_response, read_stream_response
 from xpuruntime.serving.protocol.json_data import array_of_json
 from xpuruntime.serving.protocol.rest_request import read_request
 from xpuruntime.serving.protocol.wire import fields_of, packed_varints, signed, varint, varint_list, varints_of

@@ -14,7 +14,8 @@ import pytest
 from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.infer_messages import read_infer_response, read_stream_response, write_infer_request
+from xpuruntime.serving.protocol.infer_decoding import read_infer_response, read_stream_response
+from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.protocol.schema import decode, encode
 
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")

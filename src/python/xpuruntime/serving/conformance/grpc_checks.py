@@ -11,7 +11,8 @@ from xpuruntime.serving.conformance.result import Checker, FailedCheck, Unobserv
 from xpuruntime.serving.messages import InferRequest, InferResponse, Tensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.infer_messages import read_infer_response, write_infer_request
+from xpuruntime.serving.protocol.infer_decoding import read_infer_response
+from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.protocol.schema import decode, encode
 
 if TYPE_CHECKING:

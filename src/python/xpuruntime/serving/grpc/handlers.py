@@ -11,11 +11,8 @@ from typing import TYPE_CHECKING, Any
 import grpc
 
 from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.infer_messages import (
-    read_infer_request,
-    write_infer_response,
-    write_stream_response,
-)
+from xpuruntime.serving.protocol.infer_decoding import read_infer_request
+from xpuruntime.serving.protocol.infer_encoding import write_infer_response, write_stream_response
 from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, encode
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.access import check_model, check_version

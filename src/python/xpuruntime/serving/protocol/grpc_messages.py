@@ -191,7 +191,7 @@ _REPOSITORY_MODEL = Message(
     parameters=_map(3, _REPOSITORY_PARAMETER),
 )
 
-#: Method to its request and response. ``ModelInfer`` has codecs of its own in `infer_messages`.
+#: Method to its request and response. ``ModelInfer`` has codecs of its own: `infer_decoding`, `infer_encoding`.
 METHODS: dict[str, tuple[Message, Message]] = {
     "ServerLive": (_EMPTY, Message(live=Field(1, "bool"))),
     "ServerReady": (_EMPTY, _READY),
