@@ -143,7 +143,8 @@ def served_models(record: dict[str, Any]) -> Section:
     """Show the throughput of served models beside the best of raw sessions, and two models in one budget."""
     settings, target, parts, checks = record["settings"], record["target"], [], []
     for name, model in record["models"].items():
-        size, peak = max(model["raw"]["run"].items(), key=lambda pair: pair[1])
+        size = max(model["raw"]["run"], key=model["raw"]["run"].__getitem__)
+        peak = sum(model["raw"]["peaks"]) / len(model["raw"]["peaks"])
         rows = [[f"raw `run`, {size}", f"{peak:,.0f}", "-", "-", "1"]]
         if model["raw"]["graph"]:
             size, rate = max(model["raw"]["graph"].items(), key=lambda pair: pair[1])
@@ -163,7 +164,8 @@ def served_models(record: dict[str, Any]) -> Section:
     note = f"{record['note']} " if "note" in record else ""
     text = (
         "How much of what a raw session of ONNX Runtime reaches is left when requests of one row are served in "
-        "batches? The raw peak is the best of all batch sizes, by one thread and by two.\n\n"
+        "batches? The raw peak is the best of all batch sizes, by one thread and by two, timed again before and after "
+        "the served requests.\n\n"
         f"{machine(record)}\n{note}`python benchmarks/bench_serving_gpu.py --device {settings['device']}`: {small}"
         f"batches of up to {settings['batch']} rows, {settings['instances']} instances, {settings['seconds']:g} s "
         f"each, policy `{json.dumps(settings['policy'])}`. Clients over HTTP are processes of the same machine. "

@@ -4,23 +4,25 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of
 
+from xpuruntime.serving.models.service import Models
+from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
-
-    from xpuruntime.serving.models.service import Models
 
 Serve = "Callable[..., Models]"
 X = rows_of(1)
@@ -335,3 +337,19 @@ def test_a_compiled_artifact(tmp_path: Path, mlp: Path, serve: Serve) -> None:
         assert service.infer(ask(name, {"x": X})).result(WAIT).outputs[0].shape == (1, 64)
         assert service.model_metadata(name)["platform"] == "xpuruntime_openvino"
     shutil.rmtree(tmp_path / "v")
+
+
+@pytest.mark.parametrize("freeze", [False, True])
+def test_what_is_loaded_is_kept_out_of_garbage_collections(mlp: Path, freeze: bool) -> None:
+    before = gc.get_freeze_count()
+    settings = ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": {"m": {"source": str(mlp)}}})
+    with Models(settings, gc_freeze=freeze) as service:
+        assert (gc.get_freeze_count() > before) is freeze
+        for _ in range(2):
+            old = weakref.ref(service.slots["m"].version())
+            service.load("m", {})
+            if not freeze:
+                gc.collect()
+            assert old() is None  # it is freed all the same
+            assert service.infer(ask("m", {"x": X})).result(WAIT).outputs[0].data.shape == (1, 64)
+    assert gc.get_freeze_count() == (0 if freeze else before)

@@ -113,6 +113,7 @@ class Server:
         token: str | None = None,
         tls: Tls | None = None,
         drain_seconds: float = 30.0,
+        gc_freeze: bool = False,
     ) -> Self:
         """Return a server of a ``serve.yaml``. It loads the models when it starts, and releases them when it closes.
 
@@ -124,6 +125,8 @@ class Server:
         tls : Tls, optional
         drain_seconds : float
             How long accepted requests are waited for when the server closes.
+        gc_freeze : bool
+            As for `Models`: for a process that does nothing but serve.
 
         Raises
         ------
@@ -141,7 +144,7 @@ class Server:
             max_message=stated.grpc.max_message,
             drain_seconds=drain_seconds,
         )
-        models = Models(stated)
+        models = Models(stated, gc_freeze=gc_freeze)
         made = cls(models, http=stated.http.listen, grpc=stated.grpc.listen, options=options, tls=tls)
         made._own = models
         return made

@@ -111,6 +111,7 @@ def serve(
         token=None if token_file is None else read_token(token_file, "the token file"),
         tls=_tls(tls_certificate, tls_key, tls_clients),
         drain_seconds=read_duration(drain, "--drain"),
+        gc_freeze=True,
     )
     with _until_signalled() as stopped:
         try:

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -48,6 +49,9 @@ class Models:
         Engines to choose from; default: all of this package.
     log : RequestLog, optional
         Called with each request; default: the access log of the settings, if any.
+    gc_freeze : bool
+        Keep what is loaded out of Python's cyclic garbage collection, by `gc.freeze` for the whole process. A full
+        collection holds the lock of the interpreter, for 0.1 to 0.3 s where PyTorch is imported; so does each load.
 
     Notes
     -----
@@ -61,8 +65,10 @@ class Models:
         *,
         registry: EngineRegistry | None = None,
         log: RequestLog | None = None,
+        gc_freeze: bool = False,
     ) -> None:
         self.settings = settings or ServeSettings()
+        self._gc_freeze, self._started = gc_freeze, False
         self._own_log: AccessLog | None = None
         if log is None and self.settings.access_log is not None:
             log = self._own_log = AccessLog(self.settings.access_log)
@@ -72,16 +78,20 @@ class Models:
         self._lock = threading.Lock()
         self._closed = False
         for name, model in self.settings.models.items():
-            self._slots[name] = ModelSlot(name, model, self.budget, registry=registry, log=log)
+            self._slots[name] = ModelSlot(name, model, self.budget, registry=registry, log=log, changed=self._freeze)
         for name, session in (sessions or {}).items():
             given = self._slots.pop(name).settings if name in self._slots else ModelSettings(source=session.model.path)
-            self._slots[name] = ModelSlot(name, given, self.budget, session=session, registry=registry, log=log)
+            self._slots[name] = ModelSlot(
+                name, given, self.budget, session=session, registry=registry, log=log, changed=self._freeze
+            )
 
     def start(self) -> None:
         """Load all models that are loaded at the start. Slow; what fails is in `index`."""
         for slot in self._slots.values():
             if slot.settings.load == "startup":
                 slot.try_load()
+        self._started = True
+        self._freeze()
 
     def close(self, drain: float = 30.0) -> None:
         """Take no request any more, answer those that were accepted within so many seconds, and release all models."""
@@ -95,8 +105,17 @@ class Models:
             thread.start()
         for thread in threads:
             thread.join()
+        if self._gc_freeze:
+            gc.unfreeze()
         if self._own_log is not None:
             self._own_log.close()
+
+    def _freeze(self) -> None:
+        """Free what was unloaded, and keep the rest out of later collections."""
+        if self._gc_freeze and self._started and not self._closed:
+            gc.unfreeze()
+            gc.collect()
+            gc.freeze()
 
     def __enter__(self) -> Models:
         self.start()

@@ -52,6 +52,8 @@ class ModelSlot:
         One that is open already; it is never reloaded.
     registry : EngineRegistry, optional
     log : RequestLog, optional
+    changed : callable, optional
+        Called when other versions than before are loaded.
     """
 
     def __init__(
@@ -63,12 +65,14 @@ class ModelSlot:
         session: InferenceSession | None = None,
         registry: EngineRegistry | None = None,
         log: RequestLog | None = None,
+        changed: Callable[[], None] | None = None,
     ) -> None:
         self.name, self.settings = name, settings
         #: The versions that are served, newest first. Replaced as a whole.
         self.loaded: tuple[ServedVersion, ...] = ()
         self.last_used = time.monotonic()
         self._budget, self._session, self._registry, self._log = budget, session, registry, log
+        self._changed = changed or (lambda: None)
         self._changing = threading.RLock()
         self._asleep = settings.load == "on_demand"
         self._state, self._reason = ("UNAVAILABLE" if self._asleep else "LOADING"), "it is not loaded yet"
@@ -192,12 +196,15 @@ class ModelSlot:
             self._state, self._reason = "READY", ""
             self.last_used = time.monotonic()
             self._retire(old)
+            del old, new
+            self._changed()
 
     def unload(self) -> None:
         """Refuse new requests, answer those that were accepted, and free the model."""
         with self._changing:
             self._asleep = False
             self._put_away("it was unloaded")
+            self._changed()
 
     def try_evict(self) -> bool:
         """Unload the model if no request is in it, and load it again with the next one; return whether it is out."""
