@@ -235,3 +235,11 @@ def test_bind_refuses_strings_by_name(tmp_path: Path, dtype: str) -> None:
         assert session.run({"x": words})["y"].tolist() == ["a", "한글"]
         with pytest.raises(xrt.InputError, match=r"string \[N\]\) has no fixed buffer"):
             session.bind({"x": words})
+
+
+def test_an_operator_without_a_kernel_for_its_type_is_unsupported(tmp_path: Path) -> None:
+    text = """<ir_version: 8, opset_import: ["" : 17]>
+    g (bfloat16[2, 2] x) => (bfloat16[2, 2] y) { y = Gemm(x, x) }"""
+    path = models.save(parser.parse_model(text), tmp_path)
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"implementation for Gemm.*Fix: use an engine that has it"):
+        xrt.InferenceSession(path, device="cpu", engine="onnxruntime")

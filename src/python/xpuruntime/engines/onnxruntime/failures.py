@@ -6,7 +6,15 @@ from __future__ import annotations
 
 import re
 
-from xpuruntime.errors import CudaError, EngineFailed, InputError, ModelError, OutOfMemoryError, XpuRuntimeError
+from xpuruntime.errors import (
+    CudaError,
+    EngineFailed,
+    InputError,
+    ModelError,
+    OutOfMemoryError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+)
 
 __all__ = ["translate"]
 
@@ -51,6 +59,9 @@ def translate(error: BaseException, *, doing: str, device: str, hint: str = "") 
         return InputError(changed, **known)
     if code == "InvalidArgument":
         return InputError(message, **known)
+    if code == "NotImplemented":
+        fix = "use an engine that has it (such as execution.engine: openvino), or export the model in float32"
+        return UnsupportedOperationError(message if hint else f"{message}. Fix: {fix}", **known)
     if code in ("InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NoModel", "ModelLoaded"):
         return ModelError(message, **known)
     if re.search(r"CUDA (?:failure|error)|CUDNN_STATUS|CUBLAS_STATUS", text):

@@ -201,7 +201,8 @@ class _Joiner:
         outputs = tuple(dict.fromkeys(k for k in written if k))
         ran = precision_of(event, node.numbers) if event else None
         wanted = None
-        if not self._is_of_indices(outputs, ran):
+        counts = not owned and ran is not None and ran.rpartition("->")[2] in _INDICES  # sizes in an expansion
+        if not counts and not self._is_of_indices(outputs, ran):
             wanted = self._wanted(node.op, owned, ran) or self._wanted(
                 node.op, shares.serves.get(node.position, []), ran
             )
