@@ -66,8 +66,25 @@ def test_settings_that_gain_alone_are_combined():
     winner = next(one for one in found.candidates if one.id == found.winner)
     assert winner.changes["execution.threads"] == 1
     assert winner.changes["execution.layout"] == "nhwc"
-    combined = [one for one in found.candidates if len(one.changes) == 4]
-    assert len(combined) == 1, "threads 2 and 4 gained nothing alone"
+
+
+def test_a_gain_that_shows_only_beside_another_setting_is_found():
+    """Precisions of which one loses alone, where launches take the time, and wins where a graph launches all."""
+    compute = {None: 0.6, "tf32": 0.4, "fp16": 0.25, "bf16": 0.26}
+    launches = {None: 1.0, "tf32": 0.95, "fp16": 1.2, "bf16": 1.2}
+
+    def seconds(changes):
+        precision, graph = changes.get("execution.precision"), changes.get("execution.cuda_graph") == "require"
+        return 1e-3 * (compute[precision] + 0.05 if graph else max(compute[precision], launches[precision]))
+
+    precision = Tunable(key="execution.precision", values=tuple(compute))
+    graph = Tunable(key="execution.cuda_graph", values=("off", "require"))
+    for seed in range(5):
+        executor = SimulatedExecutor(seconds, seed=seed, turns=0.005, processes=0.001)
+        found = run(executor, space(precision, graph, engines=("a",)))
+        winner = next(one for one in found.candidates if one.id == found.winner)
+        assert winner.changes["execution.cuda_graph"] == "require"
+        assert winner.changes["execution.precision"] in ("fp16", "bf16")
 
 
 def test_every_candidate_has_a_code_and_a_sentence():

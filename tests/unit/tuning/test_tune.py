@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.precision import probe_feeds
+from xpuruntime.engines.precision import compare_within, probe_feeds
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.tuning.devices import TrialDevice
+from xpuruntime.tuning.executors import runner
 from xpuruntime.tuning.executors.process import ProcessExecutor
-from xpuruntime.tuning.executors.runner import Job
+from xpuruntime.tuning.executors.runner import Job, Runner
 from xpuruntime.tuning.spec.parts import Constraints
 from xpuruntime.tuning.trial import Candidate, OutOfTime
 
@@ -186,3 +187,30 @@ def test_what_cannot_be_searched_is_refused(tmp_path):
         xrt.tune(DEMO, CPU, inputs=str(tmp_path / "wrong.npz"))
     with pytest.raises(InputError, match="another is given"):
         xrt.tune(DEMO, CPU, inputs="random", spec={"base": "policy.yaml"})
+
+
+def test_outputs_that_passed_are_compared_again_only_where_they_differ(tmp_path, monkeypatch):
+    image = np.random.default_rng(0).random((1, 1, 8, 8), dtype=np.float32)
+    policy = {"execution": {"device": "cpu", "engine": "onnxruntime"}}
+    with xrt.InferenceSession(DEMO, policy=policy) as session:
+        write_arrays(tmp_path / "outputs-0", session.run({"image": image}))
+    write_arrays(tmp_path / "inputs-0", {"image": image})
+    job = Job(
+        model=DEMO, policy=policy, trust=False, calibration=None, samples=str(tmp_path), count=1,
+        tolerance={"rtol": 1e-3, "atol": 1e-3, "cosine": 0.999},
+    )  # fmt: skip
+    made = Runner(job)
+    assert made.check()["passed"]
+    compared = []
+    monkeypatch.setattr(runner, "compare_within", lambda *given: compared.append(given) or compare_within(*given))
+    assert made.turn()["wrong"] == ""
+    assert not compared
+    right = made._calls.outputs
+
+    def wrong(index, results):
+        return {name: array + np.float32(0.5) for name, array in right(index, results).items()}
+
+    made._calls.outputs = wrong
+    assert "while it was timed, for input 0" in made.turn()["wrong"]
+    assert len(compared) == 1
+    made.close()

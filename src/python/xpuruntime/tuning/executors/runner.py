@@ -8,6 +8,7 @@ A worker process has one runner. Arrays go through folders that both processes s
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import threading
 import time
@@ -28,7 +29,7 @@ from xpuruntime.measuring.energy import open_meter
 from xpuruntime.runtime.process_memory import process_memory
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.calls import Calls
@@ -105,6 +106,8 @@ class Runner:
         self._opened = [self._calls]
         self._meter = open_meter(self._session.plan.device) if job.objective == "energy" else None
         self._runs, self._quickest = 0, math.inf
+        #: Digests of outputs that passed, by input.
+        self._passed: dict[int, bytes] = {}
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -129,6 +132,7 @@ class Runner:
             if not found.passed:
                 reason = f"for input {index}, {found.figures}"
                 return {"passed": False, "reason": reason, "error": error, "cosine": cosine, **self.facts}
+            self._passed[index] = digest_of(outputs)
         return {"passed": True, "reason": "", "error": error, "cosine": cosine, **self.facts}
 
     def prepare(self) -> int:
@@ -212,8 +216,14 @@ class Runner:
 
     def _wrong(self, last: tuple[int, dict[str, Any]]) -> str:
         """Compare outputs of a timed run with the reference: a fast answer must still be the right one."""
-        found = compare_within(self._reference(last[0]), last[1], self._tolerance)
-        return "" if found.passed else f"while it was timed, for input {last[0]}, {found.figures}"
+        index, outputs = last
+        digest = digest_of(outputs)
+        if self._passed.get(index) == digest:
+            return ""
+        found = compare_within(self._reference(index), outputs, self._tolerance)
+        if found.passed:
+            self._passed[index] = digest
+        return "" if found.passed else f"while it was timed, for input {index}, {found.figures}"
 
     def _timed(self, runs: int) -> tuple[np.ndarray[Any, Any], float, tuple[int, dict[str, Any]]]:
         """Return the seconds of all runs, of all together, and the last outputs of the first thread."""
@@ -274,6 +284,16 @@ def _loop(calls: Calls, timed: Sequence[int], runs: int, first: int) -> tuple[np
         found = run()
         times[number] = clock() - began
     return times, index, found
+
+
+def digest_of(arrays: Mapping[str, Any]) -> bytes:
+    """Return a digest over names, types, shapes and values of host arrays."""
+    digest = hashlib.sha256()
+    for name, array in arrays.items():
+        plain = np.ascontiguousarray(array)
+        digest.update(repr((name, plain.dtype.str, plain.shape)).encode())
+        digest.update(repr(plain.tolist()).encode() if plain.dtype.hasobject else plain.tobytes())
+    return digest.digest()
 
 
 _runner: Runner

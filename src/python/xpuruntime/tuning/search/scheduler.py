@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.executors.base import Executor
     from xpuruntime.tuning.search.measurements import Measurements
     from xpuruntime.tuning.search.planner import Planned
-    from xpuruntime.tuning.search.space import Setting, Space
+    from xpuruntime.tuning.search.space import Point, Setting, Space
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 __all__ = ["TrialScheduler"]
@@ -76,14 +76,15 @@ class TrialScheduler:
         self._live: dict[Executor, tuple[str, ...]] = {}
         self._states: dict[str, CandidateState] = {}
         self._by_settings: dict[str, str] = {}
+        self._points: dict[str, Point] = {}
         self._tried_settings: set[frozenset[Setting]] = set()
         self._incumbent: str | None = None
         self._races = self._opened = self._untried = 0
-        self._reserve = 0.0
+        self._reserve, self._skipped_for_time = 0.0, False
         self._counts = {"planned": 0, "rejected by the plan": 0, "opened": 0, "raced": 0, "finalists": 0}
         self._notes = list(space.notes)
         for executor in measurements.executors:
-            executor.time_left = lambda: spec.budget.time - measurements.clock()
+            executor.time_left = lambda: self._deadline - measurements.clock()
 
     def _add_candidate(self, changes: Mapping[str, Any]) -> CandidateState:
         """Plan changes and return the state of the candidate."""
@@ -290,7 +291,7 @@ class TrialScheduler:
 
     def _skip_for_time(self, state: CandidateState) -> None:
         with self._lock:
-            self._untried += 1
+            self._untried, self._skipped_for_time = self._untried + 1, True
         state.code, state.reason = CandidateCode.NOT_TRIED, USED_UP
 
     @property

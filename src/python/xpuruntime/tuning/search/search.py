@@ -71,6 +71,7 @@ class Search(TrialScheduler):
         for size in range(self._space.waves):
             self._run_wave(size)
         self._search_kernels()
+        self._reserve = 0.0  # what is left is for the decision
         try:
             return self._decide()
         except OutOfTime as ended:
@@ -109,6 +110,7 @@ class Search(TrialScheduler):
             for part in (near, points[len(near) :]):
                 self._race_points(part, size)
                 self._combine_gains()
+                self._refine()
             return
         if size > 1:
             points.sort(key=self._gains.predicted_ratio)
@@ -121,11 +123,27 @@ class Search(TrialScheduler):
             settings = self._gains.best_settings(engine)
             if len(settings) < 2 or frozenset(settings) in self._tried_settings:
                 continue
-            self._tried_settings.add(frozenset(settings))
             if (point := self._space.point(engine, settings)) is not None:
                 points.append(point)
         points.sort(key=self._gains.predicted_ratio)
         self._race_points(self._promising(points), 2)
+
+    def _refine(self) -> None:
+        """Change the leader in one setting at a time, until nothing gains: gains of single settings do not multiply."""
+        refined: set[str] = set()
+        while (leader := self._leader()) is not None and leader not in refined:
+            refined.add(leader)
+            point = self._points.get(leader)
+            if point is None or len(point.settings) < 2:  # settings alone, and the engine as it comes, were tried
+                return
+            points = [
+                one
+                for one in self._space.neighbours(point)
+                if frozenset(one.settings) not in self._tried_settings
+                and all(map(self._gains.worth_refining, set(one.settings).difference(point.settings)))
+            ]
+            points.sort(key=self._gains.predicted_ratio)
+            self._race_points(points, 2)
 
     def _race_points(self, points: Sequence[Point], size: int) -> None:
         """Plan points, and open and race those that a plan takes."""
@@ -140,6 +158,8 @@ class Search(TrialScheduler):
     def _plan_point(self, point: Point, size: int) -> CandidateState | None:
         """Plan a point; ``None`` where it is rejected, or gets what another gets."""
         state = self._add_candidate(point.changes)
+        self._points[state.candidate.id] = point
+        self._tried_settings.add(frozenset(point.settings))
         if size == 0:
             self._gains.default[point.engine] = state
         elif size == 1:
@@ -221,7 +241,7 @@ class Search(TrialScheduler):
 
     def _no_winner(self, gain: Ratio | None = None) -> Outcome:
         open_ = [name for name, state in self._states.items() if state.code == CandidateCode.UNDECIDED]
-        if self._untried and self._deadline <= self._measurements.clock():
+        if self._skipped_for_time:
             reason = f"nothing that was tried is better, and {self._untried} candidates were not tried in the budget"
             return self._outcome("undecided", reason, gain=gain)
         if open_:

@@ -53,6 +53,17 @@ class SettingGains:
                     found.add(setting)
         return frozenset(found)
 
+    def worth_refining(self, setting: Setting) -> bool:
+        """Say whether a setting may gain beside others, whatever it gained alone.
+
+        One of a policy may: what a precision gains shows only where launches do not take the time. One that failed, and
+        an option of an engine that gained nothing, are not tried again.
+        """
+        state = self.single.get(setting)
+        if state is not None and (state.trial.code is not None or state.code == CandidateCode.DUPLICATE):
+            return False
+        return not setting.key.startswith(OPTIONS) or (state is not None and setting not in self.excluded())
+
     def predicted_ratio(self, point: Point) -> float:
         """Return the estimated ratio to the control if the gains of its settings multiply."""
         default = self.default.get(point.engine)

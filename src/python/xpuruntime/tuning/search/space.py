@@ -72,6 +72,19 @@ class Space(NamedTuple):
         keys = [tunables[one.key] for one in settings]
         return Point(engine, tuple(settings), self._changes(engine, stated)) if _needed(keys, stated) else None
 
+    def neighbours(self, point: Point) -> Iterator[Point]:
+        """Yield the points that differ from one in the value of one key."""
+        for tunable in self.tunables[point.engine]:
+            others = tuple(one for one in point.settings if one.key != tunable.key)
+            if len(others) < len(point.settings) and (found := self.point(point.engine, others)) is not None:
+                yield found
+            for value in tunable.values[1:]:
+                setting = Setting(point.engine, tunable.key, value)
+                if setting not in point.settings:
+                    found = self.point(point.engine, (*others, setting))
+                    if found is not None:
+                        yield found
+
     def size(self) -> int:
         """Return the number of all points, without regard to what depends on what."""
         total = 0
