@@ -47,6 +47,20 @@ def test_a_step_is_replayed(tmp_path: Path) -> None:
     assert all(row.source.startswith("kernels.rules[") and row.resolved == "cpu.blas" for row in asked)
 
 
+def test_a_step_under_the_lock_holds(tmp_path: Path) -> None:
+    path = tmp_path / "step.lock"
+    first = locked(path)
+    before = path.read_bytes()
+    with xt.kernel_policy(lock=path), xt.explain() as found:
+        step()
+    assert xt.lock(found, path).digest == first.digest
+    assert path.read_bytes() == before
+    with xt.kernel_policy(lock=path), xt.explain() as found:
+        torch.mm(torch.ones(2, 3), torch.ones(3, 2))
+    with pytest.raises(xrt.LockError, match=r"gone matmul"):
+        xt.lock(found, path)
+
+
 def test_locking_twice_gives_the_same_identity(tmp_path: Path) -> None:
     first = locked(tmp_path / "step.lock")
     before = (tmp_path / "step.lock").read_bytes()

@@ -70,12 +70,12 @@ def lock(
     >>> with xrt_torch.kernel_policy(lock=path):
     ...     again = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
     """
-    made = _lock_of(found, note)
-    if path is None:
+    target = None if path is None else user_path(path, "the lock")
+    old = load_lock(target) if target is not None and kind_of(target) == "file" else None
+    made = _lock_of(found, note, old)
+    if target is None:
         return made
-    target = user_path(path, "the lock")
-    if kind_of(target) == "file":
-        old = load_lock(target)
+    if old is not None:
         drifts = compare_identities(old.identity, made.identity)
         if not drifts:
             return old
@@ -85,10 +85,14 @@ def lock(
     return made
 
 
-def _lock_of(found: Explanation, note: str) -> Lock:
+def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
     if found.policy is None:
         raise InputError("no policy held when explain() was entered, and a lock is of the kernels that one asks for")
     policy = without_lock(Policy.coerce(found.policy))
+    if old is not None and old.identity.subject == "training" and old.identity.policy is not None:
+        replayed = _replayed(old.identity, Policy.coerce(old.identity.policy.document))
+        if policy_record(policy) == policy_record(replayed):  # the step ran under the lock
+            policy = Policy.coerce(old.identity.policy.document)
     rows = [row for row in found.rows if row.op and row.resolved and row.source != "default"]
     if not rows:
         raise InputError("no call of the step is one that its policy asks for: there is nothing to lock")
@@ -173,5 +177,9 @@ def policy_of_lock(path: str | os.PathLike[str]) -> Policy:
     drifts = compare_validators(identity, _surroundings(device, policy))
     if drifts:
         raise drift_error(str(source), drifts)
+    return _replayed(identity, policy)
+
+
+def _replayed(identity: Identity, policy: Policy) -> Policy:
     kernels = policy.kernels
     return policy.replace(kernels=kernels.replace(rules=(*rules_of_calls(identity.calls), *kernels.rules)))
