@@ -40,6 +40,14 @@ def test_a_failed_capture_runs_eagerly_and_says_why():
     assert (recorder.records, step.reasons) == (1, ())
 
 
+def test_modules_are_a_list_or_one_module():
+    net, own = make()
+    step, _ = captured(loss_of(net), optimizer=own, modules=net)
+    step(*batches(1)[0])
+    with pytest.raises(InputError, match=r"modules is a int; pass a list, such as modules=\[model\]"):
+        captured(loss_of(net), optimizer=own, modules=3)
+
+
 def test_strict_raises_instead():
     net, own = make()
     before = copy.deepcopy(net.state_dict())

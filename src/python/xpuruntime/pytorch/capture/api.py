@@ -100,7 +100,7 @@ def capture_graph(
         With a fused optimizer all of it is captured; with another, its step runs after each replay.
     before_step : callable, optional
         Runs before each step of `optimizer`, captured: ``lambda: clip_grad_norm_(model.parameters(), 1.0)``.
-    modules : sequence of torch.nn.Module, optional
+    modules : torch.nn.Module or sequence of them, optional
         What `fn` works on. Default: what it closes over, names or is bound to.
     warmup : int, optional
         How often the step runs before it is captured, on the stream of the capture. Default: 3 times, and 11 with a

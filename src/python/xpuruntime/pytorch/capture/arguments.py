@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,6 +24,10 @@ _CPU = torch.device("cpu")
 
 def state_of(fn: Callable[..., Any], optimizer: Any, scaler: Any, modules: Sequence[Any] | None) -> CapturedState:
     """Return what a step works on. Raises InputError where modules of the optimizer's parameters cannot be found."""
+    if isinstance(modules, torch.nn.Module):
+        modules = (modules,)
+    if modules is not None and not isinstance(modules, Iterable):
+        raise InputError(f"capture_graph: modules is a {type(modules).__name__}; pass a list, such as modules=[model]")
     used = captured_state_of(fn)
     for value in (*(modules or ()), optimizer, scaler):
         if value is not None and not used.add(value):
