@@ -18,7 +18,7 @@ from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.planning import PlanRequest, resolve
 from xpuruntime.planning.device_fixes import kinds_of
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.extras import install_command, reinstall_command
+from xpuruntime.runtime.install_commands import install_command, reinstall_command
 from xpuruntime.runtime.machine import EngineFacts, Machine
 
 ENGINES = default_registry().engines()

@@ -20,7 +20,7 @@ from xpuruntime.errors import EngineError, PolicyError, UnsupportedOperationErro
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.planning import PlanRequest, possible_engines
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.machine import EngineFacts, Machine
 
 if TYPE_CHECKING:

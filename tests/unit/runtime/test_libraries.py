@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import EngineError, InputError
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.loading import (
     LibraryIndex,

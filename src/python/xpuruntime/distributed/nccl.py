@@ -10,7 +10,7 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.errors import EngineError, EngineUnavailable
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.libraries.loading import preload
 
 __all__ = [

@@ -14,8 +14,8 @@ import msgspec
 from xpuruntime.engines.run_future import RunFuture
 from xpuruntime.engines.run_threads import RunThreads
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.runtime.forking import keep_in_child
 from xpuruntime.runtime.instrumented_calls import instrumented_method
+from xpuruntime.runtime.process_forks import keep_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from xpuruntime.engines.run_future import RunFuture, cancel
 from xpuruntime.errors import DeadlineError, QueueFullError, XpuRuntimeError
-from xpuruntime.runtime.exiting import interpreter_ends
-from xpuruntime.runtime.forking import reset_in_child, rest_for_fork
+from xpuruntime.runtime.interpreter_exit import interpreter_ends
+from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -135,7 +135,7 @@ class RunThreads:
         _core.call_aside(self._wait_for_calls, threading.get_ident() if caller is None else caller)
 
     def before_fork(self) -> None:
-        """Let no call begin, and wait for those that have; see `xpuruntime.runtime.forking`."""
+        """Let no call begin, and wait for those that have; see `xpuruntime.runtime.process_forks`."""
         from xpuruntime import _core
 
         _core.call_aside(self._stop_calls, threading.get_ident())
@@ -147,7 +147,7 @@ class RunThreads:
         _core.call_aside(self._resume_calls)
 
     def in_child(self) -> None:
-        """Fail what the threads had to do; see `xpuruntime.runtime.forking`."""
+        """Fail what the threads had to do; see `xpuruntime.runtime.process_forks`."""
         futures = [future for one in self._futures.values() if (future := one()) is not None]
         self._begin()
         for future in futures:

@@ -12,7 +12,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.inference.instrumented_runs import InstrumentedRuns
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 from xpuruntime.runtime.profiler import LIMIT, profiled
 from xpuruntime.runtime.recorded_block import RecordedBlock, warn_beside
 from xpuruntime.runtime.trace_events import Marks, record_marks

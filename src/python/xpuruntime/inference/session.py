@@ -17,8 +17,8 @@ from xpuruntime.engines.registry import default_registry
 from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.inference.plan_request import SessionArguments, plan_session, reopen_plan, warn_of
-from xpuruntime.runtime.forking import reset_in_child
 from xpuruntime.runtime.instrumented_calls import instrumented_method
+from xpuruntime.runtime.process_forks import reset_in_child
 from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings
 
 if TYPE_CHECKING:
@@ -194,7 +194,7 @@ class InferenceSession:
             raise
 
     def in_child(self) -> None:
-        """Begin anew in a child of a fork; see `xpuruntime.runtime.forking`."""
+        """Begin anew in a child of a fork; see `xpuruntime.runtime.process_forks`."""
         loaded = self._loaded
         if loaded is None or loaded.why_not_in_child() is None:
             return

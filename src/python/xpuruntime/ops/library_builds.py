@@ -10,7 +10,7 @@ import os
 from typing import TYPE_CHECKING
 
 from xpuruntime import _core
-from xpuruntime.runtime.libraries.loading import identified, mapped_paths
+from xpuruntime.runtime.libraries.loading import mapped_paths, with_build_id
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ BACKEND_LIBRARIES = {
 def build_of(path: str) -> str:
     """Return the build ID of a library's file; of one without, its size."""
     name = os.path.basename(path)  # noqa: PTH119 - a text
-    library = identified(Library(name=name, path=path, version=None, origin="system"))
+    library = with_build_id(Library(name=name, path=path, version=None, origin="system"))
     return library.build_id or f"{library.size} bytes"
 
 

@@ -15,7 +15,7 @@ from xpuruntime.errors import (
     XpuRuntimeError,
 )
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.runtime.extras import reinstall_command
+from xpuruntime.runtime.install_commands import reinstall_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

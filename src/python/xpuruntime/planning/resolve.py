@@ -29,7 +29,7 @@ from xpuruntime.planning.execution import execution_facts
 from xpuruntime.planning.plan import ModelFacts, Plan
 from xpuruntime.planning.refusal import control_lines, refusal
 from xpuruntime.planning.rules import without_nodes
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

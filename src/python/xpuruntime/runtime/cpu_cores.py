@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`cpu_cores`: how many cores and hardware threads this process may use."""
+"""`cpu_cores`: number of cores and hardware threads that this process may use."""
 
 from __future__ import annotations
 

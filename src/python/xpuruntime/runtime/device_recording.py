@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Device recording: ranges of the host and the work of devices, as a profiler recorded them.
+"""Device recording: host ranges and device work, as a profiler recorded them.
 
 All times are nanoseconds since the epoch.
 """

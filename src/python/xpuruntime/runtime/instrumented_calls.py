@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Instrumented methods of a loaded model: what a profile puts around them while it records.
+"""Instrumented methods of a loaded model: wrappers of a profile while it records.
 
 The model itself is left as it is: Python reads the attributes of an object more slowly for good once one was added to
 it and taken away.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Plugins of installed packages: whatever one of them does, it fails alone."""
+"""Entry points of plugins: a plugin that fails does so alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Base of context managers that record a ``with`` block: whatever interrupts one, the recording ends."""
+"""`RecordedBlock`: base of context managers that record a ``with`` block, and end the recording on any exception."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
-from xpuruntime.runtime.libraries.loading import identified
+from xpuruntime.runtime.libraries.loading import with_build_id
 from xpuruntime.runtime.libraries.package_builds import package_libraries
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
 from xpuruntime.runtime.plugin_points import guarded
@@ -82,7 +82,9 @@ def machine_snapshot(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> M
         cuda=cuda,
         cuda_reason=reason,
         core_cuda=built,
-        core=None if problem is not None else identified(Library(name="xpuruntime/_core", path=str(_core().__file__))),
+        core=None
+        if problem is not None
+        else with_build_id(Library(name="xpuruntime/_core", path=str(_core().__file__))),
         engines=facts,
     )
 

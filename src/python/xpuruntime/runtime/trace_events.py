@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`mark`: say in a trace what this library does, while somebody takes one."""
+"""`mark`: trace events of this library, in every trace that is being taken."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
 from xpuruntime.serving.models.sources import settings_of_source
 from xpuruntime.serving.ray_grpc import GrpcMethods, add_GRPCInferenceServiceServicer_to_server

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings

@@ -19,7 +19,7 @@ from xpuruntime.engines.registry import default_registry
 from xpuruntime.engines.tensorrt import TensorRtEngine, TensorRtRtxEngine
 from xpuruntime.errors import EngineError
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.testing import models
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from xpuruntime.engines.openvino.process_core import process_core
 from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
 __all__ = ["device_word", "our_device", "probe"]

@@ -14,7 +14,7 @@ import ctypes
 from typing import Any
 
 from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
-from xpuruntime.runtime.forking import fork_lock, reset_in_child, rest_for_fork
+from xpuruntime.runtime.process_forks import fork_lock, reset_in_child, rest_for_fork
 
 __all__ = ["process_core"]
 

@@ -15,7 +15,7 @@ from xpuruntime.engines.torch.settings import Settings
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:

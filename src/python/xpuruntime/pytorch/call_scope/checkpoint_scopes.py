@@ -15,7 +15,7 @@ from torch.utils import checkpoint
 
 from xpuruntime import _core
 from xpuruntime.pytorch.dispatch.context import CONTEXT
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -17,7 +17,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 
 __all__ = ["release", "require"]
 

@@ -21,7 +21,7 @@ from xpuruntime.pytorch.compiler.strict_exports import StrictExports
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -21,7 +21,7 @@ from xpuruntime.pytorch.coverage.gap_reports import report_gaps
 from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gaps_in_settings
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.import_hook import WhenImported
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

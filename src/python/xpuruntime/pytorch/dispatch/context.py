@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from xpuruntime.measuring.replacement import Replacement

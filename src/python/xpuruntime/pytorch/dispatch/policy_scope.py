@@ -25,7 +25,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.unmatched_rules import report
 from xpuruntime.pytorch.switches.policy_switches import set_switches
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     import os

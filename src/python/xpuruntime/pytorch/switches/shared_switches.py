@@ -10,7 +10,7 @@ import torch
 
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.switches import fp32_precision
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Find, load and list the shared libraries of vendors."""
+"""`LibraryIndex` and `preload`: shared libraries of vendors that are found, loaded and listed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.errors import EngineError, EngineUnavailable, InputError
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.search import SearchFolder, cached_libraries, search_folders, wheel_versions
 from xpuruntime.runtime.machine import Library
@@ -27,11 +27,11 @@ if TYPE_CHECKING:
 __all__ = [
     "LibraryIndex",
     "find_library",
-    "identified",
     "libraries_needed_by",
     "loaded_libraries",
     "mapped_paths",
     "preload",
+    "with_build_id",
 ]
 
 #: File names of the libraries `loaded_libraries` lists unless told otherwise.
@@ -46,7 +46,7 @@ _FAMILIES = re.compile(
     r"lib(cu(blas|dart|dnn|fft|rand|solver|sparse|pti|tensor)|nv(rtc|JitLink|infer|onnxparser)|nccl)\w*\.so"
 )
 #: Libraries that CUDA providers open while running instead of linking them, by CUDA major version.
-_OPENED_LATER = {
+_DLOPENED = {
     12: ("libcudnn.so.9", "libcufft.so.11", "libnvrtc.so.12"),
     13: ("libcudnn.so.9", "libcufft.so.12", "libnvrtc.so.13"),
 }
@@ -102,7 +102,7 @@ class LibraryIndex:
             if major is not None and (version or "").split(".")[0] != str(major):
                 continue
             known = found.get(real)
-            if known is None or _plainness(file_name) < _plainness(known.name):
+            if known is None or _name_rank(file_name) < _name_rank(known.name):
                 found[real] = Library(name=file_name, path=real, version=self._version(real, origin), origin=origin)
         return list(found.values())
 
@@ -185,7 +185,7 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
             wheels = wheel_versions() if wheels is None else wheels
             if real in wheels:
                 version, origin = wheels[real], "wheel"
-        found.append(identified(Library(name=name, path=real, version=version, origin=origin)))
+        found.append(with_build_id(Library(name=name, path=real, version=version, origin=origin)))
     return tuple(sorted(found, key=lambda library: (library.name, library.path)))
 
 
@@ -200,7 +200,7 @@ def mapped_paths(maps: str | None = None) -> list[str]:
     return sorted(path for path in paths if ".so" in os.path.basename(path))  # noqa: PTH119 - thousands of lines
 
 
-def identified(library: Library) -> Library:
+def with_build_id(library: Library) -> Library:
     """Return a library with the size and build ID of its file, as far as that can be read; takes microseconds."""
     try:
         size = Path(library.path).stat().st_size
@@ -229,7 +229,7 @@ def libraries_needed_by(path: str | Path) -> tuple[tuple[str, ...], tuple[str, .
     """
     linked = tuple(soname for soname in read_elf(path).needed if _FAMILIES.match(soname))
     major = next((int(name.rsplit(".", 1)[1]) for name in linked if name.startswith("libcudart.so.")), None)
-    later = tuple(name for name in _OPENED_LATER.get(major or 0, ()) if name not in linked)
+    later = tuple(name for name in _DLOPENED.get(major or 0, ()) if name not in linked)
     return linked, later
 
 
@@ -325,7 +325,7 @@ def _file_pattern(name: str, platform: str) -> re.Pattern[str]:
     return re.compile(rf"lib{word}\.so(?:\.(\d[\d.]*))?")
 
 
-def _plainness(name: str) -> tuple[bool, int]:
+def _name_rank(name: str) -> tuple[bool, int]:
     """Order names of one file: a soname such as ``libz.so.1`` before ``libz.so.1.2`` and before ``libz.so``."""
     return _file_version(name) is None and ".so" in name, len(name)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.libraries.loading import LibraryIndex, identified, libraries_needed_by, loaded_libraries
+from xpuruntime.runtime.libraries.loading import LibraryIndex, libraries_needed_by, loaded_libraries, with_build_id
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def package_libraries(patterns: Sequence[str], *, cuda: bool) -> tuple[tuple[Lib
                 if Path(path).is_file():
                     version = re.search(r"\.so\.(\d[\d.]*)$", name)
                     found = Library(name=name, path=path, version=version[1] if version else None, origin="package")
-                    own.setdefault(name, identified(found))
+                    own.setdefault(name, with_build_id(found))
     return tuple(own[name] for name in sorted(own)), _cuda_libraries(own) if cuda else ()
 
 
@@ -81,6 +81,6 @@ def _cuda_libraries(own: dict[str, Library]) -> tuple[Library, ...]:
                 index = index or LibraryIndex()
                 library = next(iter(index.find_soname(soname)), None)
             if library is not None:
-                found[soname] = identified(library)
+                found[soname] = with_build_id(library)
                 paths.append(library.path)
     return tuple(found[soname] for soname in sorted(found))

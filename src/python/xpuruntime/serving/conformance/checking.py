@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.errors import EngineUnavailable, XpuRuntimeError
 from xpuruntime.files.paths import reason_of
-from xpuruntime.runtime.extras import install_command
+from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.serving.conformance.rest_checks import RestChecks
 from xpuruntime.serving.conformance.result import Check, ConformanceResult
 

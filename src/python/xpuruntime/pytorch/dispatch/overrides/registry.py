@@ -30,7 +30,7 @@ from xpuruntime.pytorch.dispatch.overrides.native import (
     skip_in_dynamo,
 )
 from xpuruntime.pytorch.dispatch.overrides.python_functions import Awaited, Higher, InPlace, Replaced, is_there
-from xpuruntime.runtime.forking import fork_lock
+from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

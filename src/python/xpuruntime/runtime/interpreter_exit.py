@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The end of the interpreter while daemon threads are inside of an engine.
+"""Interpreter exit while daemon threads are inside of an engine.
 
 An engine's own binding gives the GIL back while it computes. A thread that cannot have it any more is ended there by
 Python, which aborts the process where the binding is C++. So at exit daemon threads are kept out of the engines, and

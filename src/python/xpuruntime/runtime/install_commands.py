@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Commands that install what is missing, from a checkout as from an index: they name the packages of an extra."""
+"""Install commands for a missing extra, from a checkout or from an index."""
 
 from __future__ import annotations
 
