@@ -17,36 +17,35 @@ struct Conv {
   bool channels_last;
 };
 
-using Index = std::array<std::int64_t, 4>;
-
-std::size_t place(const Dims& shape, const Index& at) {
-  return static_cast<std::size_t>(((at[0] * shape[1] + at[1]) * shape[2] + at[2]) * shape[3] +
-                                  at[3]);
-}
-
-// Calls term(place in x, place in weight, place in the result) for each product: every input goes
-// to the outputs that it reaches.
+// Calls term(place in x, place in weight, place in the result) for each product, all in row-major
+// order: every input goes to the outputs that it reaches.
 template <typename Term>
-void for_each_term(const Conv& at, const Dims& shape, Term&& term) {
+void for_each_term(const Conv at, const Dims& shape, Term&& term) {
   const std::int64_t per_in = at.channels / at.options.groups;
   const std::int64_t per_out = at.outputs / at.options.groups;
+  const std::int64_t rows = shape[2], columns = shape[3];
+  std::size_t in = 0;
   for (std::int64_t n = 0; n < at.images; ++n) {
     for (std::int64_t c = 0; c < at.channels; ++c) {
       for (std::int64_t y = 0; y < at.height; ++y) {
-        for (std::int64_t z = 0; z < at.width; ++z) {
+        for (std::int64_t z = 0; z < at.width; ++z, ++in) {
           for (std::int64_t i = 0; i < at.kernel_h; ++i) {
             for (std::int64_t j = 0; j < at.kernel_w; ++j) {
               const std::int64_t oy = y + at.options.padding[0] - i * at.options.dilation[0];
               const std::int64_t oz = z + at.options.padding[1] - j * at.options.dilation[1];
-              if (oy < 0 || oz < 0 || oy % at.options.stride[0] != 0 ||
-                  oz % at.options.stride[1] != 0 || oy / at.options.stride[0] >= shape[2] ||
-                  oz / at.options.stride[1] >= shape[3]) {
+              const std::int64_t row = oy / at.options.stride[0],
+                                 column = oz / at.options.stride[1];
+              if (oy < 0 || oz < 0 || row * at.options.stride[0] != oy ||
+                  column * at.options.stride[1] != oz || row >= rows || column >= columns) {
                 continue;
               }
-              for (std::int64_t o = 0; o < per_out; ++o) {
-                const std::int64_t channel = c / per_in * per_out + o;
-                term(Index{n, c, y, z}, Index{channel, c % per_in, i, j},
-                     Index{n, channel, oy / at.options.stride[0], oz / at.options.stride[1]});
+              const std::int64_t first = c / per_in * per_out;
+              for (std::int64_t channel = first; channel < first + per_out; ++channel) {
+                term(in,
+                     static_cast<std::size_t>(
+                         ((channel * per_in + c % per_in) * at.kernel_h + i) * at.kernel_w + j),
+                     static_cast<std::size_t>(((n * at.outputs + channel) * rows + row) * columns +
+                                              column));
               }
             }
           }
@@ -90,14 +89,15 @@ void check_gradients(const std::string& id, DType dtype, const Conv& at, bool la
   for (OpCall* call : {&input, &weights}) {
     if (!call->empty()) run_kernel(cpu_registry(), id, *call);
   }
-  std::vector<double> want_x(static_cast<std::size_t>(grad_x.count())), size_x(want_x.size());
-  std::vector<double> want_w(static_cast<std::size_t>(grad_weight.count())), size_w(want_w.size());
-  for_each_term(at, grad.shape(), [&](const Index& from, const Index& tap, const Index& to) {
-    const double arriving = grad.at(to);
-    want_x[place(x.shape(), from)] += arriving * weight.at(tap);
-    size_x[place(x.shape(), from)] += std::abs(arriving * weight.at(tap));
-    want_w[place(weight.shape(), tap)] += arriving * x.at(from);
-    size_w[place(weight.shape(), tap)] += std::abs(arriving * x.at(from));
+  const std::vector<double> xs = x.values(), ws = weight.values(), grads = grad.values();
+  std::vector<double> want_x(xs.size()), size_x(xs.size());
+  std::vector<double> want_w(ws.size()), size_w(ws.size());
+  for_each_term(at, grad.shape(), [&](std::size_t in, std::size_t tap, std::size_t out) {
+    const double to_x = grads[out] * ws[tap], to_weight = grads[out] * xs[in];
+    want_x[in] += to_x;
+    size_x[in] += std::abs(to_x);
+    want_w[tap] += to_weight;
+    size_w[tap] += std::abs(to_weight);
   });
   expect_sums(id + " input", grad_x, want_x, size_x);
   expect_sums(id + " weight", grad_weight, want_w, size_w);
@@ -124,10 +124,11 @@ void check_conv(const std::string& id, DType dtype, const Conv& at) {
   std::vector<double> want(static_cast<std::size_t>(out.count()));
   std::vector<double> size(want.size());
   const Dims& shape = out.shape();
-  for_each_term(at, shape, [&](const Index& from, const Index& tap, const Index& to) {
-    const double term = x.at(from) * weight.at(tap);
-    want[place(shape, to)] += term;
-    size[place(shape, to)] += std::abs(term);
+  const std::vector<double> xs = x.values(), ws = weight.values();
+  for_each_term(at, shape, [&](std::size_t in, std::size_t tap, std::size_t sum) {
+    const double term = xs[in] * ws[tap];
+    want[sum] += term;
+    size[sum] += std::abs(term);
   });
   for (std::int64_t i = 0; i < out.count(); ++i) {
     const double b = bias.get(i / (shape[2] * shape[3]) % shape[1]);
