@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime import ops
+from xpuruntime import _core, ops
 
 if TYPE_CHECKING:
     from xpuruntime.testing.op_arrays import Arrays
@@ -68,11 +68,12 @@ def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: 
 def _configured(case: OpCase, kernel: str, call: OpCall) -> str:
     """Return the kernel with the configuration that served a call, if the decision log has exactly one match."""
     shapes = {name: one.values.shape for name, one in call.inputs.items()}
+    # As the core keeps them: a record of each, for each wrong result, would take longer than to compute all cases.
     found = {
-        one.kernel
-        for one in ops.decisions()
-        if (one.op, one.chosen) == (case.op, kernel.partition("@")[0])
-        and all(one.shapes.get(name, shape) == shape for name, shape in shapes.items())
+        f"{one['chosen']}@{one['config']}" if one["config"] else one["chosen"]
+        for one in _core.Dispatcher.instance().decisions()
+        if (one["op"], one["chosen"]) == (case.op, kernel.partition("@")[0])
+        and all(one["shapes"].get(name, shape) == shape for name, shape in shapes.items())
     }
     return found.pop() if len(found) == 1 else kernel
 
