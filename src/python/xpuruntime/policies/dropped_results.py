@@ -4,10 +4,15 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import warnings
+from typing import TYPE_CHECKING
 
 from xpuruntime.errors import XpuRuntimeWarning
+
+if TYPE_CHECKING:
+    from types import CodeType
 
 __all__ = ["warn_if_dropped"]
 
@@ -25,12 +30,17 @@ def warn_if_dropped(call: str) -> None:
     CPython throws away the value of a statement that is a call alone by the next instruction, ``POP_TOP``. Whoever
     calls from C, such as `map`, or shows the value, as an interactive session does, is not warned.
     """
-    import dis  # policies are read where nothing else is imported yet
-
     caller = sys._getframe(2)
-    following = next((one for one in dis.get_instructions(caller.f_code) if one.offset > caller.f_lasti), None)
-    if following is None or following.opname != "POP_TOP":
+    if not _drops(caller.f_code, caller.f_lasti):
         return
     msg = f"the policy that {call} returns is thrown away, and the one that it is called on stays as it is. "
     msg += f"Fix: policy = {call}"
     warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
+
+
+@functools.lru_cache(maxsize=1024)
+def _drops(code: CodeType, at: int) -> bool:
+    import dis  # policies are read where nothing else is imported yet
+
+    following = next((one for one in dis.get_instructions(code) if one.offset > at), None)
+    return following is not None and following.opname == "POP_TOP"
