@@ -20,7 +20,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 #: Folders and files whose tests give the same result whichever engines are installed.
 _WITHOUT_ENGINES = (
     *(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "serving", "tools")),
+    "tests/unit/cli/test_streams.py",
     "tests/unit/engines/onnxruntime_engine/",
+    "tests/unit/engines/quantisation/test_quantise.py",
+    "tests/unit/locks/test_planted_drift.py",
     "tests/conformance/test_operator_patterns.py",
     "tests/conformance/test_onnx_backend.py",
     "tests/docs/test_blocks.py",

@@ -256,12 +256,12 @@ def work(engine: str, device: str, first: int, out: Path, *, crashed: bool) -> N
 
 def run_engine(engine: str) -> list[dict[str, Any]]:
     """Run every case on an engine, starting again at or behind a case that ended its process."""
-    found, device = cases(), DEVICES.get(engine, "cpu")
+    device = DEVICES.get(engine, "cpu")
     rows: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "rows.jsonl"
         first, crashed = 0, ""
-        while first < len(found):
+        while True:
             out.unlink(missing_ok=True)
             command = [sys.executable, __file__, "--work", engine, device, str(first), str(out), crashed]
             done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
