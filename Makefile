@@ -138,11 +138,12 @@ test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA 
 
 # --- checks ----------------------------------------------------------------------------------------------------------
 
-LINTS := lint-repo lint-ruff lint-format lint-mypy lint-clang-format lint-clang-tidy
+# The longest first, and the others beside it.
+LINTS := lint-clang-tidy lint-mypy lint-repo lint-ruff lint-format lint-clang-format
 .PHONY: $(LINTS)
 
 lint: $(STAMPS)/install $(STAMPS)/lint ## Run every check below, and say at the end which failed
-	@$(MAKE) --no-print-directory --keep-going $(LINTS)
+	@$(MAKE) --no-print-directory --keep-going --jobs=$(JOBS) --output-sync=target $(LINTS)
 
 $(LINTS): $(STAMPS)/install $(STAMPS)/lint $(STAMPS)/test
 
