@@ -42,10 +42,12 @@ def test_a_failed_capture_runs_eagerly_and_says_why():
 
 def test_modules_are_a_list_or_one_module():
     net, own = make()
-    step, _ = captured(loss_of(net), optimizer=own, modules=net)
-    step(*batches(1)[0])
+    batch = batches(1)[0]
+    with pytest.warns(XpuRuntimeWarning, match="the CPU has no CUDA graphs"):
+        step = capture_graph(loss_of(net), batch, optimizer=own, modules=net)
+        step(*batch)
     with pytest.raises(InputError, match=r"modules is a int; pass a list, such as modules=\[model\]"):
-        captured(loss_of(net), optimizer=own, modules=3)
+        capture_graph(loss_of(net), batch, optimizer=own, modules=3)
 
 
 def test_strict_raises_instead():
