@@ -45,7 +45,7 @@ def test_modules_are_a_list_or_one_module():
     batch = batches(1)[0]
     with pytest.warns(XpuRuntimeWarning, match="the CPU has no CUDA graphs"):
         step = capture_graph(loss_of(net), batch, optimizer=own, modules=net)
-        step(*batch)
+    step(*batch)
     with pytest.raises(InputError, match=r"modules is a int; pass a list, such as modules=\[model\]"):
         capture_graph(loss_of(net), batch, optimizer=own, modules=3)
 

@@ -73,7 +73,11 @@ def test_what_is_written_reads_back() -> None:
         ("models: {r: {source: a}}\nmemory: {keep: [q]}", "'q' is no model of this file"),
         ("models: {r: {source: a, warmup: lock}}", "'lock' needs the key 'lock'"),
         ("models: {r: {source: a, slo: {p99: 20}}}", "has no unit; write '20s'"),
-        ("models: {r: {source: a, slo: {p99: 20ms}, batching: {max_queue_delay_us: 5}}}", "chooses the delay itself"),
+        (
+            "models: {r: {source: a, slo: {p99: 20ms}, batching: {max_batch_size: 4, max_queue_delay_us: 5}}}",
+            "chooses the delay itself",
+        ),
+        ("models: {r: {source: a, batching: {max_queue_delay_us: 5}}}", "without max_batch_size"),
         ("models: {r: {source: a, shadow: {share: 1%}}}", "models.r.shadow: needs 'policy'"),
         ("models: [a]", "models: expected a mapping of name to model"),
         ("memory: {budget: {cuda: 8GiB}}", "memory.budget: 'cuda' names no single device; write 'cuda:0'"),

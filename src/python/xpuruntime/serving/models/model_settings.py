@@ -225,6 +225,12 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
         """Refuse fields that contradict each other."""
         if self.warmup == "lock" and self.lock is None:
             raise Refused("'lock' needs the key 'lock'; state probe, or a lock", "warmup")
+        if self.batching.max_queue_delay_us and not self.batching.max_batch_size:
+            raise Refused(
+                "nothing is put together without max_batch_size, so no request waits for others; state that too",
+                "batching",
+                "max_queue_delay_us",
+            )
         if self.slo is not None and self.batching.max_queue_delay_us:
             raise Refused("chooses the delay itself; leave out batching.max_queue_delay_us", "slo")
         if self.slo is not None and self.batching.preferred_batch_size:
