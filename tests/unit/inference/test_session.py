@@ -134,6 +134,16 @@ def test_strings(tmp_path: Path) -> None:
             session.bind({"x": (1, 3)})
 
 
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "null"])
+def test_the_call_of_onnx_runtime_is_told_from_ours(mlp: Path, engine: str) -> None:
+    if engine != "null":
+        pytest.importorskip(engine)
+    with xrt.InferenceSession(mlp, device="cpu", engine=engine) as session:
+        for outputs in (None, ["y"]):
+            with pytest.raises(xrt.InputError, match=r"run takes a dict of inputs alone.*run\({name: array}\)"):
+                session.run(outputs, {"x": X})
+
+
 def test_bfloat16(tmp_path: Path) -> None:
     ml_dtypes = pytest.importorskip("ml_dtypes")
     path = models.save(models.identity("bfloat16"), tmp_path)

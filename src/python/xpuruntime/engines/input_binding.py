@@ -183,6 +183,9 @@ def refuse_stream(stream: Any) -> None:
     InputError
         If `stream` is not ``None``.
     """
+    if hasattr(stream, "keys"):  # ONNX Runtime's own run takes names of outputs first
+        msg = "run takes a dict of inputs alone, and returns all outputs: run({name: array})[output]"
+        raise InputError(msg)
     if stream is not None:
         msg = "stream= is for CUDA sessions; this one runs on the CPU, in the calling thread. Leave it out"
         raise InputError(msg)
