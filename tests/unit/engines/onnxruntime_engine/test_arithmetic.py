@@ -239,3 +239,40 @@ def test_every_quantised_operator_of_this_build_is_in_the_table() -> None:
     known = {one.name for one in get_all_operator_schema() if named.match(one.name)}
     assert {"QLinearConv", "MatMulNBits"} <= known
     assert known - conversions <= OPERATORS.keys()
+
+
+@pytest.mark.parametrize("kind", [T.UINT8, T.INT8])
+def test_a_pool_between_quantised_products_is_as_the_model_has_it(tmp_path: Path, kind: int) -> None:
+    """ONNX Runtime pools and flattens the integers themselves; only a policy that asks for fp32 deviates."""
+
+    def quantised(name: str) -> list[Any]:
+        pair = ("QuantizeLinear", "DequantizeLinear")
+        return [
+            h.make_node(op, [f"{name}{'q' * i}", "s", "z"], [f"{name}{'q' * (i + 1)}"]) for i, op in enumerate(pair)
+        ]
+
+    nodes = [
+        *quantised("x"),
+        h.make_node("DequantizeLinear", ["w", "ws"], ["wf"]),
+        h.make_node("Conv", ["xqq", "wf"], ["c"], name="conv"),
+        *quantised("c"),
+        h.make_node("MaxPool", ["cqq"], ["p"], name="pool", kernel_shape=[2, 2], strides=[2, 2]),
+        *quantised("p"),
+        h.make_node("Flatten", ["pqq"], ["f"], name="flatten"),
+        *quantised("f"),
+        h.make_node("Identity", ["fqq"], ["y"], name="last"),
+    ]
+    weights = {
+        "w": RNG.integers(-128, 128, (4, 2, 3, 3)).astype(np.int8),
+        "ws": np.float32(0.01).reshape(()),
+        "s": np.float32(0.05).reshape(()),
+        "z": h.make_tensor("z", kind, [], [128 if kind == T.UINT8 else 0]),
+    }
+    path = save(tmp_path / "q.onnx", nodes, [value("x", [1, 2, 6, 6])], [value("y", [1, 16])], weights)
+    feeds = {"x": RNG.standard_normal((1, 2, 6, 6)).astype(np.float32)}
+    for precision, honoured in (("model", True), ("fp32", False)):
+        with xrt.InferenceSession(path, device="cpu", engine="onnxruntime", precision=precision) as session:
+            report = session.explain(feeds, runs=1)
+        pool = next(unit for unit in report.units if "pool" in unit.source_nodes)
+        assert pool.precision_run in ("uint8", "int8"), "the pool of integers that this is about"
+        assert report.honoured is honoured, str(report)

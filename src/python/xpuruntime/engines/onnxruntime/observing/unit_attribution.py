@@ -47,6 +47,8 @@ class Assigned(NamedTuple):
 
 #: Types in which no number of a model is computed.
 _INDICES = frozenset(("int64", "int32", "bool"))
+#: Types that activations are quantised to.
+_QUANTISED = frozenset(("int8", "uint8", "int16", "uint16"))
 
 
 class Attribution(NamedTuple):
@@ -258,6 +260,8 @@ class _Joiner:
             return None
         if op in OPERATORS:
             return self._wanted_of_quantised(held, ran)
+        if self.precision == "model" and self._passes_quantised(held, ran):
+            return ran
         types = [self.model_types[k] for n in reversed(held) for k in n.outputs if k in self.model_types]
         # Labels, indices and masks that a node makes beside its numbers have no precision.
         stated = next((name for name in types if name in FLOATS), types[0] if types else None)
@@ -270,6 +274,18 @@ class _Joiner:
         if stated is None and ran is not None and not FLOATS.intersection(ran.split("->")):
             return None
         return "fp32" if self.precision == "tf32" else self.precision
+
+    def _passes_quantised(self, held: Sequence[NodeView], ran: str | None) -> bool:
+        """Whether nodes take values that the model itself quantised as integers, as a pool between products does."""
+        if ran is None or not _QUANTISED.issuperset(ran.split("->")):
+            return False
+        own = {k for node in held for k in node.outputs}
+        makers = self.source.producers
+        return all(
+            any(k in own or (k in makers and makers[k].op == "DequantizeLinear") for k in node.inputs)
+            for node in held
+            if node.op not in ("QuantizeLinear", "DequantizeLinear")
+        )
 
     def _wanted_of_quantised(self, held: Sequence[NodeView], ran: str | None) -> str | None:
         """Return the precision asked for of a quantised operator: the policy's, else what the model's nodes state."""
