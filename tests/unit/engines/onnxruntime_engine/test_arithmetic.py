@@ -276,3 +276,34 @@ def test_a_pool_between_quantised_products_is_as_the_model_has_it(tmp_path: Path
         pool = next(unit for unit in report.units if "pool" in unit.source_nodes)
         assert pool.precision_run in ("uint8", "int8"), "the pool of integers that this is about"
         assert report.honoured is honoured, str(report)
+
+
+@pytest.mark.parametrize("op", ["ArgMax", "Reshape"])
+def test_what_reads_or_makes_quantised_values_is_as_the_model_has_it(tmp_path: Path, op: str) -> None:
+    """An ArgMax that reads integers, and a Reshape that ONNX Runtime quantises before it, not behind it."""
+    weights = {"s": np.float32(0.05).reshape(()), "z": h.make_tensor("z", T.UINT8, [], [128])}
+    first = [
+        h.make_node("QuantizeLinear", ["a", "s", "z"], ["q"]),
+        h.make_node("DequantizeLinear", ["q", "s", "z"], ["d"]),
+    ]
+    if op == "ArgMax":
+        nodes = [h.make_node("Relu", ["x"], ["a"]), *first, h.make_node("ArgMax", ["d"], ["y"], name="it", axis=1)]
+        output = value("y", [2, 1], T.INT64)
+    else:
+        weights |= {"k": np.array([-1, 16]), "w": RNG.integers(-128, 128, (16, 4)).astype(np.int8)}
+        weights["ws"] = np.float32(0.01).reshape(())
+        nodes = [
+            h.make_node("Reshape", ["x", "k"], ["a"], name="it"),
+            *first,
+            h.make_node("DequantizeLinear", ["w", "ws"], ["wf"]),
+            h.make_node("MatMul", ["d", "wf"], ["m"]),
+            h.make_node("QuantizeLinear", ["m", "s", "z"], ["mq"]),
+            h.make_node("DequantizeLinear", ["mq", "s", "z"], ["y"]),
+        ]
+        output = value("y", [2, 4])
+    path = save(tmp_path / "q.onnx", nodes, [value("x", [2, 4, 4])], [output], weights)
+    with xrt.InferenceSession(path, device="cpu", engine="onnxruntime") as session:
+        report = session.explain({"x": RNG.standard_normal((2, 4, 4)).astype(np.float32)}, runs=1)
+    ran = next(unit.precision_run for unit in report.units if "it" in unit.source_nodes)
+    assert ran in ("uint8", "uint8->int64"), "the integers that this is about"
+    assert report.honoured, str(report)

@@ -261,7 +261,7 @@ class _Joiner:
         if op in OPERATORS:
             return self._wanted_of_quantised(held, ran)
         if self.precision == "model" and self._passes_quantised(held, ran):
-            return ran
+            return ran if ran in _QUANTISED else None  # an ArgMax of integers computes no numbers
         types = [self.model_types[k] for n in reversed(held) for k in n.outputs if k in self.model_types]
         # Labels, indices and masks that a node makes beside its numbers have no precision.
         stated = next((name for name in types if name in FLOATS), types[0] if types else None)
@@ -277,12 +277,14 @@ class _Joiner:
 
     def _passes_quantised(self, held: Sequence[NodeView], ran: str | None) -> bool:
         """Whether nodes take values that the model itself quantised as integers, as a pool between products does."""
-        if ran is None or not _QUANTISED.issuperset(ran.split("->")):
+        types = [] if ran is None else ran.split("->")
+        if not types or types[0] not in _QUANTISED or not (_QUANTISED | _INDICES).issuperset(types):
             return False
         own = {k for node in held for k in node.outputs}
-        makers = self.source.producers
+        made, read = self.source.producers, self.source.consumers
         return all(
-            any(k in own or (k in makers and makers[k].op == "DequantizeLinear") for k in node.inputs)
+            any(k in own or (k in made and made[k].op == "DequantizeLinear") for k in node.inputs)
+            or all(reader.op == "QuantizeLinear" for k in node.outputs for reader in read.get(k, (node,)))
             for node in held
             if node.op not in ("QuantizeLinear", "DequantizeLinear")
         )
