@@ -24,6 +24,8 @@ _WITHOUT_ENGINES = (
     "tests/unit/engines/onnxruntime_engine/",
     "tests/unit/engines/quantisation/test_quantise.py",
     "tests/unit/locks/test_planted_drift.py",
+    "tests/unit/tuning/test_devices.py",
+    "tests/unit/tuning/test_tune.py",
     "tests/conformance/test_operator_patterns.py",
     "tests/conformance/test_onnx_backend.py",
     "tests/docs/test_blocks.py",
