@@ -87,6 +87,23 @@ def test_a_gain_that_shows_only_beside_another_setting_is_found():
         assert winner.changes["execution.precision"] in ("fp16", "bf16")
 
 
+def test_an_option_that_gains_only_beside_another_setting_is_found():
+    """A compiler that gains nothing where launches take the time, and half of it inside a graph."""
+
+    def seconds(changes):
+        graph = changes.get("execution.cuda_graph") == "require"
+        compiled = changes.get("execution.provider_options.a.mode") == "compile"
+        return 1e-3 * ((0.4 if compiled else 0.8) if graph else 4.0)
+
+    graph = Tunable(key="execution.cuda_graph", values=("off", "require"))
+    mode = Tunable(key="execution.provider_options.a.mode", values=(None, "compile"))
+    executor = SimulatedExecutor(seconds, seed=1, turns=0.005, processes=0.001)
+    found = run(executor, space(graph, mode, engines=("a",)))
+    winner = next(one for one in found.candidates if one.id == found.winner)
+    assert winner.changes["execution.provider_options.a.mode"] == "compile"
+    assert winner.changes["execution.cuda_graph"] == "require"
+
+
 def test_every_candidate_has_a_code_and_a_sentence():
     def fails(one):
         threads = one.changes.get("execution.threads")

@@ -134,7 +134,7 @@ class Search(TrialScheduler):
         while (leader := self._leader()) is not None and leader not in refined:
             refined.add(leader)
             point = self._points.get(leader)
-            if point is None or len(point.settings) < 2:  # settings alone, and the engine as it comes, were tried
+            if point is None or not point.settings:  # settings alone were tried
                 return
             points = [
                 one

@@ -43,26 +43,33 @@ class SettingGains:
         """Return the settings that later waves leave out: they failed or lost alone, or gained nothing."""
         found = set()
         for setting, state in self.single.items():
-            default = self.default.get(setting.engine)
-            base = None if default is None else default.estimate
-            if state.trial.code is not None or state.code == CandidateCode.DUPLICATE:
+            ratio = self._ratio(setting)
+            lost = ratio is not None and ratio > _BARRED
+            gained_nothing = ratio is not None and ratio > _PROMISING and setting.key not in self._stated
+            if state.trial.code is not None or state.code == CandidateCode.DUPLICATE or lost or gained_nothing:
                 found.add(setting)
-            elif state.estimate is not None and base is not None:
-                ratio = state.estimate / base
-                if ratio > _BARRED or (ratio > _PROMISING and setting.key not in self._stated):
-                    found.add(setting)
         return frozenset(found)
 
     def worth_refining(self, setting: Setting) -> bool:
         """Say whether a setting may gain beside others, whatever it gained alone.
 
-        One of a policy may: what a precision gains shows only where launches do not take the time. One that failed, and
-        an option of an engine that gained nothing, are not tried again.
+        One of a policy may, even if it lost: what a precision gains shows only where launches do not take the time. An
+        option of an engine may if it did not lose. One that failed is not tried again.
         """
         state = self.single.get(setting)
         if state is not None and (state.trial.code is not None or state.code == CandidateCode.DUPLICATE):
             return False
-        return not setting.key.startswith(OPTIONS) or (state is not None and setting not in self.excluded())
+        if not setting.key.startswith(OPTIONS):
+            return True
+        ratio = self._ratio(setting)
+        return ratio is not None and ratio <= _BARRED
+
+    def _ratio(self, setting: Setting) -> float | None:
+        """Return the ratio of a setting alone to its engine as it comes, where both were measured."""
+        state, default = self.single.get(setting), self.default.get(setting.engine)
+        if state is None or default is None or state.estimate is None or default.estimate is None:
+            return None
+        return state.estimate / default.estimate
 
     def predicted_ratio(self, point: Point) -> float:
         """Return the estimated ratio to the control if the gains of its settings multiply."""
