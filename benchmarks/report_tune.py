@@ -54,30 +54,30 @@ def tuned_policies(record: dict[str, Any]) -> Section:
 
 
 def tuned_on_cuda(record: dict[str, Any]) -> Section:
-    """Return times of policies by hand and of the one that was found, for each batch size, and the ratios."""
+    """Return times of what is tuned by hand and of the policy that was found, for each model, and the ratios."""
     rows, policies, checks = [], [], []
-    for batch, found in record["batches"].items():
+    for model, found in record["models"].items():
         by_hand = list(found["ratios"])
         for name in (*by_hand, "tuned"):
             value, low, high = spread(found["samples_us"][name])
             ratio = "" if name == "tuned" else _ratio(found["ratios"][name])
-            rows.append([batch, name, number(value), number(low), number(high), ratio])
+            rows.append([model, name, number(value), number(low), number(high), ratio])
         search = f"{found['seconds']:.0f} of {found['budget']:.0f} s"
-        policies.append([batch, _changes(found["changes"]), search, found["headline"]])
+        policies.append([model, _changes(found["changes"]), search, found["headline"]])
         best = min(by_hand, key=lambda name: spread(found["samples_us"][name])[0])
-        checks.append(Check(f"batch {batch}, tuned to the best by hand, lower end", found["ratios"][best][1], 1.0, ""))
+        checks.append(Check(f"{model}, tuned to {best}, lower end", found["ratios"][best][1], 1.0, ""))
     text = (
-        "Does `xrt tune` find, unaided, a policy for ResNet-50 on ONNX Runtime's CUDA provider that is as fast as the "
-        "policies found by hand? Bound runs; random images and weights; allowed is what keeps a cosine of "
+        "Does `xrt tune` find, unaided, a policy that is as fast as those found by hand, and for an exported program "
+        "as `torch.compile`? Bound runs; random inputs and weights; allowed is what keeps a cosine of "
         f"{record['accuracy']['cosine']:g} to fp32. All are timed in {record['rounds']} interleaved rounds after the "
         f"search, with intervals of {record['confidence']:.0%}.\n\n"
         f"{machine(record)}\n`python benchmarks/bench_tune_gpu.py`\n\n"
-        f"{table(('batch', 'policy', 'median, µs', 'p10', 'p90', 'tuned to it'), rows)}\n"
-        f"{table(('batch', 'what was found', 'search', 'verdict'), policies)}\n{target_table(checks)}"
+        f"{table(('model', 'policy', 'median, µs', 'p10', 'p90', 'tuned to it'), rows)}\n"
+        f"{table(('model', 'what was found', 'search', 'verdict'), policies)}\n{target_table(checks)}"
     )
     if record.get("remark"):
         text += f"\n{record['remark']}\n"
-    return Section("Tuned ResNet-50 on CUDA", text, tuple(checks))
+    return Section("Tuned policies on CUDA", text, tuple(checks))
 
 
 def _ratio(ratio: list[float]) -> str:
