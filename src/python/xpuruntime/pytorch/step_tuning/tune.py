@@ -61,7 +61,7 @@ def tune(
     scaler: Any = None,
     before_step: Callable[[], Any] | None = None,
     modules: Sequence[Any] | None = None,
-    launches: Sequence[str] = LAUNCHES,
+    launches: Sequence[str] | None = None,
     kernels: Mapping[str, KernelPolicy | None] | None = None,
     make_capturable: bool = False,
     rtol: float | None = None,
@@ -84,9 +84,10 @@ def tune(
     ----------
     fn, sample_inputs, optimizer, scaler, before_step, modules, make_capturable
         As of `capture_graph`. The sample inputs are those of every step that is timed.
-    launches : sequence of str
+    launches : sequence of str, optional
         Of ``"eager"``, which is always there, ``"compile"``, ``"compile:reduce-overhead"``,
-        ``"compile:max-autotune-no-cudagraphs"``, ``"capture"`` and ``"capture:compile"``.
+        ``"compile:max-autotune-no-cudagraphs"``, ``"capture"`` and ``"capture:compile"``. Default: all; in a process
+        group of several GPUs, those that are not captured.
     kernels : dict of str to KernelPolicy or None, optional
         Names to policies. Default: PyTorch's kernels, and the fastest measured ones of products.
     rtol : float, optional
@@ -136,7 +137,7 @@ def tune(
     used = state_of(fn, optimizer, scaler, modules)
     samples = samples_of(sample_inputs)
     device, _ = device_of(used, samples)
-    variants = _variants(launches, _KERNELS if kernels is None else kernels)
+    variants = _variants(LAUNCHES if launches is None else launches, _KERNELS if kernels is None else kernels)
     if active_policy() is not None:
         msg = "tune: a kernel policy is active, and every variant would run under it. Fix: clear it, and pass kernels="
         raise InputError(msg)
@@ -151,7 +152,7 @@ def tune(
     kept = contextlib.ExitStack()
     try:
         kept.enter_context(keep_compiled())
-        trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol)
+        trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol, stated=launches is not None)
         tried = {variant.name: trials.run(variant) for variant in sorted(variants, key=captures_in_torch)}
         rows = [tried[variant.name] for variant in variants]
         margin = Margin(relative=min_effect, absolute=0.0)
@@ -185,17 +186,19 @@ class _Trials:
         device: torch.device,
         ranks: Ranks,
         rtol: float | None,
+        *,
+        stated: bool,
     ) -> None:
         self._memory = memory
         self._parts, self._args, self._used, self._snapshot = parts, args, used, snapshot
-        self._device, self._ranks, self._rtol = device, ranks, rtol
+        self._device, self._ranks, self._rtol, self._stated = device, ranks, rtol, stated
         self.steps: dict[str, Callable[..., Any]] = {}
         self.samplers: dict[str, Sampler] = {}
         self.notes: list[str] = []
 
     def run(self, variant: Variant) -> StepCandidate:
         """Return the row of a variant, which is ``"undecided"`` where it may be raced."""
-        why = obstacle(variant, self._device)
+        why = obstacle(variant, self._device, ranks=self._ranks.count, stated=self._stated)
         if why:
             return StepCandidate(variant.name, CandidateCode.INFEASIBLE, why)
         row, failure = StepCandidate(variant.name, CandidateCode.UNDECIDED, ""), None
