@@ -84,8 +84,13 @@ def four_bits(folder: Path) -> Path:
 class TestPrecision:
     def test_integers_between_a_quantised_pair(self, xrt: Xrt, tmp_path: Path) -> None:
         model = quantised(tmp_path)
-        _, found = told(xrt, model, policy(tmp_path, mode="strict", execution={"precision": "fp32"}), 1)
+        _, found = told(xrt, model, policy(tmp_path, execution={"precision": "fp32"}), 1)
         assert deviating(found) == {"execution.precision"}
+        refused = xrt("plan", model, "-p", policy(tmp_path, mode="strict", execution={"precision": "fp32"}))
+        assert refused.code not in (0, 70)
+        options = {"onnxruntime": {"session.disable_quant_qdq": "1"}}
+        floats = {"precision": "fp32", "provider_options": options}
+        told(xrt, model, policy(tmp_path, mode="strict", execution=floats), 0)
         for precision in ("model", "int8"):
             told(xrt, model, policy(tmp_path, execution={"precision": precision}), 0)
 

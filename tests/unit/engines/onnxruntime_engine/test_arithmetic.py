@@ -214,9 +214,17 @@ def test_quantised_pairs(tmp_path: Path, op: str) -> None:
     model = save(tmp_path / "m.onnx", nodes, inputs, [value("y", None)], weights)
     feeds = {f"x{i}": RNG.uniform(-1, 1, shape).astype(np.float32) for i, shape in enumerate(shapes)}
     found = {}
-    for precision, mode in (("fp32", "strict"), ("model", "prefer"), ("int8", "strict")):
+    for precision, mode in (("model", "prefer"), ("int8", "strict")):
         with open_(model, precision, mode) as session:
             found[precision] = session.explain(feeds, runs=1)
+    with pytest.warns(xrt.XpuRuntimeWarning, match="fp32 is advisory"), open_(model, "fp32") as session:
+        found["fp32"] = session.explain(feeds, runs=1)
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"state session.disable_quant_qdq: '1'"):
+        open_(model, "fp32", "strict")
+    with open_(model, "fp32", "strict", **{"session.disable_quant_qdq": "1"}) as session:
+        floats = session.explain(feeds, runs=1)
+    assert floats.honoured, floats.observations
+    assert "uint8" not in {one.precision_run for one in floats.units if one.op == op}
     unit = product_of(found["fp32"])
     assert unit.op == fused
     integer = fused in OPERATORS
@@ -241,6 +249,7 @@ def test_every_quantised_operator_of_this_build_is_in_the_table() -> None:
     assert known - conversions <= OPERATORS.keys()
 
 
+@pytest.mark.filterwarnings("ignore:.*fp32 is advisory:xpuruntime.XpuRuntimeWarning")
 @pytest.mark.parametrize("kind", [T.UINT8, T.INT8])
 def test_a_pool_between_quantised_products_is_as_the_model_has_it(tmp_path: Path, kind: int) -> None:
     """ONNX Runtime pools and flattens the integers themselves; only a policy that asks for fp32 deviates."""

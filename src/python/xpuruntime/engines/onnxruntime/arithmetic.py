@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-__all__ = ["INTEGER_OPS", "OPERATORS", "QDQ_LEVEL", "Arithmetic", "arithmetic_of", "quantises_activations"]
+__all__ = ["INTEGER_OPS", "OPERATORS", "QDQ_LEVEL", "QDQ_OFF", "Arithmetic", "arithmetic_of", "quantises_activations"]
 
 #: The session option that chooses the arithmetic of DequantizeLinear and MatMul fused into MatMulNBits: 4, the default,
 #: quantises activations to int8; 1 keeps fp32.
 QDQ_LEVEL = "session.qdq_matmulnbits_accuracy_level"
+#: The session option that leaves QuantizeLinear and DequantizeLinear as they are, so that the rest computes in floats.
+QDQ_OFF = "session.disable_quant_qdq"
 
 #: `integer`: the operands are integers already. `dynamic`: float activations are quantised to int8 inside. `level`: by
 #: the attribute ``accuracy_level``, see `_INT8_LEVEL`. `dequantised`: weights are dequantised to the type of the

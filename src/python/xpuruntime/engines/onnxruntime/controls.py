@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.engines.control_builder import ControlBuilder, show
 from xpuruntime.engines.model.graph import graphs
-from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, quantises_activations
+from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, QDQ_OFF, quantises_activations
 from xpuruntime.engines.onnxruntime.kernel_controls import KernelKeys
 from xpuruntime.engines.onnxruntime.options import (
     CPU_OPTIONS,
@@ -146,12 +146,19 @@ def _precision(request: Request, settings: Settings, builder: ControlBuilder, *,
             if cuda
             else "the CPU provider computes fp32 in fp32"
         )
-        if request.model.quantisation.activations:
-            reason += (
-                ". ONNX Runtime may compute what stands between QuantizeLinear and DequantizeLinear in integers; the "
-                "evidence names those nodes"
+        if not request.model.quantisation.activations:
+            builder.add("execution.precision", resolved, "enforced", reason)
+        elif settings.session.get(QDQ_OFF) == "1":
+            builder.add("execution.precision", f"{resolved}, {QDQ_OFF}=1", "enforced", reason)
+        else:
+            builder.add(
+                "execution.precision",
+                resolved,
+                "advisory",
+                f"{reason}, but ONNX Runtime may compute what stands between QuantizeLinear and DequantizeLinear in "
+                "integers; the evidence names those nodes",
+                f"state {QDQ_OFF}: '1' in execution.provider_options.onnxruntime, or precision model or int8",
             )
-        builder.add("execution.precision", resolved, "enforced", reason)
     elif precision == "tf32":
         builder.add(
             "execution.precision",
