@@ -169,6 +169,7 @@ def lock(
         call=call or old.measured.latency_us.get("call", "run"),
         **options,
     )
+    _check_upgraded(upgrade_units, upgrade_packages, (old, made))
     drifts = compare_identities(old.identity, made.identity)
     measured = made.measured.ratios or made.measured.memory_peak is not None or made.measured.batches
     if not drifts and not (upgrade and measured) and not batches:
@@ -204,6 +205,25 @@ def _check_codes(accept: Sequence[str], why: str) -> None:
         raise InputError("a reason is given, and nothing to accept. Fix: add --accept CODE")
 
 
+def _check_upgraded(units: Sequence[str], packages: Sequence[str], locks: Sequence[Lock]) -> None:
+    """Refuse patterns that match no unit or node, and packages that nothing depends on."""
+    identities = [one.identity for one in locks]
+    calls = [name for one in identities for call in one.calls for name in (call.node, call.module, call.name)]
+    entries = [name for one in identities for unit in one.entries for name in (unit.unit, *unit.sources)]
+    parts = [part for name in entries for part in (name, *name.split("+"), *name.split())]
+    names = list(dict.fromkeys(one for one in (*calls, *parts) if one))
+    for pattern in units:
+        if not _matches([pattern], names):
+            some = f"; they have {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else ""
+            raise InputError(f"upgrade_units: {pattern!r} matches no unit or node of the lock or the model{some}")
+    known = {"xpuruntime"}.union(*(_packages_of(one) for one in locks))
+    for name in packages:
+        if _normalised(name) not in known:
+            raise InputError(
+                f"upgrade_packages: the lock does not depend on {name!r}{did_you_mean(name, sorted(known), 'packages')}"
+            )
+
+
 def _with_provenance(made: Lock, **changes: Any) -> Lock:
     return msgspec.structs.replace(made, provenance=msgspec.structs.replace(made.provenance, **changes))
 
@@ -235,7 +255,7 @@ def _allowed(
         return True
     if units and drift.code == DriftCode.OUTPUT:
         return any(_matches(units, [part for e in one.entries for part in (e, *e.split("+"))]) for one in drifts)
-    wanted = {name.lower().replace("_", "-") for name in packages}
+    wanted = {_normalised(name) for name in packages}
     if not wanted:
         return False
     if drift.validator:
@@ -249,8 +269,23 @@ def _packages(drift: Drift, old: Lock) -> set[str]:
         return {drift.subject}
     if drift.code == DriftCode.KERNEL_SOURCE:
         return {"xpuruntime"}
-    found = {drift.subject} if drift.code == DriftCode.ENGINE else set()
-    for one in old.identity.validators:
+    return _engine_packages(old) | ({drift.subject} if drift.code == DriftCode.ENGINE else set())
+
+
+def _engine_packages(lock: Lock) -> set[str]:
+    """Return the names and packages of the engines of a lock."""
+    found: set[str] = set()
+    for one in lock.identity.validators:
         if one.kind == ValidatorKind.ENGINE and isinstance(one.expect, dict):
             found |= {one.key, str(one.expect.get("package", "")).partition("==")[0]}
-    return found
+    return found - {""}
+
+
+def _packages_of(lock: Lock) -> set[str]:
+    """Return the packages that a lock depends on."""
+    stated = {one.key for one in lock.identity.validators if one.kind == ValidatorKind.PACKAGE}
+    return {_normalised(name) for name in stated | _engine_packages(lock)}
+
+
+def _normalised(name: str) -> str:
+    return name.lower().replace("_", "-")
