@@ -122,7 +122,7 @@ def graph_rates(case: Case, device: str, sizes: list[int], seconds: float) -> di
 
 
 def settings_of(cases: list[Case], args: argparse.Namespace, policy: Path, **more: Any) -> ServeSettings:
-    batching = {"max_batch_size": args.batch, "max_queue_delay_us": 0}
+    batching = {"max_batch_size": args.batch, "max_queue_delay_us": args.delay}
     shared = {"policy": str(policy), "batching": batching, "instances": args.instances, **more.pop("model", {})}
     models = {one.name: {"source": one.path, **shared} for one in cases}
     return ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": models, **more})
@@ -217,6 +217,7 @@ def main() -> None:
     parser.add_argument("--small", action="store_true", help="models of a few layers, for a trial of this script")
     parser.add_argument("--graph", default="require", help="execution.cuda_graph of the policy")
     parser.add_argument("--batch", type=int, default=32)
+    parser.add_argument("--delay", type=int, default=2000, help="max_queue_delay_us: with 0, batches are not filled")
     parser.add_argument("--instances", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--out")

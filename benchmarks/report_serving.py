@@ -167,7 +167,8 @@ def served_models(record: dict[str, Any]) -> Section:
         "batches? The raw peak is the best of all batch sizes, by one thread and by two, timed again before and after "
         "the served requests.\n\n"
         f"{machine(record)}\n{note}`python benchmarks/bench_serving_gpu.py --device {settings['device']}`: {small}"
-        f"batches of up to {settings['batch']} rows, {settings['instances']} instances, {settings['seconds']:g} s "
+        f"batches of up to {settings['batch']} rows, a delay of {settings['delay']} us, {settings['instances']} "
+        f"instances, {settings['seconds']:g} s "
         f"each, policy `{json.dumps(settings['policy'])}`. Clients over HTTP are processes of the same machine. "
         "Answers were compared with those of the raw session.\n\n"
         + "\n".join(parts)
