@@ -99,6 +99,19 @@ def _entered(asked):
     return block
 
 
+def test_int8_is_for_sessions():
+    with (
+        pytest.warns(XpuRuntimeWarning, match="int8 quantises the models of sessions"),
+        xt.kernel_policy(policy(precision="int8")),
+    ):
+        pass
+    with (
+        pytest.raises(PolicyError, match="quantise the exported model"),
+        xt.kernel_policy(policy("strict", precision="int8")),
+    ):
+        pass
+
+
 def test_a_grade_of_determinism_above_run_to_run_is_not_promised():
     with pytest.warns(XpuRuntimeWarning, match="batch_invariant is more than run_to_run"):
         block = _entered(policy(determinism="batch_invariant"))

@@ -166,6 +166,12 @@ def _blas_library(policy: Policy) -> str | None:
 
 def _precision(policy: Policy) -> dict[str, Any]:
     execution = policy.execution
+    if execution.precision == "int8":
+        _cannot(
+            policy,
+            "execution.precision: int8 quantises the models of sessions, and nothing in PyTorch",
+            "leave it out of the policy here, and quantise the exported model",
+        )
     tf32 = execution.tf32
     if tf32 is None and execution.precision in ("tf32", "fp32"):
         tf32 = execution.precision == "tf32"
