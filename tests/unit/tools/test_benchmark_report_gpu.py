@@ -24,18 +24,21 @@ def rate(rows: float, share: float) -> dict[str, float]:
 
 SERVED = {
     "settings": {
-        "device": "cuda:0", "small": False, "graph": "require", "batch": 32, "instances": 2, "seconds": 4.0,
+        "device": "cuda:0", "small": False, "graph": "require", "batch": 32, "delay": 2000, "instances": 2,
+        "seconds": 4.0,
         "policy": {"cuda_graph": "require"},
     },
     "target": 0.9,
     "models": {
         "resnet": {
-            "raw": {"run": {"1 rows, 1 threads": 500.0, "32 rows, 2 threads": 2000.0}, "graph": {"32": 2500.0}},
+            "raw": {"run": {"1 rows, 1 threads": 500.0, "32 rows, 2 threads": 2000.0}, "graph": {"32": 2500.0},
+                    "peaks": [1900.0, 2100.0]},
             "served": {"1": rate(400.0, 0.2), "64": rate(1900.0, 0.95)}, "http": {"64": rate(1500.0, 0.75)},
             "memory": "pinned", "met": True,
         },
         "encoder": {
-            "raw": {"run": {"8 rows, 1 threads": 1000.0}, "graph": {}}, "served": {"64": rate(500.0, 0.5)}, "http": {},
+            "raw": {"run": {"8 rows, 1 threads": 1000.0}, "graph": {}, "peaks": [1000.0]},
+            "served": {"64": rate(500.0, 0.5)}, "http": {},
             "memory": "pinned", "met": False,
         },
     },
