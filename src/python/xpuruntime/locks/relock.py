@@ -209,11 +209,12 @@ def _check_upgraded(units: Sequence[str], packages: Sequence[str], locks: Sequen
     """Refuse patterns that match no unit or node, and packages that nothing depends on."""
     identities = [one.identity for one in locks]
     calls = [name for one in identities for call in one.calls for name in (call.node, call.module, call.name)]
-    entries = [name for one in identities for unit in one.entries for name in (unit.unit, *unit.sources)]
+    nodes = [name for one in identities for unit in one.entries for name in unit.sources]
+    entries = [unit.unit for one in identities for unit in one.entries]
     parts = [part for name in entries for part in (name, *name.split("+"), *name.split())]
-    names = list(dict.fromkeys(one for one in (*calls, *parts) if one))
     for pattern in units:
-        if not _matches([pattern], names):
+        if not _matches([pattern], (*calls, *nodes, *parts)):
+            names = list(dict.fromkeys(one for one in (*calls, *nodes, *entries) if one))
             some = f"; they have {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else ""
             raise InputError(f"upgrade_units: {pattern!r} matches no unit or node of the lock or the model{some}")
     known = {"xpuruntime"}.union(*(_packages_of(one) for one in locks))
