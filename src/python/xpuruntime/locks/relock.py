@@ -211,9 +211,8 @@ def _check_upgraded(units: Sequence[str], packages: Sequence[str], locks: Sequen
     calls = [name for one in identities for call in one.calls for name in (call.node, call.module, call.name)]
     nodes = [name for one in identities for unit in one.entries for name in unit.sources]
     entries = [unit.unit for one in identities for unit in one.entries]
-    parts = [part for name in entries for part in (name, *name.split("+"), *name.split())]
     for pattern in units:
-        if not _matches([pattern], (*calls, *nodes, *parts)):
+        if not _matches([pattern], (*calls, *nodes, *_with_parts(entries))):
             names = list(dict.fromkeys(one for one in (*calls, *nodes, *entries) if one))
             some = f"; they have {', '.join(names[:5])}{', …' if len(names) > 5 else ''}" if names else ""
             raise InputError(f"upgrade_units: {pattern!r} matches no unit or node of the lock or the model{some}")
@@ -236,6 +235,11 @@ def _written(made: Lock, path: Path | None, drifts: tuple[Drift, ...], *, dry_ru
     return LockResult(lock=made, path=str(path), drifts=drifts, written=True)
 
 
+def _with_parts(names: Sequence[str]) -> list[str]:
+    """Return the names of units, and of the nodes that they join."""
+    return [part for name in names for part in (name, *name.split("+"), *name.split())]
+
+
 def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns for name in names if name)
 
@@ -251,8 +255,7 @@ def _allowed(
     """Whether a difference was asked for: by its code, its unit, or the package that it follows from."""
     if drift.code in accept:
         return True
-    names = [part for entry in drift.entries for part in (entry, *entry.split("+"), *entry.split())]
-    if units and not drift.validator and _matches(units, names):
+    if units and not drift.validator and _matches(units, _with_parts(drift.entries)):
         return True
     if units and drift.code == DriftCode.OUTPUT:
         return any(_matches(units, [part for e in one.entries for part in (e, *e.split("+"))]) for one in drifts)

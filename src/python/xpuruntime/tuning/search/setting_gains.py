@@ -93,12 +93,10 @@ class SettingGains:
 
     def best_settings(self, engine: str) -> tuple[Setting, ...]:
         """Return the best value of each key of an engine that gained alone, the largest gain first."""
-        default = self.default.get(engine)
-        base = None if default is None else default.estimate
         gains = {
-            setting: state.estimate / base
+            setting: ratio
             for setting, state in self.single.items()
-            if base and setting.engine == engine and state.estimate and state.trial.code is None
+            if setting.engine == engine and state.trial.code is None and (ratio := self._ratio(setting))
         }
         best: dict[str, Setting] = {}
         for setting in sorted(gains, key=gains.__getitem__):
