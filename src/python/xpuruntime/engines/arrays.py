@@ -7,19 +7,30 @@ No framework is imported here; a framework is used only when the caller has alre
 
 from __future__ import annotations
 
+import json
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     import numpy as np
 
     from xpuruntime import _core
 
-__all__ = ["Kind", "device_of", "from_host", "kind_of", "kind_of_feeds", "to_host", "to_tensor", "torch_dtype_name"]
+__all__ = [
+    "Kind",
+    "device_of",
+    "digest_parts",
+    "from_host",
+    "kind_of",
+    "kind_of_feeds",
+    "to_host",
+    "to_tensor",
+    "torch_dtype_name",
+]
 
 Kind = Literal["numpy", "torch", "cupy", "tensor", "jax", "dlpack"]
 
@@ -215,3 +226,15 @@ def _name_torch_dtype(dtype: Any) -> str:
     name = {"float8_e4m3fn": "float8e4m3fn", "float8_e5m2": "float8e5m2"}.get(name, name)
     _TORCH_DTYPES[dtype] = name
     return name
+
+
+def digest_parts(arrays: Mapping[str, np.ndarray[Any, Any]]) -> Iterator[Any]:
+    """Yield what a digest of arrays is of: names, types, shapes and values, in the order of the names."""
+    import numpy as np
+
+    for name, array in sorted(arrays.items()):
+        yield json.dumps([name, array.dtype.str, array.shape]).encode()
+        if array.dtype.hasobject:
+            yield repr(array.tolist()).encode()
+        elif array.size:
+            yield np.ascontiguousarray(array).reshape(-1).view(np.uint8)

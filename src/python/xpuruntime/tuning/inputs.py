@@ -5,11 +5,11 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.model.static_batch import batch_axes
 from xpuruntime.engines.precision import probe_feeds
@@ -74,10 +74,8 @@ def read_samples(data: Any, model: ModelInfo, *, batch: int, seed: int) -> Sampl
         feeds.append(other_inputs(feeds[0], NoBatch("one input"))[0])
     digest = hashlib.sha256()
     for one in feeds:
-        for name, array in sorted(one.items()):
-            digest.update(
-                json.dumps([name, array.dtype.str, array.shape]).encode() + np.ascontiguousarray(array).tobytes()
-            )
+        for part in digest_parts(one):
+            digest.update(part)
     return Samples(feeds, origin, digest.hexdigest(), note)
 
 

@@ -5,9 +5,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.quantisation.sample_sources import open_source
 from xpuruntime.errors import InputError
@@ -70,13 +70,9 @@ class Calibration:
         digest, count, each = hashlib.sha256(), 0, []
         for sample in self._checked():
             own = hashlib.sha256()
-            for name, array in sorted(sample.items()):
-                for part in (
-                    json.dumps([name, array.dtype.str, array.shape]).encode(),
-                    array.data if array.size else b"",
-                ):
-                    digest.update(part)
-                    own.update(part)
+            for part in digest_parts(sample):
+                digest.update(part)
+                own.update(part)
             digest.update(b"\n")
             each.append(own.digest())
             count += 1

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.engines.precision import Tolerance, compare_within
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.inference import InferenceSession
@@ -289,10 +290,8 @@ def _loop(calls: Calls, timed: Sequence[int], runs: int, first: int) -> tuple[np
 def digest_of(arrays: Mapping[str, Any]) -> bytes:
     """Return a digest over names, types, shapes and values of host arrays."""
     digest = hashlib.sha256()
-    for name, array in arrays.items():
-        plain = np.ascontiguousarray(array)
-        digest.update(repr((name, plain.dtype.str, plain.shape)).encode())
-        digest.update(repr(plain.tolist()).encode() if plain.dtype.hasobject else plain.tobytes())
+    for part in digest_parts(arrays):
+        digest.update(part)
     return digest.digest()
 
 
