@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.accuracy import Check, Reference
     from xpuruntime.engines.base import Engine, Judgement, Request
     from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.runtime.machine import Machine
 
@@ -171,7 +172,7 @@ def _refuse_source(recipe: Recipe, folder: Path) -> None:
     _refuse_inside(
         folder,
         (
-            ("the model", Path(info.path)),
+            ("the model", Path(info.file)),
             *(("the data of the model", base / file.location) for file in info.external_files),
         ),
     )
@@ -265,7 +266,7 @@ def _compile(recipe: Recipe, folder: Path) -> None:
     manifest = Manifest(
         engine=engine.name,
         device=request.device,
-        model=msgspec.structs.replace(info, data=None, source=None, digest=info.sha256, path=printable(info.path)),
+        model=_recorded(info),
         model_sha256=model_digest(info),
         target=engine.target(wanted, judgement, machine),
         policy=request.policy.to_dict(),
@@ -292,6 +293,14 @@ def _compile(recipe: Recipe, folder: Path) -> None:
         manifest = msgspec.structs.replace(manifest, notes=(*manifest.notes, note))
     text = msgspec.json.format(json_bytes(manifest, enc_hook=str), indent=2)
     (folder / MANIFEST).write_bytes(text + b"\n")
+
+
+def _recorded(info: ModelInfo) -> ModelInfo:
+    """Return what a manifest says of a model: its paths as they were given."""
+    folder = None if info.base_dir is None else printable(str(Path(info.path).parent))
+    return msgspec.structs.replace(
+        info, data=None, source=None, digest=info.sha256, path=printable(info.path), base_dir=folder
+    )
 
 
 def _reference(request: Request, engine: Engine, machine: Machine, check: Check | None) -> Reference | None:

@@ -146,14 +146,14 @@ def prepare_source(
             )
             log.add(what, "unnamed in the model, or one name for several nodes")
         return Source(info.serialized_named(), info.base_dir, label, info=info)
-    if not is_utf8(info.path):
+    if not is_utf8(info.file):
         if info.has_external_data:
             fix = "give the folder and the file other names"
             raise refuse(info.path, "engines cannot open its data: the path is not UTF-8", fix)
         log.add("the model was read into memory", "the name of its file is not UTF-8, and engines open no such file")
         return Source(info.serialized_named(), None, label, info=info)
     info.check_unchanged()  # an engine reads the file itself, and would report of another model
-    return Source(info.path, None, label, info=info)
+    return Source(info.file, None, label, info=info)
 
 
 def _quantised(

@@ -14,6 +14,7 @@ from xpuruntime.printable import printable
 
 __all__ = [
     "checked",
+    "folder_of",
     "home_folder",
     "is_utf8",
     "json_bytes",
@@ -93,6 +94,15 @@ def kind_of(path: str | os.PathLike[str]) -> str:
 def reason_of(error: BaseException) -> str:
     """Return the reason of an error about a file without numbers and paths: ``"No space left on device"``."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__
+
+
+def folder_of(path: str) -> str:
+    """Return the folder of a file as an absolute path, which holds when the process changes its working directory.
+
+    Where the working directory is not UTF-8 but the path is, it stays relative to it: engines open nothing else.
+    """
+    folder = str(Path(path).absolute().parent)
+    return folder if is_utf8(folder) or not is_utf8(path) else str(Path(path).parent)
 
 
 def checked(path: str | os.PathLike[str]) -> str:

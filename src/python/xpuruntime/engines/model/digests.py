@@ -37,7 +37,7 @@ def part_digests(info: ModelInfo) -> tuple[str, str]:
         return "", ""
     if info.data is not None:
         return _digests(info.data, info.path)
-    return _of_file(info.path, info.sha256)
+    return _of_file(info.file, info.sha256)
 
 
 @functools.lru_cache(maxsize=64)

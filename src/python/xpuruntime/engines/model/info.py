@@ -24,6 +24,7 @@ from xpuruntime.engines.model.shapes import fix_shapes
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
 from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
 from xpuruntime.files.digests import digest_of
+from xpuruntime.files.paths import folder_of
 from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
@@ -73,7 +74,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     fixed : dict of str to tuple of int or None
         Sizes that a policy gave to dimensions of inputs; `named_proto` puts them into the graph.
     base_dir : str or None
-        Where external data is looked up.
+        Where external data is looked up. Of a file the absolute path of its folder, so that the model is found again
+        when the process changes its working directory; see `file`.
     data : bytes or None
         The model itself when it came as bytes; not part of `facts`.
     format : str
@@ -125,6 +127,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return f"<ModelInfo {self.path!r}: {len(self.nodes)} nodes, {self.size} bytes>"
 
     @property
+    def file(self) -> str:
+        """The path to open: `path` in the folder that it was read from; `path` itself when the model is no file."""
+        if self.data is not None or self.base_dir is None:
+            return self.path
+        return str(Path(self.base_dir) / Path(self.path).name)
+
+    @property
     def has_external_data(self) -> bool:
         """Whether weights lie in other files."""
         return bool(self.external_files)
@@ -141,7 +150,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             return self.digest
         if self.data is not None:
             return hashlib.sha256(self.data).hexdigest()
-        return _digest(self.path, self.size, self.mtime_ns)
+        return _digest(self.file, self.size, self.mtime_ns)
 
     def weight_share(self, *dtypes: str) -> float:
         """Return the share (0 to 1) of weight elements that have one of `dtypes`; 0 when there are no weights."""
@@ -158,7 +167,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         """
         data = self.data
         if data is None:
-            _, data, facts = read(self.path)
+            _, data, facts = read(self.file)
             if (facts.st_size, facts.st_mtime_ns) != (self.size, self.mtime_ns):
                 raise refuse(self.path, "the file changed since it was inspected", "open the session again")
         proto = parse(data, self.path)
@@ -179,9 +188,9 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
             The file is gone, or changed since it was inspected.
         """
         try:
-            facts = Path(self.path).stat()
+            facts = Path(self.file).stat()
         except OSError as error:
-            raise refuse(self.path, f"the file cannot be read ({error.strerror})", "put it back") from None
+            raise refuse(self.file, f"the file cannot be read ({error.strerror})", "put it back") from None
         if (facts.st_size, facts.st_mtime_ns) != (self.size, self.mtime_ns):
             raise refuse(self.path, "the file changed since it was inspected", "open the session again")
 
@@ -232,7 +241,7 @@ def inspect_model(path: str | os.PathLike[str]) -> ModelInfo:
         The message names the path, the reason and the fix.
     """
     where, data, facts = read(path)
-    return _inspect(where, data, str(Path(where).parent), facts.st_mtime_ns, None)
+    return _inspect(where, data, folder_of(where), facts.st_mtime_ns, None)
 
 
 def inspect_bytes(data: bytes | onnx.ModelProto, base_dir: str | os.PathLike[str] | None = None) -> ModelInfo:

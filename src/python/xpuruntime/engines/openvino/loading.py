@@ -275,7 +275,7 @@ def _with_data(source: Source, info: ModelInfo, folder: Callable[[], str]) -> An
     """
     model, base = source.model, source.folder
     if isinstance(model, str):
-        if model != info.path or not real_files([file.location for file in info.external_files], info.base_dir or "."):
+        if model != info.file or not real_files([file.location for file in info.external_files], info.base_dir or "."):
             return model
         model, base = info.serialized_named(), info.base_dir
     if base is None:

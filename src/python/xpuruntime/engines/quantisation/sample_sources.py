@@ -71,9 +71,9 @@ def _open_path(path: Path, model: ModelInfo) -> Samples:
     if kind != "file":
         raise SampleError(f"{str(path)!r} is no regular file or folder ({kind}); {_WHAT}")
     if path.suffix == ".npz":
-        return _Stacked(NpzArrays(path), path.name, model)
+        return _Stacked(NpzArrays(path.absolute()), path.name, model)
     if path.suffix == ".npy":
-        return _Stacked(NpzArrays(path, name=_only_input(model)), path.name, model)
+        return _Stacked(NpzArrays(path.absolute(), name=_only_input(model)), path.name, model)
     raise SampleError(f"{path.name!r} is neither .npz nor .npy nor a folder; {_WHAT}")
 
 
@@ -182,7 +182,7 @@ class _Folder:
         self.origin = f"the folder {folder.name!r}"
         self._model = model
         try:
-            self._files = sorted(path for path in folder.iterdir() if path.suffix in (".npz", ".npy"))
+            self._files = sorted(path for path in folder.absolute().iterdir() if path.suffix in (".npz", ".npy"))
         except OSError as error:
             raise SampleError(f"the folder {str(folder)!r} cannot be read: {reason_of(error)}") from None
         if not self._files:

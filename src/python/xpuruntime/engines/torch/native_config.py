@@ -51,7 +51,7 @@ class TorchExporter(NativeExporter):
                 f"{info.path} takes arguments by name, or constants. Fix: export it again with tensors by position",
                 engine="torch",
             )
-        shutil.copyfile(info.path, folder / _PROGRAM)
+        shutil.copyfile(info.file, folder / _PROGRAM)
         text = _TEMPLATE.format(
             name=self.job.name,
             digest=self.job.digest,

@@ -32,7 +32,7 @@ def why_not_fresh(session: InferenceSession) -> str | None:
     from xpuruntime.engines.registry import default_registry
 
     engine = session._engine
-    if session.model.source is not None and not Path(session.model.path).exists():
+    if session.model.source is not None and not Path(session.model.file).exists():
         return "the model is a module of this process; export it to a file to test a restart"
     known = default_registry()
     if engine.name not in known or type(known.get(engine.name)) is not type(engine):
@@ -55,7 +55,7 @@ def fresh_job(session: InferenceSession, folder: Path, *, trust: bool) -> dict[s
         calibration = str(samples)
     stated = artifact is not None and session.policy.execution.artifacts.cache == "off"
     return {
-        "model": str(artifact.folder if stated and artifact is not None else session.model.path),
+        "model": str(artifact.folder if stated and artifact is not None else session.model.file),
         "policy": session.policy.replace(execution=execution).to_dict(),
         "trust": trust,
         "calibration": calibration,

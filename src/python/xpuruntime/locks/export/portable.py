@@ -44,7 +44,7 @@ class PortableExporter(NativeExporter):
                 "servers does not have. Fix: export it to ort-python or openvino-json, whose graph is quantised"
             )
         folder.mkdir(parents=True, exist_ok=True)
-        model = Path(info.path)
+        model = Path(info.file)
         names = [model.name, *(one.location for one in info.external_files)]
         for name in names:
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

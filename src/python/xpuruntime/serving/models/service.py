@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import gc
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -67,7 +68,7 @@ class Models:
         log: RequestLog | None = None,
         gc_freeze: bool = False,
     ) -> None:
-        self.settings = settings or ServeSettings()
+        self.settings = (settings or ServeSettings()).in_folder(Path.cwd())
         self._gc_freeze, self._started = gc_freeze, False
         self._own_log: AccessLog | None = None
         if log is None and self.settings.access_log is not None:
@@ -80,7 +81,7 @@ class Models:
         for name, model in self.settings.models.items():
             self._slots[name] = ModelSlot(name, model, self.budget, registry=registry, log=log, changed=self._freeze)
         for name, session in (sessions or {}).items():
-            given = self._slots.pop(name).settings if name in self._slots else ModelSettings(source=session.model.path)
+            given = self._slots.pop(name).settings if name in self._slots else ModelSettings(source=session.model.file)
             self._slots[name] = ModelSlot(
                 name, given, self.budget, session=session, registry=registry, log=log, changed=self._freeze
             )

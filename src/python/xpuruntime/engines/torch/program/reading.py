@@ -25,7 +25,7 @@ from xpuruntime.engines.torch.program.recording import record
 from xpuruntime.engines.torch.program.sources import ExportedSource, ModuleSource, leaves, reading
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.model_metadata.policy import LOCK_KEY
-from xpuruntime.files.paths import kind_of
+from xpuruntime.files.paths import folder_of, kind_of
 from xpuruntime.runtime.install_commands import install_command
 
 if TYPE_CHECKING:
@@ -142,6 +142,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
         ir_version=0,
         weights=_weights(program.state_dict.values()),
         format="pt2",
+        base_dir=folder_of(path),
         source=source,
         metadata=metadata,
         weights_digest=program_digest(program) if LOCK_KEY in metadata else None,
