@@ -397,4 +397,6 @@ class InputValidator:
 def type_name(array: np.ndarray[Any, Any], info: TensorInfo) -> str:
     """Return the model's word for the dtype of `array`. Objects are taken for strings where strings are expected."""
     kind = array.dtype.kind
-    return "string" if kind in "US" or (kind == "O" and info.dtype == "string") else array.dtype.name
+    if kind in "US" or (kind == "O" and info.dtype == "string"):
+        return "string"
+    return str(array.dtype.name).replace("float8_e", "float8e")  # of ml_dtypes

@@ -16,9 +16,10 @@ from xpuruntime.engines.model.graph import tensors
 from xpuruntime.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from xpuruntime.engines.base import Observed, Request
+    from xpuruntime.engines.model import TensorInfo
     from xpuruntime.engines.model_source import Source
 
 __all__ = [
@@ -29,6 +30,9 @@ __all__ = [
     "NativeExporter",
     "NativeRun",
     "OutcomeWord",
+    "bfloat16_names",
+    "bits_note",
+    "from_bits",
     "python_literal",
     "requirements",
     "write_model",
@@ -282,6 +286,28 @@ class KeyOutcomes:
             outcome="weakened" if less else "kept",
             reason=reason,
         )
+
+
+def bfloat16_names(tensors: Iterable[TensorInfo]) -> list[str]:
+    """Return the tensors of the type bfloat16, which NumPy lacks: scripts take and give their bits as ``uint16``."""
+    return [one.name for one in tensors if one.dtype == "bfloat16"]
+
+
+def bits_note(taken: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
+    """Return what is to be said of bfloat16 inputs and outputs of a script; empty where there are none."""
+    names = ", ".join([*taken, *(name for name in given if name not in taken)])
+    return (f"bfloat16 is taken and given as its bits, in arrays of uint16: {names}",) if names else ()
+
+
+def from_bits(outputs: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict[str, Any]:
+    """Return the outputs of a script with those in bfloat16 in that type of ``ml_dtypes``, as sessions give them."""
+    found = dict(outputs)
+    for name in bfloat16_names(tensors):
+        if name in found:
+            import ml_dtypes
+
+            found[name] = found[name].view(ml_dtypes.bfloat16)
+    return found
 
 
 def write_model(source: Source, folder: Path, name: str = "model.onnx") -> None:

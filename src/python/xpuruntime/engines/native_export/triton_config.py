@@ -115,17 +115,34 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         return ["optimization {", *inside, "}"] if inside else []
 
 
-def tensor_configs(tensors: Iterable[TensorInfo], model: str) -> tuple[TensorConfig, ...]:
+def tensor_configs(
+    tensors: Iterable[TensorInfo], model: str, *, backend: str, without: Iterable[str] = ("bfloat16",)
+) -> tuple[TensorConfig, ...]:
     """Return the tensors of a model as Triton states them.
+
+    Parameters
+    ----------
+    tensors : iterable of TensorInfo
+    model : str
+    backend : str
+        Of Triton, for messages.
+    without : iterable of str
+        Types that Triton has and this backend does not take.
 
     Raises
     ------
     UnsupportedOperationError
-        Triton has no such type, or the rank is not known.
+        Triton or its backend has no such type, or the rank is not known.
     """
     found = []
     for one in tensors:
         kind = _TYPES.get(one.dtype)
+        if one.dtype in without:
+            raise UnsupportedOperationError(
+                f"{one.name!r} of {model} has the type {one.dtype}, which Triton's {backend} backend does not take. "
+                "Fix: put a Cast at it into the model, for example to float32, and lock that; or serve it with "
+                "`xrt serve`"
+            )
         if kind is None or one.shape is None or getattr(one, "kind", "tensor") != "tensor":
             what = "an unknown rank" if kind is not None else f"the type {one.dtype}"
             raise UnsupportedOperationError(

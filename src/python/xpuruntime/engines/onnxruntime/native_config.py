@@ -15,12 +15,16 @@ from xpuruntime.engines.native_export.native_config import (
     NativeConfig,
     NativeExporter,
     NativeRun,
+    bfloat16_names,
+    bits_note,
+    from_bits,
     python_literal,
     requirements,
     write_model,
 )
 from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
+from xpuruntime.engines.onnxruntime.native_script import script_text
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
 from xpuruntime.engines.onnxruntime.options import NAMES
 from xpuruntime.engines.onnxruntime.settings import Settings
@@ -81,7 +85,8 @@ class OnnxRuntimeExporter(NativeExporter):
         here = Path(native_worker.__file__)
         with native_call(here, folder / _SCRIPT, feeds, python, "onnxruntime") as answer:
             observed = self._observed(feeds, answer.value)
-            return NativeRun(facts=answer.value["facts"], outputs=answer.outputs, observed=observed)
+            outputs = from_bits(answer.outputs, self.job.request.model.outputs)
+            return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
 
     def _observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed:
         from xpuruntime.engines.onnxruntime.observing import observe
@@ -115,7 +120,11 @@ class OnnxRuntimeExporter(NativeExporter):
         entries = dict(settings.session)
         if settings.provider == _CUDA and not settings.allow_cpu_ops:
             entries[NO_CPU] = "1"
-        text = _TEMPLATE.format(
+        info = self.job.request.model
+        taken, given = bfloat16_names(info.inputs), bfloat16_names(info.outputs)
+        text = script_text(
+            taken,
+            given,
             name=self.job.name,
             digest=self.job.digest,
             version=self.job.version,
@@ -135,6 +144,7 @@ class OnnxRuntimeExporter(NativeExporter):
             command=f"python {_SCRIPT} INPUTS.npz OUTPUTS.npz",
             notes=(
                 *_rewritten(settings),
+                *bits_note(taken, given),
                 "of the validators of the lock, the script checks the engine's version alone",
             ),
         )
@@ -190,8 +200,8 @@ class OnnxRuntimeExporter(NativeExporter):
         config = ModelConfig(
             name=self.job.name,
             backend="onnxruntime",
-            inputs=tensor_configs(info.inputs, self.job.name),
-            outputs=tensor_configs(info.outputs, self.job.name),
+            inputs=tensor_configs(info.inputs, self.job.name, backend="onnxruntime"),
+            outputs=tensor_configs(info.outputs, self.job.name, backend="onnxruntime"),
             gpus=(int(self.job.request.device.partition(":")[2] or 0),) if cuda else (),
             graph_level=_TRITON_LEVELS.get(settings.level),
             accelerator=("cuda", _cuda_parameters(settings)) if cuda else None,
@@ -303,62 +313,3 @@ def _rewritten(settings: Settings) -> tuple[str, ...]:
         return ()
     nodes = f"{count} nodes run" if count > 1 else "1 node runs"
     return (f"{nodes} on kernels of xpuruntime in a session, and on ONNX Runtime's own here",)
-
-
-_TEMPLATE = '''\
-#!/usr/bin/env python3
-"""The model {name} on ONNX Runtime {version}, as the lock {digest} has it.
-
-`open_session` gives the session, `run` runs it. As a program: session.py INPUTS.npz OUTPUTS.npz
-"""
-
-import sys
-from pathlib import Path
-
-import numpy as np
-import onnxruntime as ort
-
-MODEL = Path(__file__).resolve().parent / "model.onnx"
-VERSION = "{version}"
-PROVIDER = "{provider}"
-PROVIDER_OPTIONS = {options}
-SESSION_ENTRIES = {entries}
-
-
-def session_options():
-    options = ort.SessionOptions()
-    options.graph_optimization_level = ort.GraphOptimizationLevel.{level}
-    options.intra_op_num_threads = {threads}  # 0: ONNX Runtime's choice
-    options.use_deterministic_compute = {deterministic}
-    for key, value in SESSION_ENTRIES.items():
-        options.add_session_config_entry(key, value)
-    return options
-
-
-def open_session(options=None):
-    if ort.__version__ != VERSION:
-        raise RuntimeError(f"locked with ONNX Runtime {{VERSION}}, and {{ort.__version__}} is installed")
-{preload}    session = ort.InferenceSession(
-        str(MODEL),
-        session_options() if options is None else options,
-        providers=[(PROVIDER, PROVIDER_OPTIONS)],
-        enable_fallback=0,
-        read_config_from_model=0,
-    )
-    if session.get_providers()[0] != PROVIDER:
-        raise RuntimeError(f"{{PROVIDER}} was asked for, and the session has {{session.get_providers()}}")
-    return session
-
-
-def run(session, inputs):
-    names = [output.name for output in session.get_outputs()]
-    return dict(zip(names, session.run(names, inputs)))
-
-
-if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: session.py INPUTS.npz OUTPUTS.npz")
-    with np.load(sys.argv[1], allow_pickle=False) as inputs:
-        outputs = run(open_session(), dict(inputs))
-    np.savez(sys.argv[2], **outputs)
-'''

@@ -16,6 +16,9 @@ from xpuruntime.engines.native_export.native_config import (
     NativeConfig,
     NativeExporter,
     NativeRun,
+    bfloat16_names,
+    bits_note,
+    from_bits,
     python_literal,
     requirements,
 )
@@ -37,6 +40,8 @@ __all__ = ["OpenVinoExporter"]
 
 _SCRIPT, _CONFIG, _GRAPH = "session.py", "config.json", "model.xml"
 _HINT = "INFERENCE_PRECISION_HINT"
+#: Types that Triton's backend lacks.
+_NOT_IN_TRITON = ("bfloat16", "float64", "string")
 #: Properties that Triton's backend passes on.
 _TRITON = ("PERFORMANCE_HINT", "INFERENCE_NUM_THREADS", "NUM_STREAMS")
 
@@ -62,6 +67,7 @@ class OpenVinoExporter(NativeExporter):
         config = {settings.device: dict(sorted(properties.items()))}
         (folder / _CONFIG).write_text(json.dumps(config, indent=1) + "\n", encoding="utf-8")
         order = [self._info.inputs[index].name for index in port_order(graph, self._info)]
+        taken, given = bfloat16_names(self._info.inputs), bfloat16_names(self._info.outputs)
         text = _TEMPLATE.format(
             name=self.job.name,
             digest=self.job.digest,
@@ -69,6 +75,8 @@ class OpenVinoExporter(NativeExporter):
             device=settings.device,
             inputs=order,
             outputs=[one.name for one in self._info.outputs],
+            bits=f"BFLOAT16 = {sorted({*taken, *given})!r}  # as bits, in arrays of uint16\n" if taken or given else "",
+            run=_RUN_BITS if taken or given else _RUN,
             checked=python_literal({_HINT: settings.hint}),
         )
         (folder / _SCRIPT).write_text(text, encoding="utf-8")
@@ -78,6 +86,7 @@ class OpenVinoExporter(NativeExporter):
             entry=_SCRIPT,
             command=f"python {_SCRIPT} INPUTS.npz OUTPUTS.npz",
             notes=(
+                *bits_note(taken, given),
                 f"benchmark_app takes the same: -m {_GRAPH} -d {settings.device} -load_config {_CONFIG}",
                 "of the validators of the lock, the script checks the engine's version alone",
             ),
@@ -99,7 +108,8 @@ class OpenVinoExporter(NativeExporter):
             executed = executed_nodes(answer.value["graph"])
             units, notes = units_of(executed, self._info, self.job.request.device, settings)
             observed = Observed(units=units, notes=tuple(notes))
-            return NativeRun(facts=answer.value["facts"], outputs=answer.outputs, observed=observed)
+            outputs = from_bits(answer.outputs, self._info.outputs)
+            return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
 
     def _outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, "OpenVINO")
@@ -133,8 +143,8 @@ class OpenVinoExporter(NativeExporter):
         config = ModelConfig(
             name=self.job.name,
             backend="openvino",
-            inputs=tensor_configs(self._info.inputs, self.job.name),
-            outputs=tensor_configs(self._info.outputs, self.job.name),
+            inputs=tensor_configs(self._info.inputs, self.job.name, backend="openvino", without=_NOT_IN_TRITON),
+            outputs=tensor_configs(self._info.outputs, self.job.name, backend="openvino", without=_NOT_IN_TRITON),
             parameters={**passed, **bf16, "TARGET_DEVICE": settings.device},
         )
         config.write(folder, self.job.digest)
@@ -195,7 +205,7 @@ PROPERTIES = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))[DE
 INPUTS = {inputs!r}
 OUTPUTS = {outputs!r}
 READ_BACK = {checked}
-
+{bits}
 
 def open_model(more=None):
     if ov.__version__.partition("-")[0] != VERSION:
@@ -214,10 +224,7 @@ def open_model(more=None):
     return compiled
 
 
-def run(compiled, inputs):
-    request = compiled.create_infer_request()
-    request.infer([inputs[name] for name in INPUTS])
-    return {{name: request.get_output_tensor(index).data.copy() for index, name in enumerate(OUTPUTS)}}
+{run}
 
 
 if __name__ == "__main__":
@@ -227,3 +234,29 @@ if __name__ == "__main__":
         outputs = run(open_model(), dict(inputs))
     np.savez(sys.argv[2], **outputs)
 '''
+
+_RUN = """\
+def run(compiled, inputs):
+    request = compiled.create_infer_request()
+    request.infer([inputs[name] for name in INPUTS])
+    return {name: request.get_output_tensor(index).data.copy() for index, name in enumerate(OUTPUTS)}"""
+
+_RUN_BITS = """\
+def tensor_of(name, array):
+    if name not in BFLOAT16:
+        return array
+    bits = np.ascontiguousarray(array)
+    if bits.dtype.itemsize != 2 or bits.dtype.kind not in "uV":
+        raise TypeError(f"{name} is bfloat16, and taken as its bits in an array of uint16, not as {bits.dtype}")
+    return ov.Tensor(bits.view(np.uint16), ov.Shape(bits.shape), ov.Type.bf16)
+
+
+def array_of(name, tensor):
+    array = tensor.data.copy()
+    return array.view(np.uint16) if name in BFLOAT16 else array
+
+
+def run(compiled, inputs):
+    request = compiled.create_infer_request()
+    request.infer([tensor_of(name, inputs[name]) for name in INPUTS])
+    return {name: array_of(name, request.get_output_tensor(index)) for index, name in enumerate(OUTPUTS)}"""

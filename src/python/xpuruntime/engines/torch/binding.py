@@ -10,6 +10,7 @@ from xpuruntime.engines.arrays import kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.torch.names import torch_dtype
+from xpuruntime.engines.torch.narrow_types import from_numpy, to_numpy
 from xpuruntime.errors import EngineFailed, InputError
 
 if TYPE_CHECKING:
@@ -144,7 +145,8 @@ class TorchBinding(Binding):
             raise InputError(msg)
         if kind_of(name, given) == "numpy" and not (given.flags.c_contiguous and given.flags.writeable):
             raise InputError(f"output {name!r} must be C-contiguous and writable to be bound")
-        tensor = given if kind_of(name, given) == "torch" else torch.from_dlpack(given)
+        kind = kind_of(name, given)
+        tensor = given if kind == "torch" else from_numpy(given) if kind == "numpy" else torch.from_dlpack(given)
         if tensor.dtype != result.dtype or tensor.shape != result.shape:
             msg = (
                 f"output {name!r} is {torch_dtype_name(result.dtype)} {list(result.shape)} for these inputs, got "
@@ -193,4 +195,4 @@ def _is_array(value: Any) -> bool:
 
 
 def _shown(tensor: Any, numpy: bool) -> Any:
-    return tensor.numpy() if numpy else tensor
+    return to_numpy(tensor) if numpy else tensor

@@ -11,6 +11,7 @@ from xpuruntime.engines.arrays import device_of, from_host, kind_of, torch_dtype
 from xpuruntime.engines.base import Binding, LoadedModel, Observed, closed
 from xpuruntime.engines.input_binding import ConversionLog, InputValidator, refuse_stream, type_name
 from xpuruntime.engines.torch.failures import translate
+from xpuruntime.engines.torch.narrow_types import from_numpy, to_numpy
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -183,7 +184,7 @@ class TorchModel(LoadedModel):
             info = self.check.infos[name]
             self.check.check(name, type_name(array, info), array.shape)
             ready = self.check.contiguous(name, array, strict=self.settings.strict, log=self.log)
-            tensor = torch.from_dlpack(_writable(ready))
+            tensor = from_numpy(ready)
         else:
             tensor = torch.from_dlpack(array)
         self.check.check(name, torch_dtype_name(tensor.dtype), tuple(tensor.shape))
@@ -209,12 +210,7 @@ class TorchModel(LoadedModel):
         if kind == "torch":
             return tensor
         if tensor.device.type == "cpu":
-            if tensor.dtype == self._torch.bfloat16:
-                msg = (
-                    "a result is bfloat16, which NumPy does not have; pass torch tensors, and results are torch tensors"
-                )
-                raise InputError(msg)
-            return from_host(tensor.numpy(), kind)
+            return from_host(to_numpy(tensor), kind)
         from xpuruntime import _core
 
         if kind == "cupy":
@@ -291,19 +287,3 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
-
-
-class _Shared:
-    """Memory of a read-only array, for readers only: torch has no tensors that cannot be written."""
-
-    def __init__(self, array: Any) -> None:
-        facts = dict(array.__array_interface__)
-        facts["data"] = (facts["data"][0], False)
-        self.__array_interface__ = facts
-        self.array = array
-
-
-def _writable(array: Any) -> Any:
-    import numpy as np
-
-    return array if array.flags.writeable else np.asarray(_Shared(array))

@@ -16,6 +16,9 @@ from xpuruntime.engines.native_export.native_config import (
     NativeConfig,
     NativeExporter,
     NativeRun,
+    bfloat16_names,
+    bits_note,
+    from_bits,
     requirements,
 )
 from xpuruntime.engines.torch.arithmetic import multiplies_integers
@@ -25,7 +28,7 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.native_export.native_config import KeyOutcome
 
@@ -51,7 +54,15 @@ class TorchExporter(NativeExporter):
                 f"{info.path} takes arguments by name, or constants. Fix: export it again with tensors by position",
                 engine="torch",
             )
+        for one in (*info.inputs, *info.outputs):
+            if one.dtype.startswith("float8"):
+                raise UnsupportedOperationError(
+                    f"{one.name!r} of {info.path} has the type {one.dtype}, which NumPy lacks, so that no script takes "
+                    "or gives arrays of it. Fix: convert it inside of the module, and export that",
+                    engine="torch",
+                )
         shutil.copyfile(info.file, folder / _PROGRAM)
+        taken, given = bfloat16_names(info.inputs), bfloat16_names(info.outputs)
         text = _TEMPLATE.format(
             name=self.job.name,
             digest=self.job.digest,
@@ -59,6 +70,8 @@ class TorchExporter(NativeExporter):
             device=self.job.request.device,
             inputs=[one.name for one in info.inputs],
             outputs=[one.name for one in info.outputs],
+            bits=_bits_text(taken, given),
+            run=_RUN_BITS if taken or given else _RUN,
             deterministic=settings.deterministic,
             threads=settings.threads,
             tf32=settings.tf32,
@@ -66,7 +79,10 @@ class TorchExporter(NativeExporter):
         )
         (folder / _SCRIPT).write_text(text, encoding="utf-8")
         (folder / "requirements.txt").write_text(requirements(self.job, "numpy"), encoding="utf-8")
-        notes = ["of the validators of the lock, the script checks the engine's version alone"]
+        notes = [
+            *bits_note(taken, given),
+            "of the validators of the lock, the script checks the engine's version alone",
+        ]
         if settings.convert is not None:
             notes.append(f"the program is run in its own types: a session converts it to {settings.convert}")
         return NativeConfig(
@@ -89,7 +105,8 @@ class TorchExporter(NativeExporter):
         with native_call(Path(native_worker.__file__), folder / _SCRIPT, feeds, python, "torch") as answer:
             ran = answer.value["operators"]
             observed = None if ran is None else Observed(units=self._units(ran))
-            return NativeRun(facts=answer.value["facts"], outputs=answer.outputs, observed=observed)
+            outputs = from_bits(answer.outputs, self.job.request.model.outputs)
+            return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
 
     def _units(self, ran: dict[str, list[str]]) -> tuple[Unit, ...]:
         """Return the units of what the worker saw: of each operator of the graph the types of its results."""
@@ -138,6 +155,12 @@ class TorchExporter(NativeExporter):
         return found.settle(device="the program is moved there")
 
 
+def _bits_text(taken: Sequence[str], given: Sequence[str]) -> str:
+    if not taken and not given:
+        return ""
+    return f"BFLOAT16 = {list(taken)!r}  # as bits, in arrays of uint16; so are outputs of that type\n"
+
+
 def _compile_arguments(settings: Settings) -> dict[str, Any]:
     given = settings.compile
     found: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
@@ -174,7 +197,7 @@ OUTPUTS = {outputs!r}
 THREADS = {threads}
 TF32 = {tf32}
 COMPILE = {compile!r}
-
+{bits}
 
 def open_model(compiled=True):
     if torch.__version__ != VERSION:
@@ -196,15 +219,7 @@ def open_model(compiled=True):
     return torch.compile(module, **COMPILE) if COMPILE is not None and compiled else module
 
 
-def run(module, inputs):
-    tensors = [torch.from_numpy(np.ascontiguousarray(inputs[name])).to(DEVICE) for name in INPUTS]
-    with torch.no_grad():
-        results = torch.utils._pytree.tree_leaves(module(*tensors))
-    results = [one for one in results if one is not None]
-    for one in results:
-        if one.device != torch.device(DEVICE):
-            raise RuntimeError(f"a result is on {{one.device}}, not on {{DEVICE}}")
-    return {{name: one.cpu().numpy() for name, one in zip(OUTPUTS, results)}}
+{run}
 
 
 if __name__ == "__main__":
@@ -214,3 +229,38 @@ if __name__ == "__main__":
         outputs = run(open_model(), dict(inputs))
     np.savez(sys.argv[2], **outputs)
 '''
+
+_RUN = """\
+def run(module, inputs):
+    tensors = [torch.from_numpy(np.ascontiguousarray(inputs[name])).to(DEVICE) for name in INPUTS]
+    with torch.no_grad():
+        results = torch.utils._pytree.tree_leaves(module(*tensors))
+    results = [one for one in results if one is not None]
+    for one in results:
+        if one.device != torch.device(DEVICE):
+            raise RuntimeError(f"a result is on {one.device}, not on {DEVICE}")
+    return {name: one.cpu().numpy() for name, one in zip(OUTPUTS, results)}"""
+
+_RUN_BITS = """\
+def tensor_of(name, array):
+    bits = np.ascontiguousarray(array)
+    if name not in BFLOAT16:
+        return torch.from_numpy(bits)
+    if bits.dtype.itemsize != 2 or bits.dtype.kind not in "uV":
+        raise TypeError(f"{name} is bfloat16, and taken as its bits in an array of uint16, not as {bits.dtype}")
+    return torch.from_numpy(bits.view(np.int16)).view(torch.bfloat16)
+
+
+def array_of(tensor):
+    return tensor.view(torch.int16).numpy().view(np.uint16) if tensor.dtype == torch.bfloat16 else tensor.numpy()
+
+
+def run(module, inputs):
+    tensors = [tensor_of(name, inputs[name]).to(DEVICE) for name in INPUTS]
+    with torch.no_grad():
+        results = torch.utils._pytree.tree_leaves(module(*tensors))
+    results = [one for one in results if one is not None]
+    for one in results:
+        if one.device != torch.device(DEVICE):
+            raise RuntimeError(f"a result is on {one.device}, not on {DEVICE}")
+    return {name: array_of(one.cpu()) for name, one in zip(OUTPUTS, results)}"""

@@ -43,7 +43,13 @@ def _operators(native: Any, module: Any, feeds: dict[str, Any]) -> dict[str, lis
                 found[n.name] = [str(one.dtype).removeprefix("torch.") for one in tensors]
             return result
 
-    tensors = [torch.from_numpy(feeds[name]).to(native.DEVICE) for name in native.INPUTS]
+    tensors = [_tensor(native, name, feeds[name]).to(native.DEVICE) for name in native.INPUTS]
     with torch.no_grad():
         Seen(module).run(*tensors, enable_io_processing=False)
     return found
+
+
+def _tensor(native: Any, name: str, array: Any) -> Any:
+    if hasattr(native, "tensor_of"):  # of scripts with bfloat16, which NumPy lacks
+        return native.tensor_of(name, array)
+    return importlib.import_module("torch").from_numpy(array)

@@ -33,8 +33,8 @@ class TritonPythonExporter(PortableExporter):
         config = ModelConfig(
             name=job.name,
             backend="python",
-            inputs=tensor_configs(info.inputs, job.name),
-            outputs=tensor_configs(info.outputs, job.name),
+            inputs=tensor_configs(info.inputs, job.name, backend="Python"),
+            outputs=tensor_configs(info.outputs, job.name, backend="Python"),
             gpus=(int(job.request.device.partition(":")[2] or 0),) if cuda else (),
         )
         config.write(folder, job.digest)
