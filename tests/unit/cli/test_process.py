@@ -81,6 +81,58 @@ def test_ctrl_c_in_the_middle_ends_quietly(digits: str) -> None:
     assert "Traceback" not in err
 
 
+INTERRUPTED = """
+import atexit, os, signal, sys
+from xpuruntime_command import main
+
+place = sys.argv.pop(1)
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == place:
+            sys.meta_path.remove(self)
+            os.kill(os.getpid(), signal.SIGINT)
+
+if place == "exit":
+    atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Finder())
+main()
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize(
+    "module",
+    ["xpuruntime", "xpuruntime.errors", "xpuruntime.cli", "xpuruntime.cli.entry", "typer", "xpuruntime.cli.app",
+     "xpuruntime.cli.commands.serve", "xpuruntime.planning", "numpy", "onnx", "onnxruntime"],
+)  # fmt: skip
+def test_ctrl_c_in_an_import_ends_quietly(module: str, digits: str) -> None:
+    done = _interrupted(module, "plan", digits, "--device", "cpu")
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_ctrl_c_at_exit_changes_nothing(digits: str) -> None:
+    done = _interrupted("exit", "plan", digits, "--device", "cpu")
+    assert done.returncode == 0
+    assert "onnxruntime" in done.stdout
+    assert done.stderr == ""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_a_job_in_the_background_goes_on(digits: str) -> None:
+    """A shell starts it with SIGINT ignored, and it stays ignored."""
+    done = _interrupted("typer", "plan", digits, "--device", "cpu", ignored=True)
+    assert done.returncode == 0
+
+
+def _interrupted(place: str, *arguments: str, ignored: bool = False) -> subprocess.CompletedProcess[str]:
+    """Run the command with a SIGINT as a module is looked for."""
+    command = [sys.executable, "-c", INTERRUPTED, place, *arguments]
+    handler = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignored else None
+    return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, preexec_fn=handler)
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="pipes of POSIX")
 def test_a_reader_that_goes_away_is_no_error(digits: str) -> None:
     command = f"{shlex.quote(sys.executable)} -c 'from xpuruntime.cli import main; main()' policy schema | head -c 10"

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.cli.exit_codes import ExitCode, exit_code_of
+from xpuruntime.cli.interrupts import Interrupts
 from xpuruntime.errors import XpuRuntimeWarning
 
 if TYPE_CHECKING:
@@ -27,12 +28,18 @@ _HELP = frozenset({"--help", "-h", "--version"})
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line and exit. `argv` is without the program's name; default `sys.argv`."""
+    interrupts = Interrupts()
+    interrupts.end_process()
     _open_closed_streams()
     _escape_what_streams_lack()
-    raise SystemExit(int(run(sys.argv[1:] if argv is None else argv)))
+    try:
+        code = int(run(sys.argv[1:] if argv is None else argv, interrupts))
+    finally:
+        interrupts.let_finish()
+    raise SystemExit(code)
 
 
-def run(argv: Sequence[str]) -> int:
+def run(argv: Sequence[str], interrupts: Interrupts | None = None) -> int:
     """Run one command line and return its exit code. Nothing is raised, except under ``--debug``."""
     arguments = list(argv)
     as_json = "--json" in arguments
@@ -41,17 +48,19 @@ def run(argv: Sequence[str]) -> int:
         with warnings.catch_warnings():
             _show_warnings_plainly()
             if not as_json or _HELP.intersection(arguments):
-                return _call(arguments)
+                return _call(arguments, interrupts)
             from xpuruntime.cli.output import results_apart
 
             with results_apart():
-                return _call(arguments)
+                return _call(arguments, interrupts)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:
         _silence_stdout()
         return ExitCode.CLOSED_PIPE
     except Exception as error:
+        if interrupts is not None and interrupts.happened:  # an import made another error of it
+            return ExitCode.INTERRUPTED
         if debug:
             raise
         code = exit_code_of(error)
@@ -59,12 +68,14 @@ def run(argv: Sequence[str]) -> int:
         return code
 
 
-def _call(arguments: list[str]) -> int:
+def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
     import typer
 
     from xpuruntime.cli.app import app
     from xpuruntime.cli.output import error_line, print_json, results
 
+    if interrupts is not None:
+        interrupts.raise_once()
     # Newer typer carries its own click; its class of usage errors is found through the one it exports.
     usage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
     try:

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Interrupts of the command: Ctrl-C ends it with 130 and no traceback, also while it is imported and while it ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from xpuruntime.cli.exit_codes import ExitCode
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["Interrupts"]
+
+
+class Interrupts:
+    """The handler of SIGINT in a process that is the command; does nothing where the signal is ignored.
+
+    Imports turn a KeyboardInterrupt into other errors, so that none is raised in those of the command itself; and what
+    follows one that was raised is no error of its own.
+    """
+
+    def __init__(self) -> None:
+        self.happened = False
+        here = threading.current_thread() is threading.main_thread()
+        self._active = here and signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None)
+
+    def end_process(self) -> None:
+        """From now on: end the process, which has done nothing yet."""
+        self._handle(_end)
+
+    def raise_once(self) -> None:
+        """From now on: raise KeyboardInterrupt, as Python does."""
+        self._handle(self._raise)
+
+    def let_finish(self) -> None:
+        """From now on: let what is cleaned up at exit finish, but once: a second signal ends the process."""
+        self._handle(self._forgive)
+
+    def _handle(self, handler: Callable[[int, Any], None]) -> None:
+        if self._active:
+            signal.signal(signal.SIGINT, handler)
+
+    def _raise(self, number: int, frame: Any) -> NoReturn:
+        del number, frame
+        self.happened = True
+        raise KeyboardInterrupt
+
+    def _forgive(self, number: int, frame: Any) -> None:
+        del number, frame
+        self._handle(_end)
+
+
+def _end(number: int, frame: Any) -> None:
+    del number, frame
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except (OSError, ValueError, RuntimeError):  # it is closed, or in use by what was interrupted
+            continue
+    os._exit(ExitCode.INTERRUPTED)
