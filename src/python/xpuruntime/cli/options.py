@@ -26,6 +26,7 @@ __all__ = [
     "TrustOption",
     "flag_option",
     "html_option",
+    "output_option",
     "runs_option",
     "text_option",
     "warmup_option",
@@ -35,6 +36,20 @@ __all__ = [
 def text_option(*names: str, metavar: str, help: str) -> Any:
     """Return an option with a value, without a default that is worth showing."""
     return typer.Option(*names, metavar=metavar, help=help, show_default=False)
+
+
+def output_option(*names: str, metavar: str = "FILE", help: str) -> Any:
+    """Return an option that names what the command writes; ``-`` is refused: no option writes to standard output."""
+    return typer.Option(*names, metavar=metavar, help=help, show_default=False, callback=refuse_dash)
+
+
+def refuse_dash(value: str | None) -> str | None:
+    """Return the value of an option that names an output. Raises `typer.BadParameter` for ``-``."""
+    if value == "-":
+        raise typer.BadParameter(
+            "'-' is not standard output here. Fix: name a file or a folder; one that is called '-' is './-'"
+        )
+    return value
 
 
 def flag_option(name: str, help: str) -> Any:
@@ -120,7 +135,7 @@ DimOption = Annotated[
 
 def html_option(help: str) -> Any:
     """Return ``--html FILE``, of which each command says what it writes there."""
-    return typer.Option("--html", metavar="FILE", help=help, show_default=False)
+    return output_option("--html", help=help)
 
 
 def runs_option(help: str, most: int = 1_000_000) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xpuruntime.cli.options import DimOption, InputOption, JsonOption, flag_option, text_option
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, flag_option, output_option, text_option
 from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
@@ -41,12 +41,10 @@ WithOption = Annotated[
 PreOption = Annotated[bool, flag_option("--pre", "Take pre-releases, too.")]
 BudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Time for timing one version.")]
 JournalOption = Annotated[
-    str | None, text_option("--journal", metavar="FILE", help="Write each verdict to this file as it is known.")
+    str | None, output_option("--journal", help="Write each verdict to this file as it is known.")
 ]
 ResumeOption = Annotated[bool, flag_option("--resume", "Go on with a journal that is there.")]
-OutputOption = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="FILE", help="Save the result as JSON, too.", show_default=False)
-]
+OutputOption = Annotated[str | None, output_option("--output", "-o", help="Save the result as JSON, too.")]
 
 
 @with_session_options

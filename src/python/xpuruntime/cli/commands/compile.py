@@ -18,6 +18,7 @@ from xpuruntime.cli.options import (
     OnnxArgument,
     PolicyOption,
     PrecisionOption,
+    output_option,
 )
 from xpuruntime.cli.session_options import SessionOptions
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["compile_"]
 
 OutputOption = Annotated[
-    str, typer.Option("--output", "-o", metavar="FOLDER", help="The folder to make, such as model.xrt.")
+    str, output_option("--output", "-o", metavar="FOLDER", help="The folder to make, such as model.xrt.")
 ]
 SocOption = Annotated[
     str | None,

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.options import DimOption, InputOption, JsonOption
+from xpuruntime.cli.options import DimOption, InputOption, JsonOption, output_option
 from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 __all__ = ["diff"]
@@ -23,9 +23,7 @@ BudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Tim
 MarginOption = Annotated[
     float, typer.Option("--margin", min=0.0, max=10.0, metavar="SHARE", help="Difference of times that counts.")
 ]
-OutputOption = Annotated[
-    str | None, typer.Option("--output", "-o", metavar="FILE", help="Save it as JSON, too.", show_default=False)
-]
+OutputOption = Annotated[str | None, output_option("--output", "-o", help="Save it as JSON, too.")]
 
 
 @with_session_options

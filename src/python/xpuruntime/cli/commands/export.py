@@ -8,7 +8,14 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.options import CalibrationOption, JsonOption, TrustOption, flag_option, text_option
+from xpuruntime.cli.options import (
+    CalibrationOption,
+    JsonOption,
+    TrustOption,
+    flag_option,
+    output_option,
+    text_option,
+)
 from xpuruntime.errors import InputError
 
 __all__ = ["export"]
@@ -24,7 +31,7 @@ ToOption = Annotated[
     text_option("--to", metavar="TARGET", help="What to write; without it, the targets are listed."),
 ]
 OutputOption = Annotated[
-    str | None, text_option("--output", "-o", metavar="FOLDER", help="A folder, which appears whole or not at all.")
+    str | None, output_option("--output", "-o", metavar="FOLDER", help="A folder, which appears whole or not at all.")
 ]
 ModelOption = Annotated[
     str | None,

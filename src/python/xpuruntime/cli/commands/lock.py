@@ -8,7 +8,7 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xpuruntime.cli.options import InputOption, JsonOption, ModelArgument, flag_option, text_option
+from xpuruntime.cli.options import InputOption, JsonOption, ModelArgument, flag_option, output_option, text_option
 from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
@@ -21,10 +21,9 @@ __all__ = ["lock"]
 
 OutputOption = Annotated[
     str | None,
-    text_option(
+    output_option(
         "--output",
         "-o",
-        metavar="FILE",
         help="The lock file; default: that of the model with .lock in place of its ending.",
     ),
 ]
@@ -56,7 +55,7 @@ DryRunOption = Annotated[bool, flag_option("--dry-run", "Show what would change,
 NoteOption = Annotated[str, text_option("--note", metavar="TEXT", help="Kept in the lock.")]
 StatementOption = Annotated[
     str | None,
-    text_option("--statement", metavar="FILE", help="Also write an unsigned in-toto statement of model and lock."),
+    output_option("--statement", help="Also write an unsigned in-toto statement of model and lock."),
 ]
 
 

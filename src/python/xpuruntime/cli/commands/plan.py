@@ -17,6 +17,7 @@ from xpuruntime.cli.options import (
     ModelArgument,
     flag_option,
     html_option,
+    output_option,
     text_option,
 )
 from xpuruntime.cli.session_options import SessionOptions, with_session_options
@@ -41,7 +42,7 @@ ModelOrReports = Annotated[
 ]
 SaveOption = Annotated[
     str | None,
-    text_option("--output", "-o", metavar="FILE", help="Save the report as JSON, too."),
+    output_option("--output", "-o", help="Save the report as JSON, too."),
 ]
 SummaryOption = Annotated[
     bool,

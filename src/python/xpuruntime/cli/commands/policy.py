@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.options import JsonOption, ModelArgument, PolicyOption, TrustOption
+from xpuruntime.cli.options import JsonOption, ModelArgument, PolicyOption, TrustOption, refuse_dash
 
 __all__ = ["app"]
 
@@ -24,7 +24,9 @@ SourceArgument = Annotated[str, typer.Argument(metavar="IN", help="A policy file
 PathArgument = Annotated[
     str, typer.Argument(metavar="PATH", help="An .npz or .npy file, or a folder of them.", show_default=False)
 ]
-TargetArgument = Annotated[str, typer.Argument(metavar="OUT", help="Ends in .yaml or .json.", show_default=False)]
+TargetArgument = Annotated[
+    str, typer.Argument(metavar="OUT", help="Ends in .yaml or .json.", show_default=False, callback=refuse_dash)
+]
 
 
 @app.command("schema")

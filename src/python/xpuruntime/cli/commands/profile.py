@@ -8,7 +8,15 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.options import DimOption, InputOption, JsonOption, ModelArgument, runs_option, warmup_option
+from xpuruntime.cli.options import (
+    DimOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    output_option,
+    runs_option,
+    warmup_option,
+)
 from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 __all__ = ["profile"]
@@ -16,7 +24,7 @@ __all__ = ["profile"]
 RunsOption = Annotated[int, runs_option("Runs inside the profile.")]
 WarmupOption = Annotated[int, warmup_option("Runs before it.")]
 TraceOption = Annotated[
-    str | None, typer.Option("--trace", help="Write a trace for Perfetto there: .json or .json.gz.", metavar="FILE")
+    str | None, output_option("--trace", help="Write a trace for Perfetto there: .json or .json.gz.")
 ]
 NodesOption = Annotated[
     bool,

@@ -6,16 +6,22 @@ from __future__ import annotations
 
 from typing import Annotated
 
-import typer
-
-from xpuruntime.cli.options import DimOption, FrozenOption, InputOption, JsonOption, LockOption, ModelArgument
+from xpuruntime.cli.options import (
+    DimOption,
+    FrozenOption,
+    InputOption,
+    JsonOption,
+    LockOption,
+    ModelArgument,
+    output_option,
+)
 from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
 __all__ = ["run"]
 
 OutputOption = Annotated[
     str | None,
-    typer.Option("--output", "-o", metavar="FILE", help="Write the outputs to .npz, or .npy if there is one."),
+    output_option("--output", "-o", help="Write the outputs to .npz, or .npy if there is one."),
 ]
 
 

@@ -9,7 +9,7 @@ import time
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xpuruntime.cli.options import JsonOption, ModelArgument, flag_option, html_option, text_option
+from xpuruntime.cli.options import JsonOption, ModelArgument, flag_option, html_option, output_option, text_option
 from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
@@ -64,18 +64,14 @@ RayOption = Annotated[
 ]
 OutputOption = Annotated[
     str | None,
-    text_option("--output", "-o", metavar="FILE", help="Write the policy that was found, as YAML."),
+    output_option("--output", "-o", help="Write the policy that was found, as YAML."),
 ]
 JournalOption = Annotated[
     str | None,
-    text_option(
-        "--journal", metavar="FILE", help="Keeps what is measured; default: the model's name with .tune.jsonl, here."
-    ),
+    output_option("--journal", help="Keeps what is measured; default: the model's name with .tune.jsonl, here."),
 ]
 ResumeOption = Annotated[bool, flag_option("--resume", "Go on with the journal; nothing in it is measured again.")]
-LockOption = Annotated[
-    str | None, text_option("--lock", metavar="FILE", help="Lock the model under the policy that was found.")
-]
+LockOption = Annotated[str | None, output_option("--lock", help="Lock the model under the policy that was found.")]
 HtmlOption = Annotated[str | None, html_option("Write a page with all candidates, and why each did not win.")]
 
 
