@@ -32,12 +32,14 @@ def test_the_caller_waits_for_the_warmup_also_where_it_fails(fails: bool, monkey
     monkeypatch.setattr(streams, "take", lambda index: Stream("warm-up", log))
     monkeypatch.setattr(streams, "release", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("caller", log))
+    monkeypatch.setattr(streams, "make_workspaces", lambda stream: log.append(f"workspaces of {stream.name}"))
     recorder = CudaRecorder(torch.device("cuda", 0))
     with pytest.raises(ValueError, match="no") if fails else contextlib.nullcontext(), recorder.warming():
         log.append("work")
         if fails:
             raise ValueError("no")
-    assert log == ["warm-up waits for caller", "work", "caller waits for warm-up"]
+    # Work before them would make workspaces in memory that does not stay.
+    assert log == ["warm-up waits for caller", "workspaces of warm-up", "work", "caller waits for warm-up"]
 
 
 class PyTorchStream(torch.Stream):

@@ -118,6 +118,7 @@ class CudaRecorder:
             torch.cuda.synchronize(self.device)
             self.stream.wait_stream(outer)
             try:
+                streams.make_workspaces(self.stream)
                 with torch.cuda.stream(self.stream):
                     yield
             finally:  # where the work failed, too: what it has changed is given back on the caller's stream

@@ -2,7 +2,8 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Capture streams, with workspaces of cuBLAS whose memory stays.
 
-PyTorch keeps a workspace for each stream and thread that calls cuBLAS, and a graph captured there goes on using it.
+PyTorch keeps workspaces of cuBLAS and cuBLASLt for each stream and thread that calls them, and a graph captured there
+goes on using them.
 Whatever frees all of them, as each capture of ``torch.compile(mode="reduce-overhead")`` does, lets tensors have that
 memory, or gives it back to the device, while graphs still write to it. So streams here are used for captures alone and
 never destroyed, and their workspaces lie in a pool of PyTorch that is never destroyed either: freed or not, nothing but
@@ -14,12 +15,16 @@ from __future__ import annotations
 import collections
 import contextlib
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime import _core
 from xpuruntime.pytorch.allocator.torch_pools import allocating_from, keep_forever
+from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 __all__ = ["make_workspaces", "release", "take"]
 
@@ -47,7 +52,8 @@ def release(stream: Any) -> None:
 def make_workspaces(stream: Any) -> None:
     """Have the workspaces that work of this thread, and backward passes that it starts, use on a stream from `take`.
 
-    With an allocator of PyTorch that has no pools, they lie where others do.
+    To be called before any other work on the stream: workspaces that are there already stay where they are. With an
+    allocator of PyTorch that has no pools, they lie where others do.
     """
     if torch.cuda.memory.get_allocator_backend() != "native":
         return
@@ -80,5 +86,21 @@ def _make(index: int) -> None:
         if index not in _pools:
             _pools[index] = torch.cuda.MemPool()
             keep_forever(_pools[index])
-    with allocating_from(_pools[index], index):
+    with allocating_from(_pools[index], index), _no_call_of_the_program():
         torch.cuda.current_blas_handle()
+        ones = torch.ones(16, 16, device=f"cuda:{index}")
+        # Deterministic algorithms without CUBLAS_WORKSPACE_CONFIG refuse it, as they do the program's own products.
+        with contextlib.suppress(RuntimeError):
+            torch.addmm(ones[0], ones, ones)  # by cuBLASLt, whose workspace may be another one
+
+
+@contextlib.contextmanager
+def _no_call_of_the_program() -> Iterator[None]:
+    """Keep policies, recorders and autocast away from what this thread calls in the block."""
+    thread = CONTEXT.thread
+    before, thread.measuring = thread.measuring, True
+    try:
+        with thread_policy(None), torch.no_grad(), torch.autocast("cuda", enabled=False):
+            yield
+    finally:
+        thread.measuring = before
