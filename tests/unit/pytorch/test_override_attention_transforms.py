@@ -224,3 +224,18 @@ def test_a_named_kernel_of_pytorchs_is_traced():
             dynamic=dynamic,
         )  # fmt: skip
         torch.testing.assert_close(compiled(q, k, v), sdpa(q, k, v))
+
+
+@pytest.mark.parametrize("mode", ["prefer", "strict"])
+def test_explain_knows_the_kernel_of_mapped_attention(mode):
+    q = torch.randn(3, 2, 4, 5, 8)
+    per_sample = torch.func.vmap(torch.func.grad(lambda q: sdpa(q, q, q).sum()))
+    leaf = q.clone().requires_grad_()
+    (expected,) = torch.autograd.grad(sdpa(leaf, leaf, leaf).sum(), leaf)
+    policy = xrt.Policy(mode=mode, kernels={"rules": [rule("torch.math")]})
+    with xt.kernel_policy(policy), xt.explain() as found:
+        result = per_sample(q)
+    torch.testing.assert_close(result, expected)
+    forward = [row for row in found.rows if row.op == "attention"]
+    assert [(row.resolved, row.status) for row in forward] == [("torch.math", "honoured")]
+    found.require(no_bypass=True, no_substitution=True)

@@ -75,7 +75,7 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any] | FastKe
             if "attention" in active.ops:
                 return attend(active, natively, given)
             _keep_native(active, given)
-        return _natively(None, natively, not _modes(), (query, key, value))
+        return _natively(None, natively, (query, key, value))
 
     return fast_operator_kernel(native, scaled_dot_product_attention)
 
@@ -133,7 +133,7 @@ def attend(
         if route.place is None and not apart:
             if both and plain and not route.open and seen not in active.routes:
                 active.keep(seen, route)  # the fast kernel may know that forward and gradient are PyTorch's
-            return _natively(route, natively, plain, (query, key, value))
+            return _natively(route, natively, (query, key, value))
         rng = None
         name = kernel if not route.tuned else f"{route.kernel}?"
         if dropout_p != 0:
@@ -151,7 +151,7 @@ def attend(
             # PyTorch reports wrong arguments in its own words; otherwise the xpuruntime kernel has not served.
             served = None
             if isinstance(error, InputError):
-                served = _natively(route, natively, plain, (query, key, value))
+                served = _natively(route, natively, (query, key, value))
             skip = (*route.passed_over, (route.kernel, str(error)))
             call = AttentionCall(*given, needs_grad, phase=phase, module=module)
             with prefer_native_error(natively):
@@ -195,9 +195,7 @@ def _keep_native(active: CompiledPolicy, given: Arguments) -> None:
         active.keep_native(known, "attention")
 
 
-def _natively(
-    route: Route | None, natively: Callable[[], Tensor], plain: bool, tensors: tuple[Tensor, Tensor, Tensor]
-) -> Tensor:
+def _natively(route: Route | None, natively: Callable[[], Tensor], tensors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
     pinned = route.kernel if route is not None and route.kernel in BACKENDS else None
     tuned = route is not None and route.tuned
 
@@ -205,8 +203,8 @@ def _natively(
         with by_backend(pinned, only_if_enabled=tuned):
             return natively()
 
-    if CONTEXT.recorder is None or not plain:  # of what is traced, nothing is computed now
-        return run()
+    if CONTEXT.recorder is None or any(isinstance(x, _private_api.fake_tensor()) for x in tensors):
+        return run()  # of fake tensors, nothing is computed; the recorder knows where operators are traced
     found: Tensor = CONTEXT.recorder.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
     return found
 
