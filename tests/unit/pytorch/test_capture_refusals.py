@@ -73,6 +73,16 @@ def test_an_error_of_the_function_is_the_one_that_is_seen():
     assert step.reasons == ()
 
 
+def test_arguments_of_other_kinds():
+    net, own = make()
+    with pytest.raises(InputError, match="before_step is a int, not a function"):
+        capture_graph(loss_of(net), optimizer=own, before_step=3)
+    with pytest.raises(InputError, match="fn is a str"):
+        capture_graph("loss", optimizer=own)
+    with pytest.raises(InputError, match="LBFGS computes the loss several times in a step"):
+        capture_graph(loss_of(net), optimizer=torch.optim.LBFGS(net.parameters()))
+
+
 @pytest.mark.parametrize(
     ("fn", "message"),
     [

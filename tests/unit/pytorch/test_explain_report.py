@@ -43,6 +43,8 @@ def test_require_names_what_is_against_it():
         found.require(coverage=1.0)
     with pytest.raises(InputError, match="share from 0 to 1"):
         found.require(coverage=90)
+    with pytest.raises(InputError, match=r"coverage is .0\.9."):
+        found.require(coverage="0.9")
 
 
 def test_text_dict_and_json_say_the_same(monkeypatch):

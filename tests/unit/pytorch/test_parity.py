@@ -230,3 +230,11 @@ def test_values_that_are_not_finite() -> None:
         worse = xt.parity(Odd(float("nan")).eval(), session, x)
     assert "NaN or infinite on one side" in worse.layers[-1].reason
     assert np.isfinite(worse.layers[-1].max_abs)
+
+
+@pytest.mark.parametrize("limit", [{"rtol": -1}, {"rtol": "1e-3"}, {"atol": float("nan")}, {"cosine": True}])
+def test_limits_are_numbers(limit):
+    net, x = torch.nn.Linear(4, 2).eval(), torch.ones(3, 4)
+    opened = xrt.InferenceSession(net, device="cpu", example_inputs=(x,))
+    with opened as session, pytest.raises(xrt.InputError, match=f"{next(iter(limit))} is "):
+        xt.parity(net, session, x, **limit)

@@ -232,12 +232,33 @@ def test_a_step_with_a_policy_is_refused_outside_of_its_block(tmp_path: Path) ->
     [
         ({"launches": ["captured"]}, "launches has"),
         ({"launches": "eager"}, "give a list"),
+        ({"launches": 3}, "launches is 3"),
         ({"kernels": {"fast": "auto"}}, "give a KernelPolicy"),
+        ({"kernels": ["fast"]}, "kernels is a list"),
+        ({"rtol": -1}, "rtol is -1"),
+        ({"rtol": "1e-3"}, "rtol is '1e-3'"),
+        ({"min_effect": -1}, "min_effect is -1"),
+        ({"min_effect": "2%"}, "min_effect is '2%'"),
+        ({"confidence": 0}, "confidence is 0"),  # it would call any variant faster
+        ({"confidence": 1}, "confidence is 1"),
+        ({"rounds": 9}, "rounds is 9"),
+        ({"rounds": (9, 3)}, r"rounds is \(9, 3\)"),
+        ({"rounds": (0, 0)}, r"rounds is \(0, 0\)"),
+        ({"budget": "2s"}, "budget is '2s'"),
+        ({"budget": 0}, "budget is 0"),
+        ({"budget": float("nan")}, "budget is nan"),
+        ({"before_step": 3}, "before_step is a int"),
+        ({"scaler": 3}, "scaler is a int"),
     ],
 )
 def test_wrong_arguments_are_refused(options: dict[str, Any], match: str) -> None:
     with pytest.raises(InputError, match=match):
         Work().tune(**options)
+
+
+def test_a_step_that_computes_its_loss_several_times_is_refused() -> None:
+    with pytest.raises(InputError, match="do the whole step in fn"):
+        Work(optimizer=torch.optim.LBFGS).tune()
 
 
 def test_an_active_policy_is_refused() -> None:

@@ -12,7 +12,7 @@ import warnings
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -230,6 +230,10 @@ def test_escapes_of_modules():
     found = {(one.op, one.what) for one in xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.blas"), module=model)}
     assert found == {("matmul", "memory")}
     assert xt.coverage_gaps(module=model) == ()
+    with pytest.raises(InputError, match="module is a str"):
+        xt.coverage_gaps(module="model")
+    with pytest.raises(InputError, match="options is a list"):
+        xt.coverage_gaps(options=["cpp_wrapper"])
     with xt.kernel_policy(rules=[{"match": {"op": "attention"}, "use": "cpu.reference"}]):
         assert xt.coverage_gaps(module=model) == ()  # the fast path is off while such a policy holds
         torch.backends.mha.set_fastpath_enabled(True)

@@ -102,6 +102,8 @@ def test_what_cannot_be_locked(tmp_path: Path) -> None:
         step()
     with pytest.raises(xrt.InputError, match="no policy held"):
         xt.lock(found)
+    with pytest.raises(TypeError, match="found is a dict: give what `with explain"):
+        xt.lock({"rows": []})
     save_lock(Lock.of(Identity(subject="inference")), tmp_path / "other.lock")
     with pytest.raises(xrt.LockError, match="lock of inference"):
         xt.kernel_policy(lock=tmp_path / "other.lock")

@@ -61,7 +61,11 @@ def test_a_whole_file_is_read_and_written_back(tmp_path):
     [
         ("objektive: {}", r"tune:1:1: unknown key 'objektive' in the specification; did you mean 'objective'\?"),
         ("constraints: {memory: 3}", r"unknown key 'memory' in constraints; did you mean 'memory\.peak'\?"),
-        ("constraints: {memory.peak: 2GiB}", r"constraints\.memory\.peak: '2GiB' is not a limit; write '<=2GiB'"),
+        (
+            "constraints: {memory.peak: 2GiB}",
+            r"constraints\.memory\.peak: '2GiB' is not an upper limit; write '<=2GiB'",
+        ),
+        ("constraints: {memory.peak: '>=2GiB'}", r"'>=2GiB' is not an upper limit; write '<=2GiB'"),
         ("constraints: {latency.p99: '<=5'}", r"no unit is given"),
         ("objective: {minimise: latency.p5}", r"did you mean 'latency\.p50'\?"),
         ("objective: {minimise: memory, maximise: throughput}", r"contradicts maximise 'throughput'"),

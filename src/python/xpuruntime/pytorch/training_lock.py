@@ -18,13 +18,13 @@ from xpuruntime.lockfile.records import CallEntry, Identity, Lock, Provenance
 from xpuruntime.lockfile.rules import policy_record, rules_of_calls, stated_keys, without_lock
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.policies import Policy
+from xpuruntime.pytorch.explanation.explanation import Explanation
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
     import os
 
-    from xpuruntime.pytorch.explanation.explanation import Explanation
     from xpuruntime.pytorch.explanation.summary import Row
 
 __all__ = ["lock", "policy_of_lock"]
@@ -70,6 +70,9 @@ def lock(
     >>> with xrt_torch.kernel_policy(lock=path):
     ...     again = torch.mm(torch.ones(2, 3), torch.ones(3, 2))
     """
+    if not isinstance(found, Explanation):
+        msg = f"found is a {type(found).__name__}: give what `with explain() as found` gives"
+        raise TypeError(msg)
     target = None if path is None else user_path(path, "the lock")
     old = load_lock(target) if target is not None and kind_of(target) == "file" else None
     made = _lock_of(found, note, old)

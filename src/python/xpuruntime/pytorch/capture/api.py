@@ -232,6 +232,10 @@ def _check(
         problem = f"optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer"
     elif scaler is not None and not isinstance(scaler, torch.amp.GradScaler):
         problem = f"scaler is a {type(scaler).__name__}, not a torch.amp.GradScaler"
+    elif isinstance(optimizer, torch.optim.LBFGS):
+        problem = "LBFGS computes the loss several times in a step; do the whole step in fn, and leave optimizer= out"
+    elif before_step is not None and not callable(before_step):
+        problem = f"before_step is a {type(before_step).__name__}, not a function"
     elif optimizer is None and (scaler is not None or before_step is not None or make_capturable):
         name = "scaler" if scaler is not None else "before_step" if before_step is not None else "make_capturable"
         problem = f"{name} needs optimizer=; without it, fn does the whole step itself"

@@ -24,6 +24,10 @@ _CPU = torch.device("cpu")
 
 def state_of(fn: Callable[..., Any], optimizer: Any, scaler: Any, modules: Sequence[Any] | None) -> CapturedState:
     """Return what a step works on. Raises InputError where modules of the optimizer's parameters cannot be found."""
+    if not callable(fn):
+        raise InputError(
+            f"capture_graph: fn is a {type(fn).__name__}; pass the function that computes the loss or the step"
+        )
     if isinstance(modules, torch.nn.Module):
         modules = (modules,)
     if modules is not None and not isinstance(modules, Iterable):

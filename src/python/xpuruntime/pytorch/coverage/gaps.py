@@ -5,10 +5,12 @@
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime.errors import InputError
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
@@ -19,7 +21,7 @@ from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable
 
     from xpuruntime.policies import KernelPolicy, Policy
 
@@ -114,6 +116,10 @@ def coverage_gaps(
     >>> [one.what for one in xrt_torch.coverage_gaps(xrt.KernelPolicy(matmul="cpu.blas"), module=torch.nn.LSTM(4, 4))]
     ['LSTM']
     """
+    if module is not None and not isinstance(module, torch.nn.Module):
+        raise InputError(f"coverage_gaps: module is a {type(module).__name__}, not a torch.nn.Module")
+    if options is not None and not isinstance(options, Mapping):
+        raise InputError(f"coverage_gaps: options is a {type(options).__name__}, not a dict as torch.compile takes")
     active = active_policy() if policy is None else CompiledPolicy(coerce_policy(policy))
     if active is None:
         return ()

@@ -197,7 +197,7 @@ class Explanation:
         InputError
             `coverage` is not from 0 to 1.
         """
-        if coverage is not None and not 0 <= coverage <= 1:
+        if coverage is not None and not (isinstance(coverage, (int, float)) and 0 <= coverage <= 1):
             msg = f"coverage is {coverage!r}: give a share from 0 to 1, such as 0.9"
             raise InputError(msg)
         wrong: list[str] = []

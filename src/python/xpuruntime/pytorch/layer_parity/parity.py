@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -337,6 +338,10 @@ def _limits(
     kinds.add(session.plan.precision if session.plan.precision in _LIMITS else "fp32")
     loosest = max((_LIMITS[kind] for kind in kinds), key=lambda one: one[0])
     given = (rtol, atol, cosine)
+    for name, value in zip(("rtol", "atol", "cosine"), given, strict=True):
+        number = isinstance(value, (int, float)) and not isinstance(value, bool)
+        if value is not None and not (number and 0 <= value < math.inf):
+            raise InputError(f"parity: {name} is {value!r}; pass a number from 0, or leave it out")
     return tuple(own if value is None else float(value) for value, own in zip(given, loosest, strict=True))  # type: ignore[return-value]
 
 

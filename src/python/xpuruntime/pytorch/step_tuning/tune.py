@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ from xpuruntime.pytorch.capture.snapshot import Snapshot
 from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
+from xpuruntime.pytorch.step_tuning.arguments import check_arguments
 from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory
 from xpuruntime.pytorch.step_tuning.losses import difference, losses_of, reference_losses
 from xpuruntime.pytorch.step_tuning.ranks import Ranks
@@ -38,7 +40,7 @@ from xpuruntime.pytorch.step_tuning.variants import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from xpuruntime.measuring.rounds import Measured, Progress, Sampler
     from xpuruntime.pytorch.capture.captured_state import CapturedState
@@ -134,6 +136,10 @@ def tune(
     >>> with tuned:
     ...     loss = tuned(x, y)
     """
+    check_arguments(
+        optimizer=optimizer, scaler=scaler, before_step=before_step, rtol=rtol, min_effect=min_effect,
+        confidence=confidence, rounds=rounds, budget=budget,
+    )  # fmt: skip
     used = state_of(fn, optimizer, scaler, modules)
     samples = samples_of(sample_inputs)
     device, _ = device_of(used, samples)
@@ -314,10 +320,15 @@ def _decide(
 
 
 def _variants(launches: Sequence[str], kernels: Mapping[str, KernelPolicy | None]) -> list[Variant]:
-    unknown = [one for one in launches if one not in LAUNCHES]
-    if isinstance(launches, str) or unknown:
-        msg = f"tune: launches has {unknown[:1] or launches!r}. Fix: give a list of {', '.join(LAUNCHES)}"
-        raise InputError(msg)
+    listed = isinstance(launches, Iterable) and not isinstance(launches, str)
+    unknown = [one for one in launches if one not in LAUNCHES] if listed else []
+    if not listed or unknown:
+        wrong = f"has {unknown[:1]!r}" if listed else f"is {launches!r}"
+        raise InputError(f"tune: launches {wrong}. Fix: give a list of {', '.join(LAUNCHES)}")
+    if not isinstance(kernels, Mapping):
+        raise InputError(
+            f"tune: kernels is a {type(kernels).__name__}. Fix: give a dict of names to KernelPolicy or None"
+        )
     for name, policy in kernels.items():
         if policy is not None and not isinstance(policy, KernelPolicy):
             msg = f"tune: kernels[{name!r}] is a {type(policy).__name__}. Fix: give a KernelPolicy, or None"

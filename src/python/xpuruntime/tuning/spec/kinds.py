@@ -32,7 +32,7 @@ class AtMost(Text):
         refuse_control_characters(value)
         text = value.strip()
         if not text.startswith("<="):
-            raise Refused(f"{quote(value)} is not a limit; write '<={text.lstrip('<= ')}'")
+            raise Refused(f"{quote(value)} is not an upper limit; write '<={text.lstrip('<>= ')}'")
         return self._item.check(text[2:].strip())
 
     def plain(self, value: Any) -> Any:
