@@ -5,12 +5,17 @@
 from __future__ import annotations
 
 import functools
+import gc
 import os
 import signal
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Generator
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -21,6 +26,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _WITHOUT_ENGINES = (
     *(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "serving", "tools")),
     "tests/unit/cli/test_streams.py",
+    "tests/unit/interruption/test_process_life.py",
+    "tests/unit/interruption/test_session_interruptions.py",
+    "tests/unit/runtime/test_tensor_dlpack.py",
+    "tests/unit/test_notebook.py",
     "tests/unit/engines/onnxruntime_engine/",
     "tests/unit/engines/quantisation/test_quantise.py",
     "tests/unit/locks/test_planted_drift.py",
@@ -53,6 +62,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         done = {item for item in items if item.nodeid in passed and without(item.nodeid)}
         config.hook.pytest_deselected(items=list(done))
         items[:] = [item for item in items if item not in done]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    # Nearly all that the modules of tests and frameworks hold stays to the end: no garbage collection goes through it.
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
 
 
 class _OutcomeLog:
