@@ -95,6 +95,49 @@ def test_an_output_is_no_input(
         assert "Fix: " in result.err
 
 
+@pytest.mark.parametrize("option", ["--output", "--html", "--lock", "--journal"])
+@pytest.mark.parametrize("what", ["search", "base", "samples"])
+def test_what_a_search_reads_is_no_output(xrt: Xrt, inputs: dict[str, Path], what: str, option: str) -> None:
+    search = inputs["policy"].with_name("search.yaml")
+    search.write_text("base: policy.yaml\ninputs: samples\n")
+    read = {"search": search, "base": inputs["policy"], "samples": inputs["calibration"]}
+    before = {name: path.read_bytes() for name, path in read.items()}
+    result = xrt("tune", inputs["model"], "--tune", search, "--budget", "1ms", option, read[what])
+    assert {name: path.read_bytes() for name, path in read.items()} == before
+    assert result.code == 2
+    assert f"{option} {read[what]} would replace" in result.err
+
+
+@pytest.mark.parametrize(
+    ("command", "options"),
+    [("explain", ["-o"]), ("explain", ["--html"]), ("run", ["-o"]), ("verify", ["--out"])],
+)
+def test_a_lock_is_no_output(xrt: Xrt, inputs: dict[str, Path], command: str, options: list[str]) -> None:
+    lock = inputs["policy"].with_name("lock.npz")
+    lock.write_text("{}")
+    target = f"junit={lock}" if command == "verify" else lock
+    result = xrt(command, inputs["model"], "-d", "cpu", "--lock", lock, *options, target)
+    assert lock.read_text() == "{}"
+    assert result.code == 2
+    assert "would replace the lock" in result.err
+
+
+def test_metrics_and_sides_are_no_outputs(xrt: Xrt, inputs: dict[str, Path]) -> None:
+    metric = inputs["policy"].with_name("metric.py")
+    metric.write_text("def worst(run, inputs): return 1.0\n")
+    before = metric.read_text()
+    result = xrt("verify", inputs["model"], "-d", "cpu", "--metric", f"{metric}:worst=0", "--out", f"junit={metric}")
+    assert (result.code, metric.read_text()) == (2, before)
+    assert "would replace the file of a metric" in result.err
+    one, two = (inputs["policy"].with_name(name) for name in ("one.json", "two.json"))
+    for side in (one, two):
+        Report().save(side)
+        before = side.read_text()
+        result = xrt("diff", one, two if two.exists() else one, "-o", side)
+        assert (result.code, side.read_text()) == (2, before)
+        assert "would replace" in result.err
+
+
 @pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "new.json"])
 def test_nothing_is_written_into_an_artifact(xrt: Xrt, inputs: dict[str, Path], tmp_path: Path, name: str) -> None:
     artifact = tmp_path / "a.xrt"

@@ -12,7 +12,7 @@ from xpuruntime.files.conflicts import refuse_overwriting
 from xpuruntime.files.paths import kind_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.cli.session_options import SessionOptions
 
@@ -20,7 +20,11 @@ __all__ = ["check_outputs"]
 
 
 def check_outputs(
-    outputs: Mapping[str, str | None], model: str, session_options: SessionOptions, values: Sequence[str] | None = None
+    outputs: Mapping[str, str | None],
+    model: str,
+    session_options: SessionOptions,
+    values: Sequence[str] | None = None,
+    more: Iterable[tuple[str, str]] = (),
 ) -> None:
     """Refuse outputs that would replace the model, its data, or another file that the command reads.
 
@@ -32,6 +36,8 @@ def check_outputs(
     session_options : SessionOptions
     values : sequence of str, optional
         Of ``--input``.
+    more : iterable of (str, str), optional
+        What else the command reads, each with its path.
 
     Raises
     ------
@@ -42,7 +48,7 @@ def check_outputs(
     if any(path is not None for path in outputs.values()):
         there = any(path is not None and kind_of(path) == "file" for path in outputs.values())
         folder = [("the model", model)] if kind_of(model) == "folder" else []
-        refuse_overwriting(outputs, _inputs(model, session_options, values) if there else folder)
+        refuse_overwriting(outputs, [*more, *_inputs(model, session_options, values)] if there else folder)
 
 
 def _inputs(model: str, session_options: SessionOptions, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:

@@ -49,6 +49,8 @@ def diff(
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare, report_probe_inputs
+    from xpuruntime.files.conflicts import refuse_overwriting
+    from xpuruntime.files.paths import kind_of
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.diff.side import LockSide, read_side
     from xpuruntime.policies.quantities import read_duration
@@ -56,6 +58,8 @@ def diff(
     check_target("--output", output)
     seconds = read_duration(budget, "--budget")
     feeds = None
+    sides = [("a side", one) for one in (before, after) if kind_of(one) == "file"]
+    refuse_overwriting({"--output": output}, sides)
     if model is not None:
         check_outputs({"--output": output}, model, session_options, input)
         if input or dim or not any(isinstance(read_side(one), LockSide) for one in (before, after)):

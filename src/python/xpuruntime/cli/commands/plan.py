@@ -139,7 +139,8 @@ def explain(
         }
         return show_reports(models, given, html=html, noise=noise, noise_us=noise_us, summary=summary, as_json=json)
     model = models[0]
-    check_outputs({"--output": output, "--html": html}, model, session_options, input)
+    locks = [] if lock is None else [("the lock", lock)]
+    check_outputs({"--output": output, "--html": html}, model, session_options, input, locks)
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
     _, feeds = prepare(model, input, dim, trust=session_options.trust)

@@ -46,7 +46,8 @@ def run(
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.evidence.render_text.tables import duration_text
 
-    check_outputs({"--output": output}, model, session_options, input)
+    locks = [] if lock is None else [("the lock", lock)]
+    check_outputs({"--output": output}, model, session_options, input, locks)
     info, feeds = prepare(model, input, dim, trust=session_options.trust)
     check_output_path(output, len(info.outputs))
     session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)

@@ -114,7 +114,7 @@ def tune(
     for option, path in named.items():
         check_target(option, path)
     values = [f"@{input}"] if input is not None and input != "random" else None
-    check_outputs(named, model, session_options, values)
+    check_outputs(named, model, session_options, values, _read_with(tune))
     seconds = None if budget is None else read_duration(budget, "--budget")
     try:
         with _live(as_json=json) as progress:
@@ -218,3 +218,17 @@ def _table(progress: TuneProgress) -> RenderableType:
         gain = "-" if one.gain is None else f"{one.gain} of {one.gain.against}"
         table.add_row(Text(one.id), Text(changes_text(one.changes)), gain, state)
     return Group(Text(head), table)
+
+
+def _read_with(path: str | None) -> Iterator[tuple[str, str]]:
+    """Yield the file of a search, and the policy and the inputs that it names."""
+    from xpuruntime.tuning.spec.tune_spec import TuneSpec
+
+    if path is None:
+        return
+    yield "the file of the search", path
+    stated = TuneSpec.load(path)
+    if stated.base is not None:
+        yield "the base policy", stated.base
+    if stated.inputs is not None and stated.inputs != "random":
+        yield "the inputs", stated.inputs

@@ -110,7 +110,8 @@ def verify(
     for option, path in named.items():
         check_target(option, path)
     check_outputs(named, model, session_options, input)
-    refuse_overwriting(named, [] if lock is None else [("the lock", lock)])
+    read = [("the file of a metric", f"{one.partition('.py:')[0]}.py") for one in metric or ()]
+    refuse_overwriting(named, read if lock is None else [*read, ("the lock", lock)])
     seconds = None if budget is None else read_duration(budget, "--budget")
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     with working("verifying", as_json=json):
