@@ -70,4 +70,4 @@ def test_dash_as_the_target_of_a_conversion(
 def test_a_file_of_that_name_can_be_named(digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert run(["explain", digits, "--device", "cpu", "--html", "./-"]) == 0
-    assert (tmp_path / "-").read_text(encoding="utf-8").startswith("<!doctype html>")
+    assert (tmp_path / "-").read_text(encoding="utf-8").startswith("<!DOCTYPE html>")

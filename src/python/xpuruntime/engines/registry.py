@@ -10,6 +10,7 @@ import threading
 import warnings
 from typing import TYPE_CHECKING
 
+from xpuruntime.argument_types import REGISTRY, check_types
 from xpuruntime.errors import EngineError, EngineUnavailable, XpuRuntimeWarning
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Engine
 
-__all__ = ["EngineRegistry", "default_registry"]
+__all__ = ["EngineRegistry", "default_registry", "known_engines"]
 
 
 class EngineRegistry:
@@ -94,6 +95,12 @@ _BUILTIN = (
 _default: EngineRegistry | None = None
 _partial: EngineRegistry | None = None
 _making = threading.RLock()
+
+
+def known_engines(registry: EngineRegistry | None) -> EngineRegistry:
+    """Return the registry that a caller gave, or the default. Raises TypeError where it is none."""
+    check_types({"registry": REGISTRY}, {"registry": registry}, optional=("registry",))
+    return default_registry() if registry is None else registry
 
 
 def default_registry() -> EngineRegistry:

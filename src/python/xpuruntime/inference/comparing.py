@@ -8,11 +8,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from xpuruntime.argument_types import ARRAYS, COUNT, MACHINE, NAMES, check_types
 from xpuruntime.engines.accuracy import ProbeRefusedError, limits_of, make_reference
 from xpuruntime.engines.control_builder import REFERENCE
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.precision import compare_within
-from xpuruntime.engines.registry import default_registry
+from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.inference.bisect import find_divergence
 from xpuruntime.inference.calibrating import calibration_of
@@ -108,10 +109,13 @@ def compare_engines(
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.snapshot import machine_snapshot
 
+    types = {"runs": COUNT, "engines": NAMES, "inputs": ARRAYS, "machine": MACHINE}
+    given = {"runs": runs, "engines": None if isinstance(engines, str) else engines, "inputs": inputs}
+    check_types(types, {**given, "machine": machine}, optional=("engines", "inputs", "machine"))
     if runs < 1:
         msg = f"runs must be at least 1, got {runs}"
         raise InputError(msg)
-    known = registry if registry is not None else default_registry()
+    known = known_engines(registry)
     names = tuple(engines) if engines is not None else tuple(e.name for e in known if e.automatic)
     if not names or isinstance(engines, str):
         msg = f"engines is a list of names, such as ['onnxruntime', 'openvino'], got {engines!r}"
@@ -155,7 +159,7 @@ def answers_of(
 
     `request` is a `PlanRequest`; the model takes the place of its own.
     """
-    engine = (registry if registry is not None else default_registry()).get(plan.engine)
+    engine = known_engines(registry).get(plan.engine)
 
     def answer(model: ModelInfo) -> Mapping[str, Any]:
         asked = msgspec.structs.replace(request, model=model).on(plan.device, policy)

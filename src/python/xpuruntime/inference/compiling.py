@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.artifacts.store import Recipe, build, copy_artifact
-from xpuruntime.engines.registry import default_registry
+from xpuruntime.engines.registry import known_engines
 from xpuruntime.files.paths import user_path
 from xpuruntime.inference.plan_request import SessionArguments, plan_session, warn_of
 
@@ -87,7 +87,7 @@ def compile_model(
     'onnxruntime@cpu'
     """
     place = user_path(output, "the artifact")
-    engines = registry if registry is not None else default_registry()
+    engines = known_engines(registry)
     asked = SessionArguments(
         device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, lock=lock, frozen=frozen
     )

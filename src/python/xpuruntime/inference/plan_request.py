@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.registry import default_registry
+from xpuruntime.argument_types import MACHINE, check_types
+from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 from xpuruntime.inference.calibrating import calibration_of
 
@@ -73,7 +74,7 @@ def plan(
         The chosen engine and device, every rejected candidate with its reason and fix, and the enforceability of each
         policy key.
     """
-    engines = registry if registry is not None else default_registry()
+    engines = known_engines(registry)
     asked = SessionArguments(
         device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen
     )
@@ -165,6 +166,7 @@ def plan_session(
     from xpuruntime.engines.model import read_model
     from xpuruntime.inference.embedded_policy import carried_policy, check_export_lock
 
+    _check_machine(machine)
     if asked.frozen:
         asked.check_frozen()
     if purpose == "run":
@@ -220,6 +222,7 @@ def reopen_plan(
     from xpuruntime.planning import Plan
     from xpuruntime.planning.reopening import check_plan
 
+    _check_machine(machine)
     if not isinstance(plan, Plan):
         msg = f"plan is an object of type {type(plan).__name__}, not a Plan. Fix: read it with Plan.from_json"
         raise InputError(msg)
@@ -243,6 +246,10 @@ def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
     if lines:
         text = lines[0] if len(lines) == 1 else "\n  ".join(("", *lines))
         warnings.warn(f"{plan.engine}@{plan.device}: {text}", XpuRuntimeWarning, stacklevel=stacklevel)
+
+
+def _check_machine(machine: Any) -> None:
+    check_types({"machine": MACHINE}, {"machine": machine}, optional=("machine",))
 
 
 def artifact_of(model: Any, policy: PolicyLike | None) -> tuple[Artifact | None, PolicyLike | None]:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime import _core
+from xpuruntime.argument_types import COUNT, NAMES, check_types
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.input_binding import check_mapping
 from xpuruntime.engines.model.static_batch import with_open_batch
-from xpuruntime.engines.registry import default_registry
+from xpuruntime.engines.registry import known_engines
 from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.inference.plan_request import SessionArguments, plan_session, reopen_plan, warn_of
@@ -149,7 +150,7 @@ class InferenceSession:
         self.run: Callable[..., dict[str, Any]] = closed
         #: CUDA graph of the last binding, or why it has none.
         self._bound: str | None = None
-        engines = registry if registry is not None else default_registry()
+        engines = known_engines(registry)
         asked = SessionArguments(
             device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen
         )
@@ -344,6 +345,7 @@ class InferenceSession:
         """
         from xpuruntime.inference.explain import explain_session
 
+        check_types({"runs": COUNT}, {"runs": runs})
         if runs < 1:
             msg = f"runs must be at least 1, got {runs}"
             raise InputError(msg)
@@ -378,6 +380,7 @@ class InferenceSession:
         """
         from xpuruntime.inference.intermediates import tap
 
+        check_types({"names": NAMES}, {"names": names})
         return tap(self._engine, self._request, self._machine, self._open(), inputs, names)
 
     def save_compiled(self, folder: str | os.PathLike[str], *, overwrite: bool = False) -> Artifact:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.argument_types import ARRAYS, COUNTS, MAPPING, NAMES, TEXT, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
@@ -136,6 +137,11 @@ def lock(
     ...     session.plan.policy_source
     'lock'
     """
+    types = {
+        "shapes": MAPPING, "inputs": ARRAYS, "batches": COUNTS, "upgrade_units": NAMES, "upgrade_packages": NAMES,
+        "accept": NAMES, "why": TEXT, "note": TEXT, "command": TEXT,
+    }  # fmt: skip
+    check_types(types, locals(), optional=("shapes", "inputs"))
     _check_codes(accept, why)
     path = None if output is None else user_path(output, "the lock")
     old = load_lock(path) if path is not None and kind_of(path) == "file" else None

@@ -9,6 +9,7 @@ import warnings
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime import _core
+from xpuruntime.argument_types import CALLABLE, NUMBER, check_types
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ class watch_tuning:  # noqa: N801 - used like a function
         cancel: Callable[[], bool] | None = None,
         budget: float | None = None,
     ) -> None:
+        types = {"progress": CALLABLE, "cancel": CALLABLE, "budget": NUMBER}
+        check_types(types, {"progress": progress, "cancel": cancel, "budget": budget}, optional=types)
         if budget is not None and not budget > 0:
             msg = f"watch_tuning: the budget is {budget!r}. Fix: give positive seconds, or None for no bound"
             raise InputError(msg)

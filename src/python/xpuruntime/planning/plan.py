@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from xpuruntime.argument_types import ArgumentType, check_types
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
 __all__ = ["InputFacts", "ModelFacts", "Plan", "PlanRequest"]
 
 SCHEMA = "xpuruntime.plan/1"
+
+
+_JSON = ArgumentType("JSON text, str or bytes", lambda value: isinstance(value, (str, bytes, bytearray)))
 
 
 class _Value(msgspec.Struct, frozen=True, kw_only=True):
@@ -248,6 +252,7 @@ class Plan(_Value, frozen=True, kw_only=True):
         InputError
             The text is not a plan of this schema, or was changed after it was written.
         """
+        check_types({"text": _JSON}, {"text": text})
         try:
             plain = decode_json(text)
             plan = msgspec.convert(plain, cls)

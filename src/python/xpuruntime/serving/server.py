@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.argument_types import SERVICE, ArgumentType, check_types
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.serving.http.application import Application
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     from xpuruntime.serving.transport.pages import Pages
 
 __all__ = ["Server"]
+
+
+_SERVED = ArgumentType(f"a mapping of name to InferenceSession, or {SERVICE.words}", SERVICE.fits)
 
 
 class Server:
@@ -88,6 +92,8 @@ class Server:
         tls: Tls | None = None,
         pages: Pages | None = None,
     ) -> None:
+        if not isinstance(models, Mapping):
+            check_types({"models": _SERVED}, {"models": models})
         for option, address in (("http", http), ("grpc", grpc)):
             if address is not None:
                 read_address(address, option)

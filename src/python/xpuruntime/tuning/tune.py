@@ -11,7 +11,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.registry import default_registry
+from xpuruntime.argument_types import CALLABLE, FLAG, MACHINE, NAMES, NUMBER, PATH, TEXT, check_types
+from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.plan_request import SessionArguments
@@ -145,6 +146,11 @@ def tune(
     'c0'
     """
     began = time.monotonic()
+    types = {
+        "objective": TEXT, "call": TEXT, "budget": NUMBER, "journal": PATH, "resume": FLAG, "calibration": PATH,
+        "devices": NAMES, "machine": MACHINE, "cancel": CALLABLE, "progress": CALLABLE,
+    }  # fmt: skip
+    check_types(types, locals(), optional=types)
     stated = _merge_arguments(TuneSpec.coerce(spec), objective, call, budget, policy, devices, ray)
     data = stated.inputs if inputs is None else inputs
     if not isinstance(model, (str, os.PathLike)):
@@ -154,7 +160,7 @@ def tune(
             device=device, engine=engine, precision=precision, trust=trust,
             policy=policy if policy is not None else stated.base,
         )  # fmt: skip
-        known = registry if registry is not None else default_registry()
+        known = known_engines(registry)
         cluster = None
         if stated.ray is not None:
             cuda = arguments.merged(arguments.policy).execution.device.startswith("cuda")

@@ -9,6 +9,7 @@ import os
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.argument_types import NUMBER, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.kernels.device_kernels import reported_kernel
 from xpuruntime.evidence.records import Time
@@ -75,6 +76,7 @@ def compare_reports(
     >>> comparison.same
     True
     """
+    check_types({"noise": NUMBER, "noise_us": NUMBER}, {"noise": noise, "noise_us": noise_us})
     for name, value in (("noise", noise), ("noise_us", noise_us)):
         if not math.isfinite(value) or value < 0:
             raise InputError(f"{name} must be 0 or more, got {value}; 0.1 and 1.0 are what is used without it")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xpuruntime.argument_types import ARRAYS, COUNT, COUNTS, FLAG, TEXT, check_types
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.sections.determinism import DeterminismTests, GradeTest
 from xpuruntime.locks.determinism import grades
@@ -138,6 +139,11 @@ def session_determinism(
 
     The session keeps the result as `InferenceSession.determinism_tests`, and its reports show it from then on.
     """
+    types = {
+        "inputs": ARRAYS, "trials": COUNT, "processes": COUNT, "batch_sizes": COUNTS, "batch_dimension": TEXT,
+        "trust": FLAG,
+    }  # fmt: skip
+    check_types(types, locals(), optional=("inputs", "batch_sizes", "batch_dimension"))
     if trials < 1:
         raise InputError(f"trials must be at least 1, got {trials}")
     if processes < 1:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
+from xpuruntime.argument_types import ARRAYS, CALLABLE, NUMBER, PATH, check_types
 from xpuruntime.engines.precision import Tolerance, compare_within
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Report, compare_reports
@@ -90,7 +91,12 @@ def compare_environments(
     EngineError
         An interpreter cannot run the model, or has ended while it did.
     """
-    sides = [read_side(one) for one in (before, after)]
+    types = {
+        "before": PATH, "after": PATH, "model": PATH, "inputs": ARRAYS, "budget": NUMBER, "margin": NUMBER,
+        "confidence": NUMBER, "progress": CALLABLE,
+    }  # fmt: skip
+    check_types(types, locals(), optional=("model", "inputs", "progress"))
+    sides = [read_side(os.fspath(one)) for one in (before, after)]
     running = [side for side in sides if isinstance(side, PythonSide)]
     if running and model is None:
         raise InputError(f"'{running[0].name}' runs a model: give it as MODEL")

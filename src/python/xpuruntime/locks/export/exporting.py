@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.engines.base import Request
 from xpuruntime.engines.native_export.native_config import ExportJob, NativeExporter
-from xpuruntime.engines.registry import default_registry
+from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, LockError, UnsupportedOperationError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import json_bytes, kind_of, reason_of, user_path
@@ -53,7 +54,7 @@ _PORTABLE: tuple[type[NativeExporter], ...] = (TritonPythonExporter, KServeExpor
 
 def export_targets(registry: EngineRegistry | None = None) -> dict[str, tuple[str, ...]]:
     """Return what locks can be exported as, each with the engines whose sessions have such a form."""
-    engines = default_registry() if registry is None else registry
+    engines = known_engines(registry)
     found = {target: tuple(engines.engines()) for one in _PORTABLE for target in one.targets}
     for engine in engines:
         exporter = engine.exporter()
@@ -116,10 +117,11 @@ def export_lock(
     XpuRuntimeError
         The model cannot be prepared.
     """
+    check_types({"target": TEXT}, {"target": target})
     source, place = user_path(lock, "the lock"), user_path(output, "the export")
     _check_place(place, overwrite=overwrite)
     locked = load_lock(source)
-    engines = default_registry() if registry is None else registry
+    engines = known_engines(registry)
     exporter = _exporter(locked, source, target, engines)
     job = _job(locked, source, model, calibration, trust=trust)
     made = exporter(job)

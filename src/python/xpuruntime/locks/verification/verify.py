@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
+from xpuruntime.argument_types import ARRAYS, NAMES, NUMBER, PATH, ArgumentType, check_types
 from xpuruntime.errors import (
     AccuracyError,
     EngineError,
@@ -61,6 +62,12 @@ _CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
     "audit": audit_claims,
     "speed": speed_claims,
 }
+
+
+_METRICS = ArgumentType(
+    "a list of 'FILE.py:FUNCTION' or Metric",
+    lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, (str, Metric)) for one in value),
+)
 
 
 def verify(
@@ -139,6 +146,12 @@ def verify(
     >>> result.verdict
     'pass'
     """
+    types = {"inputs": ARRAYS, "only": NAMES, "metrics": _METRICS, "against": PATH, "budget": NUMBER, "lock": PATH}
+    check_types(
+        types,
+        {**locals(), "only": None if isinstance(only, str) else only},
+        optional=("inputs", "only", "against", "budget", "lock"),
+    )
     asked = _sections(only)
     if inconclusive is not None and inconclusive not in (words := get_args(Inconclusive)):
         hint = did_you_mean(str(inconclusive), words, "values")

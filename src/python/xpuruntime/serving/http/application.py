@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.argument_types import SERVICE, check_types
 from xpuruntime.serving.http.answers import JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Route, WrongMethodError, route_of
@@ -224,6 +225,7 @@ def asgi_app(
         Path to a function of the header ``Accept`` that returns a body and its content type. Without it the metrics
         and the status page of `Models`.
     """
+    check_types({"service": SERVICE}, {"service": service})
     return Application(service, options, pages=pages_of(service) if pages is None else pages)
 
 

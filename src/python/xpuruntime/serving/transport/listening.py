@@ -7,6 +7,7 @@ from __future__ import annotations
 import re
 import socket
 
+from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.files.paths import reason_of
 
@@ -17,6 +18,7 @@ _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.*_-]+)):([0-9]{1,5})
 
 def read_address(text: str, option: str) -> tuple[str, int]:
     """Return host and port of ``HOST:PORT``, such as ``127.0.0.1:8000`` or ``[::1]:0``."""
+    check_types({option: TEXT}, {option: text})
     match = _ADDRESS.fullmatch(text)
     if match is None or int(match[3]) > 65535:
         raise InputError(f"{option} is {text[:80]!r}. Fix: write HOST:PORT, such as 127.0.0.1:8000, or [::1]:0")
