@@ -258,6 +258,41 @@ def test_a_forked_child_is_refused_and_does_not_hang(apart: xrt.InferenceSession
     apart.run({"x": x})
 
 
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+@pytest.mark.parametrize("what", ["run", "run_async", "bound", "explain", "opened there"])
+def test_a_forked_child_of_the_process_that_holds_qnn(what: str, mlp: Path, first: xrt.InferenceSession) -> None:
+    """QNN's threads are in the parent: what the child inherited is refused, and what it opens is in a worker."""
+    x = array((4, 64))
+    expected = first.run({"x": x})["y"]
+    binding = first.bind({"x": x})
+
+    def opened() -> None:
+        with open_on(mlp) as session:
+            assert np.array_equal(session.run({"x": x})["y"], expected)
+
+    calls = {
+        "run": lambda: first.run({"x": x}),
+        "run_async": lambda: first.run_async({"x": x}).result(),
+        "bound": lambda: binding.run(),
+        "explain": lambda: first.explain({"x": x}, runs=1),
+        "opened there": opened,
+    }
+    pid = os.fork()
+    if pid == 0:
+        signal.alarm(60)
+        code = 1
+        try:
+            calls[what]()
+            code = 3
+        except xrt.EngineError as error:
+            code = 0 if "forked" in str(error) else 2
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == (3 if what == "opened there" else 0)
+    assert np.array_equal(first.run({"x": x})["y"], expected)
+
+
 def test_a_python_that_does_not_start(mlp: Path, first: xrt.InferenceSession, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/bin/false")
     with pytest.raises(xrt.EngineError, match=r"did not come up: it ended with status 1"):

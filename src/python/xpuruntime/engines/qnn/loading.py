@@ -164,7 +164,10 @@ def _opened(source: Source, opening: Opening, settings: Settings, log: Conversio
         if isinstance(error, Exception):
             raise refused(error, source, opening, settings) from None
         raise
-    log.add("the session runs in a process of its own", "this process holds another QNN chip, and one holds one only")
+    log.add(
+        "the session runs in a process of its own",
+        "this process holds another QNN chip, or was forked from one that holds QNN",
+    )
     return Apart(worker, number, reply["outputs"]), [msgspec.convert(one, Placed) for one in reply["placed"]]
 
 

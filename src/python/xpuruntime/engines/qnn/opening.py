@@ -8,7 +8,7 @@ does not list, and the constructor that retries on the CPU is switched off.
 
 from __future__ import annotations
 
-import threading
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,6 +16,7 @@ import msgspec
 
 from xpuruntime.engines.qnn.backend import load_backend
 from xpuruntime.errors import EngineUnavailable
+from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from xpuruntime.engines.qnn.targets import Target
@@ -24,8 +25,9 @@ __all__ = ["PROVIDER", "Opening", "Placed", "claim", "compile_file", "construct"
 
 PROVIDER = "QNNExecutionProvider"
 _FATAL, _WARNING = 4, 2
-_lock = threading.Lock()
+_lock = fork_lock()
 _claimed: Target | None = None
+_owner = 0
 
 
 class Placed(msgspec.Struct, frozen=True):
@@ -65,15 +67,18 @@ class Opening(msgspec.Struct, kw_only=True):
 
 
 def claim(target: Target) -> bool:
-    """Make this process one of `target`, or say that it is one of another chip.
+    """Make this process one of `target`, or say that it holds no session of it: it is one of another chip, or forked.
 
     QNN keeps what a graph was compiled for in the process: a second chip in it changes numbers. The claim is for good,
-    also when the load that made it fails.
+    also when the load that made it fails. Nor does QNN work in a child of a process that used it: its threads are in
+    the parent, and a run would wait for them for ever.
     """
-    global _claimed
+    global _claimed, _owner
     with _lock:
         if _claimed is None:
-            _claimed = target
+            _claimed, _owner = target, os.getpid()
+        if _owner != os.getpid():
+            return False
         return (_claimed.soc_model, _claimed.htp_arch) == (target.soc_model, target.htp_arch)
 
 
