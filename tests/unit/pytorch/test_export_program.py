@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -388,3 +390,28 @@ def test_compiled_sessions_of_one_module_keep_their_own_kernels() -> None:
     assert observed() == ()
     assert xrt.decisions() == ()
     assert torch.compiler.config.cache_key_tag == tag
+
+
+FULL = """
+import resource, sys, torch, xpuruntime as xrt, xpuruntime.pytorch as xt
+net, room, target = torch.nn.Linear(300, 300).eval(), int(sys.argv[1]), sys.argv[2]
+resource.setrlimit(resource.RLIMIT_FSIZE, (room, room))
+try:
+    xt.export(net, torch.ones(2, 300), target)
+except xrt.XpuRuntimeError as error:
+    print(error)
+"""
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no limit of the size of files")
+@pytest.mark.parametrize("room", [20_000, 100_000, 361_000])
+def test_a_file_that_has_no_room_is_an_error(tmp_path: Path, room: int) -> None:
+    target = tmp_path / "net.pt2"
+    target.write_bytes(b"before")
+    done = subprocess.run(
+        [sys.executable, "-c", FULL, str(room), str(target)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert f"cannot write '{target}'" in done.stdout
+    assert target.read_bytes() == b"before"
+    assert list(tmp_path.iterdir()) == [target]

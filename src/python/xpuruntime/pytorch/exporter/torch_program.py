@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+import io
 import json
-from typing import TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -57,9 +58,40 @@ def write_program(
     else:
         if dimensions:
             extra[DIMENSIONS_KEY] = json.dumps(dimensions)
-    with appearing(target) as place, quiet():
-        torch.export.save(program, place, extra_files=extra)
+    with appearing(target) as place, quiet(), place.open("wb") as file:
+        writer = _Writer(file)
+        torch.export.save(program, cast("IO[bytes]", writer), extra_files=extra)
+        if writer.failure is not None:
+            raise writer.failure
     return Exported(path=target, format="pt2", policy=carried, lock=lock, notes=tuple(notes))
+
+
+class _Writer(io.RawIOBase):
+    """A file of which PyTorch hears no error: where writing fails, its archive ends the process."""
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self.failure: OSError | None = None
+
+    def writable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True  # else PyTorch warns
+
+    def write(self, data: Any) -> int:
+        """Write, and keep the first error; afterwards write nothing."""
+        if self.failure is None:
+            try:
+                self._file.write(data)
+            except OSError as error:
+                self.failure = error
+        return memoryview(data).nbytes
+
+    def seek(self, offset: int, whence: int = 0) -> int:
+        """Stay at the end: PyTorch goes back to the start once it has written."""
+        del offset, whence
+        return 0
 
 
 def node_names(program: Any) -> dict[str, str]:
