@@ -24,7 +24,6 @@ from xpuruntime.pytorch.capture.snapshot import Snapshot  # noqa: E402
 from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory  # noqa: E402
 from xpuruntime.pytorch.step_tuning.losses import difference  # noqa: E402
 from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep  # noqa: E402
-from xpuruntime.pytorch.step_tuning.variants import Variant, obstacle  # noqa: E402
 
 QUICK: dict[str, Any] = {"rounds": (7, 7), "budget": 2.0}
 NATIVE = {"native": None}
@@ -342,11 +341,3 @@ def test_ranks_that_differ_are_refused_on_all(tmp_path: Path) -> None:
     for out in _ranks(tmp_path, "differ"):
         assert out.startswith("refused")
         assert "variants" in out
-
-
-def test_captured_steps_of_several_gpus_are_raced_only_where_they_are_named() -> None:
-    cuda = torch.device("cuda")
-    for launch, left_out in (("capture", True), ("capture:compile", True), ("compile:reduce-overhead", False)):
-        variant = Variant(launch, "native", None)
-        assert ("state launches=" in obstacle(variant, cuda, ranks=2)) is left_out
-        assert obstacle(variant, cuda, ranks=2, stated=True) == obstacle(variant, cuda) == ""

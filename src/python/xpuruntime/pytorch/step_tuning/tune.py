@@ -88,8 +88,7 @@ def tune(
         As of `capture_graph`. The sample inputs are those of every step that is timed.
     launches : sequence of str, optional
         Of ``"eager"``, which is always there, ``"compile"``, ``"compile:reduce-overhead"``,
-        ``"compile:max-autotune-no-cudagraphs"``, ``"capture"`` and ``"capture:compile"``. Default: all; in a process
-        group of several GPUs, those that are not captured.
+        ``"compile:max-autotune-no-cudagraphs"``, ``"capture"`` and ``"capture:compile"``. Default: all.
     kernels : dict of str to KernelPolicy or None, optional
         Names to policies. Default: PyTorch's kernels, and the fastest measured ones of products.
     rtol : float, optional
@@ -158,7 +157,7 @@ def tune(
     kept = contextlib.ExitStack()
     try:
         kept.enter_context(keep_compiled())
-        trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol, stated=launches is not None)
+        trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol)
         tried = {variant.name: trials.run(variant) for variant in sorted(variants, key=captures_in_torch)}
         rows = [tried[variant.name] for variant in variants]
         margin = Margin(relative=min_effect, absolute=0.0)
@@ -192,19 +191,17 @@ class _Trials:
         device: torch.device,
         ranks: Ranks,
         rtol: float | None,
-        *,
-        stated: bool,
     ) -> None:
         self._memory = memory
         self._parts, self._args, self._used, self._snapshot = parts, args, used, snapshot
-        self._device, self._ranks, self._rtol, self._stated = device, ranks, rtol, stated
+        self._device, self._ranks, self._rtol = device, ranks, rtol
         self.steps: dict[str, Callable[..., Any]] = {}
         self.samplers: dict[str, Sampler] = {}
         self.notes: list[str] = []
 
     def run(self, variant: Variant) -> StepCandidate:
         """Return the row of a variant, which is ``"undecided"`` where it may be raced."""
-        why = obstacle(variant, self._device, ranks=self._ranks.count, stated=self._stated)
+        why = obstacle(variant, self._device)
         if why:
             return StepCandidate(variant.name, CandidateCode.INFEASIBLE, why)
         row, failure = StepCandidate(variant.name, CandidateCode.UNDECIDED, ""), None

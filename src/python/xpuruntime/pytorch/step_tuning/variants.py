@@ -84,25 +84,10 @@ def captures_in_torch(variant: Variant) -> bool:
     return variant.launch == "compile:reduce-overhead"
 
 
-def obstacle(variant: Variant, device: torch.device, *, ranks: int = 1, stated: bool = False) -> str:
-    """Return why a variant cannot run on a device, or nothing.
-
-    Parameters
-    ----------
-    variant : Variant
-    device : torch.device
-    ranks : int
-        Of the process group.
-    stated : bool
-        Whether the user named the launches.
-    """
+def obstacle(variant: Variant, device: torch.device) -> str:
+    """Return why a variant cannot run on a device, or nothing."""
     if variant.launch in _GRAPHS and device.type != "cuda":
         return f"the {device.type.upper()} has no CUDA graphs"
-    if variant.launch in _CAPTURED and ranks > 1 and not stated:
-        return (
-            "captured steps in a race of several GPUs ended with a CUDA launch failure on two H100, and that ends the "
-            "process. Fix: state launches= to try them, or capture one step with capture_graph"
-        )
     if variant.launch in _MODES and variant.policy is not None:
         if variant.launch in _GRAPHS:
             return (
