@@ -180,7 +180,10 @@ def test_candidates_beyond_the_budget_are_named():
     found = run(SimulatedExecutor(lambda changes: 1e-3), space(THREADS, engines=("a",)), spec)
     assert found.verdict == "tied"
     assert list(codes(found).values()).count("not_tried") == 2
-    assert any("budget.candidates" in note for note in found.notes)
+    assert any(note.startswith("2 candidates were not tried: budget.candidates") for note in found.notes)
+    spec = TuneSpec.loads("budget: {candidates: 3}")
+    found = run(SimulatedExecutor(lambda changes: 1e-3), space(THREADS, engines=("a",)), spec)
+    assert any(note.startswith("1 candidate was not tried: budget.candidates") for note in found.notes)
 
 
 def test_a_space_of_which_the_plan_takes_nothing_is_said():

@@ -242,7 +242,7 @@ class Search(TrialScheduler):
     def _no_winner(self, gain: Ratio | None = None) -> Outcome:
         open_ = [name for name, state in self._states.items() if state.code == CandidateCode.UNDECIDED]
         if self._skipped_for_time:
-            reason = f"nothing that was tried is better, and {self._untried} candidates were not tried in the budget"
+            reason = f"nothing that was tried is better, and {_candidates(self._untried)} not tried in the budget"
             return self._outcome("undecided", reason, gain=gain)
         if open_:
             reason = f"nothing is proven to be better, and {', '.join(open_[:5])} could still be, by little"
@@ -251,7 +251,7 @@ class Search(TrialScheduler):
             reason = f"nothing is proven to be better, and {', '.join(lost[:5])} could still be: their node was lost"
             return self._outcome("undecided", reason, gain=gain)
         if self._untried:
-            self._notes.append(f"{self._untried} candidates were not tried: budget.candidates allows no more")
+            self._notes.append(f"{_candidates(self._untried)} not tried: budget.candidates allows no more")
         rejected = [(name, state) for name, state in self._states.items() if state.code is CandidateCode.INFEASIBLE]
         if rejected and not self._counts["raced"]:
             name, state = rejected[0]
@@ -348,3 +348,7 @@ class Search(TrialScheduler):
             verdict, reason = "undecided", f"it was cancelled: {reason}"
         states = tuple(state.result() for state in self._states.values())
         return Outcome(verdict, reason, winner, gain, states, self._counts, (*self._notes, *self._measurements.notes))
+
+
+def _candidates(count: int) -> str:
+    return "1 candidate was" if count == 1 else f"{count} candidates were"
