@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Generator
     from pathlib import Path
 
-__all__ = ["locked", "try_lock"]
+__all__ = ["is_named", "locked", "try_lock"]
 
 _FLAGS = (
     os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
@@ -60,7 +60,7 @@ def locked(path: Path, *, seconds: float | None = None) -> Generator[None, None,
                 time.sleep(pause)
                 if deadline is None:
                     pause = min(pause * 1.5, _LONGEST_PAUSE)
-            if not _is(path, descriptor):
+            if not is_named(descriptor, path):
                 continue  # who held it has removed it meanwhile
             try:
                 yield
@@ -82,8 +82,8 @@ def _open(path: Path) -> int:
     return descriptor
 
 
-def _is(path: Path, descriptor: int) -> bool:
-    """Whether the file that is open is still the one of that name."""
+def is_named(descriptor: int, path: Path) -> bool:
+    """Whether a path names an open file: another process may have removed it, and made one of that name."""
     try:
         return os.path.samestat(path.stat(), os.fstat(descriptor))
     except FileNotFoundError:

@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.files.locking import try_lock
+from xpuruntime.files.locking import is_named, try_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -137,21 +137,13 @@ def _claim(target: Path) -> tuple[Path, int]:
             shutil.rmtree(room, ignore_errors=True)
             raise
         try:
-            if _locked(descriptor) and _is_named(descriptor, room / _LOCK):
+            if _locked(descriptor) and is_named(descriptor, room / _LOCK):
                 return room, descriptor
         except BaseException:
             os.close(descriptor)
             shutil.rmtree(room, ignore_errors=True)
             raise
         os.close(descriptor)
-
-
-def _is_named(descriptor: int, path: Path) -> bool:
-    """Whether a path names an open file: one sweep may have removed it, and another made one of that name."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
 
 
 def _locked(descriptor: int) -> bool:

@@ -13,6 +13,7 @@ import msgspec
 
 from xpuruntime.artifacts.manifest import digest_of_files
 from xpuruntime.engines.model.digests import part_digests
+from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.errors import LockError
 from xpuruntime.evidence.records import Control, KeySeen
 from xpuruntime.files.paths import json_bytes, with_home
@@ -258,15 +259,9 @@ def shapes_that_fit(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dic
     known = {tensor.name: tensor.shape for tensor in (*info.inputs, *info.overridable_inputs)}
     for name, sizes in shapes.items():
         dims = known.get(name, ())
-        if name not in known or (dims is not None and not _fits(sizes, dims)):
+        if name not in known or (dims is not None and not shape_fits(sizes, dims)):
             return {}
     return {name: tuple(sizes) for name, sizes in shapes.items()}
-
-
-def _fits(sizes: Sequence[int], dims: Sequence[int | str | None]) -> bool:
-    return len(sizes) == len(dims) and all(
-        not isinstance(dim, int) or size == dim for size, dim in zip(sizes, dims, strict=True)
-    )
 
 
 def observed_outputs(

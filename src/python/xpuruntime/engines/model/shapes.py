@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model.info import ModelInfo
     from xpuruntime.policies import Policy
 
-__all__ = ["ShapeRange", "fix_shapes", "open_dimensions", "read_shapes", "shape_ranges", "with_shapes"]
+__all__ = ["ShapeRange", "fix_shapes", "open_dimensions", "read_shapes", "shape_fits", "shape_ranges", "with_shapes"]
 
 _KEY = "execution.shapes"
 
@@ -91,6 +91,13 @@ def open_dimensions(info: ModelInfo) -> dict[str, str]:
             sizes = (str(size) if isinstance(size, int) else f"<{size or 'size'}>" for size in tensor.shape)
             found[tensor.name] = f"[{', '.join(sizes)}]"
     return found
+
+
+def shape_fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
+    """Whether a shape has the rank of a declared one, and its fixed sizes."""
+    return len(shape) == len(declared) and all(
+        not isinstance(size, int) or given == size for given, size in zip(shape, declared, strict=True)
+    )
 
 
 def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:

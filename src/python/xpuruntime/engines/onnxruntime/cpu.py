@@ -11,6 +11,7 @@ import numpy as np
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.host_model import HostModel, bound_buffers, overlapping
 from xpuruntime.engines.input_binding import ConversionLog, closed_binding
+from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.engines.onnxruntime._private_api import (
     raw_binding,
     raw_session,
@@ -218,11 +219,7 @@ def _copy_result(name: str, result: np.ndarray[Any, Any], target: np.ndarray[Any
 
 def fits(shape: tuple[int, ...], declared: Sequence[Any] | None) -> bool:
     """Return whether ONNX Runtime takes a buffer of this shape for an output that is declared so."""
-    if not declared:  # of rank 0, or not known
-        return True
-    return len(shape) == len(declared) and all(
-        not isinstance(want, int) or got == want for got, want in zip(shape, declared, strict=True)
-    )
+    return not declared or shape_fits(shape, declared)  # of rank 0, or not known
 
 
 def _values(tensors: Mapping[str, _core.Tensor]) -> dict[str, Any]:
