@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import shutil
@@ -48,6 +49,23 @@ def test_what_is_written(artifact: Path) -> None:
     manifest = json.loads((artifact / "manifest.json").read_text())
     assert manifest["target"]["soc_model"] == "57"
     assert manifest["node_map"]["conv2_token_5"] == ["conv2"]
+
+
+@pytest.mark.parametrize("name", ["model.onnx", "model_qnn.bin"])
+@pytest.mark.parametrize("how", ["noise", "cut off", "empty"])
+def test_a_file_that_the_manifest_vouches_for_may_be_anything(
+    artifact: Path, tmp_path: Path, name: str, how: str
+) -> None:
+    folder = tmp_path / "conv.xrt"
+    shutil.copytree(artifact, folder)
+    data = (folder / name).read_bytes()
+    wrong = {"noise": bytes(reversed(data)), "cut off": data[: len(data) // 2], "empty": b""}[how]
+    (folder / name).write_bytes(wrong)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest["files"][name] = {"size": len(wrong), "sha256": hashlib.sha256(wrong).hexdigest()}
+    (folder / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises((xrt.ModelError, xrt.EngineError), match=r"conv\.xrt"):
+        xrt.InferenceSession(folder)
 
 
 def test_a_reload_gives_the_same_bits(conv: Path, artifact: Path) -> None:

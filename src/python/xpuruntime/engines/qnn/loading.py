@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import msgspec
 
 from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.model.file import parse, read
 from xpuruntime.engines.model_source import Source, prepare_source
 from xpuruntime.engines.onnxruntime.trial import LAYER_FUSIONS
 from xpuruntime.engines.qnn.model import Apart, QnnModel, translated
@@ -95,14 +96,11 @@ def check_context(source: Source, target: Target) -> None:
     ------
     EngineError
         It was compiled for another chip, or does not say for which.
+    ModelError
+        It is no ONNX model.
     """
-    import onnx
-
-    proto = (
-        onnx.load(source.model, load_external_data=False)
-        if isinstance(source.model, str)
-        else onnx.load_model_from_string(source.model)
-    )
+    data = read(source.model)[1] if isinstance(source.model, str) else source.model
+    proto = parse(data, source.label)
     text = next((one.value for one in proto.metadata_props if one.key == _RECORD), "")
     match = _RECORD_FORM.match(text)
     if match is None:
