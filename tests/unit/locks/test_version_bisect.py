@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import textwrap
 import time
 import zipfile
@@ -21,6 +22,7 @@ from planted_interpreters import UNOPTIMISED
 
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.locks.diff.result import Diff, DiffRow, Level
+from xpuruntime.locks.version_bisect import environments
 from xpuruntime.locks.version_bisect.bisecting import bisect_versions
 from xpuruntime.locks.version_bisect.environments import listed_versions, versions_between
 from xpuruntime.locks.version_bisect.journal import Journal
@@ -337,3 +339,17 @@ def test_ctrl_c_leaves_nothing_behind_and_the_journal_goes_on(planted, model, tm
     assert result["schema"] == "xpuruntime.bisect/1"
     said = sum(again.stderr.count(f" is {verdict}: ") for verdict in ("good", "bad", "skipped"))
     assert said == len(result["versions"]) - 1 - judged, "what the journal has is not judged again"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a shell script stands for Python")
+def test_a_pip_that_is_killed_leaves_no_temporary_files(monkeypatch, tmp_path):
+    room = tmp_path / "room"
+    room.mkdir()
+    script = tmp_path / "python"
+    script.write_text("#!/bin/sh\nmktemp -d\nsleep 60\n", encoding="utf-8")
+    script.chmod(0o755)
+    monkeypatch.setenv("TMPDIR", str(room))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    monkeypatch.setattr(sys, "executable", str(script))
+    assert environments._pip(["list"], 1.0) == (1, "", "pip took more than 1 s")
+    assert not list(room.iterdir())

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING
 import xpuruntime
 from xpuruntime import _core
 from xpuruntime.errors import EngineError, InputError
+from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -159,8 +160,14 @@ def _canonical(name: str | None) -> str:
 
 
 def _pip(arguments: Sequence[str], seconds: float) -> tuple[int, str, str]:
-    """Run pip; it and what it starts end with this call, however that ends."""
+    """Run pip; it and what it starts end with this call, however that ends, and leave no temporary files behind."""
+    with ScratchFolder("pip") as folder:
+        return _pip_in(folder, arguments, seconds)
+
+
+def _pip_in(folder: str, arguments: Sequence[str], seconds: float) -> tuple[int, str, str]:
     env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COLOR": "1"}
+    env |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
     process = subprocess.Popen(
         [sys.executable, "-m", "pip", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
         stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True, env=env,
