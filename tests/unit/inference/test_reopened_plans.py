@@ -20,7 +20,7 @@ import onnxruntime
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.registry import default_registry
+from xpuruntime.engines.registry import EngineRegistry, default_registry
 from xpuruntime.errors import EngineError, InputError, PlanError, PolicyError
 from xpuruntime.planning import Plan
 from xpuruntime.planning.execution import LibraryIdentity
@@ -72,7 +72,7 @@ def test_the_planned_engine_alone_is_asked() -> None:
     registry = default_registry()
     asked = []
 
-    class Spy:
+    class Spy(EngineRegistry):
         def engines(self) -> Any:
             return registry.engines()
 
@@ -80,7 +80,7 @@ def test_the_planned_engine_alone_is_asked() -> None:
             asked.append(name)
             return registry.get(name)
 
-    with xrt.InferenceSession(MODEL, plan=plan, registry=Spy()):  # type: ignore[arg-type]
+    with xrt.InferenceSession(MODEL, plan=plan, registry=Spy()):
         assert set(asked) == {plan.engine}
 
 
