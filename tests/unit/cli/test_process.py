@@ -165,3 +165,13 @@ def test_two_processes_write_one_output(digits: str, tmp_path: Path) -> None:
     with np.load(out) as saved:
         assert saved["logits"].shape == (1, 10)
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
+
+
+def test_a_process_that_is_not_the_command_keeps_its_handler() -> None:
+    from xpuruntime.cli import main
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(SystemExit) as ended:
+        main(["policy", "schema"])
+    assert ended.value.code == 0
+    assert signal.getsignal(signal.SIGINT) is before

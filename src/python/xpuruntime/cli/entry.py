@@ -27,15 +27,24 @@ _HELP = frozenset({"--help", "-h", "--version"})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit. `argv` is without the program's name; default `sys.argv`."""
-    interrupts = Interrupts()
-    interrupts.end_process()
+    """Run the command line and exit.
+
+    Parameters
+    ----------
+    argv : sequence of str, optional
+        Without the program's name, for callers whose process is not the command: they keep their handler of Ctrl-C.
+        Default: those of `sys.argv`.
+    """
+    interrupts = Interrupts() if argv is None else None
+    if interrupts is not None:
+        interrupts.end_process()
     _open_closed_streams()
     _escape_what_streams_lack()
     try:
         code = int(run(sys.argv[1:] if argv is None else argv, interrupts))
     finally:
-        interrupts.let_finish()
+        if interrupts is not None:
+            interrupts.let_finish()
     raise SystemExit(code)
 
 
