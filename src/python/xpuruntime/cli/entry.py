@@ -32,8 +32,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     Parameters
     ----------
     argv : sequence of str, optional
-        Without the program's name, for callers whose process is not the command: they keep their handler of Ctrl-C.
-        Default: those of `sys.argv`.
+        Arguments without the program's name. With them, the caller's handler of SIGINT stays installed. Default: those
+        of `sys.argv`.
     """
     interrupts = Interrupts() if argv is None else None
     if interrupts is not None:

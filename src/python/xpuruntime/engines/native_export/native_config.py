@@ -35,6 +35,7 @@ __all__ = [
     "from_bits",
     "python_literal",
     "requirements",
+    "script_main",
     "write_model",
 ]
 
@@ -286,6 +287,27 @@ class KeyOutcomes:
             outcome="weakened" if less else "kept",
             reason=reason,
         )
+
+
+_MAIN = """\
+if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: session.py INPUTS.npz OUTPUTS.npz")
+    with np.load(sys.argv[1], allow_pickle=False) as inputs:
+        outputs = run({opener}(), dict(inputs))
+    np.savez(sys.argv[2], **outputs)
+"""
+
+
+def script_main(opener: str) -> str:
+    """Return the end of a script, by which it runs as a program.
+
+    Parameters
+    ----------
+    opener : str
+        Name of the function of the script that opens the model.
+    """
+    return _MAIN.format(opener=opener)
 
 
 def bfloat16_names(tensors: Iterable[TensorInfo]) -> list[str]:

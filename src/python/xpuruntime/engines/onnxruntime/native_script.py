@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.native_export.native_config import script_main
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -22,6 +24,7 @@ def script_text(taken: Sequence[str], given: Sequence[str], **facts: Any) -> str
     **facts
         What stands in the template.
     """
+    facts["main"] = script_main("open_session")
     if not taken and not given:
         return _TEMPLATE.format(imports="", names="", run=_RUN, **facts)
     names = f"BFLOAT16_INPUTS = {list(taken)!r}  # as bits, in arrays of uint16\nBFLOAT16_OUTPUTS = {list(given)!r}\n"
@@ -77,13 +80,7 @@ def open_session(options=None):
 {run}
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: session.py INPUTS.npz OUTPUTS.npz")
-    with np.load(sys.argv[1], allow_pickle=False) as inputs:
-        outputs = run(open_session(), dict(inputs))
-    np.savez(sys.argv[2], **outputs)
-'''
+{main}'''
 
 _RUN = """\
 def run(session, inputs):

@@ -21,6 +21,7 @@ from xpuruntime.engines.native_export.native_config import (
     from_bits,
     python_literal,
     requirements,
+    script_main,
 )
 from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.engines.openvino.execution_graph import executed_nodes
@@ -69,6 +70,7 @@ class OpenVinoExporter(NativeExporter):
         order = [self._info.inputs[index].name for index in port_order(graph, self._info)]
         taken, given = bfloat16_names(self._info.inputs), bfloat16_names(self._info.outputs)
         text = _TEMPLATE.format(
+            main=script_main("open_model"),
             name=self.job.name,
             digest=self.job.digest,
             version=self.job.version,
@@ -227,13 +229,7 @@ def open_model(more=None):
 {run}
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: session.py INPUTS.npz OUTPUTS.npz")
-    with np.load(sys.argv[1], allow_pickle=False) as inputs:
-        outputs = run(open_model(), dict(inputs))
-    np.savez(sys.argv[2], **outputs)
-'''
+{main}'''
 
 _RUN = """\
 def run(compiled, inputs):

@@ -20,6 +20,7 @@ from xpuruntime.engines.native_export.native_config import (
     bits_note,
     from_bits,
     requirements,
+    script_main,
 )
 from xpuruntime.engines.torch.arithmetic import multiplies_integers
 from xpuruntime.engines.torch.options import NAMES
@@ -64,6 +65,7 @@ class TorchExporter(NativeExporter):
         shutil.copyfile(info.file, folder / _PROGRAM)
         taken, given = bfloat16_names(info.inputs), bfloat16_names(info.outputs)
         text = _TEMPLATE.format(
+            main=script_main("open_model"),
             name=self.job.name,
             digest=self.job.digest,
             version=self.job.version,
@@ -222,26 +224,29 @@ def open_model(compiled=True):
 {run}
 
 
-if __name__ == "__main__":
-    if len(sys.argv) != 3:
-        sys.exit("usage: session.py INPUTS.npz OUTPUTS.npz")
-    with np.load(sys.argv[1], allow_pickle=False) as inputs:
-        outputs = run(open_model(), dict(inputs))
-    np.savez(sys.argv[2], **outputs)
-'''
+{main}'''
 
-_RUN = """\
-def run(module, inputs):
-    tensors = [torch.from_numpy(np.ascontiguousarray(inputs[name])).to(DEVICE) for name in INPUTS]
+_RESULTS = """\
     with torch.no_grad():
         results = torch.utils._pytree.tree_leaves(module(*tensors))
     results = [one for one in results if one is not None]
     for one in results:
         if one.device != torch.device(DEVICE):
             raise RuntimeError(f"a result is on {one.device}, not on {DEVICE}")
-    return {name: one.cpu().numpy() for name, one in zip(OUTPUTS, results)}"""
+"""
 
-_RUN_BITS = """\
+_RUN = (
+    """\
+def run(module, inputs):
+    tensors = [torch.from_numpy(np.ascontiguousarray(inputs[name])).to(DEVICE) for name in INPUTS]
+"""
+    + _RESULTS
+    + """\
+    return {name: one.cpu().numpy() for name, one in zip(OUTPUTS, results)}"""
+)
+
+_RUN_BITS = (
+    """\
 def tensor_of(name, array):
     bits = np.ascontiguousarray(array)
     if name not in BFLOAT16:
@@ -257,10 +262,8 @@ def array_of(tensor):
 
 def run(module, inputs):
     tensors = [tensor_of(name, inputs[name]).to(DEVICE) for name in INPUTS]
-    with torch.no_grad():
-        results = torch.utils._pytree.tree_leaves(module(*tensors))
-    results = [one for one in results if one is not None]
-    for one in results:
-        if one.device != torch.device(DEVICE):
-            raise RuntimeError(f"a result is on {one.device}, not on {DEVICE}")
+"""
+    + _RESULTS
+    + """\
     return {name: array_of(one.cpu()) for name, one in zip(OUTPUTS, results)}"""
+)
