@@ -50,27 +50,45 @@ def poisson(rate: float, requests: int, seed: int = 0) -> list[float]:
     return found
 
 
-def open_loop(wanted: BatchSettings, arrivals: Iterable[float], scheduler: Scheduler | None = None) -> Outcome:
+def open_loop(
+    wanted: BatchSettings, arrivals: Iterable[float], scheduler: Scheduler | None = None, *, one_stream: bool = False
+) -> Outcome:
     """Send requests at these moments, whatever the server does."""
-    return _run(scheduler or Scheduler(wanted), [(at, 0) for at in arrivals], 0, 0.0, random.Random(0))
+    sends = [(at, 0) for at in arrivals]
+    return _run(scheduler or Scheduler(wanted), sends, 0, 0.0, random.Random(0), one_stream)
 
 
 def closed_loop(
-    wanted: BatchSettings, clients: int, requests: int, *, think: float = 2e-4, scheduler: Scheduler | None = None
+    wanted: BatchSettings,
+    clients: int,
+    requests: int,
+    *,
+    think: float = 2e-4,
+    scheduler: Scheduler | None = None,
+    one_stream: bool = False,
 ) -> Outcome:
-    """Have clients send their next request a random time, `think` at the mean, after each answer."""
+    """Have clients send their next request a random time, `think` at the mean, after each answer.
+
+    With `one_stream` executions of several instances run one after the other.
+    """
     draw = random.Random(clients)
     sends = [(draw.uniform(0, 1e-3), client) for client in range(clients)]
-    return _run(scheduler or Scheduler(wanted), sends, requests, think, draw)
+    return _run(scheduler or Scheduler(wanted), sends, requests, think, draw, one_stream)
 
 
 def _run(
-    scheduler: Scheduler, sends: list[tuple[float, int]], again: int, think: float, draw: random.Random
+    scheduler: Scheduler,
+    sends: list[tuple[float, int]],
+    again: int,
+    think: float,
+    draw: random.Random,
+    one_stream: bool = False,
 ) -> Outcome:
     """Run until nothing is left; with `again`, clients send until so many requests have been answered."""
     found = Outcome()
     ends: list[tuple[float, int, Dispatch]] = []
     heapq.heapify(sends)
+    free = 0.0
     while sends or ends or scheduler.waiting:
         times = [queue[0][0] for queue in (sends, ends) if queue]
         times += [due] if (due := scheduler.next_dispatch()) is not None else []
@@ -87,5 +105,6 @@ def _run(
         while (batch := scheduler.dispatch(now)) is not None:
             found.reasons[batch.reason] += 1
             found.sizes.append(batch.rows)
-            heapq.heappush(ends, (now + execution_seconds(batch.rows), len(found.sizes), batch))
+            free = (max(free, now) if one_stream else now) + execution_seconds(batch.rows)
+            heapq.heappush(ends, (free, len(found.sizes), batch))
     return found

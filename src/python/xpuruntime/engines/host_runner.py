@@ -30,6 +30,8 @@ class HostRunner:
     copies_all = False
     #: Whether batches should be padded to a few sizes, because every other one costs a capture.
     pads_rows = False
+    #: Whether the device computes runs one after the other: a second one beside only has its inputs prepared.
+    serial = False
 
     def __init__(self, run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
         self.run = run

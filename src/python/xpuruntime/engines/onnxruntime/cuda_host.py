@@ -157,6 +157,7 @@ class CudaHostRunner(HostRunner):
 
     memory = "pinned"
     copies_all = True
+    serial = True  # on the session's stream
 
     def __init__(self, model: CudaModel, runs: HostRuns) -> None:
         super().__init__(self._run)

@@ -88,7 +88,7 @@ class Batcher:
         self.short = ShortRuns.of(settings) if inline else None
         self._admission = Admission(layout, settings, name, clock)
         self._executor = Executor(runner, layout, settings, name, self.short)
-        self._scheduler = Scheduler(settings, instances)
+        self._scheduler = Scheduler(settings, instances, serial=runner.serial)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._timer = threading.Condition(self._lock)
@@ -358,7 +358,8 @@ class Batcher:
                 if batch is not None:
                     self._busy.pop(index, None)
                     assert execution is not None
-                    self._scheduler.complete(batch, now, execution.error)
+                    preparation = 1e-9 * execution.input_ns
+                    self._scheduler.complete(batch, now, execution.error, preparation=preparation)
                     batch = None
                 self._scheduler.expire(now)
                 ready = self._taken()

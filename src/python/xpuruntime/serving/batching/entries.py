@@ -13,13 +13,15 @@ if TYPE_CHECKING:
 __all__ = ["REASONS", "Dispatch", "Entry", "Outcome", "Part", "QueueFull", "Reason"]
 
 Outcome = Literal["waiting", "done", "failed", "expired", "cancelled"]
-Reason = Literal["full", "preferred", "delay", "adaptive", "idle", "deadline", "drain", "retry", "inline"]
+Reason = Literal["full", "preferred", "delay", "adaptive", "busy", "idle", "deadline", "drain", "retry", "inline"]
 
 #: Why a batch was sent: it was full; it had a preferred size; its oldest request had waited for the delay; no other
-#: was expected within the delay; an instance was idle and there is no delay; a deadline would have passed during the
-#: delay; the queue is being drained; a request of a failed batch runs alone; a short request ran in the thread that
-#: received it.
-REASONS: tuple[Reason, ...] = ("full", "preferred", "delay", "adaptive", "idle", "deadline", "drain", "retry", "inline")
+#: was expected within the delay; the device was busy, and is about to be free; an instance was idle and there is no
+#: delay; a deadline would have passed during the delay; the queue is being drained; a request of a failed batch runs
+#: alone; a short request ran in the thread that received it.
+REASONS: tuple[Reason, ...] = (
+    "full", "preferred", "delay", "adaptive", "busy", "idle", "deadline", "drain", "retry", "inline",
+)  # fmt: skip
 
 
 class QueueFull(Exception):  # noqa: N818 - a state

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.serving.batching.adaptive_delay import AdaptiveDelay
 from xpuruntime.serving.batching.entries import Dispatch, Entry, Part, QueueFull
+from xpuruntime.serving.batching.serial_device import SerialDevice
 
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
@@ -63,9 +64,12 @@ class Scheduler:
         With ``max_batch_size: 0`` every entry runs alone, whatever its weight.
     instances : int
         Batches that may run side by side.
+    serial : bool
+        The device computes one batch after the other, so that one beside it is only prepared meanwhile. Then a batch
+        that is not full waits, past its delay, until the one before is about to end: it would not begin earlier.
     """
 
-    def __init__(self, settings: BatchSettings, instances: int = 1) -> None:
+    def __init__(self, settings: BatchSettings, instances: int = 1, *, serial: bool = False) -> None:
         self._most = settings.max_batch_size
         self._preferred = frozenset(settings.preferred_batch_size)
         self._delay = settings.max_queue_delay_us * 1e-6
@@ -73,6 +77,7 @@ class Scheduler:
         self._limit = settings.max_queue_size
         self._isolate = settings.isolate_failures
         self._instances = instances
+        self._device = SerialDevice() if serial else None
         #: Level of the entries past their timeout: after all others.
         self._last = settings.priority_levels + 1
         #: Rows from which a group may be worth sending before its delay is over.
@@ -181,10 +186,23 @@ class Scheduler:
             return self._send(group, *found, now)
         return None
 
-    def complete(self, batch: Dispatch, now: float, error: BaseException | None = None) -> None:
-        """Take the result of a batch: its rows are done, or all of them failed."""
+    def complete(
+        self, batch: Dispatch, now: float, error: BaseException | None = None, *, preparation: float = 0.0
+    ) -> None:
+        """Take the result of a batch: its rows are done, or all of them failed.
+
+        Parameters
+        ----------
+        batch : Dispatch
+        now : float
+        error : BaseException, optional
+        preparation : float
+            Seconds until its inputs were ready.
+        """
         if self._adaptive is not None:
             self._adaptive.ended(batch, now, idle=self.idle)
+        if self._device is not None:
+            self._device.ended(batch, now, preparation)
         self.running -= 1
         took = now - batch.at
         self.expected = took if self.expected is None else self.expected + _LATEST * (took - self.expected)
@@ -239,7 +257,7 @@ class Scheduler:
         """Return when `dispatch` will have something to do although nothing else happens, if ever."""
         if not self.idle or not self.waiting:
             return None
-        times = [self._due(head) for head in self._heads()]
+        times = [self._due(head)[0] for head in self._heads()]
         if (urgent := self._most_urgent()) is not None:
             times.append(urgent[0])
         return min(times, default=None)
@@ -268,14 +286,18 @@ class Scheduler:
                 found.append(lane[0])
         return found
 
-    def _due(self, head: Entry) -> float:
-        """Return when the group of an entry is sent although its batch is not full."""
+    def _due(self, head: Entry) -> tuple[float, Reason]:
+        """Return when the group of an entry is sent although its batch is not full, and why then."""
         due = head.arrived + self._delay
-        if self._adaptive is None:
-            return due
-        group = self._groups[head.group]
-        until = self._adaptive.until(head.group, group.rows, group.latest)
-        return due if until is None else min(due, until)
+        reason: Reason = "delay" if self._delay else "idle"
+        if self._adaptive is not None:
+            group = self._groups[head.group]
+            until = self._adaptive.until(head.group, group.rows, group.latest)
+            if until is not None and until < due:
+                due, reason = until, "adaptive"
+        if self._device is not None and (hold := self._device.hold_until()) is not None and hold > due:
+            due, reason = hold, "busy"
+        return due, reason
 
     def _most_urgent(self) -> tuple[float, Entry] | None:
         """Return the waiting entry with the first deadline, and when it has to be sent."""
@@ -290,17 +312,11 @@ class Scheduler:
         """Return the groups that may be sent, in the order of their first entries, with the reason if time is it."""
         found: dict[Hashable, tuple[tuple[int, int], Reason | None]] = {}
         for head in self._heads():
-            reason: Reason | None = None
-            if self.draining:
-                reason = "drain"
-            elif self._delay == 0:
-                reason = "idle"
-            elif head.arrived + self._delay <= now:
-                reason = "delay"
-            elif self._due(head) <= now:
-                reason = "adaptive"
-            if reason is not None and head.group not in found:
-                found[head.group] = ((head.level, head.number), reason)
+            if head.group in found:
+                continue
+            due, reason = self._due(head)
+            if self.draining or due <= now:
+                found[head.group] = ((head.level, head.number), "drain" if self.draining else reason)
         urgent = self._most_urgent()
         if urgent is not None and urgent[0] <= now and urgent[1].group not in found:
             found[urgent[1].group] = ((urgent[1].level, urgent[1].number), "deadline")
@@ -358,7 +374,10 @@ class Scheduler:
         self.running += 1
         if rows is None:
             rows = sum(part.stop - part.start for part in parts)
-        return Dispatch(parts, rows, reason, now)
+        batch = Dispatch(parts, rows, reason, now)
+        if self._device is not None:
+            self._device.began(batch)
+        return batch
 
     def _shrunk(self, key: Hashable, group: _Group) -> None:
         if group.rows < self._ripe_at:
