@@ -8,6 +8,7 @@ import pytest
 from simulated_executor import SimulatedExecutor, run
 
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
+from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
 from xpuruntime.engines.tunables import Tunable, of_options, of_policy
 from xpuruntime.tuning.search.space import Space
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
@@ -291,3 +292,22 @@ def test_a_control_that_the_budget_has_no_room_for_is_undecided():
     assert (executor.now, found.verdict) == (600.0, "undecided")
     assert found.reason == "the policy that was given was not measured: the budget of time was used up"
     assert codes(found) == {"c0": "control"}
+
+
+def test_an_option_that_an_engine_names_is_tried_with_the_keys_of_a_policy():
+    """A compiler that gains inside a graph alone, with openings so slow that other options are not reached."""
+    torch = {"execution.provider_options.torch.mode": "compile", "execution.cuda_graph": "require"}
+
+    def seconds(changes):
+        graph = changes.get("execution.cuda_graph") == "require"
+        compiled = changes.get("execution.provider_options.torch.mode") == "compile"
+        half = changes.get("execution.precision") in ("fp16", "bf16")
+        return 1e-3 * ((0.45 if half else 0.6) if compiled else 0.9) if graph else 4e-3
+
+    declared = (*of_policy("cuda:0"), *of_options("torch", TORCH_OPTIONS))
+    executor = SimulatedExecutor(seconds, seed=1, opens=lambda changes: 14.0)
+    found = run(executor, Space("cuda:0", {"torch": declared}, ()), TuneSpec())
+    assert executor.now <= 600
+    winner = next(one for one in found.candidates if one.id == found.winner)
+    assert torch.items() <= winner.changes.items(), winner.changes
+    assert winner.changes["execution.precision"] in ("fp16", "bf16")

@@ -36,6 +36,8 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
         The policy key that sets it. Such an option is refused in ``provider_options``: one fact has one place.
     search : tuple of str
         Values that `xpuruntime.tune` tries beside leaving the option out; empty where it is not searched.
+    search_first : bool
+        Whether it is tried with the keys of a policy, before other options: it changes what others gain.
     needs : dict of str to tuple of str
         Other options of the table, and the values of each under which this one has any effect.
     """
@@ -47,6 +49,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
     text: bool = False
     owned_by: str | None = None
     search: tuple[str, ...] = ()
+    search_first: bool = False
     needs: dict[str, tuple[str, ...]] = {}
 
 

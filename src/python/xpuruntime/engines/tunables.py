@@ -31,11 +31,15 @@ class Tunable(msgspec.Struct, frozen=True, kw_only=True):
         Values to try. ``None`` leaves the key out.
     needs : dict of str to tuple
         Other keys, and the values of each under which this one has any effect.
+    first : bool
+        Of an option: whether it is tried with the keys of a policy, and like them beside others whatever it gained
+        alone.
     """
 
     key: str
     values: tuple[Any, ...]
     needs: dict[str, tuple[Any, ...]] = {}
+    first: bool = False
 
 
 def of_policy(device: str) -> tuple[Tunable, ...]:
@@ -59,6 +63,7 @@ def of_options(engine: str, table: Mapping[str, Option]) -> tuple[Tunable, ...]:
             key=prefix + name,
             values=(None, *option.search),
             needs={prefix + other: values for other, values in option.needs.items()},
+            first=option.search_first,
         )
         for name, option in table.items()
         if option.search and option.owned_by is None

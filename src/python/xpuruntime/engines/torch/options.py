@@ -13,7 +13,10 @@ NAMES = ("torch", "pytorch")
 
 OPTIONS: dict[str, Option] = {
     "mode": Option(
-        meaning="run operators one by one, or compile the whole", values=("eager", "compile"), search=("compile",)
+        meaning="run operators one by one, or compile the whole",
+        values=("eager", "compile"),
+        search=("compile",),
+        search_first=True,
     ),
     "compile_mode": Option(
         meaning="the mode of torch.compile",

@@ -70,7 +70,8 @@ class TrialScheduler:
         progress: Callable[[TuneProgress], None] | None = None,
     ) -> None:
         self._spec, self._space, self._plan, self._measurements = spec, space, plan, measurements
-        self._grade, self._kernels, self._gains = grade, kernels or {}, SettingGains(stated)
+        first = [(engine, one.key) for engine, tunables in space.tunables.items() for one in tunables if one.first]
+        self._grade, self._kernels, self._gains = grade, kernels or {}, SettingGains(stated, first)
         self._progress = progress
         self._lock = threading.Lock()
         self._live: dict[Executor, tuple[str, ...]] = {}

@@ -32,10 +32,12 @@ class SettingGains:
     ----------
     stated : iterable of str
         Keys whose values the user states: those are combined whatever they gain alone.
+    first : iterable of (str, str)
+        Engines and keys of the options that are treated like keys of a policy.
     """
 
-    def __init__(self, stated: Iterable[str] = ()) -> None:
-        self._stated = frozenset(stated)
+    def __init__(self, stated: Iterable[str] = (), first: Iterable[tuple[str, str]] = ()) -> None:
+        self._stated, self._first = frozenset(stated), frozenset(first)
         self.default: dict[str, CandidateState] = {}
         self.single: dict[Setting, CandidateState] = {}
 
@@ -59,10 +61,13 @@ class SettingGains:
         state = self.single.get(setting)
         if state is not None and (state.trial.code is not None or state.code == CandidateCode.DUPLICATE):
             return False
-        if not setting.key.startswith(OPTIONS):
+        if self._is_first(setting):
             return True
         ratio = self._ratio(setting)
         return ratio is not None and ratio <= _BARRED
+
+    def _is_first(self, setting: Setting) -> bool:
+        return not setting.key.startswith(OPTIONS) or (setting.engine, setting.key) in self._first
 
     def _ratio(self, setting: Setting) -> float | None:
         """Return the ratio of a setting alone to its engine as it comes, where both were measured."""
@@ -89,7 +94,7 @@ class SettingGains:
         """
         default = self.default.get(point.engine)
         base = default.estimate if default is not None and default.estimate else 1.0
-        return base * (1.0 if any(one.key.startswith(OPTIONS) for one in point.settings) else _OF_POLICY)
+        return base * (_OF_POLICY if all(map(self._is_first, point.settings)) else 1.0)
 
     def best_settings(self, engine: str) -> tuple[Setting, ...]:
         """Return the best value of each key of an engine that gained alone, the largest gain first."""

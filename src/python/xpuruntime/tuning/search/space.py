@@ -184,7 +184,7 @@ def _settled(
         values = tuple(dict.fromkeys(replaced.get(one.key, one.values)))
         if one.key not in seen and values and not (len(values) == 1 and _UNSTATED.get(one.key) == values[0]):
             seen.add(one.key)
-            yield Tunable(key=one.key, values=values, needs=one.needs)
+            yield Tunable(key=one.key, values=values, needs=one.needs, first=one.first)
 
 
 def _threads(values: Sequence[Any], cores: CpuCores) -> Iterator[Any]:
