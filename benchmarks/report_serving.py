@@ -146,6 +146,11 @@ def served_models(record: dict[str, Any]) -> Section:
         size = max(model["raw"]["run"], key=model["raw"]["run"].__getitem__)
         peak = sum(model["raw"]["peaks"]) / len(model["raw"]["peaks"])
         rows = [[f"raw `run`, {size}", f"{peak:,.0f}", "-", "-", "1"]]
+        if many := model["raw"].get("peaks_within"):
+            rate = sum(many) / len(many)
+            rows.append(
+                ["raw `run`, no more rows at a time than requests", f"{rate:,.0f}", "-", "-", number(rate / peak)]
+            )
         if model["raw"]["graph"]:
             size, rate = max(model["raw"]["graph"].items(), key=lambda pair: pair[1])
             rows.append([f"raw graph, {size} rows, no copies", f"{rate:,.0f}", "-", "-", number(rate / peak)])
@@ -156,10 +161,10 @@ def served_models(record: dict[str, Any]) -> Section:
                 for many, one in model[way].items()
             ]  # fmt: skip
         parts.append(f"### Served: {name}\n\nMemory of host arrays: {model['memory']}.\n\n{table(_RATES, rows)}\n")
-        best = max(one["rows_per_second"] for one in model["served"].values())
+        best = max(one["rows_per_second"] for way in ("served", "http") for one in model[way].values())
         if settings["small"]:
             continue
-        checks.append(Check(f"{name}, raw peak to the best served in this process", peak / best, 1 / target, "times"))
+        checks.append(Check(f"{name}, raw peak to the best served", peak / best, 1 / target, "times"))
     small = "**Models of a few layers, which says no more than that it runs.** " if settings["small"] else ""
     note = f"{record['note']} " if "note" in record else ""
     text = (
