@@ -12,17 +12,16 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS, quantises_activations
 from xpuruntime.engines.onnxruntime.observing.boundaries import boundaries_of
 from xpuruntime.engines.onnxruntime.observing.facts import device_of, is_partition, layout_of, precision_of
 from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
 from xpuruntime.engines.onnxruntime.observing.live import live_of
 from xpuruntime.engines.onnxruntime.observing.node_matching import is_carrier, match, source_facts
+from xpuruntime.engines.onnxruntime.observing.requested_precision import RequestedPrecision
 from xpuruntime.engines.onnxruntime.observing.submodel import LOST, Shares, share_out
 from xpuruntime.engines.onnxruntime.observing.whole_names import of_whole_names
-from xpuruntime.engines.precision.names import FLOATS, meets
-from xpuruntime.engines.precision.stated import model_precisions
-from xpuruntime.engines.unplaced_units import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
+from xpuruntime.engines.precision.names import meets
+from xpuruntime.engines.unplaced_units import UnitIds, check_complete, folded_unit
 from xpuruntime.evidence.records import Boundary, Unit
 
 if TYPE_CHECKING:
@@ -43,12 +42,6 @@ class Assigned(NamedTuple):
     name: str
     op: str
     domain: str
-
-
-#: Types in which no number of a model is computed.
-_INDICES = frozenset(("int64", "int32", "bool"))
-#: Types that activations are quantised to.
-_QUANTISED = frozenset(("int8", "uint8", "int16", "uint16"))
 
 
 class Attribution(NamedTuple):
@@ -115,11 +108,11 @@ class _Joiner:
         engine: str,
     ) -> None:
         self.events, self.assigned, self.engine = events, assigned, engine
-        self.device, self.precision, self.allowed = device, precision, frozenset(allow_cpu_ops)
+        self.device, self.allowed = device, frozenset(allow_cpu_ops)
         self.optimized = view(optimized) if optimized is not None else None
         self.source = self._source(model)
-        self.model_types = model_precisions(model, self.source.dtypes)
         self.facts = source_facts(self.source)
+        self.requested = RequestedPrecision(model, self.source, self.facts.constant, precision)
         self.notes: list[str] = []
         self.partial = False
         self._id = UnitIds()
@@ -202,12 +195,8 @@ class _Joiner:
         written = (found.get(k) if names else k if found.get(k) == k else None for k in node.outputs)
         outputs = tuple(dict.fromkeys(k for k in written if k))
         ran = precision_of(event, node.numbers) if event else None
-        wanted = None
-        counts = not owned and ran is not None and ran.rpartition("->")[2] in _INDICES  # sizes in an expansion
-        if not counts and not self._is_of_indices(outputs, ran):
-            wanted = self._wanted(node.op, owned, ran) or self._wanted(
-                node.op, shares.serves.get(node.position, []), ran
-            )
+        serves = shares.serves.get(node.position, [])
+        wanted = self.requested.of_executed(node.op, owned, serves, outputs, ran)
         place = device_of(provider, self.device) if provider else self.device
         return Unit(
             id=self._id(event.name if event else node.name),
@@ -215,7 +204,7 @@ class _Joiner:
             relation=relation,
             source_nodes=names,
             outputs=outputs,
-            serves=tuple(self.source.nodes[i].name for i in shares.serves.get(node.position, ())),
+            serves=tuple(self.source.nodes[i].name for i in serves),
             engine=self.engine,
             device=place,
             provider=provider,
@@ -226,9 +215,7 @@ class _Joiner:
             device_kernels=event.device_kernels if event else (),
             placement_reason=None if event else _NOT_RUN,
             placement_source="none" if event else "rule",
-            status=self._status(
-                node.op, owned or shares.serves.get(node.position, []), place, wanted, ran, event is not None
-            ),
+            status=self._status(node.op, owned or serves, place, wanted, ran, event is not None),
         )
 
     def _may_be_lost(self, node: NodeView, shares: Shares) -> bool:
@@ -247,60 +234,6 @@ class _Joiner:
         if wanted and ran and not meets(wanted, ran):
             return "substituted"
         return "honoured"
-
-    def _is_of_indices(self, outputs: tuple[str, ...], ran: str | None) -> bool:
-        """Say whether a unit reads and makes only indices and masks, such as the shape of a transpose."""
-        made = {self.model_types.get(name, "?") for name in outputs}
-        return bool(made) and ran is not None and made | set(ran.split("->")) <= _INDICES
-
-    def _wanted(self, op: str, nodes: list[int], ran: str | None) -> str | None:
-        """Return the precision asked for of a unit; None where it computes no numbers that a precision applies to."""
-        held = [self.source.nodes[i] for i in nodes]
-        if not held or {op, *(n.op for n in held)} <= CONVERSIONS:
-            return None
-        if op in OPERATORS:
-            return self._wanted_of_quantised(held, ran)
-        if self.precision == "model" and self._passes_quantised(held, ran):
-            return ran if ran in _QUANTISED else None  # an ArgMax of integers computes no numbers
-        types = [self.model_types[k] for n in reversed(held) for k in n.outputs if k in self.model_types]
-        # Labels, indices and masks that a node makes beside its numbers have no precision.
-        stated = next((name for name in types if name in FLOATS), types[0] if types else None)
-        if self.precision == "int8" and not any(is_product(n.op) for n in held):
-            return "int8" if ran is not None and {"int8", "uint8"}.intersection(ran.split("->")) else stated
-        if self.precision == "model":
-            return stated
-        if stated is not None and stated not in FLOATS:
-            return None
-        if stated is None and ran is not None and not FLOATS.intersection(ran.split("->")):
-            return None
-        return "fp32" if self.precision == "tf32" else self.precision
-
-    def _passes_quantised(self, held: Sequence[NodeView], ran: str | None) -> bool:
-        """Whether nodes take values that the model itself quantised as integers, as a pool between products does."""
-        types = [] if ran is None else ran.split("->")
-        if not types or types[0] not in _QUANTISED or not (_QUANTISED | _INDICES).issuperset(types):
-            return False
-        own = {k for node in held for k in node.outputs}
-        made, read = self.source.producers, self.source.consumers
-        return all(
-            any(k in own or (k in made and made[k].op == "DequantizeLinear") for k in node.inputs)
-            or all(reader.op == "QuantizeLinear" for k in node.outputs for reader in read.get(k, (node,)))
-            for node in held
-            if node.op not in ("QuantizeLinear", "DequantizeLinear")
-        )
-
-    def _wanted_of_quantised(self, held: Sequence[NodeView], ran: str | None) -> str | None:
-        """Return the precision asked for of a quantised operator: the policy's, else what the model's nodes state."""
-        if self.precision in FLOATS:
-            return self.precision
-        if self.precision != "model":
-            return "fp32" if self.precision == "tf32" else self.precision
-        read = {k for node in held if node.op == "DequantizeLinear" for k in node.inputs[:1]}
-        quantised = any(quantises_activations(n.op, n.numbers) for n in held) or not read <= self.facts.constant
-        if quantised:
-            return ran
-        types = [self.model_types[k] for n in reversed(held) for k in n.outputs if k in self.model_types]
-        return next((name for name in types if name in FLOATS), None)
 
     def _assigned_provider(self, name: str, names: tuple[str, ...]) -> str | None:
         wanted = {name, *names}
@@ -351,7 +284,7 @@ class _Joiner:
             node = left.pop(base, None)
             unit = self._stray(event)
             if node is not None:
-                wanted = self._wanted(event.op, [node.position], unit.precision_run)
+                wanted = self.requested.of(event.op, [node.position], unit.precision_run)
                 unit = msgspec.structs.replace(
                     unit,
                     relation="exact",
