@@ -4,13 +4,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable
+    from collections.abc import Hashable, Iterator
 
-__all__ = ["REASONS", "Dispatch", "Entry", "Outcome", "Part", "QueueFull", "Reason"]
+__all__ = ["REASONS", "Dispatch", "Entry", "Group", "Outcome", "Part", "QueueFull", "Reason"]
 
 Outcome = Literal["waiting", "done", "failed", "expired", "cancelled"]
 Reason = Literal["full", "preferred", "delay", "adaptive", "busy", "idle", "deadline", "drain", "retry", "inline"]
@@ -73,6 +74,37 @@ class Entry:
     retried: bool = field(default=False, init=False)
     outcome: Outcome = field(default="waiting", init=False)
     error: BaseException | None = field(default=None, init=False)
+
+    def waits_at(self, level: int) -> bool:
+        """Whether rows of it wait at this level."""
+        return self.outcome == "waiting" and self.sent < self.rows and self.level == level
+
+
+class Group:
+    """Entries of one group that wait, by level.
+
+    Parameters
+    ----------
+    levels : int
+        How many levels there are, the one of entries past their timeout among them.
+    """
+
+    __slots__ = ("lanes", "latest", "rows")
+
+    def __init__(self, levels: int) -> None:
+        self.lanes: tuple[deque[Entry], ...] = tuple(deque() for _ in range(levels))
+        self.rows = 0
+        #: When the latest of them arrived.
+        self.latest = 0.0
+
+    def waiting(self) -> Iterator[Entry]:
+        """Yield the entries that wait, in the order in which they are served."""
+        for level, lane in enumerate(self.lanes):
+            while lane and not lane[0].waits_at(level):
+                lane.popleft()
+            for entry in lane:
+                if entry.waits_at(level):
+                    yield entry
 
 
 class Part(NamedTuple):

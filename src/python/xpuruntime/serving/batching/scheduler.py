@@ -13,11 +13,11 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from xpuruntime.serving.batching.adaptive_delay import AdaptiveDelay
-from xpuruntime.serving.batching.entries import Dispatch, Entry, Part, QueueFull
+from xpuruntime.serving.batching.entries import Dispatch, Entry, Group, Part, QueueFull
 from xpuruntime.serving.batching.serial_device import SerialDevice
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterator
+    from collections.abc import Hashable
 
     from xpuruntime.serving.batching.entries import Outcome, Reason
     from xpuruntime.serving.batching.settings import BatchSettings
@@ -28,31 +28,6 @@ __all__ = ["Scheduler"]
 _LATEST = 0.2
 #: Seconds until a retry where no execution has been timed yet.
 _UNKNOWN = 0.1
-
-
-class _Group:
-    """Entries of one group that wait, by level."""
-
-    __slots__ = ("lanes", "latest", "rows")
-
-    def __init__(self, levels: int) -> None:
-        self.lanes: tuple[deque[Entry], ...] = tuple(deque() for _ in range(levels))
-        self.rows = 0
-        #: When the latest of them arrived.
-        self.latest = 0.0
-
-    def waiting(self) -> Iterator[Entry]:
-        """Yield the entries that wait, in the order in which they are served."""
-        for level, lane in enumerate(self.lanes):
-            while lane and not _waits(lane[0], level):
-                lane.popleft()
-            for entry in lane:
-                if _waits(entry, level):
-                    yield entry
-
-
-def _waits(entry: Entry, level: int) -> bool:
-    return entry.outcome == "waiting" and entry.sent < entry.rows and entry.level == level
 
 
 class Scheduler:
@@ -82,7 +57,7 @@ class Scheduler:
         self._last = settings.priority_levels + 1
         #: Rows from which a group may be worth sending before its delay is over.
         self._ripe_at = min((*self._preferred, max(self._most, 1)))
-        self._groups: dict[Hashable, _Group] = {}
+        self._groups: dict[Hashable, Group] = {}
         self._lanes: tuple[deque[Entry], ...] = tuple(deque() for _ in range(self._last + 1))
         self._ripe: dict[Hashable, None] = {}
         self._deadlines: list[tuple[float, int, Entry]] = []
@@ -133,7 +108,7 @@ class Scheduler:
         self.waiting_rows += entry.rows
         group = self._groups.get(entry.group)
         if group is None:
-            group = self._groups[entry.group] = _Group(self._last + 1)
+            group = self._groups[entry.group] = Group(self._last + 1)
         if self._adaptive is not None:
             self._adaptive.arrived(entry.group, entry.arrived, group.rows if self.idle else 0, group.latest)
         group.lanes[entry.level].append(entry)
@@ -246,7 +221,7 @@ class Scheduler:
     def next_expiry(self) -> float | None:
         """Return when `expire` will have something to do, if ever."""
         first = self.next_deadline()
-        while self._overdue and not _waits(self._overdue[0][2], self._overdue[0][2].level):
+        while self._overdue and not self._overdue[0][2].waits_at(self._overdue[0][2].level):
             heapq.heappop(self._overdue)
         times = [] if first is None else [first]
         if self._overdue:
@@ -280,7 +255,7 @@ class Scheduler:
         """Return the oldest waiting entry of each level, in the order of levels."""
         found = []
         for level, lane in enumerate(self._lanes):
-            while lane and not _waits(lane[0], level):
+            while lane and not lane[0].waits_at(level):
                 lane.popleft()
             if lane:
                 found.append(lane[0])
@@ -304,7 +279,7 @@ class Scheduler:
         if self._delay == 0 or self.expected is None:
             return None
         first = self.next_deadline()
-        if first is None or not _waits(entry := self._deadlines[0][2], entry.level):
+        if first is None or not (entry := self._deadlines[0][2]).waits_at(entry.level):
             return None
         return first - self.expected, entry
 
@@ -326,7 +301,7 @@ class Scheduler:
                 found[group] = ((first.level, first.number), None)
         return [(group, reason) for group, (_, reason) in sorted(found.items(), key=lambda one: one[1][0])]
 
-    def _form(self, group: _Group, due: Reason | None) -> tuple[list[Part], int, Reason] | None:
+    def _form(self, group: Group, due: Reason | None) -> tuple[list[Part], int, Reason] | None:
         """Return the parts of the next batch of a group, or ``None`` where it is better to wait for more."""
         if self._most == 0:
             entry = next(group.waiting())
@@ -379,7 +354,7 @@ class Scheduler:
             self._device.began(batch)
         return batch
 
-    def _shrunk(self, key: Hashable, group: _Group) -> None:
+    def _shrunk(self, key: Hashable, group: Group) -> None:
         if group.rows < self._ripe_at:
             self._ripe.pop(key, None)
         if not group.rows:
