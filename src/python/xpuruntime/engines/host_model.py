@@ -12,8 +12,8 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host, to_tensor
 from xpuruntime.engines.base import LoadedModel, closed
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.input_binding import (
-    ConversionLog,
     InputValidator,
     empty_host_array,
     fixed_shape,

@@ -15,8 +15,8 @@ import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
 from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Request, closed
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.input_binding import (
-    ConversionLog,
     InputValidator,
     closed_binding,
     empty_host_array,

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from xpuruntime.engines.arrays import digest_parts
-from xpuruntime.engines.input_binding import ConversionLog, InputValidator
+from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import InputValidator
 from xpuruntime.engines.model.static_batch import batch_axes
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.engines.quantisation.sample_error import SampleError

@@ -21,7 +21,7 @@ from trt_support import RTX_FACTS, ask, judge, machine
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.quantisation import Calibration
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine, building

@@ -16,7 +16,7 @@ import trt_fake as fake
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.tensorrt.artifact import Record

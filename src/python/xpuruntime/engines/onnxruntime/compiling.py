@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.compiled import Compiled
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.onnxruntime.artifact import QUANTISED, SOURCE
 from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
 from xpuruntime.engines.onnxruntime.loading import model_source, preload_cuda

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.engines.base import Binding
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.host_model import HostModel, bound_buffers, overlapping
-from xpuruntime.engines.input_binding import ConversionLog, closed_binding
+from xpuruntime.engines.input_binding import closed_binding
 from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.engines.onnxruntime._private_api import (
     raw_binding,

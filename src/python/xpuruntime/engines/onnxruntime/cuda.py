@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of
 from xpuruntime.engines.base import LoadedModel, closed
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.cuda_arrays import (
     DeviceArray,
     as_kind,
@@ -32,7 +33,7 @@ from xpuruntime.engines.cuda_arrays import (
     several_devices,
     stream_owner,
 )
-from xpuruntime.engines.input_binding import ConversionLog, InputValidator
+from xpuruntime.engines.input_binding import InputValidator
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cuda_host import CudaHostRunner, HostRuns
 from xpuruntime.engines.onnxruntime.cuda_turns import new_turn, no_capture

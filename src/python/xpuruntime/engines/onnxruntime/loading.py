@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model_source import Source, prepare_source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.engines.base import Binding, Observed
-    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.slots import Slot
     from xpuruntime.engines.run_threads import QueueLimits

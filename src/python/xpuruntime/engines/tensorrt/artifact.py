@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.engines.compiled import Compiled
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.tensorrt.building import build
 from xpuruntime.engines.tensorrt.messages import logger
 from xpuruntime.engines.tensorrt.probing import bindings

@@ -18,7 +18,7 @@ from xpuruntime.engines.tensorrt.timing import TimingCache
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model_source import Source
     from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.engines.tensorrt.artifact import Ready, Record, read_artifact
 from xpuruntime.engines.tensorrt.building import build, prepare

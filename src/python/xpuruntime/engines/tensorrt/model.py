@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Binding, Observed, Request
-    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.handle import Handle
     from xpuruntime.engines.tensorrt.slots import Slot

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.native_export.native_config import KeyOutcomes, NativeConfig, NativeExporter, write_model
 from xpuruntime.engines.tensorrt.building import prepare
 from xpuruntime.engines.tensorrt.products import TENSORRT

@@ -7,7 +7,7 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.input_binding import ConversionLog
+from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.torch.aliasing import GuardedCall
 from xpuruntime.engines.torch.compiling import compiled, compiling_apart
 from xpuruntime.engines.torch.failures import translate

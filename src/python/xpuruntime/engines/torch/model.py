@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import device_of, from_host, kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding, LoadedModel, Observed, closed
-from xpuruntime.engines.input_binding import ConversionLog, InputValidator, refuse_stream, type_name
+from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import InputValidator, refuse_stream, type_name
 from xpuruntime.engines.torch.failures import translate
 from xpuruntime.engines.torch.narrow_types import from_numpy, to_numpy
 from xpuruntime.errors import InputError

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model_source import Source
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.precision import ProbeResult, Tolerance

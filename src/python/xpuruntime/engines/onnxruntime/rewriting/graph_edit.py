@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
     from xpuruntime.engines.onnxruntime.settings import Settings
     from xpuruntime.policies import KernelPolicy

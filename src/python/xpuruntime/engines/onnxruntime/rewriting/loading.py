@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["arch_of", "as_it_runs", "check", "left_alone", "public", "rewritten"]
