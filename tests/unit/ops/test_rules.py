@@ -9,8 +9,9 @@ import threading
 
 import pytest
 
-from xpuruntime.ops.rules import compile_rules
+from xpuruntime.ops.rules import compile_rules, core_rules
 from xpuruntime.policies import KernelPolicy, KernelRule, Policy, RuleMatch
+from xpuruntime.policies.call_facts import ANY_CALL
 
 DTYPES = {"float64": "fp64", "float32": "fp32", "float16": "fp16", "bfloat16": "bf16", "float8_e4m3fn": "fp8"}
 NAMES = ["", "a", "b", "ab", "a.b", "layers.0.attn", "layers.1.mlp.fc", "LAYERS.0.attn", "é.[x]", "a-b", "]"]
@@ -129,7 +130,9 @@ def test_the_core_and_the_policy_agree() -> None:
             desc, op, facts, capability = random_call(draw)
             node, module = draw.choice(NAMES), draw.choice(NAMES)
             expected = policy.choose(op, node=node or None, module=module or None, **facts)
-            found = compile_rules(policy, node=node, module=module).choose(desc, compute_capability=capability)
+            place = ANY_CALL._replace(node=node or None, module=module or None)
+            rules = core_rules(policy, policy.compiled_rules.matching(place), "prefer")
+            found = rules.choose(desc, compute_capability=capability)
             assert found == expected, (policy, desc, node, module)
             sources.add(expected[1].partition("[")[0])
     assert sources >= {"kernels.rules", "kernels.matmul", "default"}, "the table tests something"
@@ -139,9 +142,10 @@ def test_compiled_once_for_each_value() -> None:
     one, two = KernelPolicy(matmul="cublasLt"), KernelPolicy(matmul="cublasLt")
     assert compile_rules(one) is compile_rules(two)
     assert compile_rules(Policy(kernels=one)) is compile_rules(one), "prefer is the default"
-    assert compile_rules(one, "auto") is compile_rules(one, "prefer")
-    assert compile_rules(one, "strict") is not compile_rules(one)
-    assert compile_rules(Policy(kernels=one, mode="strict")) is compile_rules(one, "strict")
+    assert compile_rules(Policy(kernels=one, mode="auto")) is compile_rules(one)
+    strict = compile_rules(Policy(kernels=one, mode="strict"))
+    assert strict is not compile_rules(one)
+    assert compile_rules(Policy(kernels=two, mode="strict")) is strict
 
 
 def test_conditions_at_the_ends_of_the_numbers() -> None:

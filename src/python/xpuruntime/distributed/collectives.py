@@ -60,7 +60,7 @@ class Collectives:
         array [..]
         """
         number, view = reduction(op), input_view(x, "x", self.device)
-        dtype = reduced_type(view, "x", op, self._library)
+        dtype = reduced_type(view, op, self._library)
         target, order = self._target(view, out, (view.shape,), stream)
         require_apart(view, target, 0)
         self._launch(
@@ -86,7 +86,7 @@ class Collectives:
         array [..] or None
         """
         number, root, view = reduction(op), self._rank(root, "root"), input_view(x, "x", self.device)
-        dtype = reduced_type(view, "x", op, self._library)
+        dtype = reduced_type(view, op, self._library)
         if root != self.rank:
             if out is not None:
                 raise InputError(
@@ -174,7 +174,7 @@ class Collectives:
         array [n, ..]
         """
         number, view = reduction(op), input_view(x, "x", self.device)
-        dtype = reduced_type(view, "x", op, self._library)
+        dtype = reduced_type(view, op, self._library)
         if not view.shape or view.shape[0] % self.world_size:
             raise InputError(
                 f"'x' {list(view.shape)} cannot be split over {self.world_size} ranks along its first dimension. Fix: "

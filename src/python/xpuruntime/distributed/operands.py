@@ -85,7 +85,7 @@ def reduction(op: str) -> int:
     return number
 
 
-def reduced_type(view: ArrayView, name: str, op: str, library: NcclLibrary) -> int:
+def reduced_type(view: ArrayView, op: str, library: NcclLibrary) -> int:
     """Return NCCL's number of the dtype of an array to reduce.
 
     Raises
@@ -98,17 +98,17 @@ def reduced_type(view: ArrayView, name: str, op: str, library: NcclLibrary) -> i
         if op in ("max", "min"):
             return DTYPES["uint8"][0]
         raise UnsupportedOperationError(
-            f"'{name}' is bool, and a {op} of it is no bool. Fix: op='max' is or, op='min' is and; or convert it"
+            f"'x' is bool, and a {op} of it is no bool. Fix: op='max' is or, op='min' is and; or convert it"
         )
     known = DTYPES.get(dtype)
     if known is None:
         raise UnsupportedOperationError(
-            f"'{name}' is {dtype}, which NCCL cannot reduce. Fix: convert it to one of {', '.join(DTYPES)}"
+            f"'x' is {dtype}, which NCCL cannot reduce. Fix: convert it to one of {', '.join(DTYPES)}"
         )
     number, since = known
     if not library.has(*since):
         raise UnsupportedOperationError(
-            f"'{name}' is {dtype}, which NCCL has since {version_text(since)}, and {library.path} is "
+            f"'x' is {dtype}, which NCCL has since {version_text(since)}, and {library.path} is "
             f"{version_text(library.version)}. Fix: install a newer NCCL, or convert it"
         )
     return number

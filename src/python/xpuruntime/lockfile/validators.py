@@ -232,8 +232,8 @@ def validator_drift(one: Validator, expected: Any, found: Any, entries: tuple[st
         before = ", ".join(f"{name} {shown(expected.get(name))}" for name in differ)
         now = ", ".join(f"{name} {shown(found.get(name))}" for name in differ)
     if one.kind == ValidatorKind.CPU_ISA and isinstance(expected, list) and isinstance(found, list):
-        before = f"{len(expected)} features" + _features(" with", set(expected) - set(found))
-        now = f"{len(found)} features" + _features(" with", set(found) - set(expected))
+        before = f"{len(expected)} features" + _with_features(set(expected) - set(found))
+        now = f"{len(found)} features" + _with_features(set(found) - set(expected))
     return Drift(
         code=DriftCode(one.kind),
         subject=one.key,
@@ -245,8 +245,8 @@ def validator_drift(one: Validator, expected: Any, found: Any, entries: tuple[st
     )
 
 
-def _features(word: str, names: set[str]) -> str:
-    return f"{word} {' '.join(sorted(names))}" if names else ""
+def _with_features(names: set[str]) -> str:
+    return f" with {' '.join(sorted(names))}" if names else ""
 
 
 def _restore_command(one: Validator, expected: Any, found: Any, identity: Identity) -> str:

@@ -90,12 +90,12 @@ def timed(run: Callable[[], Any], finish: Callable[[], Any] | None = None) -> Sa
     return lambda calls, samples: time_calls(run, calls, samples, finish)
 
 
-def in_worker(worker: Worker, function: str, /, *, timeout: float | None = None, **arguments: Any) -> Sampler:
+def in_worker(worker: Worker, function: str, /, **arguments: Any) -> Sampler:
     """Return a variant of `measure` that is a function of a worker.
 
     It is called with `calls`, `samples` and the arguments, and returns what `time_calls` does: the loop is timed there.
     """
-    return lambda calls, samples: worker.call(function, timeout=timeout, calls=calls, samples=samples, **arguments)
+    return lambda calls, samples: worker.call(function, calls=calls, samples=samples, **arguments)
 
 
 def decided(comparisons: Mapping[str, Comparison]) -> bool:

@@ -21,29 +21,23 @@ if TYPE_CHECKING:
 __all__ = ["compile_rules", "core_rules", "tuning_rule"]
 
 
-def compile_rules(
-    policy: Policy | KernelPolicy, mode: str | None = None, *, node: str = "", module: str = ""
-) -> _core.KernelRules:
-    """Return the kernel rules that may match the calls of one place, compiled once for each value.
+def compile_rules(policy: Policy | KernelPolicy) -> _core.KernelRules:
+    """Return the kernel rules that may match calls of no node and module, compiled once for each value.
 
     Parameters
     ----------
     policy : Policy or KernelPolicy
-    mode : {"prefer", "strict", "auto"}, optional
-        Instead of the policy's own; a `KernelPolicy` has none, and stands for ``"prefer"``. Under ``"strict"`` a kernel
-        that cannot serve raises, otherwise another one serves and the decision says why.
-    node, module : str
-        Names of the place; empty where it has none.
+        Under ``mode: strict`` a kernel that cannot serve raises, otherwise another one serves and the decision says
+        why. A `KernelPolicy` has no mode, and stands for ``"prefer"``.
     """
-    kernels = policy.kernels if isinstance(policy, Policy) else policy
-    if mode is None:
-        mode = policy.mode if isinstance(policy, Policy) else "prefer"
-    return _compile(kernels, "strict" if mode == "strict" else "prefer", node, module)
+    if isinstance(policy, Policy):
+        return _compile(policy.kernels, "strict" if policy.mode == "strict" else "prefer")
+    return _compile(policy, "prefer")
 
 
 @lru_cache(maxsize=256)
-def _compile(policy: KernelPolicy, enforcement: str, node: str, module: str) -> _core.KernelRules:
-    place = ANY_CALL._replace(node=node or None, module=module or None)
+def _compile(policy: KernelPolicy, enforcement: str) -> _core.KernelRules:
+    place = ANY_CALL._replace(node=None, module=None)
     return core_rules(policy, policy.compiled_rules.matching(place), enforcement)
 
 

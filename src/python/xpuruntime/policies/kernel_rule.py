@@ -35,8 +35,8 @@ _ARCH = re.compile("sm[0-9]{2,3}")
 class KernelName(Text):
     """A kernel family or id that can serve `op`; ``None`` stands for any operation."""
 
-    def __init__(self, op: str | None, doc: str = "") -> None:
-        super().__init__(doc, what="the name of a kernel", parse=lambda text: check_kernel(text, op))
+    def __init__(self, op: str | None) -> None:
+        super().__init__(what="the name of a kernel", parse=lambda text: check_kernel(text, op))
         self._op = op
 
     def _schema(self) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def resolve_settings(
     builder.common(request, "onnxruntime", checked="checked against the node assignment after loading")
     settings = _given_options(request, settings, builder, cuda=cuda)
     if not cuda and request.artifact is None and saturates_on(features) and saturating_nodes(request.model):
-        settings = _unless_stated(settings, _EXACT, "1")
+        settings = _on_unless_stated(settings, _EXACT)
     settings = _placement(request, settings, builder, cuda=cuda)
     settings = _precision(request, settings, builder, cuda=cuda)
     settings = _execution(request, settings, builder, cuda=cuda)
@@ -70,9 +70,9 @@ def resolve_settings(
     return settings, builder.finish("ONNX Runtime")
 
 
-def _unless_stated(settings: Settings, entry: str, value: str) -> Settings:
-    """Return the settings with a session entry, which the policy may have stated otherwise."""
-    return settings if entry in settings.session else settings.with_session({entry: value})
+def _on_unless_stated(settings: Settings, entry: str) -> Settings:
+    """Return the settings with a session entry switched on, unless the policy states it."""
+    return settings if entry in settings.session else settings.with_session({entry: "1"})
 
 
 def _given_options(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
@@ -194,7 +194,7 @@ def _keep_activations(request: Request, settings: Settings) -> Settings:
     kept = scheme == "weight_only" if precision == "model" else precision != "int8"
     ops = {name.rpartition(":")[2] for name in request.model.ops}
     if kept and "DequantizeLinear" in ops and ops & {"MatMul", "Gemm"}:
-        return _unless_stated(settings, QDQ_LEVEL, "1")
+        return _on_unless_stated(settings, QDQ_LEVEL)
     return settings
 
 

@@ -26,11 +26,11 @@ _MOST = 2**31 - 1
 
 
 class IntegerList(Kind):
-    """A list of different whole numbers, kept in ascending order."""
+    """A list of different whole numbers from 1 to `most`, kept in ascending order."""
 
-    def __init__(self, least: int, most: int, doc: str = "") -> None:
+    def __init__(self, most: int, doc: str) -> None:
         super().__init__(doc)
-        self._item = Integer(least, most)
+        self._item = Integer(1, most)
 
     def expects(self) -> str:
         """Say what is accepted."""
@@ -117,7 +117,7 @@ class PadRule(PolicyValue, frozen=True, kw_only=True):
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "value": Number(-1e308, 1e308, "What the padding is filled with."),
-        "to": IntegerList(1, _MOST, "Sizes that are padded to."),
+        "to": IntegerList(_MOST, "Sizes that are padded to."),
         "axis": Integer(0, 31, "Axis of the input.", optional=True),
         "outputs": NamedOf(Integer(0, 31), "output to axis, such as {logits: 1}", "Outputs that are cut back."),
         "mask": Text("Mask input that is made where a request has none.", what="an input", optional=True),
@@ -183,7 +183,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "max_batch_size": Integer(0, 2**20, "Most rows of one execution."),
-        "preferred_batch_size": IntegerList(1, 2**20, "Sizes that are sent at once."),
+        "preferred_batch_size": IntegerList(2**20, "Sizes that are sent at once."),
         "max_queue_delay_us": Integer(0, _MOST, "How long a request may wait for others."),
         "queue_delay": Choice(
             get_args(QueueDelay), "Wait for others while some are expected, or always.", what="delays"
