@@ -107,15 +107,15 @@ def test_memory_that_two_arrays_share():
 def test_dtypes():
     ml = pytest.importorskip("ml_dtypes")
     for dtype, number in ((np.float32, 7), (np.float16, 6), (ml.bfloat16, 9), (ml.float8_e4m3fn, 10), (np.uint64, 5)):
-        assert operands.reduced_type(ArrayView(np.zeros(2, dtype), "x"), "x", "sum", NEW) == number
+        assert operands.reduced_type(ArrayView(np.zeros(2, dtype), "x"), "sum", NEW) == number
     flags = ArrayView(np.zeros(2, bool), "x")
-    assert operands.reduced_type(flags, "x", "max", NEW) == 1
+    assert operands.reduced_type(flags, "max", NEW) == 1
     with pytest.raises(UnsupportedOperationError, match="op='max' is or, op='min' is and"):
-        operands.reduced_type(flags, "x", "sum", NEW)
+        operands.reduced_type(flags, "sum", NEW)
     with pytest.raises(UnsupportedOperationError, match=r"'x' is int16, which NCCL cannot reduce. Fix: convert"):
-        operands.reduced_type(ArrayView(np.zeros(2, np.int16), "x"), "x", "sum", NEW)
+        operands.reduced_type(ArrayView(np.zeros(2, np.int16), "x"), "sum", NEW)
     with pytest.raises(UnsupportedOperationError, match=r"NCCL has since 2\.24, and libnccl.so.2 is 2\.20\.5"):
-        operands.reduced_type(ArrayView(np.zeros(2, ml.float8_e5m2), "x"), "x", "sum", Facts(2, 20, 5))
+        operands.reduced_type(ArrayView(np.zeros(2, ml.float8_e5m2), "x"), "sum", Facts(2, 20, 5))
     assert operands.moved_type(ArrayView(np.zeros(2, np.int16), "x"), NEW) == (1, 2)
     assert operands.moved_type(ArrayView(np.zeros(2, np.float64), "x"), NEW) == (8, 1)
     assert operands.moved_type(ArrayView(np.zeros(2, ml.float8_e5m2), "x"), Facts(2, 20, 5)) == (1, 1)
