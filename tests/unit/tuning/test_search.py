@@ -311,3 +311,20 @@ def test_an_option_that_an_engine_names_is_tried_with_the_keys_of_a_policy():
     winner = next(one for one in found.candidates if one.id == found.winner)
     assert torch.items() <= winner.changes.items(), winner.changes
     assert winner.changes["execution.precision"] in ("fp16", "bf16")
+
+
+def test_time_is_kept_back_for_deciding_on_a_candidate_that_opens_slowly():
+    """The control opens in 4 s, and a compiled model, which gains, in 12 s: its rounds in fresh processes do, too."""
+    declared = (*of_policy("cuda:0"), *of_options("torch", TORCH_OPTIONS))
+
+    def compiled(changes):
+        return changes.get("execution.provider_options.torch.mode") == "compile"
+
+    executor = SimulatedExecutor(
+        lambda changes: 1e-3 if compiled(changes) else 4e-3,
+        seed=1,
+        opens=lambda changes: 12.0 if compiled(changes) else 4.0,
+    )
+    found = run(executor, Space("cuda:0", {"torch": declared}, ()), TuneSpec())
+    assert executor.now <= 600
+    assert found.verdict == "winner", found.reason

@@ -16,6 +16,7 @@ import msgspec
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import look_rounds, runs_required
 from xpuruntime.tuning.result.progress import TuneProgress
 from xpuruntime.tuning.search.candidate_state import CandidateState, exit_text, gain_from_ratio
 from xpuruntime.tuning.search.planner import Rejected
@@ -32,10 +33,16 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.search.space import Point, Setting, Space
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
-__all__ = ["TrialScheduler"]
+__all__ = ["TAIL_SECONDS", "TrialScheduler"]
 
 #: Candidates that are open at once on a device.
 _AT_ONCE = 7
+#: Share of the budget that may be kept back for the decision.
+_RESERVE = 0.5
+#: Seconds for the runs that a 99th percentile is claimed from.
+TAIL_SECONDS = 30.0
+#: Trials that tests of a grade of determinism of control and finalist are taken to last as long as.
+_TESTS = 4
 
 
 class TrialScheduler:
@@ -241,6 +248,7 @@ class TrialScheduler:
             self._record_race(final)
             ahead = [final.incumbent] if final.incumbent not in final.exits else []
         self._incumbent = ahead[0] if ahead else None if failed else start
+        self._update_reserve()
 
     def _record_race(self, race: Race) -> None:
         """Take over how a race ended."""
@@ -294,6 +302,19 @@ class TrialScheduler:
         with self._lock:
             self._untried, self._skipped_for_time = self._untried + 1, True
         state.code, state.reason = CandidateCode.NOT_TRIED, USED_UP
+
+    def _update_reserve(self) -> None:
+        """Keep back what the decision on the leader takes: the control and it are opened anew for each round."""
+        control, spec = self._states[CONTROL].trial, self._spec
+        if control.code is not None:
+            return
+        leader = self._leader()
+        seconds = max(control.seconds, self._states[leader].trial.seconds if leader is not None else 0.0)
+        looks = look_rounds(*spec.decide.rounds, confidence=spec.decide.confidence)
+        needed = looks[0] * (2.5 * seconds + 0.2) + (_TESTS * seconds if self._grade != "none" else 0.0)
+        if spec.constraints.latency_p99 is not None:
+            needed += 2 * min(TAIL_SECONDS, 2 * runs_required(0.99) * (control.run or 0.0))
+        self._reserve = min(_RESERVE * spec.budget.time, needed)
 
     @property
     def _deadline(self) -> float:

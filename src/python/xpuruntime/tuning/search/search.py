@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.statistics import look_rounds, runs_required
+from xpuruntime.measuring.statistics import runs_required
 from xpuruntime.tuning.search.candidate_state import FINAL, op_share
 from xpuruntime.tuning.search.duel import DuelResult, duel
 from xpuruntime.tuning.search.planner import Rejected
-from xpuruntime.tuning.search.scheduler import TrialScheduler
+from xpuruntime.tuning.search.scheduler import TAIL_SECONDS, TrialScheduler
 from xpuruntime.tuning.trial import CONTROL, CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
@@ -32,14 +32,10 @@ __all__ = ["Outcome", "Search"]
 
 #: Candidates that are planned at most.
 _MOST_CANDIDATES = 2000
-#: Finalists that are duelled at most; share of the budget that the final duel may keep back.
-_FINALISTS, _RESERVE = 4, 0.5
+#: Finalists that are duelled at most.
+_FINALISTS = 4
 #: Share of time from which the kernels of an operation are searched.
 _LEAST_SHARE = 0.01
-#: Seconds for the runs that a 99th percentile is claimed from.
-_TAIL_SECONDS = 30.0
-#: Trials that tests of a grade of determinism of control and finalist are taken to last as long as.
-_TESTS = 4
 
 
 class Outcome(NamedTuple):
@@ -86,12 +82,7 @@ class Search(TrialScheduler):
             for executor in self._measurements.executors:
                 executor.calibrate(state.trial.run)
             self._incumbent, state.estimate = state.candidate.id, 1.0
-            looks = look_rounds(*self._spec.decide.rounds, confidence=self._spec.decide.confidence)
-            pair = 2.5 * state.trial.seconds + 0.2
-            needed = looks[0] * pair + (_TESTS * state.trial.seconds if self._grade != "none" else 0.0)
-            if self._spec.constraints.latency_p99 is not None:
-                needed += 2 * min(_TAIL_SECONDS, 2 * runs_required(0.99) * (state.trial.run or 0.0))
-            self._reserve = min(_RESERVE * self._spec.budget.time, needed)
+            self._update_reserve()
         elif state.trial.code not in (None, CandidateCode.NODE_LOST):
             self._notes.append(f"the policy that was given does not keep the constraints: {state.reason}")
 
@@ -297,7 +288,7 @@ class Search(TrialScheduler):
                 limit, runs = constraints.latency_p99, 2 * runs_required(0.99)
                 key = f"tail/{one.id}"
                 found = self._measurements.measure(
-                    executor, key, lambda: executor.count_slow_runs(one, limit, runs, _TAIL_SECONDS)
+                    executor, key, lambda: executor.count_slow_runs(one, limit, runs, TAIL_SECONDS)
                 )
                 runs, over = found["runs"], found["over"]
                 if over > 0.01 * runs or runs < runs_required(0.99, beyond=over):
