@@ -1,19 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Public functions with arguments of a wrong type: the error is ours, and names argument, expected and found.
-
-Arguments are those of the signatures, so that one which is added later is tried too.
-"""
+"""Public functions with arguments of a wrong type: the error is ours, and names argument, expected and found."""
 
 from __future__ import annotations
 
-import inspect
-import re
 import shutil
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from wrong_arguments import bare_errors
 
 import xpuruntime as xrt
 from xpuruntime import serving
@@ -22,19 +18,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
     from pathlib import Path
 
-
-class Odd:
-    """An object of no use to anybody."""
-
-
-WRONG = (3, "3", 1.5, None, b"x", [1], {"a": 1}, Odd(), object, np.zeros(2))
-#: What Python, and the modules below, say by themselves.
-BARE = re.compile(
-    r"not supported between|object is not|has no attribute|unsupported operand|cannot be interpreted|"
-    r"must be real number|"
-    r"argument of type|could not convert|invalid literal|indices must|not iterable|expected .* instance|a bytes-like|"
-    r"pattern on|unexpected keyword|required positional|JSON serializable"
-)
 MODEL = str(xrt.demo_model_path())
 FEEDS = {"image": np.zeros((1, 1, 8, 8), np.float32)}
 
@@ -98,37 +81,13 @@ def test_wrong_types_are_named(
     elif name in ("serving.Server",):
         right = {**right, "models": {"digits": session}}
     monkeypatch.chdir(tmp_path)
-    bare = []
-    for parameter in _parameters(function):
-        for wrong in WRONG:
-            try:
-                made = function(**_arguments(function, right, parameter, wrong))
-            except xrt.XpuRuntimeError:
-                continue
-            except (TypeError, ValueError) as error:
-                if not str(error) or BARE.search(str(error)):
-                    bare.append(f"{parameter}={wrong!r}: {type(error).__name__}: {error}")
-            except Exception as error:
-                bare.append(f"{parameter}={wrong!r}: {type(error).__name__}: {error}")
-            else:
-                if isinstance(made, xrt.InferenceSession):
-                    made.close()
-                shutil.rmtree(tmp_path / "made.xrt", ignore_errors=True)
-    assert not bare, "\n".join(bare)
 
+    def finish(made: Any) -> None:
+        if isinstance(made, xrt.InferenceSession):
+            made.close()
+        shutil.rmtree(tmp_path / "made.xrt", ignore_errors=True)
 
-def _parameters(function: Callable[..., Any]) -> list[str]:
-    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in inspect.signature(function).parameters.values() if one.kind in kinds]
-
-
-def _arguments(function: Callable[..., Any], right: dict[str, Any], parameter: str, wrong: Any) -> dict[str, Any]:
-    needed = {
-        one.name: wrong
-        for one in inspect.signature(function).parameters.values()
-        if one.default is one.empty and one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-    }
-    return {**needed, **right, parameter: wrong}
+    assert not (bare := bare_errors(function, right, finish=finish)), "\n".join(bare)
 
 
 @pytest.mark.parametrize(

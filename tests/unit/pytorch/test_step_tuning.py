@@ -94,7 +94,7 @@ def test_a_variant_with_other_losses_never_wins() -> None:
     tuned = xrt_torch.tune(loss, work.batch, optimizer=work.optimizer, launches=["compile"], kernels=NATIVE, **QUICK)
     assert rows_of(tuned)["compile"].code == "inaccurate"
     assert "losses differ" in rows_of(tuned)["compile"].reason
-    assert tuned.name == "eager"
+    assert (tuned.name, tuned.verdict) == ("eager", "undecided")
     assert tuned.verdict == "tied"
 
 
@@ -341,3 +341,18 @@ def test_ranks_that_differ_are_refused_on_all(tmp_path: Path) -> None:
     for out in _ranks(tmp_path, "differ"):
         assert out.startswith("refused")
         assert "variants" in out
+
+
+def test_cancelled_before_the_first_round_leaves_the_eager_step():
+    net = torch.nn.Linear(4, 1)
+    tuned = xrt_torch.tune(
+        lambda x: net(x).square().mean(),
+        (torch.ones(2, 4),),
+        optimizer=torch.optim.SGD(net.parameters(), 0.1),
+        launches=["eager"],
+        kernels={"native": None, "blas": KernelPolicy(matmul="cpu.blas")},
+        cancel=lambda: True,
+    )
+    row = next(one for one in tuned.candidates if one.name != "eager")
+    assert (row.code, row.reason) == ("undecided", "cancelled before its first round was timed")
+    assert (tuned.name, tuned.verdict) == ("eager", "undecided")

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.argument_types import PATH, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import read_regular
@@ -70,6 +71,7 @@ def read_choices(path: str | os.PathLike[str]) -> list[Choice]:
     InputError
         The file cannot be read.
     """
+    check_types({"path": PATH}, {"path": path})
     try:
         text = read_regular(path, _MAX_BYTES).decode(errors="replace")
     except OSError as error:

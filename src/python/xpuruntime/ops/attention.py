@@ -7,12 +7,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
+from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.ops.call_context import call_context
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["attention", "attention_backward"]
+
+_RESULTS = {"return_lse": FLAG}
 
 
 def attention(
@@ -71,6 +74,8 @@ def attention(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
+    if type(return_lse) is not bool:
+        check_types(_RESULTS, {"return_lse": return_lse})
     here = call_context(policy, kernel, "attention")
     return _core.op_attention(
         here, q, k, v, mask, rng, out, return_lse, is_causal, scale, dropout_p, phase, stream,

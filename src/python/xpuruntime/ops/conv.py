@@ -178,7 +178,10 @@ def _window(
 def _integers(given: int | Sequence[int], name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Return one number, or as many as are allowed."""
     try:
-        numbers = tuple(index(one) for one in given) if isinstance(given, Iterable) else (index(given),)
+        if isinstance(given, Iterable):
+            numbers = () if isinstance(given, (bytes, bytearray)) else tuple(index(one) for one in given)
+        else:
+            numbers = (index(given),)
     except TypeError:
         numbers = ()
     if len(numbers) not in counts:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from xpuruntime import _core
+from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.ops.call_context import prepare
 
 __all__ = ["KernelInfo", "kernels"]
@@ -73,6 +74,7 @@ def kernels(op: str | None = None) -> tuple[KernelInfo, ...]:
     InputError
         For an unknown operation; lists the known ones.
     """
+    check_types({"op": TEXT}, {"op": op}, optional=["op"])
     prepare()
     found = tuple(msgspec.convert(one, KernelInfo) for one in _core.KernelRegistry.instance().kernels(op))
     missing = _core.DeviceManager.instance().cuda_reason()

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
+from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.ops.call_context import call_context
 
@@ -14,6 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = ["layer_norm", "layer_norm_backward", "rms_norm", "rms_norm_backward"]
+
+_RESULTS = {"return_sum": FLAG, "return_stats": FLAG}
+_BIAS = {"has_bias": FLAG}
 
 
 def layer_norm(
@@ -64,7 +68,7 @@ def layer_norm(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
-    _require_sum(return_sum, sum_out)
+    _check_results(return_sum, return_stats, sum_out)
     here = call_context(policy, kernel, "layer_norm")
     return _core.op_norm(
         here, False, x, residual, weight, bias, out, sum_out, return_sum, return_stats, eps, phase, stream,
@@ -95,7 +99,7 @@ def rms_norm(
     array [.., columns], or a tuple
         ``out``, then as far as asked for ``sum`` and ``rstd``.
     """
-    _require_sum(return_sum, sum_out)
+    _check_results(return_sum, return_stats, sum_out)
     here = call_context(policy, kernel, "rms_norm")
     return _core.op_norm(
         here, True, x, residual, weight, None, out, sum_out, return_sum, return_stats, eps, phase, stream,
@@ -148,6 +152,8 @@ def layer_norm_backward(
     InputError, UnsupportedOperationError, PolicyError
         As for `matmul`.
     """
+    if type(has_bias) is not bool:
+        check_types(_BIAS, {"has_bias": has_bias})
     here = call_context(policy, kernel, "layer_norm")
     found = _core.op_norm_backward(
         here, False, grad_out, x, weight, mean, rstd, grad_sum, grad_x, weight is not None, has_bias, stream,
@@ -182,7 +188,9 @@ def rms_norm_backward(
     return _gradients(found, weight is not None, False)[:2]
 
 
-def _require_sum(return_sum: bool, sum_out: Any) -> None:
+def _check_results(return_sum: bool, return_stats: bool, sum_out: Any) -> None:
+    if type(return_sum) is not bool or type(return_stats) is not bool:
+        check_types(_RESULTS, {"return_sum": return_sum, "return_stats": return_stats})
     if sum_out is not None and not return_sum:
         raise InputError("sum_out is given without return_sum=True: nothing would be written to it")
 

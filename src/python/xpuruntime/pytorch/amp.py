@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import torch
 
+from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 from xpuruntime.pytorch.dispatch import context
 
@@ -126,7 +127,9 @@ class Autocast:
         fp16: bool = False,
         device_type: Literal["cuda", "cpu"] | str | None = None,
     ) -> None:
-        word = None if dtype is None else _WORDS.get(dtype)
+        flags = {"enabled": enabled, "cache_enabled": cache_enabled, "fp16": fp16}
+        check_types(dict.fromkeys(flags, FLAG), flags)
+        word = _WORDS.get(dtype) if isinstance(dtype, (str, torch.dtype)) else None
         if dtype is not None and word is None:
             msg = f"autocast: dtype {dtype!r} is none of torch.float16, torch.bfloat16, 'fp16' and 'bf16'"
             raise InputError(msg)

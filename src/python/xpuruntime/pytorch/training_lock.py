@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import torch
 
+from xpuruntime.argument_types import FLAG, TEXT, check_types
 from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import load_lock, save_lock
@@ -73,6 +74,7 @@ def lock(
     if not isinstance(found, Explanation):
         msg = f"found is a {type(found).__name__}: give what `with explain() as found` gives"
         raise TypeError(msg)
+    check_types({"upgrade": FLAG, "note": TEXT}, {"upgrade": upgrade, "note": note})
     target = None if path is None else user_path(path, "the lock")
     old = load_lock(target) if target is not None and kind_of(target) == "file" else None
     made = _lock_of(found, note, old)

@@ -155,7 +155,7 @@ def _check_arguments(
         if not isinstance(flag, bool):
             msg = f"{name} is {flag!r}: give True or False"
             raise InputError(msg)
-    if scope not in _SCOPES:
+    if not isinstance(scope, str) or scope not in _SCOPES:
         known = "take 'block' (this thread, reversible) or 'process' (all threads, permanently)"
         msg = f"scope {scope!r} is not known: {known}"
         raise InputError(msg)
@@ -199,7 +199,7 @@ def _index(device: object, pool: MemoryPool | None) -> int | None:
         if isinstance(device, bool):
             raise RuntimeError
         asked = torch.device("cuda", device) if isinstance(device, int) else torch.device(str(device))
-    except RuntimeError as error:
+    except (RuntimeError, ValueError) as error:
         msg = f"device {device!r} is not one: give 'cuda:0', its index, or a torch.device"
         raise InputError(msg) from error
     if asked.type != "cuda":

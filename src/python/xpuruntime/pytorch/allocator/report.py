@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +18,6 @@ from xpuruntime.pytorch.allocator.torch_pools import all_bridges
 from xpuruntime.runtime.session_registry import open_sessions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from xpuruntime.pytorch.allocator.stats import AllocatorStats
     from xpuruntime.runtime.session_registry import HoldsMemory
 
@@ -187,6 +186,8 @@ def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | No
     InputError
         The device is not there, or a session is none.
     """
+    if sessions is not None and not isinstance(sessions, Iterable):
+        raise InputError(f"sessions is of type {type(sessions).__name__}: give a list of InferenceSession objects")
     absent: list[str] = []
     stats = allocator_stats()
     pools = _pools()

@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from xpuruntime.argument_types import COUNT, FLAG, check_types
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.capture.arguments import device_of, samples_of, state_of
@@ -20,7 +22,7 @@ from xpuruntime.pytorch.capture.step import CapturedStep
 from xpuruntime.pytorch.capture.step_program import StepProgram
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from xpuruntime.pytorch.capture.captured_state import CapturedState
 
@@ -170,6 +172,18 @@ def capture_graph(
     if not callable(fn):
         msg = f"capture_graph: fn is a {type(fn).__name__}, which cannot be called; pass a function, or nothing"
         raise InputError(msg)
+    check_types(
+        {"warmup": COUNT, "max_graphs": COUNT, "warmup_iters": COUNT},
+        {"warmup": warmup, "max_graphs": max_graphs, "warmup_iters": warmup_iters},
+        optional=["warmup"],
+    )
+    flags = {
+        "strict": strict, "clone_outputs": clone_outputs, "capture_optimizer": capture_optimizer,
+        "make_capturable": make_capturable,
+    }  # fmt: skip
+    check_types(dict.fromkeys(flags, FLAG), flags)
+    if not isinstance(compile, (bool, Mapping)):
+        raise TypeError(f"compile is True, False or a mapping of options of torch.compile, got {compile!r:.60}")
     _check(optimizer, scaler, before_step, warmup, max_graphs, capture_optimizer, make_capturable, warmup_iters)
     used = state_of(fn, optimizer, scaler, modules)
     samples = samples_of(sample_inputs)
@@ -208,6 +222,7 @@ def _block(warmup_iters: int, pool: Any, given: tuple[Any, ...]) -> GraphBlock:
     if any(value is not None for value in given):
         msg = "capture_graph: without fn a with block is captured, which takes no inputs and no optimizer; pass fn"
         raise InputError(msg)
+    check_types({"warmup_iters": COUNT}, {"warmup_iters": warmup_iters})
     if warmup_iters != _BLOCK_WARMUP:
         msg = (
             f"capture_graph: warmup_iters={warmup_iters} means nothing for a block, which runs once, and captured; run "
@@ -269,7 +284,10 @@ def _compiled(fn: Callable[..., Any], compile: bool | Mapping[str, Any]) -> Call
             "itself. Fix: leave mode out, or use max-autotune-no-cudagraphs"
         )
         raise InputError(msg)
-    compiled: Callable[..., Any] = torch.compile(fn, **options)
+    try:
+        compiled: Callable[..., Any] = torch.compile(fn, **options)
+    except TypeError as error:
+        raise InputError(f"capture_graph: compile is not what torch.compile takes: {error}") from None
     return compiled
 
 

@@ -33,7 +33,7 @@ def state_of(fn: Callable[..., Any], optimizer: Any, scaler: Any, modules: Seque
     if modules is not None and not isinstance(modules, Iterable):
         raise InputError(f"capture_graph: modules is a {type(modules).__name__}; pass a list, such as modules=[model]")
     used = captured_state_of(fn)
-    for value in (*(modules or ()), optimizer, scaler):
+    for value in (*(() if modules is None else modules), optimizer, scaler):
         if value is not None and not used.add(value):
             msg = f"capture_graph: modules holds a {type(value).__name__}, which is no torch.nn.Module"
             raise InputError(msg)

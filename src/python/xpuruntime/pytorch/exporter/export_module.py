@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.argument_types import COUNT, FLAG, check_types
 from xpuruntime.errors import InputError, ModelError, PolicyError
 from xpuruntime.files.conflicts import refuse_overwriting
 from xpuruntime.files.paths import kind_of, user_path
@@ -100,6 +101,11 @@ def export(
     >>> done.policy.kernels.matmul
     'cpu.blas'
     """
+    check_types(
+        {"training": FLAG, "external_data": FLAG, "opset": COUNT},
+        {"training": training, "external_data": external_data, "opset": opset},
+        optional=["external_data", "opset"],
+    )
     target = _target(path, example_inputs)
     if isinstance(policy, (str, os.PathLike)):
         refuse_overwriting({"path": target}, [("the policy", policy)])
@@ -185,7 +191,11 @@ def _check_names(inputs: Any, outputs: Any) -> None:
     for argument, names in (("input_names", inputs), ("output_names", outputs)):
         if names is None:
             continue
-        if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
+        if (
+            isinstance(names, str)
+            or not isinstance(names, Iterable)
+            or not all(isinstance(name, str) and name for name in names)
+        ):
             raise InputError(f"{argument} is {names!r}; pass a list of names, one for each")
         given += names
     twice = next((name for name in given if given.count(name) > 1), None)

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import PolicyError
+from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.pytorch.attention.request import Arguments, policy_for_xrt
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.overrides.attention import attend
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY
+from xpuruntime.pytorch.ops.number_argument import check_number
 from xpuruntime.pytorch.ops.onnx_tracing import traced_for_onnx, warn_dropped_in_onnx
 
 if TYPE_CHECKING:
@@ -122,6 +123,8 @@ def fused_attention(
 
     Raises
     ------
+    InputError
+        An operand is no tensor, or an option of another type.
     PolicyError
         `kernel` names what is none for attention.
     UnsupportedOperationError
@@ -144,6 +147,14 @@ def fused_attention(
     >>> fused_attention(q, q, q, is_causal=True, kernel="cpu.reference")[0, 0, 0].tolist()
     [1.0, 1.0, 1.0, 1.0]
     """
+    _check(query, key, value, attn_mask)
+    check_number("dropout_p", dropout_p)
+    if not 0 <= dropout_p <= 1:
+        raise InputError(f"dropout_p is {dropout_p}; expected a probability, from 0 to 1")
+    check_number("scale", scale, optional=True)
+    for name, flag in (("is_causal", is_causal), ("enable_gqa", enable_gqa)):
+        if not isinstance(flag, (bool, torch.SymBool)):
+            raise InputError(f"{name} is {type(flag).__name__}; expected True or False")
     kernel_names = _joined(kernel)
     if traced_for_onnx():
         warn_dropped_in_onnx("fused_attention", kernel_names)
@@ -153,6 +164,12 @@ def fused_attention(
     return _operator(
         query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa=enable_gqa, kernel=kernel_names
     )
+
+
+def _check(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
+    for name, one in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
+        if not isinstance(one, torch.Tensor) and not (one is None and name == "attn_mask"):
+            raise InputError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
 
 
 def _joined(kernel: Any) -> str:

@@ -18,6 +18,7 @@ from xpuruntime.pytorch.dispatch.call_state import has_tangent
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
+from xpuruntime.pytorch.ops.number_argument import check_number
 from xpuruntime.pytorch.ops.onnx_tracing import traced_for_onnx, warn_dropped_in_onnx
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ def fused_layernorm(
     """
     shape = _shape(input, normalized_shape)
     _check_parameters(input, shape, residual=residual, weight=weight, bias=bias)
+    check_number("eps", eps)
     kernel_name = _word(kernel, "layer_norm")
     input, residual, weight, bias = _as_autocast(input, residual, weight, bias)
     if _is_native_call("fused_layernorm", kernel_name, input, residual, weight, bias):
@@ -133,6 +135,7 @@ def fused_rms_norm(
     """
     shape = _shape(input, normalized_shape)
     _check_parameters(input, shape, residual=residual, weight=weight)
+    check_number("eps", eps, optional=True)
     kernel_name = _word(kernel, "rms_norm")
     input, residual, weight, _ = _as_autocast(input, residual, weight, None)
     if _is_native_call("fused_rms_norm", kernel_name, input, residual, weight):
@@ -189,7 +192,7 @@ def _shape(input: Any, normalized_shape: Any) -> list[int]:
         raise InputError(f"input is {input.dtype}; expected float64, float32, float16 or bfloat16")
     try:
         shape = [normalized_shape] if isinstance(normalized_shape, (int, torch.SymInt)) else list(normalized_shape)
-    except TypeError:
+    except (TypeError, RuntimeError):
         raise InputError(f"normalized_shape is {normalized_shape!r}; expected a size, or a list of sizes") from None
     if not shape:
         raise InputError("normalized_shape is empty; name the sizes of the last dimensions of input, at least one")

@@ -4,11 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime import _core
+from xpuruntime.argument_types import FLAG, check_types
+from xpuruntime.errors import InputError
 from xpuruntime.evidence.traces.trace_file import cannot_write, check_trace, trace_path
 from xpuruntime.files.staging import staging
 from xpuruntime.ops.decision_log import decisions
@@ -24,7 +27,6 @@ from xpuruntime.runtime.trace_events import Marks, record_marks
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
     from pathlib import Path
     from types import TracebackType
 
@@ -84,8 +86,9 @@ class profile(RecordedBlock["_Watch"]):  # noqa: N801 - used like a function
         with_stack: bool = False,
     ) -> None:
         self._target = None if export_chrome_trace is None else trace_path(export_chrome_trace)
-        self._activities = None if activities is None else list(activities)
+        self._activities = None if activities is None else _activities(activities)
         self._options = {"record_shapes": record_shapes, "profile_memory": profile_memory, "with_stack": with_stack}
+        check_types(dict.fromkeys(self._options, FLAG), self._options)
 
     def _check(self) -> None:
         if self._target is not None:
@@ -142,6 +145,18 @@ class _Watch(Watch):
         before = record_marks(self._marks)
         self._undo.append(lambda: record_marks(before))
         super()._record()
+
+
+def _activities(given: Any) -> list[Any]:
+    known = torch.profiler.ProfilerActivity
+    found = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else [given]
+    wrong = next((one for one in found if not isinstance(one, known)), None)
+    if wrong is not None:
+        msg = f"activities has {wrong!r:.60}: give a list of torch.profiler.ProfilerActivity"
+        raise TypeError(msg)
+    if not found:
+        raise InputError("activities is empty: name what to record, such as [torch.profiler.ProfilerActivity.CPU]")
+    return found
 
 
 def _range(seen: Seen) -> Any:

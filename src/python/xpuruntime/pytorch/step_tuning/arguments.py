@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from xpuruntime.argument_types import CALLABLE, COUNT, FLAG, check_types
 from xpuruntime.errors import InputError
 
 __all__ = ["check_arguments"]
@@ -24,8 +25,19 @@ def check_arguments(
     confidence: Any,
     rounds: Any,
     budget: Any,
+    make_capturable: Any,
+    cancel: Any,
+    progress: Any,
+    seed: Any,
 ) -> None:
-    """Raise InputError for an argument of `tune` that is not what it takes."""
+    """Raise InputError or TypeError for an argument of `tune` that is not what it takes."""
+    check_types(
+        {"make_capturable": FLAG, "cancel": CALLABLE, "progress": CALLABLE, "seed": COUNT},
+        {"make_capturable": make_capturable, "cancel": cancel, "progress": progress, "seed": seed},
+        optional=["cancel", "progress"],
+    )
+    if seed < 0:
+        raise InputError(f"tune: seed is {seed}. Fix: give a number from 0")
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
         raise InputError(f"tune: optimizer is a {type(optimizer).__name__}, not a torch.optim.Optimizer")
     if isinstance(optimizer, torch.optim.LBFGS):

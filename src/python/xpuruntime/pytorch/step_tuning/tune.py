@@ -137,7 +137,8 @@ def tune(
     """
     check_arguments(
         optimizer=optimizer, scaler=scaler, before_step=before_step, rtol=rtol, min_effect=min_effect,
-        confidence=confidence, rounds=rounds, budget=budget,
+        confidence=confidence, rounds=rounds, budget=budget, make_capturable=make_capturable, cancel=cancel,
+        progress=progress, seed=seed,
     )  # fmt: skip
     used = state_of(fn, optimizer, scaler, modules)
     samples = samples_of(sample_inputs)
@@ -287,11 +288,13 @@ def _decide(
     found[0] = replace(found[0], code=CandidateCode.CONTROL, reason="the step as it is")
     if measured is None:
         return found, EAGER, "tied"
-    seconds = {name: sorted(times)[len(times) // 2] for name, times in measured.rounds.items()}
+    seconds = {name: sorted(times)[len(times) // 2] for name, times in measured.rounds.items() if times}
     faster = {n: one for n, one in measured.comparisons.items() if one.verdict is Verdict.FASTER}
     winner = min(faster, key=lambda name: faster[name].ratio, default=EAGER)
     for place, row in enumerate(found):
         if row.name not in seconds:
+            if row.code == CandidateCode.UNDECIDED:
+                found[place] = replace(row, reason="cancelled before its first round was timed")
             continue
         row = replace(row, seconds=seconds[row.name])
         comparison = measured.comparisons.get(row.name)
