@@ -250,3 +250,17 @@ def test_a_byte_of_a_locked_artifact(case: Int8, tmp_path: Path, monkeypatch: py
     entry.write_bytes(data)
     with pytest.raises(xrt.ModelError, match=r"altered|damaged|changed"):
         xrt.InferenceSession("mlp.xrt", lock="artifact.lock")
+
+
+def test_a_lock_finds_the_inputs_from_any_folder(case: Int8, monkeypatch: pytest.MonkeyPatch) -> None:
+    beside, below = case.folder / "beside.lock", case.folder / "locks" / "below.lock"
+    below.parent.mkdir()
+    for lock in (beside, below):
+        monkeypatch.chdir(case.folder)
+        xrt.lock("mlp.onnx", "policy.yaml", lock.relative_to(case.folder), shapes={"x": (2, 64)})
+        monkeypatch.chdir(below.parent)
+        wanted = case.bits(policy=case.policy)
+        assert case.bits(lock=lock) == wanted
+        assert xrt.lock(case.model, None, lock, check=True).drifts == ()
+        assert not xrt.lock(case.model, None, lock, upgrade=True).written
+        assert xrt.verify(case.model, lock=lock, only=["accuracy"]).exit_code == 0

@@ -34,7 +34,7 @@ def full_policy() -> Policy:
             shapes={"image": [1, 3, 224, 224], "scale": []},
             cuda_graph="prefer",
             memory=MemoryPolicy(pool="caching", limit="8GiB"),
-            artifacts=ArtifactPolicy(cache="./cache", stale="rebuild"),
+            artifacts=ArtifactPolicy(cache="/data/cache", stale="rebuild"),
             determinism="run_to_run",
             tf32=False,
             layout="nhwc",

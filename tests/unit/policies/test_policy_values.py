@@ -349,7 +349,7 @@ def test_stated_lists_every_key_away_from_its_default(full_policy):
         "execution.cuda_graph": "prefer",
         "execution.memory.pool": "caching",
         "execution.memory.limit": 8 << 30,
-        "execution.artifacts.cache": "./cache",
+        "execution.artifacts.cache": "/data/cache",
         "execution.artifacts.stale": "rebuild",
         "execution.determinism": "run_to_run",
         "execution.tf32": False,

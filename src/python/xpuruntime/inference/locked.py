@@ -29,7 +29,7 @@ from xpuruntime.lockfile.drift import Drift, drift_error
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import OutputSample
 from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan
-from xpuruntime.lockfile.rules import locked_policy, stated_keys
+from xpuruntime.lockfile.rules import PLACES, locked_policy, policy_of, stated_keys
 from xpuruntime.lockfile.validators import Surroundings, compare_libraries, compare_validators
 from xpuruntime.policies import Policy
 
@@ -144,7 +144,7 @@ def lock_in_force(
             f"{where} is a lock of {identity.subject}, and a session needs one of inference. Fix: make one with "
             "`xrt lock MODEL`"
         )
-    own = Policy.coerce(identity.policy.document)
+    own = policy_of(identity.policy, source)
     asks = None  # the lock's own policy
     if asked.policy is not None:
         asks = stated_keys(stated)
@@ -235,9 +235,7 @@ def locked_plan(plan: Plan) -> LockedPlan:
         device=plan.device,
         precision=plan.precision,
         settings=settings,
-        controls=tuple(
-            sorted((c.key, c.resolved, c.enforceability) for c in plan.controls if c.key != "execution.lock")
-        ),
+        controls=tuple(sorted((c.key, c.resolved, c.enforceability) for c in plan.controls if c.key not in PLACES)),
     )
 
 

@@ -109,8 +109,12 @@ class SessionArguments(NamedTuple):
             raise PolicyError(f"frozen takes the policy from the lock; leave out {', '.join(given)}, or frozen")
 
     def merged(self, policy: PolicyLike | None) -> Policy:
-        """Return `policy` with the other arguments in it. Raises `PolicyError` where they contradict each other."""
+        """Return `policy` with the other arguments in it, and its paths absolute.
+
+        Raises `PolicyError` where they contradict each other.
+        """
         from xpuruntime.policies import Policy
+        from xpuruntime.policies.file_path import in_folder
 
         engine, backend, precision = self.engine, self.backend, self.precision
         if engine is not None and backend is not None and engine != backend:
@@ -120,13 +124,14 @@ class SessionArguments(NamedTuple):
             )
         if self.fp16 and precision not in (None, "fp16"):
             raise PolicyError(f"fp16=True and precision={precision!r} contradict each other; state one of them")
-        return Policy.coerce(policy).with_overrides(
+        made = Policy.coerce(policy).with_overrides(
             device=self.device,
             engine=engine if engine is not None else backend,
             precision="fp16" if self.fp16 else precision,
             kernel_policy=self.kernel_policy,
             exec_policy=self.exec_policy,
         )
+        return made.relocated(in_folder(""))
 
 
 class Planned(NamedTuple):

@@ -13,6 +13,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import user_path
 from xpuruntime.planning.plan import Plan
 from xpuruntime.policies import Policy
+from xpuruntime.policies.file_path import in_folder
 
 if TYPE_CHECKING:
     from xpuruntime.inference.session import InferenceSession
@@ -73,7 +74,7 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
                 raise InputError("a lock has a plan of its own: leave out plan, or lock")
             put(self, "lock", os.path.abspath(user_path(self.lock, "the lock")))  # noqa: PTH100 - keeps links
         if self.policy is not None:
-            put(self, "policy", Policy.coerce(self.policy))
+            put(self, "policy", Policy.coerce(self.policy).relocated(in_folder("")))
         if isinstance(self.engine, list):
             put(self, "engine", tuple(self.engine))
 

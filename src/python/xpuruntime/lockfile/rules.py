@@ -7,13 +7,13 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.lockfile.records import LockedPolicy
 from xpuruntime.policies import Policy, TuningPolicy
+from xpuruntime.policies.file_path import in_folder, seen_from
 from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
 
@@ -22,8 +22,10 @@ if TYPE_CHECKING:
 
     from xpuruntime.lockfile.records import CallEntry
 
-__all__ = ["locked_policy", "policy_record", "rules_of_calls", "stated_keys", "without_lock"]
+__all__ = ["PLACES", "locked_policy", "policy_of", "policy_record", "rules_of_calls", "stated_keys", "without_lock"]
 
+#: Keys of files and folders, which are of one machine: no lock holds a plan to them.
+PLACES = frozenset(("execution.lock", "execution.artifacts.cache", "calibration.path"))
 _GLOB = re.compile(r"[*?\[]")
 #: Operation of a call, such as a gradient, to the one that a policy names.
 _OP = re.compile(r"_(backward|gradient|input_gradient|weight_gradient)$")
@@ -60,20 +62,28 @@ def without_lock(policy: Policy) -> Policy:
     return policy if policy.execution.lock is None else policy.replace(execution=policy.execution.replace(lock=None))
 
 
-def policy_record(policy: Policy) -> LockedPolicy:
-    """Return the record of a policy; its digest is of what it asks of a run, not of how that is verified."""
-    document = without_lock(policy).to_dict()
-    asked = {key: value for key, value in document.items() if key != "verify"}
-    if "calibration" in asked:  # where inputs are is of one machine: what they are says their digest
+def policy_record(policy: Policy, folder: str = "") -> LockedPolicy:
+    """Return the record of a policy; its digest is of what it asks of a run, not of how that is verified.
+
+    Paths below `folder`, that of the lock's file, are recorded relative to it; see `policy_of`.
+    """
+    policy = without_lock(policy)
+    asked = {key: value for key, value in _without_places(policy).to_dict().items() if key != "verify"}
+    if "calibration" in asked:
         asked["calibration"] = {key: value for key, value in asked["calibration"].items() if key != "path"}
-        document["calibration"] = {**document["calibration"], "path": _near(document["calibration"]["path"])}
     digest = hashlib.sha256(msgspec.json.encode(asked, order="sorted")).hexdigest()
+    document = policy.relocated(seen_from(folder)).to_dict()
     return LockedPolicy(sha256=digest, stated=stated_keys(policy), document=document)
+
+
+def policy_of(record: LockedPolicy, where: str | os.PathLike[str]) -> Policy:
+    """Return the policy of a lock; `where` is the lock's file, to whose folder the paths in it are relative."""
+    return Policy.coerce(record.document).relocated(in_folder(os.path.dirname(where)))  # noqa: PTH120 - of any text
 
 
 def stated_keys(policy: Policy) -> dict[str, str]:
     """Return every key by which a policy asks something of a run, with its value as a policy file has it."""
-    stated = without_lock(policy).stated()
+    stated = _without_places(without_lock(policy)).stated()
     return {
         key: _text(value)
         for key, value in sorted(stated.items())
@@ -81,10 +91,9 @@ def stated_keys(policy: Policy) -> dict[str, str]:
     }
 
 
-def _near(path: str) -> str:
-    """Return a path as seen from the current folder where it is below that."""
-    seen = os.path.relpath(path)
-    return path if path.startswith("~") or seen.startswith(os.pardir) else Path(seen).as_posix()
+def _without_places(policy: Policy) -> Policy:
+    """Return a policy whose folders and files are one: where they are is of one machine."""
+    return policy.relocated(lambda _: "./")
 
 
 def _text(value: Any) -> str:

@@ -59,6 +59,7 @@ def create_lock(
     measure: bool = True,
     batches: Sequence[int] = (),
     call: str = "run",
+    folder: str = "",
     **options: Any,
 ) -> Lock:
     """Return the lock of a model under a policy.
@@ -83,6 +84,8 @@ def create_lock(
         Batch sizes that are timed for servers.
     call : {"run", "bind"}
         Whether plain or bound runs are timed.
+    folder : str
+        That of the lock's file, to which paths in it are relative; default: the current folder.
     **options
         As `InferenceSession` takes them.
 
@@ -118,7 +121,7 @@ def create_lock(
             machine,
             session.model,
             calibration=session._request.calibration,
-            artifact=session._artifact,
+            artifact=session._request.artifact,
             policy=stated_keys(source),
         )
         validators = collect_validators(here, kernels=[one.kernel for one in calls])
@@ -131,7 +134,7 @@ def create_lock(
         identity = Identity(
             subject="inference",
             model=here.model,
-            policy=policy_record(source),
+            policy=policy_record(source, folder),
             plan=locked_plan(session.plan),
             validators=validators,
             shapes=(at,),

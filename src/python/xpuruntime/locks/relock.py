@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import fnmatch
+import os
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -17,11 +18,11 @@ from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import Drift, drift_error
 from xpuruntime.lockfile.records import AcceptedDrift, Lock, utc_now
+from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.create import create_lock
 from xpuruntime.policies.refusal import did_you_mean
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
@@ -144,6 +145,7 @@ def lock(
     check_types(types, locals(), optional=("shapes", "inputs"))
     _check_codes(accept, why)
     path = None if output is None else user_path(output, "the lock")
+    folder = "" if path is None else os.path.dirname(path)  # noqa: PTH120 - of a path as it was given
     old = load_lock(path) if path is not None and kind_of(path) == "file" else None
     if path is not None and not check and not dry_run:
         check_lock_writable(path)
@@ -151,13 +153,14 @@ def lock(
         if check:
             raise InputError(f"there is no lock '{path}' to check. Fix: make it with `xrt lock`")
         made = create_lock(
-            model, policy, shapes=shapes, inputs=inputs, command=command, batches=batches, call=call or "run", **options
-        )
+            model, policy, shapes=shapes, inputs=inputs, command=command, batches=batches, call=call or "run",
+            folder=folder, **options,
+        )  # fmt: skip
         return _written(_with_provenance(made, note=note), path, (), dry_run=dry_run)
     if old.identity.subject != "inference" or old.identity.policy is None:
         raise InputError(f"'{path}' is a lock of {old.identity.subject}, not of inference. Fix: give another file")
     if policy is None and not any(options.get(name) is not None for name in ("device", "engine", "precision")):
-        policy = old.identity.policy.document
+        policy = policy_of(old.identity.policy, str(path))
     kept = [] if upgrade else [one for one in old.identity.calls if not _matches(upgrade_units, (one.node, one.module))]
     if check and batches:
         raise InputError("check writes nothing, so no batches are timed: leave one of the two out")
@@ -173,6 +176,7 @@ def lock(
         measure=not check,
         batches=() if check else sizes,
         call=call or old.measured.latency_us.get("call", "run"),
+        folder=folder,
         **options,
     )
     _check_upgraded(upgrade_units, upgrade_packages, (old, made))

@@ -4,15 +4,12 @@
 
 from __future__ import annotations
 
-import os
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
+from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.kinds import Integer, Kind, Text
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.policies.value import PolicyValue
-
-if TYPE_CHECKING:
-    from typing_extensions import Self
 
 __all__ = ["CalibrationPolicy"]
 
@@ -36,7 +33,7 @@ class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "path": Text(
+        "path": FilePath(
             "File or folder of the inputs, relative to the policy file.",
             what="the path of calibration inputs",
             optional=True,
@@ -60,24 +57,6 @@ class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
         for name in ("path", "digest"):
             if getattr(self, name) is None:
                 raise Refused(f"states no {name!r}; {_COMMAND}")
-
-    def in_folder(self, folder: str) -> Self:
-        """Return it with its path, where that is relative, below a folder."""
-        path = self.path or ""
-        if _is_fixed(path) or not folder:
-            return self
-        return self.replace(path=os.path.normpath(os.path.join(folder, path)))  # noqa: PTH118 - keeps ~ and links
-
-    def from_folder(self, folder: str) -> Self:
-        """Return it with its path, where that is relative, as seen from a folder."""
-        path = self.path or ""
-        if _is_fixed(path):
-            return self
-        return self.replace(path=os.path.relpath(path, folder or os.curdir))
-
-
-def _is_fixed(path: str) -> bool:
-    return os.path.isabs(path) or path.startswith("~")  # noqa: PTH117 - text, which may be of another system
 
 
 def _check_digest(text: str) -> str:

@@ -144,6 +144,10 @@ class Nested(Kind):
         """Return the value as it is written to a file."""
         return None if value is None else value.to_plain(self.hidden)
 
+    def relocate(self, value: Any, move: Callable[[str], str]) -> Any:
+        """Return the policy value whose paths are changed by `move`."""
+        return None if value is None else value.relocated(move)
+
     def _schema(self) -> dict[str, Any]:
         return object_schema(self.kinds, self.cls.REQUIRED)
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from xpuruntime.policies.artifact_policy import ArtifactPolicy
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import DEVICE_PATTERN, Device, check_device
+from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.input_shapes import InputShapes
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
@@ -103,7 +104,8 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     threads : int or None
         CPU threads inside one operator, 1 to 4096; ``None`` leaves it to the engine.
     lock : str or None
-        Path of a lock file: a session opens only where it fits.
+        Path of a lock file: a session opens only where it fits. In a policy file it is relative to the folder of that
+        file; in a value that was made otherwise, to the current folder.
     provider_options : dict of str to dict
         Engine name to option name to text, number or bool: handed to that engine as they are. Frozen; ``dict(...)``
         makes a copy.
@@ -157,7 +159,11 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
         "tf32": Flag("Whether fp32 matmul and convolution may use TF32.", optional=True),
         "layout": Choice(("auto", "nchw", "nhwc"), "Memory layout of images.", what="layouts"),
         "threads": Integer(1, 4096, "CPU threads inside one operator.", optional=True),
-        "lock": Text("File of a lock that a session must fit.", what="the path of a lock file", optional=True),
+        "lock": FilePath(
+            "File of a lock that a session must fit, relative to the policy file.",
+            what="the path of a lock file",
+            optional=True,
+        ),
         "provider_options": ProviderOptions("Settings handed to one engine as they are: engine to option to value."),
     }
 

@@ -71,6 +71,10 @@ class Kind:
         """Return a canonical value as plain lists, dicts and scalars, to be written."""
         return value
 
+    def relocate(self, value: Any, move: Callable[[str], str]) -> Any:  # noqa: ARG002 - for kinds that hold paths
+        """Return a canonical value whose paths are changed by `move`."""
+        return value
+
     def schema(self) -> dict[str, Any]:
         """Return the JSON Schema of the field."""
         schema = self._schema()

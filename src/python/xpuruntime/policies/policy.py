@@ -16,6 +16,7 @@ from xpuruntime.policies.calibration_policy import CalibrationPolicy
 from xpuruntime.policies.compound_kinds import ListOf, Nested
 from xpuruntime.policies.document import describe_value, from_python
 from xpuruntime.policies.execution_policy import ExecutionPolicy, Precision
+from xpuruntime.policies.file_path import in_folder, seen_from
 from xpuruntime.policies.kernel_policy import KernelPolicy
 from xpuruntime.policies.kinds import Choice, Kind, Text
 from xpuruntime.policies.refusal import Refused, quote
@@ -120,6 +121,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     def load(cls, path: str | os.PathLike[str]) -> Self:
         """Read a policy file: ``.yaml``, ``.yml`` or ``.json``, UTF-8, at most 1 MiB.
 
+        Paths in it are relative to its folder, and absolute in the policy.
+
         Raises
         ------
         PolicyError
@@ -135,7 +138,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write a policy file, in the format that the name ends in. Only what is away from its default is written.
 
-        A relative `CalibrationPolicy.path` is written as seen from the folder of the file.
+        Paths below the folder of the file are written relative to it, others as absolute paths.
 
         The file is replaced as a whole or not at all; one that exists keeps its permissions.
 
@@ -144,11 +147,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         PolicyError
             Names path and reason when the file cannot be written; what was there before stays.
         """
-        inputs = self.calibration
-        written = self
-        if inputs is not None:
-            written = self.replace(calibration=inputs.from_folder(os.path.dirname(os.fspath(path))))  # noqa: PTH120
-        files.save(written.to_dict(), path)
+        folder = os.path.dirname(os.fspath(path))  # noqa: PTH120 - of a name that may be no path
+        files.save(self.relocated(seen_from(folder)).to_dict(), path)
 
     def dumps(self, format: Literal["yaml", "json"] = "yaml") -> str:
         """Return the text of a policy file. ``Policy.loads(p.dumps(f), f) == p`` for every policy and format."""
@@ -266,9 +266,10 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         outside = {name: fields.pop(name) for name in KernelPolicy.OUTSIDE if fields.get(name) is not None}
         if outside:
             fields["kernels"] = fields.get("kernels", KernelPolicy()).replace(**outside)
-        if fields.get("calibration") is not None and document.sha256 is not None:  # of a file
-            fields["calibration"] = fields["calibration"].in_folder(os.path.dirname(document.name))  # noqa: PTH120
-        return cls(**fields)
+        policy = cls(**fields)
+        of_file = document.sha256 is not None
+        folder = os.path.dirname(document.name)  # noqa: PTH120
+        return policy.relocated(in_folder(folder)) if of_file else policy
 
 
 KernelPolicy.WHOLE = Policy

@@ -16,6 +16,8 @@ from xpuruntime.policies.kinds import Kind
 from xpuruntime.policies.refusal import Refused, did_you_mean
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from typing_extensions import Self
 
 __all__ = ["PolicyValue", "read_fields"]
@@ -100,6 +102,15 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
         made = self._replaced(changes)
         warn_if_dropped(f"policy.replace({', '.join(f'{name}=...' for name in changes)})")
         return made
+
+    def relocated(self, move: Callable[[str], str]) -> Self:
+        """Return it with every path, of this value and those in it, as `move` changes it."""
+        changes = {}
+        for name, kind in self.KINDS.items():
+            value = getattr(self, name)
+            if (moved := kind.relocate(value, move)) != value:
+                changes[name] = moved
+        return self._replaced(changes) if changes else self
 
     def _replaced(self, changes: dict[str, Any]) -> Self:
         return type(self)(**{**{name: getattr(self, name) for name in self.KINDS}, **changes})

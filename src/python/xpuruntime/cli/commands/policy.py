@@ -81,13 +81,14 @@ def calibration(
     from xpuruntime.engines.model import read_model, with_shapes
     from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.policies import CalibrationPolicy, Policy
+    from xpuruntime.policies.file_path import seen_from
     from xpuruntime.policies.files import dumps
 
     stated = Policy.coerce(policy)
     found = Calibration(path, with_shapes(read_model(model, trust=trust), stated))
     section = CalibrationPolicy(path=path, digest=f"sha256:{found.digest}", samples=found.count)
     if policy is not None:
-        section = section.from_folder(os.path.dirname(policy))  # noqa: PTH120 - as the policy file names it
+        section = section.relocated(seen_from(os.path.dirname(policy)))  # noqa: PTH120 - as the policy file names it
     if json:
         print_json({"schema": "xpuruntime.policy-calibration/1", "calibration": section.to_plain()})
     else:

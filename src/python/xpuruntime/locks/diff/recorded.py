@@ -13,7 +13,7 @@ from xpuruntime.evidence.report_builder.environment import influential_variables
 from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.records import Identity, Lock, LockedPlan, LockedShapes, Validator
-from xpuruntime.lockfile.rules import policy_record
+from xpuruntime.lockfile.rules import PLACES, policy_record
 from xpuruntime.lockfile.tables import packages_of, variables_of
 from xpuruntime.lockfile.validators import CORE
 from xpuruntime.policies import Policy
@@ -89,7 +89,7 @@ def of_report(name: str, report: Report, like: Identity) -> Recorded:
     pinned = found.get("policy_source") == "lock"
     controls = tuple(
         sorted((one["key"], one["resolved"], one["enforceability"]) for one in found.get("controls", ())
-               if one["key"] != "execution.lock")
+               if one["key"] not in PLACES)
     )  # fmt: skip
     identity = Identity(
         subject="inference",

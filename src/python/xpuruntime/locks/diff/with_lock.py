@@ -15,6 +15,7 @@ from xpuruntime.engines.model import read_model
 from xpuruntime.errors import InputError
 from xpuruntime.inference.locked import shapes_that_fit
 from xpuruntime.lockfile.records import Lock
+from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.diff.locked_levels import locked_levels
 from xpuruntime.locks.diff.recorded import of_lock, of_report
 from xpuruntime.locks.diff.result import Diff
@@ -61,7 +62,8 @@ def compare_with_lock(
         An interpreter cannot run the model, or has ended while it did.
     """
     read = {place: side.lock() for place, side in enumerate(sides) if isinstance(side, LockSide)}
-    like = next(iter(read.values())).identity
+    first, lock = next(iter(read.items()))
+    like = lock.identity
     found: list[Recorded] = []
     with tempfile.TemporaryDirectory(prefix="xrt-diff-") as folder:
         for place, side in enumerate(sides):
@@ -75,7 +77,7 @@ def compare_with_lock(
                 found.append(of_report(side.name, side.report(), like))
             else:
                 assert model is not None
-                found.append(_locked_there(side, model, like, inputs, arguments, Path(folder)))
+                found.append(_locked_there(side, model, sides[first].name, like, inputs, arguments, Path(folder)))
     _check_comparable(found)
     levels, notes = locked_levels(*found)
     return Diff(
@@ -90,17 +92,18 @@ def compare_with_lock(
 def _locked_there(
     side: PythonSide,
     model: str | os.PathLike[str],
+    where: str,
     like: Identity,
     inputs: Mapping[str, Any] | None,
     arguments: Mapping[str, Any],
     folder: Path,
 ) -> Recorded:
-    """Lock the model in an interpreter as the lock was made."""
+    """Lock the model in an interpreter as the lock `like`, of the file `where`, was made."""
     stated = dict(arguments)
     if like.policy is not None and all(
         stated.get(name) is None for name in ("policy", "device", "engine", "precision")
     ):
-        stated["policy"] = like.policy.document
+        stated["policy"] = policy_of(like.policy, where).to_dict()
     written = None
     if inputs is not None:
         written = str(folder / "inputs")

@@ -24,12 +24,12 @@ from xpuruntime.inference.locked import surroundings
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.drift import drift_error
+from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.lockfile.validators import compare_validators
 from xpuruntime.locks.export.kserve import KServeExporter
 from xpuruntime.locks.export.oci_layout import OciLayoutExporter
 from xpuruntime.locks.export.result import ExportResult
 from xpuruntime.locks.export.triton_python import TritonPythonExporter
-from xpuruntime.policies import Policy
 from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.runtime.snapshot import machine_snapshot
 
@@ -179,7 +179,7 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
     path = where.parent / identity.model.name if model is None else user_path(model, "the model")
     if model is None and kind_of(path) != "file":
         raise InputError(f"the locked model {identity.model.name!r} is not beside {where}. Fix: name it with --model")
-    policy = Policy.coerce(identity.policy.document)
+    policy = policy_of(identity.policy, where)
     info = with_shapes(read_model(path, trust=trust), policy)
     inputs = calibration_of(calibration, policy, info, lock=str(where))
     _check_same(lock, where, info, inputs)

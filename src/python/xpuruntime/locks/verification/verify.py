@@ -27,6 +27,7 @@ from xpuruntime.errors import (
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.records import utc_now
+from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 from xpuruntime.locks.verification.conditions import machine_conditions
@@ -160,7 +161,7 @@ def verify(
     stated = policy if document is None else Policy.from_document(document)
     locked = None if lock is None else load_lock(lock)
     if stated is None and locked is not None and locked.identity.policy is not None:
-        stated = locked.identity.policy.document
+        stated = policy_of(locked.identity.policy, str(lock))
     limits = Policy.coerce(stated).verify or VerifyPolicy()
     if against is not None:
         _check_interpreter(os.fspath(against))

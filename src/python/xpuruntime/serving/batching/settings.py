@@ -14,7 +14,7 @@ from xpuruntime.policies.refusal import Refused
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 __all__ = ["BatchSettings", "IntegerList", "NamedOf", "PadRule", "QueueDelay", "Shapes", "TimeoutAction", "batch_sizes"]
 
@@ -92,6 +92,10 @@ class NamedOf(MappingOf):
     def plain(self, value: Any) -> Any:
         """Return the value as it is written to a file."""
         return {name: self.item.plain(one) for name, one in value.items()}
+
+    def relocate(self, value: Any, move: Callable[[str], str]) -> Any:
+        """Return the values whose paths are changed by `move`."""
+        return FrozenDict({name: self.item.relocate(one, move) for name, one in value.items()})
 
     def _schema(self) -> dict[str, Any]:
         return {"type": "object", "additionalProperties": self.item.schema()}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.policies.document import Node, describe, describe_value, to_python
-from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
+from xpuruntime.policies.file_path import FilePath
+from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind
 from xpuruntime.policies.quantities import Duration, Share
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue
@@ -66,7 +67,7 @@ class ShadowSettings(PolicyValue, frozen=True, kw_only=True):
     """A share of requests that a second policy runs as well, for a comparison of outputs and times."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "policy": Text("Policy file of the other session.", what="a path"),
+        "policy": FilePath("Policy file of the other session.", what="a path"),
         "share": Share("Share of requests.", most=1.0),
         "margin": Share("Smallest difference in time that counts.", most=10.0),
         "rtol": Share("Relative tolerance.", most=10.0, optional=True),
@@ -165,9 +166,9 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "source": Text("Model file, artifact, or folder of versions.", what="a path"),
-        "policy": Text("Policy file.", what="a path", optional=True),
-        "lock": Text("Lock file.", what="a path", optional=True),
+        "source": FilePath("Model file, artifact, or folder of versions.", what="a path"),
+        "policy": FilePath("Policy file.", what="a path", optional=True),
+        "lock": FilePath("Lock file.", what="a path", optional=True),
         "trust": Flag("Load a .pt2 file although that can run code of the file."),
         "versions": _Versions("Which versions of a folder are served."),
         "batching": Nested(BatchSettings, "How requests are put together."),

@@ -11,6 +11,7 @@ from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import check_device
 from xpuruntime.policies.document import Node, Scalar, from_python
+from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Choice, Flag, Kind, Text
 from xpuruntime.policies.memory_policy import ByteSize
@@ -128,7 +129,7 @@ class AdminSettings(PolicyValue, frozen=True, kw_only=True):
     KINDS: ClassVar[dict[str, Kind]] = {
         "repository": Flag("Serve the model repository extension."),
         "shared_memory": Flag("Serve the shared memory extensions: false, since they are not served."),
-        "key_file": Text("File with the key that admin routes ask for.", what="a path", optional=True),
+        "key_file": FilePath("File with the key that admin routes ask for.", what="a path", optional=True),
     }
     repository: bool = False
     shared_memory: bool = False
@@ -196,7 +197,9 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         "metrics": Nested(MetricsSettings, "Metrics."),
         "admin": Nested(AdminSettings, "What clients may change."),
         "memory": Nested(MemorySettings, "Memory of all models."),
-        "access_log": Text("File of the access log, '-' for the standard output.", what="a path", optional=True),
+        "access_log": FilePath(
+            "File of the access log, '-' for the standard output.", words=("-",), what="a path", optional=True
+        ),
         "models": NamedOf(
             Nested(ModelSettings), "name to model", "The models.", name=Text(what="a name", parse=check_model_name)
         ),
@@ -219,7 +222,9 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file, ``.yaml``, ``.yml`` or ``.json``; paths in it become those from the current folder.
+        """Read a file, ``.yaml``, ``.yml`` or ``.json``.
+
+        Paths in it are relative to its folder, and absolute in the settings.
 
         Raises
         ------
@@ -228,7 +233,7 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         """
         from pathlib import Path
 
-        return cls._of(files.load(path)).in_folder(Path(path).parent)
+        return cls._of(files.load(path)).in_folder(Path(path).absolute().parent)
 
     @classmethod
     def loads(cls, text: str, format: Literal["yaml", "json"] = "yaml", *, name: str = "serve.yaml") -> Self:
@@ -262,16 +267,4 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
 
         from xpuruntime.files.paths import with_home
 
-        def at(path: str | None, what: str) -> str | None:
-            return None if path is None else str(Path(folder) / with_home(path, what))
-
-        models = {}
-        for name, model in self.models.items():
-            shadow = model.shadow
-            if shadow is not None:
-                shadow = shadow._replaced({"policy": at(shadow.policy, "the policy")})
-            changes = {"source": at(model.source, "the model"), "policy": at(model.policy, "the policy")}
-            models[name] = model._replaced({**changes, "lock": at(model.lock, "the lock"), "shadow": shadow})
-        admin = self.admin._replaced({"key_file": at(self.admin.key_file, "the key file")})
-        log = self.access_log if self.access_log == "-" else at(self.access_log, "the access log")
-        return self._replaced({"models": models, "admin": admin, "access_log": log})
+        return self.relocated(lambda path: str(Path(folder) / with_home(path, "serve.yaml")))
