@@ -311,9 +311,21 @@ def test_a_good_version_that_does_not_run_and_wrong_names(planted, model, tmp_pa
         bisect_versions("xrt-nothing", "1", "2", model, claim="runs")
     with pytest.raises(InputError, match="is not the name of a package"):
         bisect_versions("--upgrade", "1", "2", model, claim="runs")
+    claim = "unit:node_lineer.precision"
+    with pytest.raises(InputError, match=r"has no node 'node_lineer'\. Fix: did you mean 'node_linear'\?"):
+        bisect_versions("xrt-planted", "1.0", "1.9", model, claim=claim)
     with pytest.raises(InputError, match="cannot read the model"):
         bisect_versions("xrt-planted", "1.0", "1.9", tmp_path / "none.onnx", claim="runs")
     assert not list(planted.glob("xrt-*"))
+
+
+def test_an_index_that_cannot_be_reached_is_told_from_one_without_the_package(planted, monkeypatch):
+    monkeypatch.delenv("PIP_NO_INDEX")
+    monkeypatch.delenv("PIP_FIND_LINKS")
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_RETRIES", "1")
+    with pytest.raises(EngineError, match=r"index cannot be reached: .*Connection refused.*Fix: restore"):
+        listed_versions("xrt-planted")
 
 
 def test_ctrl_c_leaves_nothing_behind_and_the_journal_goes_on(planted, model, tmp_path):

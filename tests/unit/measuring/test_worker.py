@@ -227,13 +227,18 @@ def test_an_interpreter_without_xpuruntime_will_do(tmp_path, monkeypatch):
         assert failure.exceptions[0] == "ModuleNotFoundError"
 
 
-def test_what_is_no_interpreter_is_refused():
-    with pytest.raises(InputError, match=r"is not an executable file: give the path of a Python interpreter"):
+def test_what_is_no_interpreter_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"is not an executable file. Fix: give the path of a Python interpreter"):
         Worker("/no/such/python")
     with pytest.raises(InputError, match=r"is not an executable file"):
         Worker(__file__)
-    with pytest.raises(WorkerFailure, match=r"ended in starting with exit status"):
+    with pytest.raises(WorkerFailure, match=r"ended in starting /bin/false with exit status 1\. Fix: give the path"):
         Worker("/bin/false")
+    garbage = tmp_path / "gar bage"
+    garbage.write_text("no program")
+    garbage.chmod(0o755)
+    with pytest.raises(InputError, match=r"cannot start .*gar bage: Exec format error\. Fix: give the path"):
+        Worker(garbage)
     with pytest.raises(WorkerFailure) as caught:
         Worker("/bin/echo")
     assert caught.value.kind in {"exited", "protocol"}

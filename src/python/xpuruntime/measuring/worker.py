@@ -40,6 +40,7 @@ _START = (
 _START_SECONDS, _LOOK, _END_SECONDS = 60.0, 0.05, 2.0
 #: Bytes of output that are kept, and of one answer.
 _KEPT, _LONGEST = 1 << 16, 1 << 26
+_FIX = "Fix: give the path of a Python interpreter, 3.10 or later, such as VENV/bin/python"
 #: Where Python finds modules; of no use to another interpreter.
 _PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 _CLEAN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")
@@ -91,9 +92,7 @@ class Worker:
     ) -> None:
         self.python = os.fspath(python if python is not None else sys.executable)
         if not (Path(self.python).is_file() and os.access(self.python, os.X_OK)):
-            fix = "give the path of a Python interpreter, such as VENV/bin/python"
-            msg = f"{self.python} is not an executable file: {fix}"
-            raise InputError(msg)
+            raise InputError(f"{self.python} is not an executable file. {_FIX}")
         self.timeout = timeout
         self._limit = memory_limit
         self._number = 0
@@ -102,13 +101,18 @@ class Worker:
         self._received, self._searched = bytearray(), 0
         self._process: subprocess.Popen[bytes] | None = None
         self._fds: dict[str, int] = {}
-        env = _environment(environment or {}, pythonpath, clean=clean, own=self.python == sys.executable)
+        own = self.python == sys.executable
+        #: What an interpreter that does not start is told; this one is a Python.
+        self._fix = "" if own else f". {_FIX}"
+        env = _environment(environment or {}, pythonpath, clean=clean, own=own)
         try:
             self._start(env, folder, cores)
             #: ``python``, ``executable`` and ``pid`` of the worker.
-            self.facts: dict[str, Any] = self._exchange(b"", _START_SECONDS, "starting").get("hello", {})
+            starting = "starting" if own else f"starting {self.python}"
+            self.facts: dict[str, Any] = self._exchange(b"", _START_SECONDS, starting).get("hello", {})
             if not self.facts:
                 self._end(FailureKind.PROTOCOL, f"{self.python} does not speak the worker's protocol")
+            self._fix = ""
         except BaseException:
             self.close()
             raise
@@ -217,8 +221,7 @@ class Worker:
                 start_new_session=True, env=env, cwd=folder,
             )  # fmt: skip
         except OSError as error:
-            msg = f"cannot start {self.python}: {os.strerror(error.errno or 0)}"
-            raise InputError(msg) from error
+            raise InputError(f"cannot start {self.python}: {os.strerror(error.errno or 0)}{self._fix}") from error
         finally:
             for fd in theirs:
                 os.close(fd)
@@ -319,7 +322,7 @@ class Worker:
 
     def _end(self, kind: FailureKind, reason: str, **facts: Any) -> NoReturn:
         self._read_output()
-        self._failure = WorkerFailure(kind, reason, output=self.output, **facts)
+        self._failure = WorkerFailure(kind, reason + self._fix, output=self.output, **facts)
         self.close()
         raise self._failure
 

@@ -144,7 +144,8 @@ def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
         return worker.call(f"{MODULE}:{function}", **arguments)
     except WorkerFailure as failure:
         kind = next((one for one in _KINDS if one.__name__ in failure.exceptions), EngineError)
-        raise kind(f"{name}: {_reason(failure)}") from failure
+        fix = ". Fix: install it there" if "ModuleNotFoundError" in failure.exceptions else ""
+        raise kind(f"{name}: {_reason(failure)}{fix}") from failure
 
 
 def _reason(failure: WorkerFailure) -> str:

@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.model import read_model
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.locks.diff.diffing import compare_environments
@@ -24,12 +25,14 @@ from xpuruntime.locks.version_bisect.environments import (
 from xpuruntime.locks.version_bisect.journal import Journal
 from xpuruntime.locks.version_bisect.result import VersionBisect, VersionVerdict
 from xpuruntime.locks.version_bisect.search import first_bad
-from xpuruntime.locks.version_bisect.version_claims import judge, read_claim
+from xpuruntime.locks.version_bisect.version_claims import VersionClaim, judge, read_claim
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
+from xpuruntime.policies.refusal import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
+    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.locks.diff.result import Diff
     from xpuruntime.locks.version_bisect.search import Judgement
 
@@ -103,6 +106,8 @@ def bisect_versions(
         raise InputError(f"cannot read the model '{os.fspath(model)}': {error.strerror}") from error
     subject = {"package": package, "good": good, "bad": bad, "claim": wanted.text, "model": digest}
     known = Journal(journal, subject, resume=resume)
+    if wanted.kind == "unit":
+        _check_node(wanted, read_model(model, trust=bool(arguments.get("trust"))))
     versions = versions_between(listed_versions(package, pre=pre), good, bad)
     with tempfile.TemporaryDirectory(prefix="xrt-bisect-", ignore_cleanup_errors=True) as name:
         folder = Path(name)
@@ -164,6 +169,15 @@ def bisect_versions(
         first_bad=versions[found.first_bad],
         between=tuple(versions[place] for place in found.between),
     )
+
+
+def _check_node(claim: VersionClaim, info: ModelInfo) -> None:
+    """Refuse a claim about a node that the model does not have: nothing of it could ever differ."""
+    names = [one.name for one in info.nodes]
+    if claim.node not in names:
+        near = nearest(claim.node, names)
+        hint = f"did you mean {near!r}?" if near else "name one of `xrt explain`"
+        raise InputError(f"claim {claim.text!r}: the model has no node {claim.node!r}. Fix: {hint}")
 
 
 def _good_version(

@@ -29,6 +29,7 @@ __all__ = ["InstallError", "listed_versions", "make_environment", "versions_betw
 #: Seconds until pip is given up.
 _LIST_SECONDS, _INSTALL_SECONDS = 120.0, 1200.0
 _AVAILABLE = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
+_UNREACHED = re.compile(r"connection broken by (.+?)(?:: /.*)?$", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 _VERSION = re.compile(r"[0-9A-Za-z.!+_-]+\Z")
 
@@ -54,8 +55,12 @@ def listed_versions(package: str, *, pre: bool = False) -> list[str]:
     found = _AVAILABLE.search(out)
     if code == 0 and found is not None:
         return [one.strip() for one in found[1].split(",")][::-1]
+    if (unreached := _UNREACHED.search(error)) is not None:
+        msg = f"pip cannot list the versions of {package!r}: its index cannot be reached: {unreached[1][:300]}"
+        raise EngineError(f"{msg}. Fix: restore the network, or name an index with PIP_INDEX_URL")
     if "No matching distribution" in error:
-        raise InputError(f"the package index of pip has no version of {package!r} for this Python")
+        msg = f"the package index of pip has no version of {package!r} for this Python, or does not answer"
+        raise InputError(f"{msg}. Fix: try `pip index versions {package}`")
     raise EngineError(f"pip cannot list the versions of {package!r}: {_last_line(error)}")
 
 
