@@ -137,6 +137,8 @@ ENDS = {
     "Ctrl-C": (KeyboardInterrupt(), ExitCode.INTERRUPTED),
     "a closed pipe": (BrokenPipeError(), ExitCode.CLOSED_PIPE),
     "a bug": (ZeroDivisionError("a fault of ours"), ExitCode.BUG),
+    "an exit that is not ours": (SystemExit(0), ExitCode.BUG),
+    "what is no Exception": (GeneratorExit(), ExitCode.BUG),
     "a lock that does not hold": (errors.LockError("the lock names another kernel"), ExitCode.NOT_HONOURED),
 }
 

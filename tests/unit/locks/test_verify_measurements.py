@@ -48,8 +48,11 @@ class TestAccuracy:
         [
             ("raise ValueError('no data')", "top1 raised ValueError: no data"),
             ("import sys; sys.exit(0)", "top1 raised SystemExit: 0"),
-            ("return 'good'", "top1 raised ValueError: could not convert string to float"),
-            ("return None", "top1 raised TypeError"),
+            ("return 'good'", "top1 returned a value of type str, which is no number"),
+            ("return '0.99'", "top1 returned a value of type str, which is no number"),
+            ("return None", "top1 returned a value of type NoneType, which is no number"),
+            ("return run", "which is no number"),
+            ("raise GeneratorExit", "top1 raised GeneratorExit"),
             ("return float('nan')", "top1 returned NaN"),
             ("return run({'nonsense': 1})", "top1 raised InputError"),
         ],

@@ -67,7 +67,7 @@ def run(argv: Sequence[str], interrupts: Interrupts | None = None) -> int:
     except BrokenPipeError:
         _silence_stdout()
         return ExitCode.CLOSED_PIPE
-    except Exception as error:
+    except BaseException as error:  # also what code of the user raises that is no Exception
         if interrupts is not None and interrupts.happened:  # an import made another error of it
             return ExitCode.INTERRUPTED
         if debug:
@@ -105,7 +105,7 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
-def _report(error: Exception, code: ExitCode, as_json: bool) -> None:
+def _report(error: BaseException, code: ExitCode, as_json: bool) -> None:
     from xpuruntime.cli.output import error_line, print_json
 
     text = str(error) or type(error).__name__

@@ -81,7 +81,9 @@ def _imported(text: str, file: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         raise InputError(f"--metric {text}: {file} cannot be imported: {_said(error)}") from error
     return module
 
@@ -91,9 +93,14 @@ def metric_claim(metric: Metric, session: InferenceSession) -> Claim:
     requested = f">= {metric.floor:g}"
     try:
         value = metric.function(session.run)
-        number = float(value)
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return _failed(metric, requested, "raised", f"{metric.name} raised {_said(error)}")
+    number = _number_of(value)
+    if number is None:
+        what = type(value).__name__
+        return _failed(metric, requested, what, f"{metric.name} returned a value of type {what}, which is no number")
     if math.isnan(number):
         return _failed(metric, requested, "nan", f"{metric.name} returned NaN")
     figures = {"value": number, "floor": metric.floor} if math.isfinite(number) else {"floor": metric.floor}
@@ -109,6 +116,14 @@ def metric_claim(metric: Metric, session: InferenceSession) -> Claim:
         fix=None if passed else "compare the engines with `xrt compare`, or state a lower floor",
         figures=figures,
     )
+
+
+def _number_of(value: Any) -> float | None:
+    """Return a number, or an array of one, as a float; ``None`` for what is none: text is not read."""
+    try:
+        return None if isinstance(value, (str, bytes)) else float(value)
+    except Exception:  # of any class that a value has of its own
+        return None
 
 
 def _failed(metric: Metric, requested: str, observed: str, reason: str) -> Claim:
