@@ -17,7 +17,7 @@ from onnx import numpy_helper as nh
 from onnx.reference import ReferenceEvaluator
 
 import xpuruntime as xrt
-from xpuruntime.engines.known_errors import KEY, applies_to, known_errors, matches
+from xpuruntime.engines.known_errors import KEY, applies_to, known_errors, nodes_with_errors
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.errors import UnsupportedOperationError
 
@@ -181,9 +181,9 @@ def test_a_row_and_the_installed_version_agree(row: str, tmp_path: Path) -> None
         feeds = feeds_of(model)
         shows = differs(truth(model, feeds), raw_openvino(model, feeds))
         assert shows == applies_to(error, here(), "cpu"), (row, model.graph.node[0])
-        assert [(name, found.id) for name, found in matches(inspect_model(saved(model, tmp_path)), (error,))] == [
-            ("node", row)
-        ]
+        assert [
+            (name, found.id) for name, found in nodes_with_errors(inspect_model(saved(model, tmp_path)), (error,))
+        ] == [("node", row)]
 
 
 @pytest.mark.parametrize("row", OPENVINO)

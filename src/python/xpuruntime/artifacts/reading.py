@@ -38,7 +38,6 @@ __all__ = [
 SUFFIX = ".xrt"
 _FAMILY = "xpuruntime.artifact/"
 _AGAIN = "compile the model again: xrt compile MODEL -o FOLDER"
-_WRITTEN = "give the folder that `xrt compile` wrote"
 _MAX_MANIFEST = 1 << 30
 
 

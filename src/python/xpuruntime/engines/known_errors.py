@@ -12,7 +12,7 @@ import contextlib
 import re
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["KEY", "KnownError", "applies_to", "control_of", "known_errors", "matches"]
+__all__ = ["KEY", "KnownError", "applies_to", "control_of", "known_errors", "nodes_with_errors"]
 
 #: The key under which plans and reports name such nodes; it is in no policy file.
 KEY = "execution.operators"
@@ -85,11 +85,6 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     saturates: bool = False
 
 
-class _Node(NamedTuple):
-    name: str
-    error: KnownError
-
-
 @cache
 def known_errors(engine: str) -> tuple[KnownError, ...]:
     """Return the rows of an engine; empty for one without a table."""
@@ -110,7 +105,7 @@ def applies_to(error: KnownError, version: str | None, device: str) -> bool:
     return first <= here and here[: len(last)] <= last
 
 
-def matches(
+def nodes_with_errors(
     model: ModelInfo, errors: tuple[KnownError, ...], features: Collection[str] = ()
 ) -> list[tuple[str, KnownError]]:
     """Return the nodes of a model that rows are about, by name, with their row.
@@ -123,21 +118,21 @@ def matches(
         Of the processor.
     """
     ops = {name.rpartition(":")[2] for name in model.ops}
-    sums = [one for one in errors if one.saturates] if saturates_on(features) else []
-    cut_off = [(name, error) for error in sums for name in saturating_nodes(model)]
+    saturating = [one for one in errors if one.saturates] if saturates_on(features) else []
+    saturated = [(name, error) for error in saturating for name in saturating_nodes(model)]
     wanted = [one for one in errors if not one.saturates and ops.intersection(one.ops)]
     if not wanted:
-        return cut_off
+        return saturated
     proto = model.named_proto()
     opset = next((int(o.version) for o in proto.opset_import if normal_domain(o.domain) == ""), 1)
     ranks = _ranks(proto) if any(one.inner_axis for one in wanted) else {}
     nodes = list(_nodes(proto.graph))
     integers = {name for node, _ in nodes if node.op_type == "DequantizeLinear" for name in node.output}
-    return cut_off + [
+    return saturated + [
         (str(node.name), error)
         for node, inside in nodes
         for error in wanted
-        if node.op_type in error.ops and not normal_domain(node.domain) and _is(node, error, opset, ranks, inside)
+        if node.op_type in error.ops and not normal_domain(node.domain) and _concerns(error, node, opset, ranks, inside)
         if not error.dequantised or node.input[0] in integers
     ]
 
@@ -146,7 +141,8 @@ def control_of(
     engine: str, version: str | None, device: str, model: ModelInfo, features: Collection[str] = ()
 ) -> Control | None:
     """Return what a plan says of nodes that the engine is known to compute wrongly; ``None`` where there are none."""
-    found = matches(model, tuple(one for one in known_errors(engine) if applies_to(one, version, device)), features)
+    errors = tuple(one for one in known_errors(engine) if applies_to(one, version, device))
+    found = nodes_with_errors(model, errors, features)
     if not found:
         return None
     named = "; ".join(f"{name!r} {error.wrong} ({error.reference})" for name, error in found[:_NAMED])
@@ -162,7 +158,8 @@ def control_of(
     )
 
 
-def _is(node: onnx.NodeProto, error: KnownError, opset: int, ranks: dict[str, int], inside: bool) -> bool:
+def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, ranks: dict[str, int], inside: bool) -> bool:
+    """Whether a node has the opset, place, attributes and inputs with which a row is wrong."""
     if error.where == "subgraph" and not inside:
         return False
     if error.opsets is not None and not error.opsets[0] <= opset <= error.opsets[1]:

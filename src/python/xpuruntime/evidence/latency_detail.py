@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`check_detail`: the types of what a saved report says under ``latency.detail``, which tables compute with."""
+"""Types of ``latency.detail`` in a saved report, which tables compute with."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def check_detail(detail: Mapping[str, Any]) -> None:
     Raises
     ------
     msgspec.ValidationError
-        A value has another type than `instrumented` gives.
+        A value has another type than a report that is made here.
     """
     found = msgspec.convert(detail, _Detail)
     if found.instrumented:

@@ -15,7 +15,7 @@ from onnx import numpy_helper, parser
 from qnn_models import chip
 
 import xpuruntime as xrt
-from xpuruntime.engines.known_errors import applies_to, known_errors, matches
+from xpuruntime.engines.known_errors import applies_to, known_errors, nodes_with_errors
 from xpuruntime.engines.model import inspect_model
 
 pytest.importorskip("onnxruntime_qnn")
@@ -49,7 +49,7 @@ def test_every_row_has_a_model() -> None:
 def test_a_row_and_the_installed_version_agree(name: str, tmp_path: Path) -> None:
     path = model(name, tmp_path)
     rows = known_errors("qnn")
-    named = [error for _, error in matches(inspect_model(path), rows)]
+    named = [error for _, error in nodes_with_errors(inspect_model(path), rows)]
     assert [error.id for error in named] == [row.id for row in rows if row.id == name]
     want = ort.InferenceSession(path, providers=["CPUExecutionProvider"]).run(None, X)[0]
     with xrt.InferenceSession(path, device="npu", engine="qnn", policy=chip()) as session:

@@ -23,7 +23,6 @@ __all__ = ["ABSENT", "NATIVE", "resolve_kernels", "why_not"]
 
 #: What becomes of a key for an operation that the model does not have.
 ABSENT = "-"
-_REMOVE = "remove the key"
 #: Backends of this library by the kind of device that they compute on; those of plugins are not listed.
 _DEVICES = {"cpu": "cpu", "null": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "cudnn": "cuda"}
 #: Words that mean a kernel of PyTorch's own. As `xpuruntime.pytorch.dispatch.route.NATIVE_NAMES`, which needs PyTorch:

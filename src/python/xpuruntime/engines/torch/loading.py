@@ -80,12 +80,12 @@ def _pinned(call: Call, pins: Pins) -> Call:
     """Let the session's kernels hold for each call, and no policy of the process."""
     from xpuruntime.pytorch.dispatch.context import active_policy
 
-    hold, own = pins.hold, pins.held
+    own = pins.held
 
     def run(tensors: Any) -> list[Any]:
         if active_policy() is own:  # nothing, most often
             return call(tensors)
-        with hold():
+        with pins.hold():
             return call(tensors)
 
     return run

@@ -52,7 +52,7 @@ class CompiledPolicy:
     log : DecisionLog, optional
         Where the core records what it decides under it, instead of the log of the process.
     source : str
-        What asks for its kernels, where that is a call and no key of the policy: `routing.BY_CALL`.
+        What asks for its kernels, where that is a call and no key of the policy: `route.BY_CALL`.
     root : Module, optional
         At which the paths of modules begin.
 

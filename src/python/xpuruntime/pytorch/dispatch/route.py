@@ -219,7 +219,7 @@ def place_for(
     deterministic: bool,
     log: _core.DecisionLog | None = None,
 ) -> CallContext:
-    """Return where `_core`'s operations stand that must be served by one of `kernel_names`: others refuse the call.
+    """Return the context under which `_core` serves a call by one of `kernel_names`, and refuses it otherwise.
 
     Decisions are recorded in `log`; without one, in that of the process.
     """

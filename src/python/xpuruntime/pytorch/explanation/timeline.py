@@ -106,7 +106,7 @@ class Node:
 
     @property
     def phase(self) -> str:
-        """Which phase it belongs to, as `calls.phase` has it."""
+        """Which phase it belongs to, as `call_state.phase` has it."""
         recorded = False
         for node in self.upward():
             if node.name.startswith(_BACKWARD):

@@ -61,7 +61,7 @@ def fast_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] 
     ----------
     native : Native
     slow : callable
-        Called with the dispatcher's keyset, then the operator's arguments. It keeps routes under `calls.call_key` of
+        Called with the dispatcher's keyset, then the operator's arguments. It keeps routes under `_core.call_key` of
         the native kernel's name, the operator's arrays in their order, and `out` where it is given.
     """
     in_python = _core.make_gate(native.name, slow, native)
@@ -77,7 +77,7 @@ def fast_operator_kernel(native: Native, slow: Callable[..., Any]) -> Callable[.
     ----------
     native : Native
     slow : callable
-        Called with a keyset, then the operator's arguments. It keeps routes under `calls.call_key` of what the addon
+        Called with a keyset, then the operator's arguments. It keeps routes under `_core.call_key` of what the addon
         calls the mark of a call and the operator's arrays in their order, with ``None`` for one that is not given.
     """
     if fast_path().route == "addon" and is_pytorch_kernel(native):
