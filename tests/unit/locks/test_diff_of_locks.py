@@ -214,5 +214,5 @@ def test_locks_that_cannot_be_compared_are_refused(case, tmp_path):
         diff(str(cut), str(case.path))
     with pytest.raises(InputError, match=r"leave '.*' out"):
         diff(str(case.path), str(case.path), case.model)
-    with pytest.raises(InputError, match="runs a model: give it as MODEL"):
+    with pytest.raises(InputError, match=r"runs a model\. Fix: give the model as MODEL"):
         diff(str(case.path), "here")

@@ -70,7 +70,7 @@ def test_a_lock_that_holds_gets_times_when_they_are_asked_for(digits, tmp_path):
 
 @pytest.mark.parametrize("batches", [[0], [-1], [1 << 40]])
 def test_what_is_no_batch_size(digits, batches):
-    with pytest.raises(xrt.InputError, match=r"batches: .* is no number of rows"):
+    with pytest.raises(xrt.InputError, match=r"batches: .* is not a batch size"):
         xrt.lock(digits, CPU, batches=batches)
 
 

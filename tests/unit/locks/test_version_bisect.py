@@ -177,7 +177,7 @@ def test_journals_that_cannot_be_resumed(tmp_path):
     with pytest.raises(InputError, match="give --journal"):
         Journal(None, SUBJECT, resume=True)
     (tmp_path / "other").write_text('{"schema": "x"}\n')
-    with pytest.raises(InputError, match="is no journal"):
+    with pytest.raises(InputError, match="is not a journal"):
         Journal(tmp_path / "other", SUBJECT, resume=True)
     (tmp_path / "garbage").write_bytes(b"\xff\n")
     with pytest.raises(InputError, match="cannot be read"):

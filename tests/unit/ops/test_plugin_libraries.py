@@ -100,7 +100,7 @@ def test_what_is_no_library(tmp_path: Path, content: bytes | None) -> None:
 
 
 def test_a_folder_is_no_library(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="is no file: folder"):
+    with pytest.raises(InputError, match="is not a file: folder"):
         load_library(tmp_path)
 
 

@@ -48,7 +48,7 @@ class TestLoad:
         path.write_text("mode: strict\n#".ljust(2**20, "x"))
         assert Policy.load(path).mode == "strict"
         path.write_text("mode: strict\n#".ljust(2**20 + 1, "x"))
-        with pytest.raises(PolicyError, match=r"policy\.yaml: larger than 1048576 bytes, which no policy is"):
+        with pytest.raises(PolicyError, match=r"policy\.yaml: larger than 1048576 bytes, as no policy is"):
             Policy.load(path)
 
     def test_a_file_without_an_end_is_refused(self, tmp_path):
@@ -70,7 +70,7 @@ class TestLoad:
 
     def test_a_folder(self, tmp_path):
         (tmp_path / "policy.yaml").mkdir()
-        with pytest.raises(PolicyError, match=r"policy\.yaml: is a directory, not a policy file"):
+        with pytest.raises(PolicyError, match=r"policy\.yaml: is a folder, not a policy file"):
             Policy.load(tmp_path / "policy.yaml")
 
     @pytest.mark.parametrize("name", ["policy.toml", "policy", "policy.YAML"])

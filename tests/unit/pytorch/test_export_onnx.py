@@ -280,7 +280,7 @@ class TestRefusals:
         ("path", "options", "message"),
         [
             ("model.pt", {}, r"ends in \.onnx or in \.pt2"),
-            ("nowhere/model.onnx", {}, "does not exist"),
+            ("nowhere/model.onnx", {}, "there is no folder"),
             ("model.pt2", {"opset": 23}, r"opset has no meaning for a \.pt2 file"),
             ("model.pt2", {"input_names": ["x"]}, "input_names has no meaning"),
             ("model.onnx", {"policy": {"kernels": {"matmul": "fastest"}}}, "fastest"),

@@ -57,7 +57,7 @@ def test_a_model_that_fixes_the_batch_takes_samples_of_it(fixed_batch):
         (None, "a search needs inputs"),
         (7, "inputs: takes no int"),
         ("no/such/file.npz", "inputs: there is no file or folder"),
-        ([], "inputs: a list of 0 holds none"),
+        ([], "inputs: a list of 0 holds no samples"),
         ([{"x": rows(1)}, {"y": rows(1)}], r"inputs: sample 1 \("),
     ],
 )

@@ -162,7 +162,9 @@ def _literal(name: str, text: str, tensor: TensorInfo) -> Any:
     try:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"--input {name}: {text[:80]!r} is neither JSON nor @file: {error}") from error
+        raise InputError(
+            f"--input {name}: {text[:80]!r} is neither JSON nor @file: {error}. Fix: write name=[1, 2] or name=@x.npy"
+        ) from error
     try:
         dtype = np.dtype(np.str_ if tensor.dtype == "string" else tensor.dtype)
     except TypeError as error:
@@ -176,7 +178,7 @@ def _literal(name: str, text: str, tensor: TensorInfo) -> Any:
         if dtype.kind in "iub" and not np.array_equal(cast, array):
             raise ValueError(f"the value does not fit {tensor.dtype}")
     except (ValueError, OverflowError) as error:
-        raise InputError(f"--input {name}: {error}; the model expects {tensor.dtype}") from error
+        raise InputError(f"--input {name}: {error}. Fix: write values of {tensor.dtype}, or @file.npy") from error
     return cast
 
 

@@ -267,10 +267,10 @@ def _output_buffer(name: str, expected: Any, given: Any) -> np.ndarray[Any, Any]
     if array.dtype != dtype or array.shape != shape:
         msg = (
             f"output {name!r} is {dtype.name} {list(shape)} for these inputs, got {array.dtype.name} "
-            f"{list(array.shape)}"
+            f"{list(array.shape)}; pass such an array, or leave the output out"
         )
         raise InputError(msg)
     if not array.flags.c_contiguous or not array.flags.writeable:
-        msg = f"output {name!r} must be C-contiguous and writable to be bound"
+        msg = f"output {name!r} must be C-contiguous and writable to be bound; pass np.empty(shape, dtype)"
         raise InputError(msg)
     return array

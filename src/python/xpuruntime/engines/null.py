@@ -212,7 +212,7 @@ class NullBinding(Binding):
             if (array.shape, array.dtype) != (zero.shape, zero.dtype):
                 msg = (
                     f"output {name!r} is {zero.dtype.name} {list(zero.shape)} for these inputs, got "
-                    f"{array.dtype.name} {list(array.shape)}"
+                    f"{array.dtype.name} {list(array.shape)}; pass such an array, or leave the output out"
                 )
                 raise InputError(msg)
             made[name] = array

@@ -149,7 +149,9 @@ def with_home(stated: str, what: str) -> Path:
     try:
         return path.expanduser()
     except RuntimeError:
-        raise InputError(f"the path of {what}, {stated!r}, names a user without a home folder") from None
+        raise InputError(
+            f"the path of {what}, {stated!r}, names a user without a home folder. Fix: write it in full"
+        ) from None
 
 
 def is_utf8(path: str) -> bool:

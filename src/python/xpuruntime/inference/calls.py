@@ -55,7 +55,7 @@ def open_calls(session: InferenceSession, feeds: Sequence[dict[str, Any]], call:
         They cannot be bound.
     """
     if call not in ("run", "bind"):
-        raise InputError(f"call: {call!r} is neither 'run' nor 'bind'")
+        raise InputError(f"call: {call!r} is not a call; expected 'run' or 'bind'")
     if call == "run":
         return _PlainCalls(session, feeds)
     device = session.plan.device

@@ -78,7 +78,7 @@ def _check(info: ModelInfo, names: Sequence[str]) -> None:
     for name in names:
         if name not in made:
             near = difflib.get_close_matches(name, made, n=1)
-            hint = f"; did you mean {near[0]!r}?" if near else ""
+            hint = f"; did you mean {near[0]!r}?" if near else "; session.model.nodes has their outputs"
             raise InputError(f"no node of {info.path} makes a tensor {name!r}{hint}")
 
 

@@ -137,7 +137,7 @@ def _check_families(kernel: PythonKernel) -> None:
     if key not in OPS or not isinstance(families, (tuple, list)):
         return  # refused with a reason by the registry
     if not all(isinstance(family, str) for family in families):
-        raise InputError(f"kernel {_id(kernel)} has families that are no texts")
+        raise InputError(f"kernel {_id(kernel)} has families that are not text. Fix: name each as a str")
     known = _known_families(key)
     unknown = [family for family in families if family not in known]
     if unknown:
@@ -190,7 +190,8 @@ def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
     kind = kind_of(file)
     if kind != "file":
         raise InputError(
-            f"the kernel library {file} " + ("does not exist" if kind == "missing" else f"is no file: {kind}")
+            f"the kernel library {file} {'does not exist' if kind == 'missing' else f'is not a file: {kind}'}. "
+            "Fix: correct the path"
         )
     families = {op: _known_families(key) for key in OPS for op in (key, f"{key}_backward")}
     ids = tuple(_core.register_plugin_library(os.fspath(file), families))

@@ -92,10 +92,12 @@ def load(path: str | os.PathLike[str]) -> Document:
     try:
         data = read_regular(name, MAX_BYTES)
     except IsADirectoryError:
-        raise PolicyError(f"{name}: is a directory, not a policy file") from None
+        raise PolicyError(f"{name}: is a folder, not a policy file. Fix: name a .yaml or .json file") from None
     except OSError as error:
         if error.errno == errno.EFBIG:
-            raise PolicyError(f"{name}: larger than {MAX_BYTES} bytes, which no policy is") from None
+            raise PolicyError(
+                f"{name}: larger than {MAX_BYTES} bytes, as no policy is. Fix: correct the path"
+            ) from None
         reason = reason_of(error)
         if isinstance(error, FileNotFoundError):
             reason = f"no such file{_neighbour(Path(name))}"

@@ -92,7 +92,10 @@ def lock(
 
 def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
     if found.policy is None:
-        raise InputError("no policy held when explain() was entered, and a lock is of the kernels that one asks for")
+        raise InputError(
+            "no policy held when explain() was entered, so there are no kernels to lock. Fix: enter it inside of "
+            "kernel_policy(...)"
+        )
     policy = without_lock(Policy.coerce(found.policy))
     if old is not None and old.identity.subject == "training" and old.identity.policy is not None:
         replayed = _replayed(old.identity, Policy.coerce(old.identity.policy.document))
@@ -100,7 +103,10 @@ def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
             policy = Policy.coerce(old.identity.policy.document)
     rows = [row for row in found.rows if row.op and row.resolved and row.source != "default"]
     if not rows:
-        raise InputError("no call of the step is one that its policy asks for: there is nothing to lock")
+        raise InputError(
+            "no call of the step is one that its policy asks for: there is nothing to lock. Fix: state kernels for the "
+            "operations that the step has"
+        )
     device = next((row.device for row in rows if row.device.startswith("cuda")), rows[0].device or "cpu")
     here = _surroundings(device, policy)
     validators = collect_validators(here, kernels=[row.resolved for row in rows])

@@ -107,11 +107,14 @@ def _given(data: Any, model: ModelInfo, batch: int) -> tuple[list[dict[str, Any]
     except SampleError as error:
         raise InputError(f"inputs: {error.reason}") from None
     if not samples:
-        raise InputError(f"inputs: {source.origin} holds none")
+        raise InputError(f"inputs: {source.origin} holds no samples. Fix: give at least one")
     if batch == 1:
         return samples, source.origin, rows
     if rows < batch:
-        raise InputError(f"inputs: {source.origin} has {rows} rows, and a batch of {batch} is asked for")
+        raise InputError(
+            f"inputs: {source.origin} has {rows} rows, and a batch of {batch} is asked for. Fix: give {batch} rows or "
+            "more, or a smaller objective.batch"
+        )
     joined = {
         name: np.concatenate([one[name] for one in samples], axes[name]) if name in axes else array
         for name, array in samples[0].items()
@@ -147,5 +150,7 @@ def _checked(source: Any, model: ModelInfo) -> Iterator[dict[str, Any]]:
             raise InputError(f"inputs: sample {index} ({place}): {error}") from None
         wrong = [name for name, array in ready.items() if not isinstance(array, np.ndarray)]
         if wrong:
-            raise InputError(f"inputs: sample {index} ({place}): input {wrong[0]!r} is no array")
+            raise InputError(
+                f"inputs: sample {index} ({place}): input {wrong[0]!r} is not an array. Fix: give a tensor"
+            )
         yield {name: np.array(array) for name, array in ready.items()}

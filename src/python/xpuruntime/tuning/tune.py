@@ -270,7 +270,10 @@ def _refuse_unmeasurable(spec: TuneSpec, device: TrialDevice, cluster: RayCluste
     elif name == "energy":
         open_meter(device.device)
     if name in FRESH_PROCESS_OBJECTIVES and spec.isolation == "none":
-        raise UnsupportedOperationError(f"{name} is that of a process of its own. Fix: state isolation: process")
+        raise UnsupportedOperationError(
+            f"{name} can be measured only in a new process for each candidate, and isolation is none. Fix: state "
+            "isolation: process"
+        )
 
 
 def _pareto_front(candidates: tuple[CandidateResult, ...]) -> tuple[str, ...]:

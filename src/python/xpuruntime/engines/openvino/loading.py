@@ -230,7 +230,10 @@ class _Opener:
             raise UnsupportedOperationError(msg, engine="openvino", device=device)
         ran = [str(one) for one in compiled.get_property("EXECUTION_DEVICES")]
         if not all(one.partition(".")[0] == settings.device.partition(".")[0] for one in ran):
-            msg = f"{path}: {settings.device} was asked for, and OpenVINO compiled the model for {', '.join(ran)}"
+            msg = (
+                f"{path}: {settings.device} was asked for, and OpenVINO compiled the model for {', '.join(ran)}. "
+                "Fix: state the device that it is to run on"
+            )
             raise EngineError(msg, engine="openvino", device=device)
         for name, value in {**settings.properties, **more}.items():
             got = read_back(compiled, name)

@@ -61,7 +61,9 @@ class Apart:
         """Run on NumPy arrays and return the outputs in order."""
         for name, array in feeds.items():
             if array.dtype.kind not in "biufc":
-                msg = f"input {name!r} has dtype {array.dtype}, which QNN does not take"
+                msg = (
+                    f"input {name!r} has dtype {array.dtype}, which QNN does not take; convert it to a type of numbers"
+                )
                 raise InputError(msg)
         results = self.worker.run(self._number, feeds)
         return [results[name] for name in names]

@@ -117,7 +117,7 @@ class _Stacked:
             )
         if sorted(found) != list(range(len(found))):
             gap = next(i for i in range(len(found)) if i not in found)
-            raise SampleError(f"{self.origin} has no arrays numbered {gap}, but higher ones")
+            raise SampleError(f"{self.origin} has no arrays numbered {gap}, but higher ones; number from 0 on")
         return [found[number] for number in range(len(found))]
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
@@ -138,7 +138,7 @@ class _Stacked:
         counts = {name: rows // (each or 1) for name, (rows, each) in sizes.items()}
         if len(set(counts.values())) > 1:
             told = ", ".join(f"{name!r} {count}" for name, count in counts.items())
-            raise SampleError(f"the inputs of {self.origin} have different numbers of samples: {told}")
+            raise SampleError(f"the inputs of {self.origin} have different numbers of samples: {told}; give equal ones")
         streams = {name: whole.rows(name, each) for name, (_, each) in sizes.items()}
         for number in range(next(iter(counts.values()), 0)):
             yield f"number {number} of {self.origin}", {name: next(stream) for name, stream in streams.items()}
@@ -186,7 +186,7 @@ class _Folder:
         except OSError as error:
             raise SampleError(f"the folder {str(folder)!r} cannot be read: {reason_of(error)}") from None
         if not self._files:
-            raise SampleError(f"the folder {str(folder)!r} holds no .npz or .npy file")
+            raise SampleError(f"the folder {str(folder)!r} holds no .npz or .npy file; write each sample to one")
 
     def __iter__(self) -> Iterator[tuple[str, Mapping[str, Any]]]:
         for path in self._files:
@@ -253,7 +253,9 @@ def _numpy(name: str, value: Any, number: int) -> Any:
     except InputError as error:
         raise SampleError(f"sample {number}: {error}", argument="calibration") from None
     if array.dtype.kind == "O":
-        raise SampleError(f"sample {number}: input {name!r} holds Python objects, not numbers", argument="calibration")
+        raise SampleError(
+            f"sample {number}: input {name!r} holds Python objects; give numbers of one dtype", argument="calibration"
+        )
     return array
 
 

@@ -108,7 +108,7 @@ class TensorRtBinding(Binding):
         if (item.dtype, item.shape) != (model.borders[name].dtype, shape):
             msg = (
                 f"output {name!r} is {model.borders[name].dtype} {list(shape)} for these inputs, got {item.dtype} "
-                f"{list(item.shape)}"
+                f"{list(item.shape)}; pass such an array, or leave the output out"
             )
             raise InputError(msg)
         return given, item

@@ -144,17 +144,23 @@ class TorchBinding(Binding):
             msg = f"output {name!r} is given as a {type(given).__name__}; pass an array to write into, or leave it out"
             raise InputError(msg)
         if kind_of(name, given) == "numpy" and not (given.flags.c_contiguous and given.flags.writeable):
-            raise InputError(f"output {name!r} must be C-contiguous and writable to be bound")
+            raise InputError(
+                f"output {name!r} must be C-contiguous and writable to be bound; pass np.empty(shape, dtype)"
+            )
         kind = kind_of(name, given)
         tensor = given if kind == "torch" else from_numpy(given) if kind == "numpy" else torch.from_dlpack(given)
         if tensor.dtype != result.dtype or tensor.shape != result.shape:
             msg = (
                 f"output {name!r} is {torch_dtype_name(result.dtype)} {list(result.shape)} for these inputs, got "
-                f"{torch_dtype_name(tensor.dtype)} {list(tensor.shape)}"
+                f"{torch_dtype_name(tensor.dtype)} {list(tensor.shape)}; pass such a tensor, or leave the output out"
             )
             raise InputError(msg)
         if tensor.device != result.device:
-            raise InputError(f"output {name!r} is on {tensor.device}, but this session runs on {result.device}")
+            msg = (
+                f"output {name!r} is on {tensor.device}, but this session runs on {result.device}; pass a tensor of "
+                "that device, or leave the output out"
+            )
+            raise InputError(msg)
         return tensor
 
     def close(self) -> None:

@@ -101,7 +101,10 @@ def find_batch(
     wanted = tuple(sorted(set(sizes))) if sizes else _default_sizes(low, high)
     for size in wanted:
         if not low <= size <= high:
-            raise InputError(f"batch size {size}: the policy allows {low} to {high} for the dimension {name!r}")
+            raise InputError(
+                f"batch size {size}: the policy allows {low} to {high} for the dimension {name!r}. Fix: give other "
+                "sizes, or change execution.shapes"
+            )
     if low > 1:
         return NoBatch(f"the policy allows no batch of one row: {name!r} is {low} at least")
     wanted = tuple(size for size in wanted if size > 1)

@@ -99,9 +99,11 @@ def compare_environments(
     sides = [read_side(os.fspath(one)) for one in (before, after)]
     running = [side for side in sides if isinstance(side, PythonSide)]
     if running and model is None:
-        raise InputError(f"'{running[0].name}' runs a model: give it as MODEL")
+        raise InputError(f"'{running[0].name}' is an environment that runs a model. Fix: give the model as MODEL")
     if not running and model is not None:
-        raise InputError(f"two files are of their own model: leave '{os.fspath(model)}' out")
+        raise InputError(
+            f"'{sides[0].name}' and '{sides[1].name}' name their own model. Fix: leave '{os.fspath(model)}' out"
+        )
     if any(isinstance(side, LockSide) for side in sides):
         return compare_with_lock(sides, model, inputs=inputs, arguments=arguments)
     with tempfile.TemporaryDirectory(prefix="xrt-diff-") as folder, contextlib.ExitStack() as stack:

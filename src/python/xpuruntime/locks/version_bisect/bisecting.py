@@ -198,7 +198,9 @@ def _good_version(
             call(worker, "", "open_session", model=place, inputs=str(inputs), arguments=dict(arguments))
     except XpuRuntimeError as error:
         said = _without_path(str(error), folder).removeprefix(": ")
-        raise EngineError(f"the good version, {package} {version}, does not run: {said}") from error
+        raise EngineError(
+            f"the good version, {package} {version}, does not run: {said}. Fix: name a version that runs as good"
+        ) from error
     return python
 
 

@@ -31,7 +31,6 @@ _LIST_SECONDS, _INSTALL_SECONDS = 120.0, 1200.0
 _AVAILABLE = re.compile(r"^Available versions: (.+)$", re.MULTILINE)
 _UNREACHED = re.compile(r"connection broken by (.+?)(?:: /.*)?$", re.MULTILINE)
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
-_VERSION = re.compile(r"[0-9A-Za-z.!+_-]+\Z")
 
 
 class InstallError(EngineError):

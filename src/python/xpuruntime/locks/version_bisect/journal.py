@@ -60,7 +60,9 @@ class Journal:
                 )
             self._read(head)
         elif resume:
-            raise InputError(f"there is no journal '{self._path}' to resume")
+            raise InputError(
+                f"there is no journal '{self._path}' to resume. Fix: leave --resume out, or correct the path"
+            )
         else:
             self._append(head, new=True)
 
@@ -69,6 +71,9 @@ class Journal:
         self.verdicts[verdict.version] = verdict
         if self._path is not None:
             self._append(msgspec.to_builtins(verdict))
+
+    def _no_journal(self) -> str:
+        return f"'{self._path}' is not a journal of a bisection. Fix: correct the path, or begin a new one"
 
     def _read(self, head: dict[str, Any]) -> None:
         assert self._path is not None
@@ -80,14 +85,15 @@ class Journal:
             entries, length, self._digest = read_journal_lines(data)
         except DamagedLineError as error:
             if error.number == 1 and not error.changed and data.startswith(b"{"):
-                raise InputError(f"'{self._path}' is no journal of a bisection") from None
+                raise InputError(self._no_journal()) from None
             raise InputError(f"the journal '{self._path}' cannot be read: line {error.number}: {error}") from None
         if not entries or entries[0].get("schema") != SCHEMA:
-            raise InputError(f"'{self._path}' is no journal of a bisection")
+            raise InputError(self._no_journal())
         for name, value in head.items():
             if entries[0].get(name) != value:
                 raise InputError(
-                    f"the journal '{self._path}' is of another {name}: {entries[0].get(name)!r}, not {value!r}"
+                    f"the journal '{self._path}' is of another {name}: {entries[0].get(name)!r}, not {value!r}. "
+                    "Fix: begin a new one"
                 )
         try:
             found = msgspec.convert(entries[1:], list[VersionVerdict])

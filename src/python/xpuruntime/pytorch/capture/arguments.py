@@ -35,7 +35,9 @@ def state_of(fn: Callable[..., Any], optimizer: Any, scaler: Any, modules: Seque
     used = captured_state_of(fn)
     for value in (*(() if modules is None else modules), optimizer, scaler):
         if value is not None and not used.add(value):
-            msg = f"capture_graph: modules holds a {type(value).__name__}, which is no torch.nn.Module"
+            msg = (
+                f"capture_graph: modules holds a {type(value).__name__}; pass torch.nn.Modules, such as modules=[model]"
+            )
             raise InputError(msg)
     missing = used.unexplained()
     if missing and modules is None:

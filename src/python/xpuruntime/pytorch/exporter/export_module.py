@@ -140,7 +140,7 @@ def _target(path: Any, example_inputs: Any) -> Path:
     if target.suffix not in (".onnx", ".pt2"):
         raise InputError(f"cannot export to {str(target)!r}: name a file that ends in .onnx or in .pt2")
     if kind_of(target.parent) != "folder":
-        raise InputError(f"cannot export to {str(target)!r}: the folder {str(target.parent)!r} does not exist")
+        raise InputError(f"cannot export to {str(target)!r}: there is no folder {str(target.parent)!r}. Fix: make it")
     return target
 
 

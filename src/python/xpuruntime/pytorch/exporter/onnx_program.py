@@ -129,7 +129,9 @@ def _traced(
         ("output", output_names, proto.graph.output),
     ):
         if names is not None and len(names) != len(found):
-            raise InputError(f"{what} has {len(found)} {kind}s, and {kind}_names has {len(names)}")
+            raise InputError(
+                f"{what} has {len(found)} {kind}s, and {kind}_names has {len(names)}. Fix: name each {kind} once"
+            )
     version = next((entry.version for entry in proto.opset_import if entry.domain in ("", "ai.onnx")), 0)
     if version != opset:
         raise ModelError(

@@ -133,7 +133,10 @@ class TunedStep:
             The variant has no policy: PyTorch chooses its kernels, and there is none to lock.
         """
         if self.policy is None:
-            msg = f"the step {self.name} runs PyTorch's own kernels, of which there are none to lock"
+            msg = (
+                f"the step {self.name} runs PyTorch's own kernels, so there is none to lock. Fix: lock a step that "
+                "runs under a policy"
+            )
             raise InputError(msg)
         with explain() as found:
             self(*args)

@@ -52,7 +52,9 @@ def read_elf(path: str | Path) -> ElfFacts:
     except OSError as error:
         raise InputError(f"cannot read {path}: {reason_of(error)}") from error
     except (struct.error, ValueError, UnicodeDecodeError) as error:
-        raise InputError(f"{path} is not a shared library this machine could load: {error}") from error
+        raise InputError(
+            f"{path} is not a shared library that this machine can load: {error}. Fix: name one"
+        ) from error
 
 
 def _segments(file: BinaryIO) -> tuple[str, bool, list[_Segment]]:

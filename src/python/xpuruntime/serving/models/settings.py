@@ -62,7 +62,7 @@ def _check_budget_device(text: str) -> str:
     if found in ("auto", "cuda"):
         raise Refused(f"{quote(text)} names no single device; write '{'cuda:0' if found == 'cuda' else 'cpu'}'")
     if found != text:
-        raise Refused(f"{quote(text)} is written {quote(found)}")
+        raise Refused(f"{quote(text)} is another way to write {quote(found)}; write that")
     return found
 
 

@@ -182,7 +182,7 @@ def _read(descriptor: int) -> bytes:
         parts.append(part)
         size += len(part)
         if size > _LARGEST:
-            raise InputError(f"a journal of more than {_LARGEST >> 20} MiB is not read")
+            raise InputError(f"a journal of more than {_LARGEST >> 20} MiB is not read. Fix: begin a new one")
     return b"".join(parts)
 
 

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["check_rewriting"]
 
+_COMPARED = "the rewritten graph was compared with the original on a probe input"
+_NOT_COMPARED = "the rewritten graph was not compared with the original"
 _RANDOM = frozenset(
     {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
 )
@@ -51,43 +53,41 @@ def check_rewriting(
     Raises
     ------
     AccuracyError
-        They are not equal within the tolerance of the types; the first rewritten node whose result differs is named.
+        Their outputs differ by more than the tolerance of the types; the first rewritten node that differs is named.
     """
     from xpuruntime.engines.model.shapes import with_shapes
     from xpuruntime.engines.precision import compare_within, probe_feeds
 
-    what = "the rewritten graph was compared with the original on a probe input"
     random = {node.op_type for graph in graphs(rewriting.model) for node in graph.node} & _RANDOM
     if random:
-        log.add("the rewritten graph was not compared with the original", f"it draws numbers: {', '.join(random)}")
+        log.add(_NOT_COMPARED, f"it draws numbers: {', '.join(random)}")
         return
     info = with_shapes(request.model, request.policy)
     try:
         feeds = probe_feeds(info)
     except InputError as error:
-        log.add("the rewritten graph was not compared with the original", str(error))
+        log.add(_NOT_COMPARED, str(error))
         return
     narrow = [t.name for t in (*info.inputs, *info.outputs) if t.dtype == "bfloat16"]
     if narrow:
-        why = f"{narrow[0]!r} is bfloat16, which NumPy has not"
-        log.add("the rewritten graph was not compared with the original", why)
+        log.add(_NOT_COMPARED, f"{narrow[0]!r} is bfloat16, which NumPy has not")
         return
     tolerance = _tolerance(rewriting)
     plain = open_plain(rewriting.before)
     try:
         expected = run(plain, feeds)
     except XpuRuntimeError as error:  # inputs that are generated may be none that a model takes
-        log.add("the rewritten graph was not compared with the original", f"it refuses the probe input: {error}")
+        log.add(_NOT_COMPARED, f"it refuses the probe input: {error}")
         return
     result = compare_within(expected, run(session, feeds), tolerance)
     if result.passed:
-        log.add(what, str(result))
+        log.add(_COMPARED, str(result))
         return
     where = _first_difference(rewriting, open_plain, run, feeds, tolerance)
     msg = (
-        f"{request.model.path} on {request.device}: with xpuruntime kernels its results are others than ONNX Runtime's "
-        f"own on a probe input. {where}. Of the model's outputs, {_failing(result)}. Ask for another kernel for this "
-        "node, or remove the kernel key"
+        f"{request.model.path} on {request.device}: with xpuruntime kernels its results differ from ONNX Runtime's own "
+        f"on a probe input. {where}. Of the model's outputs, {_failing(result)}. Ask for another kernel for this node, "
+        "or remove the kernel key"
     )
     raise AccuracyError(msg, engine="onnxruntime", device=request.device)
 

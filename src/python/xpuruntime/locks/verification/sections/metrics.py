@@ -58,7 +58,7 @@ def read_metric(text: str, floors: Mapping[str, float]) -> Metric:
         raise InputError(f"--metric {text}: no floor is stated for {name!r}; {fix}")
     function = getattr(_imported(text, file), name, None)
     if not callable(function):
-        raise InputError(f"--metric {text}: {file} has no function {name!r}")
+        raise InputError(f"--metric {text}: {file} has no function {name!r}. Fix: name one of its functions")
     return Metric(name, function, floor)
 
 
@@ -68,13 +68,13 @@ def _number(text: str, stated: str) -> float:
     except ValueError:
         floor = math.nan
     if not math.isfinite(floor):
-        raise InputError(f"--metric {text}: the floor {stated!r} is not a finite number")
+        raise InputError(f"--metric {text}: the floor {stated!r} is not a finite number. Fix: write one, such as 0.98")
     return floor
 
 
 def _imported(text: str, file: str) -> Any:
     if kind_of(file) != "file":
-        raise InputError(f"--metric {text}: '{file}' is not a file")
+        raise InputError(f"--metric {text}: '{file}' is not a file. Fix: name a Python file, such as metric.py:top1")
     spec = importlib.util.spec_from_file_location(f"xrt_metric_{abs(hash(file))}", file)
     assert spec is not None
     assert spec.loader is not None
