@@ -2,6 +2,9 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
+#include <gtest/gtest.h>
+
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <functional>
@@ -158,6 +161,22 @@ inline KernelRules asking(std::vector<std::string> use,
 
 inline std::shared_ptr<const KernelRules> shared(KernelRules rules) {
   return std::make_shared<const KernelRules>(std::move(rules));
+}
+
+/// What the dispatcher of a bench chooses for an operation.
+inline Choice decide(Bench& bench, const KernelRules& rules, std::vector<std::string> pin = {},
+                     const OpDesc& op = matmul(2, 3, 4)) {
+  return bench.dispatcher.decide(op, rules, bench.devices.get_device_info({}), {}, {}, pin, true,
+                                 true);
+}
+
+/// The candidate of a choice that has this id, which must be there.
+inline const Candidate& candidate(const Choice& choice, const std::string& id) {
+  const auto& all = choice.decision->candidates;
+  const auto found =
+      std::find_if(all.begin(), all.end(), [&](const Candidate& one) { return one.id == id; });
+  EXPECT_NE(found, all.end()) << id;
+  return *found;
 }
 
 /// Text of the UnsupportedOperationError that `body` throws; empty when it throws none.
