@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
@@ -13,11 +12,12 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
 from xpuruntime.policies.accuracy_policy import AccuracyPolicy
 from xpuruntime.policies.calibration_policy import CalibrationPolicy
-from xpuruntime.policies.compound_kinds import ListOf, Nested
+from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.policies.document import describe_value, from_python
 from xpuruntime.policies.execution_policy import ExecutionPolicy, Precision
 from xpuruntime.policies.file_path import in_folder, seen_from
 from xpuruntime.policies.kernel_policy import KernelPolicy
+from xpuruntime.policies.key_homes import home_in_file
 from xpuruntime.policies.kinds import Choice, Kind, Text
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
@@ -260,7 +260,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             fields = read_fields(document.root, cls.DOCUMENT)
         except Refused as refused:
             if refused.unknown_key is not None:
-                refused.reason = _belongs(refused.unknown_key) or refused.reason
+                refused.reason = home_in_file(refused.unknown_key, cls.DOCUMENT) or refused.reason
             raise files.policy_error(refused, document.name) from None
         fields.pop("schema", None)
         outside = {name: fields.pop(name) for name in KernelPolicy.OUTSIDE if fields.get(name) is not None}
@@ -273,6 +273,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
 
 
 KernelPolicy.WHOLE = Policy
+PolicyValue.ROOTS.append(Policy)
 
 
 def _flatten(stated: dict[str, Any], key: str, value: Any) -> None:
@@ -287,28 +288,3 @@ def _flatten(stated: dict[str, Any], key: str, value: Any) -> None:
             stated[f"{key}[{index}]"] = rule
     else:
         stated[key] = value
-
-
-@functools.cache
-def _sections() -> dict[str, tuple[str, ...]]:
-    """Return the keys of every mapping that a file can hold, by its dotted name; the top is ``""``."""
-    sections: dict[str, tuple[str, ...]] = {}
-
-    def walk(name: str, kinds: dict[str, Kind]) -> None:
-        sections[name] = tuple(kinds)
-        for key, kind in kinds.items():
-            inner = kind.item if isinstance(kind, ListOf) else kind
-            if isinstance(inner, Nested):
-                suffix = "[]" if isinstance(kind, ListOf) else ""
-                walk(f"{name}.{key}{suffix}" if name else f"{key}{suffix}", inner.kinds)
-
-    walk("", Policy.DOCUMENT)
-    return sections
-
-
-def _belongs(key: str) -> str | None:
-    """Return the end of a message for an unknown key that is a valid one of another section."""
-    homes = [name for name, keys in _sections().items() if key in keys]
-    if not homes:
-        return None
-    return f"; it belongs in {' or '.join(quote(home) if home else 'the top level of the file' for home in homes)}."

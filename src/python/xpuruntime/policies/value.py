@@ -35,7 +35,7 @@ class _PolicyMeta(msgspec.StructMeta):
                         raise Refused(did_you_mean(name, cls.KINDS, "keys"), unknown_key=name)
                 cls.check_required(fields)
             except Refused as refused:
-                raise PolicyError(refused.message(cls.__name__)) from None
+                raise PolicyError(_message(refused, cls)) from None
             return super().__call__(*args, **fields)
 
 
@@ -48,6 +48,8 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
 
     KINDS: ClassVar[dict[str, Kind]] = {}
     REQUIRED: ClassVar[tuple[str, ...]] = ()
+    #: Classes of whole files, which enter themselves: an unknown key is looked for in all parts of one.
+    ROOTS: ClassVar[list[Any]] = []
 
     def __post_init__(self) -> None:
         try:
@@ -61,7 +63,7 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
                     msgspec.structs.force_setattr(self, name, canonical)
             self.check_together()
         except Refused as refused:
-            raise PolicyError(refused.message(type(self).__name__)) from None
+            raise PolicyError(_message(refused, type(self))) from None
 
     def check_together(self) -> None:
         """Check fields against each other. Raises `Refused`."""
@@ -118,6 +120,15 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
     def __repr__(self) -> str:
         fields = ", ".join(f"{name}={value!r}" for name, value in self.stated_fields().items())
         return f"{type(self).__name__}({fields})"
+
+
+def _message(refused: Refused, cls: Any) -> str:
+    """Return the sentence of a refusal in Python; an unknown key that another class has comes with how to write it."""
+    if refused.unknown_key is not None:
+        from xpuruntime.policies.key_homes import home_in_python
+
+        refused.reason = home_in_python(refused.unknown_key, cls) or refused.reason
+    return refused.message(cls.__name__)
 
 
 def read_fields(node: Node, kinds: dict[str, Kind]) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from xpuruntime.policies.device_spec import check_device
 from xpuruntime.policies.document import Node, Scalar, from_python
 from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.key_homes import home_in_file
 from xpuruntime.policies.kinds import Choice, Flag, Kind, Text
 from xpuruntime.policies.memory_policy import ByteSize
 from xpuruntime.policies.refusal import Refused, quote
@@ -256,8 +257,9 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
                 raise Refused(f"needs schema: {SCHEMA} in the first line").at(document.root)
             made = cls.read(document.root)
         except Refused as refused:
-            if refused.unknown_key is not None and not refused.path:
-                refused.path = ("the file",)
+            if refused.unknown_key is not None:
+                refused.reason = home_in_file(refused.unknown_key, cls.KINDS) or refused.reason
+                refused.path = refused.path or ("the file",)
             raise files.policy_error(refused, document.name) from None
         return made
 
@@ -268,3 +270,6 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         from xpuruntime.files.paths import with_home
 
         return self.relocated(lambda path: str(Path(folder) / with_home(path, "serve.yaml")))
+
+
+PolicyValue.ROOTS.append(ServeSettings)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
@@ -11,6 +12,8 @@ from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.document import describe_value, from_python
+from xpuruntime.policies.file_path import FilePath, in_folder
+from xpuruntime.policies.key_homes import home_in_file
 from xpuruntime.policies.kinds import Choice, Integer, Kind, Text
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
@@ -26,8 +29,6 @@ from xpuruntime.tuning.spec.parts import (
 )
 
 if TYPE_CHECKING:
-    import os
-
     from typing_extensions import Self
 
 __all__ = ["SCHEMA", "TuneSpec"]
@@ -80,8 +81,10 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "base": Text("Policy whose stated keys are fixed.", what="the path of a policy file", optional=True),
-        "inputs": Text("Real inputs; 'random' makes some up.", what="a path, or 'random'", optional=True),
+        "base": FilePath("Policy whose stated keys are fixed.", what="the path of a policy file", optional=True),
+        "inputs": FilePath(
+            "Real inputs; 'random' makes some up.", words=("random",), what="a path, or 'random'", optional=True
+        ),
         "objective": Nested(Objective, "What is made small or large, and under which load."),
         "constraints": ConstraintsKind(Constraints, "What a candidate must keep."),
         "space": Nested(SearchSpace, "Values to try."),
@@ -129,23 +132,17 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a file: ``.yaml``, ``.yml`` or ``.json``. Paths in it are relative to its folder.
+        """Read a file: ``.yaml``, ``.yml`` or ``.json``.
+
+        Paths in it are relative to its folder, and absolute in the specification.
 
         Raises
         ------
         PolicyError
             ``file:line:column: message``.
         """
-        from pathlib import Path
-
-        spec = cls.from_document(files.load(path))
-        folder = Path(path).parent
-        moved = {
-            name: str(folder / value)
-            for name in ("base", "inputs")
-            if (value := getattr(spec, name)) is not None and value != "random"
-        }
-        return spec._replaced(moved) if moved else spec
+        folder = os.path.dirname(os.fspath(path))  # noqa: PTH120 - keeps links
+        return cls.from_document(files.load(path)).relocated(in_folder(folder))
 
     @classmethod
     def loads(cls, text: str, format: Literal["yaml", "json"] = "yaml", *, name: str = "tune") -> Self:
@@ -180,6 +177,8 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         try:
             fields = read_fields(document.root, cls.DOCUMENT)
         except Refused as refused:
+            if refused.unknown_key is not None:
+                refused.reason = home_in_file(refused.unknown_key, cls.DOCUMENT) or refused.reason
             raise files.policy_error(refused, document.name, "the specification") from None
         fields.pop("schema", None)
         try:
@@ -192,3 +191,6 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     def to_dict(self) -> dict[str, Any]:
         """Return what a file says, without what is at its default."""
         return {"schema": SCHEMA, **self.to_plain()}
+
+
+PolicyValue.ROOTS.append(TuneSpec)
