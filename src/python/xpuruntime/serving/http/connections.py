@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.http.answers import Answer
     from xpuruntime.serving.http.application import Application
     from xpuruntime.serving.messages import InferResponse
+    from xpuruntime.serving.transport.options import TransportOptions
 
 __all__ = ["connection_class"]
 
@@ -34,237 +35,244 @@ _LONGEST_PART, _PATIENCE = 64 << 10, 0.05
 _IN_A_ROW = 16
 
 
-def connection_class(application: Application) -> type[asyncio.Protocol]:
-    """Return the class of connections of an application, with the bounds of its options."""
-    options = application.options
-    direct = DirectInfer(application)
+class Connection(HttpToolsProtocol):
+    """A connection whose heads must come in time and be short.
 
-    class Connection(HttpToolsProtocol):
-        """A connection whose heads must come in time and be short.
+    A plain inference request that has come whole is answered by `DirectInfer`; while its answer is waited for, what
+    comes is kept. All else is fed to the parser.
+    """
 
-        A plain inference request that has come whole is answered by `direct`; while its answer is waited for, what
-        comes is kept. All else is fed to the parser.
-        """
+    #: Of the application that is served; `connection_class` sets both.
+    bounds: TransportOptions
+    direct: DirectInfer
 
-        def __init__(self, *args: Any, **more: Any) -> None:
-            super().__init__(*args, **more)
-            self.logger = _logger
-            self.waiting: Waiting | None = None
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.logger = _logger
+        self.waiting: Waiting | None = None
+        self.kept = b""
+        #: Whether the parser is within a message.
+        self.within = False
+        self.used = 0.0
+        self.part_timer: asyncio.TimerHandle | None = None
+        self.line_headers: Any = None
+        self.line = b""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        self.head_timer: asyncio.TimerHandle | None = None
+        self.head_length = 0
+        super().connection_made(transport)
+        if len(self.connections) > self.bounds.max_connections:
+            self._refuse(b"503 Service Unavailable", f"there are {self.bounds.max_connections} connections already")
+            return
+        self._expect_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_timer()
+        self._stop_part_timer()
+        waiting, self.waiting = self.waiting, None
+        self.kept = b""
+        if waiting is not None:
+            self.direct.give_up(waiting)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        if self.waiting is not None:
+            self.kept += data
+            if len(self.kept) > _LONGEST_PART:
+                self.flow.pause_reading()
+            return
+        if self.kept:
+            data = self.kept + data
             self.kept = b""
-            #: Whether the parser is within a message.
-            self.within = False
-            self.used = 0.0
-            self.part_timer: asyncio.TimerHandle | None = None
-            self.line_headers: Any = None
-            self.line = b""
+        self._take(data)
 
-        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-            self.head_timer: asyncio.TimerHandle | None = None
-            self.head_length = 0
-            super().connection_made(transport)
-            if len(self.connections) > options.max_connections:
-                self._refuse(b"503 Service Unavailable", f"there are {options.max_connections} connections already")
+    def _take(self, data: bytes) -> None:
+        """Answer the plain requests at the beginning of what has come, and feed the rest to the parser."""
+        cycle = self.cycle
+        if self.within or not (cycle is None or cycle.response_complete) or self.flow.write_paused:
+            super().data_received(data)
+            return
+        for _ in range(_IN_A_ROW):
+            end = data.find(b"\r\n\r\n", 0, self.bounds.max_header)
+            head = None if end < 0 else self.direct.head(data[:end])
+            if head is None:
+                super().data_received(data)
                 return
-            self._expect_head()
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._stop_timer()
+            end += 4
+            stop = end + head.length
+            if len(data) < stop:
+                self._wait_for_rest(data, stop)
+                return
             self._stop_part_timer()
-            waiting, self.waiting = self.waiting, None
-            self.kept = b""
-            if waiting is not None:
-                direct.give_up(waiting)
-            super().connection_lost(exc)
-
-        def data_received(self, data: bytes) -> None:
-            if self.waiting is not None:
-                self.kept += data
-                if len(self.kept) > _LONGEST_PART:
-                    self.flow.pause_reading()
-                return
-            if self.kept:
-                data = self.kept + data
-                self.kept = b""
-            self._take(data)
-
-        def _take(self, data: bytes) -> None:
-            """Answer the plain requests at the beginning of what has come, and feed the rest to the parser."""
-            cycle = self.cycle
-            if self.within or not (cycle is None or cycle.response_complete) or self.flow.write_paused:
-                super().data_received(data)
-                return
-            for _ in range(_IN_A_ROW):
-                end = data.find(b"\r\n\r\n", 0, options.max_header)
-                head = None if end < 0 else direct.head(data[:end])
-                if head is None:
-                    super().data_received(data)
-                    return
-                end += 4
-                stop = end + head.length
-                if len(data) < stop:
-                    self._wait_for_rest(data, stop)
-                    return
-                self._stop_part_timer()
-                self._stop_timer()
-                if self.server_state.default_headers is not self.line_headers:
-                    self._make_line()
-                found = direct.begin(head, data[end:stop], self.line)
-                data = data[stop:]
-                if isinstance(found, Waiting):
-                    self.waiting, self.kept = found, data
-                    found.future.add_done_callback(self._done)
-                    return
-                self._answered(found)
-                if not data or self.transport.is_closing():
-                    return
-                if self.flow.write_paused:
-                    super().data_received(data)
-                    return
-            self.kept = data
-            self.loop.call_soon(self._go_on)
-
-        def _wait_for_rest(self, data: bytes, stop: int) -> None:
-            if stop > _LONGEST_PART:
-                self._stop_part_timer()
-                super().data_received(data)
-                return
-            self.kept = data
-            if self.part_timer is None:
-                self.part_timer = self.loop.call_later(_PATIENCE, self._part_late)
-
-        def _part_late(self) -> None:
-            self.part_timer = None
-            data, self.kept = self.kept, b""
-            if data and not self.transport.is_closing():
-                super().data_received(data)
-
-        def _stop_part_timer(self) -> None:
-            if self.part_timer is not None:
-                self.part_timer.cancel()
-                self.part_timer = None
-
-        def _go_on(self) -> None:
-            if self.waiting is None and self.kept and not self.transport.is_closing():
-                data, self.kept = self.kept, b""
-                self._take(data)
-
-        def _done(self, future: Future[InferResponse]) -> None:
-            """Answer later, in the event loop. Called in any thread."""
-            try:
-                self.loop.call_soon_threadsafe(self._finish, future)
-            except RuntimeError:  # the loop is closed: nobody waits any more
-                return
-
-        def _finish(self, future: Future[InferResponse]) -> None:
-            waiting = self.waiting
-            if waiting is None or waiting.future is not future:
-                return  # the connection was lost meanwhile
-            self.waiting = None
+            self._stop_timer()
             if self.server_state.default_headers is not self.line_headers:
                 self._make_line()
-            self._answered(direct.end(waiting, self.line))
-            if not self.transport.is_closing():
-                self.flow.resume_reading()
-                self._go_on()
-
-        def _answered(self, found: bytes | Answer) -> None:
-            """Send a response."""
-            self.used = self.loop.time()
-            self.server_state.total_requests += 1
-            if self.timeout_keep_alive_task is None:
-                self.timeout_keep_alive_task = self.loop.call_later(
-                    self.timeout_keep_alive, self.timeout_keep_alive_handler
-                )
-            if isinstance(found, bytes):
-                self.transport.write(found)
+            found = self.direct.begin(head, data[end:stop], self.line)
+            data = data[stop:]
+            if isinstance(found, Waiting):
+                self.waiting, self.kept = found, data
+                found.future.add_done_callback(self._done)
                 return
-            headers = [*self.server_state.default_headers, *found.headers, (b"content-length", b"%d" % found.length)]
-            lines = b"".join([b"%b: %b\r\n" % one for one in headers])
-            self.transport.writelines([STATUS_LINE[found.status], lines, b"\r\n", *found.chunks])
-            if CLOSE in found.headers:
-                self.transport.close()
-
-        def _make_line(self) -> None:
-            """Make what good responses begin with; the headers have the date, and change each second."""
-            self.line_headers = self.server_state.default_headers
-            self.line = STATUS_LINE[200] + b"".join([b"%b: %b\r\n" % one for one in self.line_headers])
-
-        def timeout_keep_alive_handler(self) -> None:
-            left = self.used + self.timeout_keep_alive - self.loop.time()
-            if self.waiting is not None:
-                left = self.timeout_keep_alive
-            if left > 0.001:
-                self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
-            else:
-                super().timeout_keep_alive_handler()
-
-        def shutdown(self) -> None:
-            """Close; a request that has no answer by now was waited for as long as the server does."""
-            waiting, self.waiting = self.waiting, None
-            if waiting is None:
-                super().shutdown()
+            self._answered(found)
+            if not data or self.transport.is_closing():
                 return
-            self._answered(direct.give_up(waiting))
+            if self.flow.write_paused:
+                super().data_received(data)
+                return
+        self.kept = data
+        self.loop.call_soon(self._go_on)
+
+    def _wait_for_rest(self, data: bytes, stop: int) -> None:
+        if stop > _LONGEST_PART:
+            self._stop_part_timer()
+            super().data_received(data)
+            return
+        self.kept = data
+        if self.part_timer is None:
+            self.part_timer = self.loop.call_later(_PATIENCE, self._part_late)
+
+    def _part_late(self) -> None:
+        self.part_timer = None
+        data, self.kept = self.kept, b""
+        if data and not self.transport.is_closing():
+            super().data_received(data)
+
+    def _stop_part_timer(self) -> None:
+        if self.part_timer is not None:
+            self.part_timer.cancel()
+            self.part_timer = None
+
+    def _go_on(self) -> None:
+        if self.waiting is None and self.kept and not self.transport.is_closing():
+            data, self.kept = self.kept, b""
+            self._take(data)
+
+    def _done(self, future: Future[InferResponse]) -> None:
+        """Answer later, in the event loop. Called in any thread."""
+        try:
+            self.loop.call_soon_threadsafe(self._finish, future)
+        except RuntimeError:  # the loop is closed: nobody waits any more
+            return
+
+    def _finish(self, future: Future[InferResponse]) -> None:
+        waiting = self.waiting
+        if waiting is None or waiting.future is not future:
+            return  # the connection was lost meanwhile
+        self.waiting = None
+        if self.server_state.default_headers is not self.line_headers:
+            self._make_line()
+        self._answered(self.direct.end(waiting, self.line))
+        if not self.transport.is_closing():
+            self.flow.resume_reading()
+            self._go_on()
+
+    def _answered(self, found: bytes | Answer) -> None:
+        """Send a response."""
+        self.used = self.loop.time()
+        self.server_state.total_requests += 1
+        if self.timeout_keep_alive_task is None:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                self.timeout_keep_alive, self.timeout_keep_alive_handler
+            )
+        if isinstance(found, bytes):
+            self.transport.write(found)
+            return
+        headers = [*self.server_state.default_headers, *found.headers, (b"content-length", b"%d" % found.length)]
+        lines = b"".join([b"%b: %b\r\n" % one for one in headers])
+        self.transport.writelines([STATUS_LINE[found.status], lines, b"\r\n", *found.chunks])
+        if CLOSE in found.headers:
             self.transport.close()
 
-        def on_message_begin(self) -> None:
-            self.within = True
-            self.head_length = 0
-            if self.head_timer is None:
-                self._expect_head()
-            super().on_message_begin()
+    def _make_line(self) -> None:
+        """Make what good responses begin with; the headers have the date, and change each second."""
+        self.line_headers = self.server_state.default_headers
+        self.line = STATUS_LINE[200] + b"".join([b"%b: %b\r\n" % one for one in self.line_headers])
 
-        def on_url(self, url: bytes) -> None:
-            self._count(len(url))
-            super().on_url(url)
+    def timeout_keep_alive_handler(self) -> None:
+        left = self.used + self.timeout_keep_alive - self.loop.time()
+        if self.waiting is not None:
+            left = self.timeout_keep_alive
+        if left > 0.001:
+            self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
+        else:
+            super().timeout_keep_alive_handler()
 
-        def on_header(self, name: bytes, value: bytes) -> None:
-            self._count(len(name) + len(value) + 4)
-            super().on_header(name, value)
+    def shutdown(self) -> None:
+        """Close; a request that has no answer by now was waited for as long as the server does."""
+        waiting, self.waiting = self.waiting, None
+        if waiting is None:
+            super().shutdown()
+            return
+        self._answered(self.direct.give_up(waiting))
+        self.transport.close()
 
-        def on_headers_complete(self) -> None:
-            self._stop_timer()
-            if not self.transport.is_closing():
-                super().on_headers_complete()
+    def on_message_begin(self) -> None:
+        self.within = True
+        self.head_length = 0
+        if self.head_timer is None:
+            self._expect_head()
+        super().on_message_begin()
 
-        def on_body(self, body: bytes) -> None:
-            if not self.transport.is_closing():
-                super().on_body(body)
+    def on_url(self, url: bytes) -> None:
+        self._count(len(url))
+        super().on_url(url)
 
-        def on_message_complete(self) -> None:
-            self.within = False
-            if not self.transport.is_closing():
-                super().on_message_complete()
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._count(len(name) + len(value) + 4)
+        super().on_header(name, value)
 
-        def send_400_response(self, msg: str) -> None:
-            self._refuse(b"400 Bad Request", msg)
+    def on_headers_complete(self) -> None:
+        self._stop_timer()
+        if not self.transport.is_closing():
+            super().on_headers_complete()
 
-        def _count(self, length: int) -> None:
-            self.head_length += length
-            if self.head_length > options.max_header:
-                reason = f"the head is longer than {options.max_header} bytes"
-                self._refuse(b"431 Request Header Fields Too Large", reason)
+    def on_body(self, body: bytes) -> None:
+        if not self.transport.is_closing():
+            super().on_body(body)
 
-        def _expect_head(self) -> None:
-            self.head_timer = self.loop.call_later(options.header_seconds, self._late)
+    def on_message_complete(self) -> None:
+        self.within = False
+        if not self.transport.is_closing():
+            super().on_message_complete()
 
-        def _stop_timer(self) -> None:
-            if self.head_timer is not None:
-                self.head_timer.cancel()
-                self.head_timer = None
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(b"400 Bad Request", msg)
 
-        def _late(self) -> None:
+    def _count(self, length: int) -> None:
+        self.head_length += length
+        if self.head_length > self.bounds.max_header:
+            reason = f"the head is longer than {self.bounds.max_header} bytes"
+            self._refuse(b"431 Request Header Fields Too Large", reason)
+
+    def _expect_head(self) -> None:
+        self.head_timer = self.loop.call_later(self.bounds.header_seconds, self._late)
+
+    def _stop_timer(self) -> None:
+        if self.head_timer is not None:
+            self.head_timer.cancel()
             self.head_timer = None
-            reason = f"the head of a request did not come within {options.header_seconds:g} s"
-            self._refuse(b"408 Request Timeout", reason)
 
-        def _refuse(self, status: bytes, reason: str) -> None:
-            if self.transport.is_closing():
-                return
-            self._stop_timer()
-            body = error_body(f"{reason}. Fix: send requests of HTTP/1.1, whole and short")
-            head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.transport.write(head % (status, len(body)) + body)
-            self.transport.close()
+    def _late(self) -> None:
+        self.head_timer = None
+        reason = f"the head of a request did not come within {self.bounds.header_seconds:g} s"
+        self._refuse(b"408 Request Timeout", reason)
 
-    return Connection
+    def _refuse(self, status: bytes, reason: str) -> None:
+        if self.transport.is_closing():
+            return
+        self._stop_timer()
+        body = error_body(f"{reason}. Fix: send requests of HTTP/1.1, whole and short")
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+        self.transport.write(head % (status, len(body)) + body)
+        self.transport.close()
+
+
+def connection_class(application: Application) -> type[asyncio.Protocol]:
+    """Return the class of connections of an application, with the bounds of its options."""
+
+    class ApplicationConnection(Connection):
+        bounds = application.options
+        direct = DirectInfer(application)
+
+    return ApplicationConnection
