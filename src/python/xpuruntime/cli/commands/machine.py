@@ -41,7 +41,7 @@ def doctor(json: JsonOption = False) -> int:
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_thing, working
     from xpuruntime.engines.registry import default_registry
-    from xpuruntime.engines.torch.fast_path import torch_facts
+    from xpuruntime.engines.torch.facts import torch_facts
     from xpuruntime.runtime.doctor import diagnose
     from xpuruntime.runtime.snapshot import core_problem
 
