@@ -87,7 +87,7 @@ def check_due(request: Request, judgement: Judgement) -> Check | None:
     return Check(limits_of(request, computes), asked)
 
 
-def limits_of(request: Request, computes: str | None = None) -> Tolerance:
+def limits_of(request: Request, computes: str | None) -> Tolerance:
     """Return how far from the reference a model may be: what the policy states, the rest by its precision.
 
     `computes` is the precision of the arithmetic, where that is not the one asked for.
@@ -136,7 +136,7 @@ def make_reference(
 
 
 def make_references(
-    request: Request, engine: Engine | None, machine: Machine, samples: Sequence[Mapping[str, Any]] | None = None
+    request: Request, engine: Engine | None, machine: Machine, samples: Sequence[Mapping[str, Any]] | None
 ) -> list[Reference]:
     """Run the model as it is on several inputs, as `make_reference` on one; it is loaded once.
 

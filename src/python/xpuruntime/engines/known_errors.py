@@ -138,7 +138,7 @@ def nodes_with_errors(
 
 
 def control_of(
-    engine: str, version: str | None, device: str, model: ModelInfo, features: Collection[str] = ()
+    engine: str, version: str | None, device: str, model: ModelInfo, features: Collection[str]
 ) -> Control | None:
     """Return what a plan says of nodes that the engine is known to compute wrongly; ``None`` where there are none."""
     errors = tuple(one for one in known_errors(engine) if applies_to(one, version, device))

@@ -18,7 +18,7 @@ __all__ = ["refuse_overwriting"]
 
 
 def refuse_overwriting(
-    outputs: Mapping[str, str | os.PathLike[str] | None], inputs: Iterable[tuple[str, str | os.PathLike[str]]] = ()
+    outputs: Mapping[str, str | os.PathLike[str] | None], inputs: Iterable[tuple[str, str | os.PathLike[str]]]
 ) -> None:
     """Refuse to write over what is read: by the same name, another spelling of it, a link or a hard link.
 

@@ -110,7 +110,7 @@ def lock_in_force(
     machine_of: Callable[[tuple[str, ...]], Machine],
     *,
     calibration_of: Callable[[Policy, str | None], Calibration | None],
-    artifact: Artifact | None = None,
+    artifact: Artifact | None,
 ) -> LockInForce | None:
     """Return the lock that a session is to be opened under, once all of its validators hold; ``None``: there is none.
 
@@ -124,7 +124,7 @@ def lock_in_force(
         From engine names to the machine with their facts.
     calibration_of : callable
         From a policy, and the lock that it is of, to the inputs to quantise with.
-    artifact : Artifact, optional
+    artifact : Artifact or None
 
     Raises
     ------
@@ -190,7 +190,7 @@ def surroundings(
     artifact : Artifact, optional
     policy : mapping of str to str, optional
         The keys of the policy that is stated; default: the lock's own policy holds.
-    like : LockedModel, optional
+    like : LockedModel or None
         What a lock has of the model: where the file is the same, its parts need not be digested again.
     """
     return Surroundings(
@@ -208,7 +208,7 @@ def _calibration_facts(calibration: Calibration) -> dict[str, Any]:
     return {"samples": calibration.count, "ordered": calibration.digest, "content": calibration.content}
 
 
-def _locked_model(info: ModelInfo, like: LockedModel | None = None) -> LockedModel:
+def _locked_model(info: ModelInfo, like: LockedModel | None) -> LockedModel:
     """Return what a lock has of a model; see `surroundings`. Raises `ModelError` where a file is gone."""
     from xpuruntime.engines.model.file_digests import external_digests
 

@@ -30,9 +30,7 @@ class TorchBinding(Binding):
     Where a buffer of an output shares memory with an input, results that are views are copied first.
     """
 
-    def __init__(
-        self, model: TorchModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any = None
-    ) -> None:
+    def __init__(self, model: TorchModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
         import torch
 
         self._torch = torch

@@ -119,7 +119,7 @@ class Pins:
         Whether the module of each call has to be known.
     """
 
-    def __init__(self, policy: Policy, nodes: Iterable[NodeInfo], without: Collection[str] = ()) -> None:
+    def __init__(self, policy: Policy, nodes: Iterable[NodeInfo], without: Collection[str]) -> None:
         from xpuruntime.pytorch.call_scope import module_paths
         from xpuruntime.pytorch.dispatch import compiled_policy, context
         from xpuruntime.pytorch.dispatch.overrides import registry

@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["locate"]
 
 
-def locate(
-    info: ModelInfo, mismatch: Mismatch, repeat: Repeat, compared: Collection[str] | None = None
-) -> FirstDifference:
+def locate(info: ModelInfo, mismatch: Mismatch, repeat: Repeat, compared: Collection[str] | None) -> FirstDifference:
     """Find the first node whose tensors differ.
 
     Parameters
@@ -38,7 +36,7 @@ def locate(
     mismatch : Mismatch
         Of the outputs of the model.
     repeat : callable
-    compared : collection of str, optional
+    compared : collection of str or None
         The tensors that could be compared, where those are not all: those that have rows, and the inputs. `repeat` may
         add to it.
     """

@@ -107,7 +107,7 @@ def walk(root: torch.nn.Module, path: str = "") -> Iterator[tuple[torch.nn.Modul
         left += reversed(inside)
 
 
-def name_root(root: torch.nn.Module, *, first: bool = True) -> None:
+def name_root(root: torch.nn.Module, *, first: bool) -> None:
     """Have paths begin at this module, until `forget_root`; at one that is not `first` where no such one holds it."""
     global _named_ids
     with _lock:
@@ -116,7 +116,7 @@ def name_root(root: torch.nn.Module, *, first: bool = True) -> None:
         _name_all()
 
 
-def forget_root(root: torch.nn.Module, *, first: bool = True) -> None:
+def forget_root(root: torch.nn.Module, *, first: bool) -> None:
     """Undo one `name_root`."""
     global _named_ids
     with _lock:

@@ -37,7 +37,7 @@ class GraphBlock:
         By how much the pool grew.
     """
 
-    def __init__(self, pool: Any = None) -> None:
+    def __init__(self, pool: Any) -> None:
         self.graph: Any = None
         self.bytes = 0
         self._pool_given = pool

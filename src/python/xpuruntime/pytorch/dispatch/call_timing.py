@@ -30,7 +30,7 @@ _AHEAD = 4.0
 _PROBE = 10
 
 
-def host_sampler(run: Callable[[], Any], route: float = 0.0) -> Sampler:
+def host_sampler(run: Callable[[], Any], route: float) -> Sampler:
     """Return a sampler of the seconds that a call takes here, and `route` on its way. No policy holds inside of it."""
 
     def sample(calls: int, samples: int) -> Sequence[float]:

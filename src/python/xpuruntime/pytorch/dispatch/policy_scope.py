@@ -54,7 +54,7 @@ class InstalledPolicy:
         Whether it has been active before, so that what PyTorch cannot do of it has been reported.
     """
 
-    def __init__(self, active: CompiledPolicy, *, again: bool = False) -> None:
+    def __init__(self, active: CompiledPolicy, *, again: bool) -> None:
         self.active = active
         with contextlib.ExitStack() as undo:
             undo.callback(set_switches(active.policy, quiet=again).release)

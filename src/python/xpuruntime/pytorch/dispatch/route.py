@@ -217,11 +217,11 @@ def place_for(
     module: str,
     allow_tf32: bool,
     deterministic: bool,
-    log: _core.DecisionLog | None = None,
+    log: _core.DecisionLog | None,
 ) -> CallContext:
     """Return the context under which `_core` serves a call by one of `kernel_names`, and refuses it otherwise.
 
-    Decisions are recorded in `log`; without one, in that of the process.
+    Decisions are recorded in `log`; for ``None``, in that of the process.
     """
     prepare()
     default = {"match": {"op": op}, "use": list(kernel_names), "source": source}

@@ -73,7 +73,7 @@ class Switches:
             self._undo.pop()()
 
 
-def set_switches(policy: Policy, *, quiet: bool = False) -> Switches:
+def set_switches(policy: Policy, *, quiet: bool) -> Switches:
     """Set what `policy` settles by switches.
 
     These are the BLAS library and the SDPA backends of the short forms (see `decided_by_switches`); of ``execution``,

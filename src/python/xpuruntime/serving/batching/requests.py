@@ -67,7 +67,7 @@ class RequestCheck:
         As in `check_request`.
     """
 
-    def __init__(self, layout: Layout, *, fixed: bool = False) -> None:
+    def __init__(self, layout: Layout, *, fixed: bool) -> None:
         self._layout, self._fixed = layout, fixed
         #: The values matter where inputs without a batch dimension have to be equal, and padded inputs differ in size.
         self._repeats = all(

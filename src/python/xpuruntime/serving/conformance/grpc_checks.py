@@ -28,7 +28,7 @@ _MALFORMED = ("INVALID_ARGUMENT", "INTERNAL", "UNKNOWN")
 class GrpcChecks:
     """Checks of one server over gRPC; `close` ends the connection. See `RestChecks` for the parameters."""
 
-    def __init__(self, address: str, token: str | None = None, seconds: float = 30.0) -> None:
+    def __init__(self, address: str, token: str | None, seconds: float) -> None:
         import grpc
 
         self._grpc, self._seconds = grpc, seconds

@@ -47,12 +47,12 @@ class RestChecks:
     ----------
     url : str
         ``http://HOST:PORT``, or ``https``, with a path where the server has one.
-    token : str, optional
+    token : str or None
     seconds : float
         Time within which an answer must come.
     """
 
-    def __init__(self, url: str, token: str | None = None, seconds: float = 30.0) -> None:
+    def __init__(self, url: str, token: str | None, seconds: float) -> None:
         parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise InputError(f"{url[:80]!r} is no URL of a server. Fix: write http://HOST:PORT")

@@ -18,7 +18,7 @@ _MODELS = (".onnx", ".pt2")
 _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
-def find_versions(source: str, wanted: str | tuple[int, ...] = "latest") -> dict[int, str]:
+def find_versions(source: str, wanted: str | tuple[int, ...]) -> dict[int, str]:
     """Return the versions of a model to serve, each with the path that a session is opened with.
 
     Parameters

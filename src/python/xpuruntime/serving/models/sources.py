@@ -24,7 +24,7 @@ def is_settings_file(source: str | os.PathLike[str]) -> bool:
 
 
 def settings_of_source(
-    source: str | os.PathLike[str], model: Mapping[str, Any], *, name: str | None = None, given: Sequence[str] = ()
+    source: str | os.PathLike[str], model: Mapping[str, Any], *, name: str | None, given: Sequence[str]
 ) -> ServeSettings:
     """Return the settings in a file, or those of one model.
 
@@ -34,7 +34,7 @@ def settings_of_source(
         A settings file, or a model: file, artifact or folder of versions.
     model : mapping
         Further keys of the model, such as ``lock``; those that are ``None`` are left out.
-    name : str, optional
+    name : str or None
         Of the model in paths; default: that of its file.
     given : sequence of str
         Arguments that were given for one model, as the user knows them. A settings file has its own.

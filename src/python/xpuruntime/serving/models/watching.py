@@ -27,7 +27,7 @@ def make_watchers(
     settings: ModelSettings,
     session: InferenceSession,
     layout: Layout,
-    registry: EngineRegistry | None = None,
+    registry: EngineRegistry | None,
 ) -> list[Watcher]:
     """Return the canary and the shadow that the settings ask for.
 

@@ -111,7 +111,7 @@ class RayCluster:
         """The threads of a trial, where its processors are stated."""
         return self._placement.resources.get("num_cpus")
 
-    def put_files(self, files: Mapping[str, Path], shared: Sequence[str] = ()) -> ShippedFiles:
+    def put_files(self, files: Mapping[str, Path], shared: Sequence[str]) -> ShippedFiles:
         """Put files into the object store, but those that nodes have at their path; with their digests."""
         sent, contents = [], []
         for name, path in files.items():

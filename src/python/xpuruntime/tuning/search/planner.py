@@ -49,7 +49,7 @@ class Planner:
         registry: EngineRegistry,
         machine: Machine | None,
         *,
-        most_threads: int | None = None,
+        most_threads: int | None,
     ) -> None:
         self._request, self._base, self._most = request, base, most_threads
         self._registry, self._machine = registry, machine

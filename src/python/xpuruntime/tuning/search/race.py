@@ -53,7 +53,7 @@ class Race:
         Of the bootstrap.
     """
 
-    def __init__(self, incumbent: str, challengers: Sequence[str], decide: Decide, seed: int = 0) -> None:
+    def __init__(self, incumbent: str, challengers: Sequence[str], decide: Decide, seed: int) -> None:
         #: Who was the incumbent at the start, and who is now.
         self.start = self.incumbent = incumbent
         self.exits: dict[str, RaceExit] = {}

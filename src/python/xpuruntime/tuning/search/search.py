@@ -230,7 +230,7 @@ class Search(TrialScheduler):
             return self._outcome("none", "no candidate keeps the constraints")
         return self._outcome("undecided", undecided, gain=first) if undecided else self._no_winner(first)
 
-    def _no_winner(self, gain: Ratio | None = None) -> Outcome:
+    def _no_winner(self, gain: Ratio | None) -> Outcome:
         open_ = [name for name, state in self._states.items() if state.code == CandidateCode.UNDECIDED]
         if self._skipped_for_time:
             reason = f"nothing that was tried is better, and {_candidates(self._untried)} not tried in the budget"

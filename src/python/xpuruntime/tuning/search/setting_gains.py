@@ -36,7 +36,7 @@ class SettingGains:
         Engines and keys of the options that are treated like keys of a policy.
     """
 
-    def __init__(self, stated: Iterable[str] = (), first: Iterable[tuple[str, str]] = ()) -> None:
+    def __init__(self, stated: Iterable[str], first: Iterable[tuple[str, str]]) -> None:
         self._stated, self._first = frozenset(stated), frozenset(first)
         self.default: dict[str, CandidateState] = {}
         self.single: dict[Setting, CandidateState] = {}
