@@ -117,48 +117,11 @@ def _precision(request: Request, settings: Settings, builder: ControlBuilder, *,
     precision, tf32 = execution.precision, execution.tf32
     settings = _keep_activations(request, settings)
     if precision in ("fp16", "bf16"):
-        settings = settings.replace(convert=precision)
-        if cuda:
-            builder.add(
-                "execution.precision",
-                f"graph converted to {precision}",
-                "enforced",
-                "the weights and types in the graph change, and a probe input is compared with fp32",
-            )
-        else:
-            builder.add(
-                "execution.precision",
-                f"graph converted to {precision}",
-                "advisory",
-                "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts; the graph "
-                f"is optimised at level {settings.level}"
-                + ("" if settings.level_stated else ", since fusions above it fail or crash on graphs with casts"),
-                "use device cuda:0, or precision fp32",
-            )
+        settings = _half_precision(settings, builder, precision, cuda=cuda)
     elif precision == "int8":
         settings = _int8(request, settings, builder, cuda=cuda)
     elif precision == "fp32":
-        resolved = "use_tf32=0" if cuda else "the model's own types"
-        if QDQ_LEVEL in settings.session:
-            resolved += f", {QDQ_LEVEL}={settings.session[QDQ_LEVEL]}"
-        reason = (
-            "fp32 excludes TF32, which ONNX Runtime's CUDA provider uses unless told"
-            if cuda
-            else "the CPU provider computes fp32 in fp32"
-        )
-        if not request.model.quantisation.activations:
-            builder.add("execution.precision", resolved, "enforced", reason)
-        elif settings.session.get(QDQ_OFF) == "1":
-            builder.add("execution.precision", f"{resolved}, {QDQ_OFF}=1", "enforced", reason)
-        else:
-            builder.add(
-                "execution.precision",
-                resolved,
-                "advisory",
-                f"{reason}, but ONNX Runtime may compute what stands between QuantizeLinear and DequantizeLinear in "
-                "integers; the evidence names those nodes",
-                f"state {QDQ_OFF}: '1' in execution.provider_options.onnxruntime, or precision model or int8",
-            )
+        _fp32(request, settings, builder, cuda=cuda)
     elif precision == "tf32":
         builder.add(
             "execution.precision",
@@ -183,6 +146,54 @@ def _precision(request: Request, settings: Settings, builder: ControlBuilder, *,
     else:
         builder.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "the CPU has no TF32")
     return settings
+
+
+def _half_precision(settings: Settings, builder: ControlBuilder, precision: str, *, cuda: bool) -> Settings:
+    """Have the graph converted to fp16 or bf16."""
+    settings = settings.replace(convert=precision)
+    if cuda:
+        builder.add(
+            "execution.precision",
+            f"graph converted to {precision}",
+            "enforced",
+            "the weights and types in the graph change, and a probe input is compared with fp32",
+        )
+    else:
+        builder.add(
+            "execution.precision",
+            f"graph converted to {precision}",
+            "advisory",
+            "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts; the graph "
+            f"is optimised at level {settings.level}"
+            + ("" if settings.level_stated else ", since fusions above it fail or crash on graphs with casts"),
+            "use device cuda:0, or precision fp32",
+        )
+    return settings
+
+
+def _fp32(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> None:
+    """State what keeps the arithmetic in fp32; TF32 is switched off with ``execution.tf32``."""
+    resolved = "use_tf32=0" if cuda else "the model's own types"
+    if QDQ_LEVEL in settings.session:
+        resolved += f", {QDQ_LEVEL}={settings.session[QDQ_LEVEL]}"
+    reason = (
+        "fp32 excludes TF32, which ONNX Runtime's CUDA provider uses unless told"
+        if cuda
+        else "the CPU provider computes fp32 in fp32"
+    )
+    if not request.model.quantisation.activations:
+        builder.add("execution.precision", resolved, "enforced", reason)
+    elif settings.session.get(QDQ_OFF) == "1":
+        builder.add("execution.precision", f"{resolved}, {QDQ_OFF}=1", "enforced", reason)
+    else:
+        builder.add(
+            "execution.precision",
+            resolved,
+            "advisory",
+            f"{reason}, but ONNX Runtime may compute what stands between QuantizeLinear and DequantizeLinear in "
+            "integers; the evidence names those nodes",
+            f"state {QDQ_OFF}: '1' in execution.provider_options.onnxruntime, or precision model or int8",
+        )
 
 
 def _keep_activations(request: Request, settings: Settings) -> Settings:
