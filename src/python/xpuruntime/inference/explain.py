@@ -60,6 +60,43 @@ def explain_session(
     else:
         feeds = inputs
     watch = MemoryWatch(loaded.memory, session.plan.device)
+    observed, latency = _watched_runs(session, loaded, feeds, runs, watch, notes)
+    observed = msgspec.structs.replace(observed, keys=_keys(session, loaded, inputs, observed, notes))
+    if session.plan.policy_source == "model metadata":
+        notes.append("the policy is the one that the model carries (source: model metadata)")
+    device = session.plan.device
+    cuda = [one for one in session._machine.cuda if f"cuda:{one.index}" == device]
+    arch = "sm{}{}".format(*cuda[0].compute_capability) if cuda else None
+    notes.extend(compare_kernels(session.model, session.plan, arch, observed.units))
+    graph = source_graph(session.model)
+    return build_report(
+        session.plan.to_dict(),
+        session.plan.controls,
+        observed,
+        allow_cpu_ops=session.policy.execution.allow_cpu_ops,
+        conversions=(*loaded.conversions(), *session._checks),
+        latency=latency,
+        memory=loaded.memory(),
+        libraries=loaded_libraries(),
+        notes=notes,
+        environment={**environment_facts(), **machine_facts(session._machine)},
+        graph=graph,
+        memory_over_time=watch.samples,
+        cuda_graph=_graph_status(session, loaded, observed, graph),
+        shapes=_shapes(session, feeds, observed),
+        determinism=session.determinism_tests,
+    )
+
+
+def _watched_runs(
+    session: InferenceSession,
+    loaded: LoadedModel,
+    feeds: Mapping[str, Any],
+    runs: int,
+    watch: MemoryWatch,
+    notes: list[str],
+) -> tuple[Observed, Latency]:
+    """Time runs without instruments, then make the instrumented pass; `watch` samples memory around both."""
     watch("before")
     with observe_checkpoints(watch):
         run = instrumented_method(loaded, "run")
@@ -82,6 +119,17 @@ def explain_session(
     notes.extend(
         note for note in (coverage_note(within), profiler_overhead_note(within, latency.p90_us)) if note is not None
     )
+    return observed, latency
+
+
+def _keys(
+    session: InferenceSession,
+    loaded: LoadedModel,
+    inputs: Mapping[str, Any] | None,
+    observed: Observed,
+    notes: list[str],
+) -> dict[str, KeySeen]:
+    """Return what was compared for keys that units do not show: accuracy, lock, determinism, the engine's own."""
     checked = _accuracy(session, loaded, inputs, notes)
     if session._lock is not None:
         from xpuruntime.inference.locked import lock_seen
@@ -89,32 +137,7 @@ def explain_session(
         checked["execution.lock"] = lock_seen(session._lock, observed.units, observed.decisions)
     tested = session.determinism_tests
     seen = {} if tested is None else determinism_seen(tested, session.policy.execution.determinism)
-    observed = msgspec.structs.replace(observed, keys={**checked, **observed.keys, **seen})
-    if session.plan.policy_source == "model metadata":
-        notes.append("the policy is the one that the model carries (source: model metadata)")
-    device = session.plan.device
-    cuda = [one for one in session._machine.cuda if f"cuda:{one.index}" == device]
-    arch = "sm{}{}".format(*cuda[0].compute_capability) if cuda else None
-    notes.extend(compare_kernels(session.model, session.plan, arch, observed.units))
-    execution = session.policy.execution
-    graph = source_graph(session.model)
-    return build_report(
-        session.plan.to_dict(),
-        session.plan.controls,
-        observed,
-        allow_cpu_ops=execution.allow_cpu_ops,
-        conversions=(*loaded.conversions(), *session._checks),
-        latency=latency,
-        memory=loaded.memory(),
-        libraries=loaded_libraries(),
-        notes=notes,
-        environment={**environment_facts(), **machine_facts(session._machine)},
-        graph=graph,
-        memory_over_time=watch.samples,
-        cuda_graph=_graph_status(session, loaded, observed, graph),
-        shapes=_shapes(session, feeds, observed),
-        determinism=tested,
-    )
+    return {**checked, **observed.keys, **seen}
 
 
 def _accuracy(

@@ -107,8 +107,8 @@ class Worker:
         env = _environment(environment or {}, pythonpath, clean=clean, own=own)
         try:
             self._start(env, folder, cores)
-            #: ``python``, ``executable`` and ``pid`` of the worker.
             starting = "starting" if own else f"starting {self.python}"
+            #: ``python``, ``executable`` and ``pid`` of the worker.
             self.facts: dict[str, Any] = self._exchange(b"", _START_SECONDS, starting).get("hello", {})
             if not self.facts:
                 self._end(FailureKind.PROTOCOL, f"{self.python} does not speak the worker's protocol")
