@@ -19,6 +19,8 @@ namespace xpuruntime {
 /// strategy give, and writes down what each answered. For one use, by one thread.
 class Chooser {
  public:
+  /// Keeps the references: what they refer to outlives the object. `prepare` and `may_measure` as
+  /// of Dispatcher::decide.
   Chooser(Dispatcher& dispatcher, const OpDesc& op, const DeviceInfo& device,
           const KernelRules& rules, bool prepare, bool may_measure);
 

@@ -11,7 +11,8 @@ namespace xpuruntime {
 
 /// Free blocks by size: doubly linked lists for classes of 16 steps a power of two, and bitmaps
 /// that find the next class in use. Allocates nothing, so nothing here throws. `Node` has `size`,
-/// `left` and `right`; sizes are multiples of kUnit.
+/// `left` and `right`; sizes are in bytes and multiples of kUnit. Owns no node, and is not
+/// thread-safe: the caller holds its lock.
 template <typename Node>
 class SizeIndex {
  public:
