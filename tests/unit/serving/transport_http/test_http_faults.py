@@ -126,6 +126,31 @@ def test_two_lengths_are_refused(served):
     alive(served)
 
 
+H2C = {"Upgrade": "h2c", "Connection": "Upgrade, HTTP2-Settings", "HTTP2_Settings": "AAMAAABkAAQCAAAAAAIAAAAA"}
+
+
+@pytest.mark.parametrize("cut", [0, 30, 150, -40, -1])
+def test_a_request_that_offers_another_protocol_is_answered_in_this_one(served, cut):
+    plain = head(len(REQUEST), Connection="close") + REQUEST
+    offered = head(len(REQUEST), **H2C) + REQUEST
+    with connect(served) as sock:
+        for part in (offered[:cut], offered[cut:]):
+            sock.sendall(part)
+            time.sleep(0.05)
+        sock.sendall(plain)
+        found = read_all(sock)
+    assert found.count(b"HTTP/1.1 200 OK") == 2, found
+    chunked = head(0, Transfer_Encoding="chunked", **H2C).replace(b"Content-Length: 0\r\n", b"")
+    with connect(served) as sock:
+        sock.sendall(chunked + b"%x\r\n%s\r\n0\r\n\r\n" % (len(REQUEST), REQUEST) + plain)
+        assert read_all(sock).count(b"HTTP/1.1 200 OK") == 2
+    with connect(served) as sock:
+        sock.sendall(
+            b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\nConnection: upgrade\r\nUpgrade: websocket\r\n\r\n" + plain
+        )
+        assert read_all(sock).count(b"HTTP/1.1 200 OK") == 2
+
+
 def test_a_long_head_is_refused(served):
     with connect(served) as sock:
         sock.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\nX-A: " + b"a" * 30_000 + b"\r\nX-B: " + b"a" * 36_000)

@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 from typing import TYPE_CHECKING, Any
 
+from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xpuruntime.serving.http.answers import CLOSE
@@ -51,6 +53,8 @@ class Connection(HttpToolsProtocol):
         self.logger = _logger
         self.waiting: Waiting | None = None
         self.kept = b""
+        #: What the parser got last.
+        self.fed = b""
         #: Whether the parser is within a message.
         self.within = False
         self.used = 0.0
@@ -91,13 +95,13 @@ class Connection(HttpToolsProtocol):
         """Answer the plain requests at the beginning of what has come, and feed the rest to the parser."""
         cycle = self.cycle
         if self.within or not (cycle is None or cycle.response_complete) or self.flow.write_paused:
-            super().data_received(data)
+            self._feed(data)
             return
         for _ in range(_IN_A_ROW):
             end = data.find(b"\r\n\r\n", 0, self.bounds.max_header)
             head = None if end < 0 else self.direct.head(data[:end])
             if head is None:
-                super().data_received(data)
+                self._feed(data)
                 return
             end += 4
             stop = end + head.length
@@ -118,15 +122,34 @@ class Connection(HttpToolsProtocol):
             if not data or self.transport.is_closing():
                 return
             if self.flow.write_paused:
-                super().data_received(data)
+                self._feed(data)
                 return
         self.kept = data
         self.loop.call_soon(self._go_on)
 
+    def _feed(self, data: bytes) -> None:
+        self.fed = data
+        super().data_received(data)
+
+    def _other_protocol(self) -> bool:
+        """Whether the message asks to go on in another protocol, of which there is none here."""
+        return self.parser.should_upgrade() and self.parser.get_method() != b"CONNECT"
+
+    def _unsupported_upgrade_warning(self) -> None:
+        """Go on in HTTP/1.1, as a server may: the parser left out the body, so the message is parsed again."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, HttpParserUpgrade) or not self._other_protocol():
+            return
+        lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
+        lines += [b"%b: %b" % one for one in self.headers if one[0] != b"upgrade"]
+        self.parser = HttpRequestParser(self)
+        self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
+        self._feed(b"\r\n".join([*lines, b"", self.fed[error.args[0] :]]))
+
     def _wait_for_rest(self, data: bytes, stop: int) -> None:
         if stop > _LONGEST_PART:
             self._stop_part_timer()
-            super().data_received(data)
+            self._feed(data)
             return
         self.kept = data
         if self.part_timer is None:
@@ -136,7 +159,7 @@ class Connection(HttpToolsProtocol):
         self.part_timer = None
         data, self.kept = self.kept, b""
         if data and not self.transport.is_closing():
-            super().data_received(data)
+            self._feed(data)
 
     def _stop_part_timer(self) -> None:
         if self.part_timer is not None:
@@ -224,7 +247,7 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._stop_timer()
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and not self._other_protocol():
             super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -233,7 +256,7 @@ class Connection(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         self.within = False
-        if not self.transport.is_closing():
+        if not self.transport.is_closing() and not self._other_protocol():
             super().on_message_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -262,7 +285,7 @@ class Connection(HttpToolsProtocol):
         if self.transport.is_closing():
             return
         self._stop_timer()
-        body = error_body(f"{reason}. Fix: send requests of HTTP/1.1, whole and short")
+        body = error_body(f"{reason.removesuffix('.')}. Fix: send requests of HTTP/1.1, whole and short")
         head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
         self.transport.write(head % (status, len(body)) + body)
         self.transport.close()
