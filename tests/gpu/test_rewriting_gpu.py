@@ -158,7 +158,7 @@ def test_what_is_faster_is_found(tmp_path: Path) -> None:
     measured = [one for one in report.conversions if "was measured" in one.what]
     assert len(measured) == 2
     ours = {node for unit in report.units if unit.kernel for node in unit.source_nodes}
-    assert len(ours) == sum(": ours" in one.reason for one in measured)
+    assert len(ours) == sum(": the xpuruntime operator is used" in one.reason for one in measured)
 
 
 def test_kernels_of_the_cpu_are_refused(mlp: Path) -> None:

@@ -57,8 +57,8 @@ def given_reports(paths: Sequence[str]) -> bool:
     Raises
     ------
     InputError
-        There are several arguments and not all of them are reports, more than two, or one is JSON of another kind of
-        ours.
+        There are several arguments and not all of them are reports, more than two, or one is JSON of another
+        kind that xpuruntime writes.
     """
     schemas = [_schema(path) for path in paths]
     for path, schema in zip(paths, schemas, strict=True):

@@ -63,7 +63,7 @@ def validators(op: str, device: str, versions: Mapping[str, str], libraries: Seq
         Operation of a `KernelPolicy`.
     device : {"cpu", "cuda"}
     versions : mapping of str to str
-        Of whose kernels were measured beside ours.
+        Of the libraries whose kernels were measured beside xpuruntime's.
     libraries : sequence of str
         Patterns of the file names of its libraries, which are loaded by now.
     """

@@ -272,7 +272,7 @@ def took(one: tuning.Timed, ours: float) -> Replacement:
 def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def timed(model: Any, free: Any, *args: Any, **given: Any) -> list[tuning.Timed]:
         real = tuning.measure_free(model, free, *args, **given)
-        assert all(one.found and one.stock > 0 and one.ours > 0 for one in real), [str(one) for one in real]
+        assert all(one.found and one.stock > 0 and one.xpuruntime > 0 for one in real), [str(one) for one in real]
         return [one._replace(found=took(one, 9.9 if one.rewrite.node == "MatMul_y" else 5.0)) for one in real]
 
     monkeypatch.setattr(loading, "measure_free", timed)
@@ -287,7 +287,7 @@ def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert ours == {"MatMul_h", "LayerNormalization_m"}, "1 % is not enough"
     lines = [f"{one.what}: {one.reason}" for one in report.conversions]
     assert any("'MatMul_y'" in line and "ONNX Runtime's own stays" in line for line in lines)
-    assert any("'MatMul_h'" in line and "5.0 us by ours" in line for line in lines)
+    assert any("'MatMul_h'" in line and "5.0 us by xpuruntime" in line for line in lines)
 
 
 def test_what_is_pinned_is_not_measured(tmp_path: Path) -> None:

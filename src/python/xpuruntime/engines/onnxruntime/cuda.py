@@ -167,13 +167,13 @@ class CudaModel(LoadedModel):
         return self._session is None
 
     def foreign(self, stream: Any, kind: Kind) -> Any:
-        """Return the caller's stream as one of ours; remembered, since its reads of outputs may still be queued."""
+        """Return the caller's stream as an `_core.Stream`; remembered: its reads of outputs may still be queued."""
         handle = caller_stream(stream, kind, self.index)
         known = self._foreign.get(handle)
         return known if known is not None else self._meet(handle, stream_owner(stream, kind))
 
     def known_stream(self, handle: int) -> Any:
-        """Return a stream of torch, which never destroys one, as one of ours."""
+        """Return a stream of torch, which never destroys one, as an `_core.Stream`."""
         known = self._foreign.get(handle)
         return known if known is not None else self._meet(handle, None)
 
@@ -374,7 +374,7 @@ class CudaModel(LoadedModel):
         return ort.OrtDevice.make("cuda", self.index)._get_c_device()
 
     def failed(self, error: Exception) -> XpuRuntimeError:
-        """Return `error` as one of ours, with the pool's own reason where our pool refused."""
+        """Return `error` as an xpuruntime error, with the reason of the xpuruntime pool where that refused."""
         hint = ""
         if self._allocator is not None:
             reason = self._allocator.take_failure()

@@ -30,7 +30,7 @@ _NOISE = re.compile(r"/onnxruntime_src/\S+\s+(?:static |virtual )?[^\n]*?\)(?: c
 
 
 def translate(error: BaseException, *, doing: str, device: str, hint: str = "") -> XpuRuntimeError:
-    """Return `error` as one of ours.
+    """Return `error` as an xpuruntime error.
 
     Parameters
     ----------

@@ -86,7 +86,7 @@ class KernelKeys:
                 f"{len(self._found.free)} nodes measured at load",
                 "enforced",
                 "where the policy leaves the choice, each operation whose sizes are fixed is measured as ONNX Runtime "
-                "has it and as ours, and becomes an xpuruntime operator where that is surely faster by more than "
+                "has it and as an xpuruntime operator, and becomes one where that is surely faster by more than "
                 f"{share_text(self._policy.tuning.min_effect)}",
             )
         else:

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Provider options of ONNX Runtime, with the values each accepts.
 
-ONNX Runtime accepts unknown session keys and unknown CPU options without a word, so names and values are ours to check.
+ONNX Runtime accepts unknown session keys and unknown CPU options without a word, so xpuruntime checks names and values.
 Read from the 1.31 wheel; the CUDA ones were tried on a device. Those of MIGraphX, Core ML and DirectML were read in the
 sources and the documentation of ONNX Runtime, and not executed.
 """

@@ -39,7 +39,7 @@ _BAD_MODEL = re.compile(
 
 
 def translate(error: BaseException, *, doing: str, device: str, nodes: Sequence[NodeInfo] = ()) -> XpuRuntimeError:
-    """Return `error` as one of ours.
+    """Return `error` as an xpuruntime error.
 
     Parameters
     ----------

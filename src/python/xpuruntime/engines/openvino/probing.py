@@ -29,7 +29,7 @@ _NEEDS = {
 
 
 def device_word(device: str) -> str:
-    """Return OpenVINO's name of a device of ours: ``"gpu:1"`` is ``"GPU.1"``."""
+    """Return OpenVINO's name of an xpuruntime device: ``"gpu:1"`` is ``"GPU.1"``."""
     kind, _, index = device.partition(":")
     return kind.upper() + (f".{index}" if index else "")
 

@@ -149,7 +149,7 @@ class QnnModel(CpuModel):
 
 
 def translated(error: Exception, *, doing: str) -> XpuRuntimeError:
-    """Return an exception of ONNX Runtime, of this process or of a worker, as one of ours; ours stay as they are."""
+    """Return an exception of ONNX Runtime, here or in a worker, as an xpuruntime error; those stay as they are."""
     if isinstance(error, XpuRuntimeError):
         return error
     if isinstance(error, WorkerFailed):

@@ -3,7 +3,7 @@
 """Options of the QNN provider, with the values each accepts.
 
 The provider takes unknown names and nonsense such as ``htp_performance_mode=bogus`` with a warning in its log at most,
-so names and values are ours to check. Names and values are those of onnxruntime-qnn 2.7; each was handed to the HTP
+so xpuruntime checks them. Names and values are those of onnxruntime-qnn 2.7; each was handed to the HTP
 simulator once.
 """
 

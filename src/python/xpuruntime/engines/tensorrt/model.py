@@ -220,7 +220,7 @@ class TensorRtModel(LoadedModel):
         return tensor
 
     def foreign(self, stream: Any, kind: Kind) -> Any:
-        """Return the caller's stream as one of ours."""
+        """Return the caller's stream as an `_core.Stream`."""
         from xpuruntime import _core
 
         handle = caller_stream(stream, kind, self.index)

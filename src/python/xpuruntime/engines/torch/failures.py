@@ -10,7 +10,7 @@ __all__ = ["translate"]
 
 
 def translate(error: Exception, *, doing: str, device: str) -> XpuRuntimeError:
-    """Return `error` as one of ours, saying what was being done."""
+    """Return `error` as an xpuruntime error, saying what was being done."""
     if isinstance(error, XpuRuntimeError):
         return error
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

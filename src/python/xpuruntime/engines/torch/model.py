@@ -219,7 +219,7 @@ class TorchModel(LoadedModel):
         return _core.Tensor.from_dlpack(tensor)
 
     def failed(self, error: Exception) -> Exception:
-        """Return `error` as one of ours."""
+        """Return `error` as an xpuruntime error."""
         return translate(error, doing=f"running {self.request.model.path}", device=self.device)
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:

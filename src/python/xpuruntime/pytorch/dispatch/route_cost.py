@@ -5,7 +5,7 @@
 A tuner makes a call again and again with warm caches, by a direct way. In a step the call comes through PyTorch's
 dispatcher and a policy's override, between other work that has the caches. The difference is the same for calls of all
 sizes, so it is measured on the smallest ones: through the override, with cold caches, by PyTorch's own kernel and by
-ours.
+xpuruntime's.
 """
 
 from __future__ import annotations

@@ -98,12 +98,12 @@ def _all(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: s
 
 def _with_own(record: KernelDecision, timed: Timed) -> KernelDecision:
     """Add what ONNX Runtime's own operator took when the session was loaded."""
-    slower = timed.stock / timed.ours
+    slower = timed.stock / timed.xpuruntime
     own = KernelCandidate(
         id=_OWN,
         config="",
         accepted=True,
-        reason=f"takes {slower:.2f} times as long as ours, as an operator alone",
+        reason=f"takes {slower:.2f} times as long as xpuruntime's, as an operator alone",
         measured_us=timed.stock,
     )
     note = f"measured when the session was loaded, as operators alone: {timed}"
@@ -111,8 +111,8 @@ def _with_own(record: KernelDecision, timed: Timed) -> KernelDecision:
 
 
 def _stays(timed: Timed, device: str) -> KernelDecision:
-    """Return that ONNX Runtime's own operator was measured to be no slower than ours."""
-    ratio = timed.ours / timed.stock
+    """Return that ONNX Runtime's own operator was measured to be no slower than xpuruntime's."""
+    ratio = timed.xpuruntime / timed.stock
     candidates = (
         KernelCandidate(id=_OWN, config="", accepted=True, reason="", measured_us=timed.stock),
         KernelCandidate(
@@ -120,7 +120,7 @@ def _stays(timed: Timed, device: str) -> KernelDecision:
             config="",
             accepted=True,
             reason=f"takes {ratio:.2f} times as long as ONNX Runtime's own, as an operator alone",
-            measured_us=timed.ours,
+            measured_us=timed.xpuruntime,
         ),
     )
     note = "measured when the session was loaded, as operators alone"

@@ -95,7 +95,7 @@ class DecidedKernels:
         }
         if policy.auto_strategy == "best_performance":
             tuned = sum(one.key == "tuning" for one in self._rewriting.rewrites)
-            text = f"{tuned} of {len(self._rewriting.found.free)} free nodes run as ours"
+            text = f"{tuned} of {len(self._rewriting.found.free)} free nodes run as xpuruntime operators"
             seen["kernels.auto_strategy"] = KeySeen(
                 observed=text, status="honoured", reason="measured when the session was loaded; see its conversions"
             )

@@ -67,7 +67,7 @@ def as_it_runs(source: Source, rewriting: Rewriting | None) -> Source:
 
 
 def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: ConversionLog) -> None:
-    """Rewrite also what is faster as ours where the policy leaves the choice."""
+    """Rewrite also what is faster as an xpuruntime operator where the policy leaves the choice."""
     copy = public(settings)
     rules = session_rules(rewriting.policy.replace(rules=(), **_NO_KERNELS), (), strict=False)
 

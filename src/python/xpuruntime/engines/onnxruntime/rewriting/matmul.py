@@ -104,12 +104,12 @@ def _gemm_misfit(scope: Scope, node: onnx.NodeProto, b: Shape) -> str:
     given = attributes(node)
     alpha, beta = given.get("alpha", 1.0), given.get("beta", 1.0)
     if alpha != 1.0:
-        return f"alpha is {alpha:g}, and ours has no factor"
+        return f"alpha is {alpha:g}, and the xpuruntime operator has no factor"
     bias = node.input[2] if len(node.input) > 2 else ""
     if not bias:
         return ""
     if beta != 1.0:
-        return f"beta is {beta:g}, and ours has no factor"
+        return f"beta is {beta:g}, and the xpuruntime operator has no factor"
     if not is_bias(scope, bias, b[-2] if given.get("transB", 0) else b[-1]):
         return f"its bias {bias!r} is no constant vector with one number for each column"
     return ""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Tuning of nodes inside ONNX Runtime: its own kernels and ours, one operation at a time."""
+"""Tuning of nodes inside ONNX Runtime: its own kernels and xpuruntime's, one operation at a time."""
 
 from __future__ import annotations
 
@@ -47,13 +47,13 @@ class Timed(NamedTuple):
         return self._of(STOCK).microseconds
 
     @property
-    def ours(self) -> float:
-        """Microseconds of ours."""
+    def xpuruntime(self) -> float:
+        """Microseconds of the xpuruntime operator."""
         return self._of(f"xpuruntime.{self.rewrite.op}").microseconds
 
     @property
     def wins(self) -> bool:
-        """Whether ours is decided to be faster by more than the margin."""
+        """Whether the xpuruntime operator is decided to be faster by more than the margin."""
         return self.found is not None and self.found.chosen.kernel != STOCK
 
     def _of(self, kernel: str) -> Candidate:
@@ -64,13 +64,13 @@ class Timed(NamedTuple):
         """Return what was measured in one line."""
         if self.found is None:
             return f"not measured: {self.reason}"
-        ours = self._of(f"xpuruntime.{self.rewrite.op}")
-        verdict = "ours" if self.wins else "ONNX Runtime's own stays"
+        own = self._of(f"xpuruntime.{self.rewrite.op}")
+        verdict = "the xpuruntime operator is used" if self.wins else "ONNX Runtime's own stays"
         if self.found.undecided:
             verdict += f", as it is not decided after {self.found.rounds} rounds"
         return (
-            f"{self.stock:.1f} us by ONNX Runtime, {self.ours:.1f} us by ours, {ours.ratio:.3f} times as long "
-            f"[{ours.low:.3f}, {ours.high:.3f}]: {verdict}"
+            f"{self.stock:.1f} us by ONNX Runtime, {self.xpuruntime:.1f} us by xpuruntime, {own.ratio:.3f} times as "
+            f"long [{own.low:.3f}, {own.high:.3f}]: {verdict}"
         )
 
 
@@ -85,7 +85,7 @@ def measure_free(
     place: str,
     versions: dict[str, str],
 ) -> list[Timed]:
-    """Measure each distinct operation of `free` alone: as the model has it, and as ours.
+    """Measure each distinct operation of `free` alone: as the model has it, and as an xpuruntime operator.
 
     Parameters
     ----------

@@ -151,7 +151,7 @@ class CallDecisions:
         return _native(call, route.asked, key, source, chosen, candidates, notes)
 
     def _measured(self, call: SeenCall, route: Route) -> KernelDecision:
-        """Return that PyTorch's own kernel was measured to be no slower than ours."""
+        """Return that PyTorch's own kernel was measured to be no slower than xpuruntime's."""
         times = dict(route.times)
         own = times.get(route.kernel)
         candidates = [_served(route.kernel, own)]
@@ -185,9 +185,9 @@ class CallDecisions:
             own = dict(route.times).get(name)
             ours = min((spent for other, spent in route.times if other != name), default=0.0)
             if own and ours:
-                text = f"takes {own / ours:.2f} times as long as ours"
+                text = f"takes {own / ours:.2f} times as long as xpuruntime's"
                 candidates.append(_candidate(name, True, text, own))
-                told = f"measured against PyTorch's own, as calls from Python: {own:.2f} us, ours {ours:.2f} us"
+                told = f"measured against PyTorch's own, as calls from Python: {own:.2f} us, xpuruntime's {ours:.2f} us"
                 notes = (*notes, told)
         return msgspec.structs.replace(
             record,
