@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 
 import xpuruntime as xrt
@@ -166,6 +167,26 @@ def test_a_session_in_this_process():
     )
     assert found.verdict in ("winner", "tied", "undecided")
     assert found.candidate("c0").figure is not None
+
+
+def test_inputs_for_which_nothing_can_be_compared_are_refused():
+    """NaN agrees with NaN: each candidate, the wrong ones too, would have passed."""
+    name = next(iter(samples(1)[0]))
+    lost = [{name: np.full_like(one[name], np.nan)} for one in samples(3)]
+    with pytest.raises(InputError, match=r"finite value other than zero in 'logits'.*Fix: give inputs like those"):
+        xrt.tune(DEMO, CPU, inputs=lost, budget=20.0)
+
+
+def test_an_output_in_which_nothing_was_compared_is_a_note(tmp_path):
+    model = onnx.load(DEMO)
+    given = model.graph.output[0].name
+    model.graph.node.append(onnx.helper.make_node("Sub", [given, given], ["zero"]))
+    model.graph.output.append(onnx.helper.make_tensor_value_info("zero", onnx.TensorProto.FLOAT, None))
+    path = tmp_path / "zero.onnx"
+    onnx.save(model, path)
+    spec = {"space": {"threads": ["engine", 1], "options": {"onnxruntime": {}}, "kernels": "off"}, "decide": QUICK}
+    found = xrt.tune(str(path), CPU, inputs=samples(3), spec=spec, budget=10.0)
+    assert any("nothing was compared in 'zero'" in note for note in found.notes)
 
 
 def test_what_cannot_be_searched_is_refused(tmp_path):
