@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Who could run a model: the `Engine` interface, the registry, and one module or folder a vendor."""
+"""Engines: the `Engine` interface, the registry, and one folder of adapters for each vendor."""
 
 from __future__ import annotations
 

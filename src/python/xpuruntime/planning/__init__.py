@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Who will run the model: a pure decision from a request, a policy, a machine and the engines."""
+"""Planning: the choice of engine and device, a pure function of request, policy, machine and engines."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""For authors of engines and kernels: the conformance suites that those here pass, and what they run."""
+"""Conformance suites for authors of engines and kernels; the engines and kernels of this package pass them."""
 
 from __future__ import annotations
 

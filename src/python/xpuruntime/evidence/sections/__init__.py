@@ -1,3 +1,3 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The sections of a report beside its units: memory over time, CUDA graphs, and the shapes of which it speaks."""
+"""Sections of a report other than its units: memory over time, CUDA graphs, shapes and determinism."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""xpuruntime kernels inside ONNX Runtime: nodes that a policy asks them for become operators of our domain."""
+"""xpuruntime kernels inside ONNX Runtime: nodes that a policy asks them for become xpuruntime operators."""
 
 from __future__ import annotations
 
