@@ -14,7 +14,7 @@ from verify_cases import CPU, only_claim, planted
 import xpuruntime as xrt
 from xpuruntime.errors import InputError
 from xpuruntime.locks.verification.sections.speed import decide
-from xpuruntime.locks.verification.timing import Finding, time_metric
+from xpuruntime.locks.verification.timing import TimedMetric, time_metric
 from xpuruntime.measuring.statistics import Comparison, Verdict
 from xpuruntime.policies import VerifySpeed
 
@@ -101,7 +101,7 @@ class TestSpeed:
             )  # fmt: skip
 
         findings = [
-            Finding(name, comparison(place), {}, ()) for place, name in enumerate(("latency.p50", "latency.p99"))
+            TimedMetric(name, comparison(place), {}, ()) for place, name in enumerate(("latency.p50", "latency.p99"))
         ]
         first, second = decide(findings, VerifySpeed(metric=["latency.p50", "latency.p99"]), "control")
         assert first.verdict == verdict

@@ -42,7 +42,7 @@ def test_a_recorded_call_without_a_route_is_bypassed(monkeypatch, match, sure):
     monkeypatch.setattr(call_recorder, "active_policy", lambda: held)
     tensors = [torch.empty(2, 2, 4, 8, dtype=torch.float16, device="meta")]
     monkeypatch.setattr(call_recorder, "_device_of", lambda found: "cuda:0")
-    seen = call_recorder.Seen(0, "sdpa", "attention", None, "net.head", "infer", tensors)
+    seen = call_recorder.RecordedCalls(0, "sdpa", "attention", None, "net.head", "infer", tensors)
     if sure is None:
         assert (seen.asked, seen.source, seen.status) == ((), "default", "default")
         return

@@ -15,7 +15,7 @@ pytest.importorskip("xpuruntime.pytorch")
 from torch.autograd import DeviceType  # noqa: E402
 
 from xpuruntime.pytorch.explanation.attribution import attribute_events  # noqa: E402
-from xpuruntime.pytorch.explanation.call_recorder import Seen  # noqa: E402
+from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls  # noqa: E402
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE  # noqa: E402
 from xpuruntime.runtime.trace_events import TUNING  # noqa: E402
 
@@ -99,10 +99,10 @@ def launch(start: int, number: int, linked: int = 0, name: str = "cudaLaunchKern
 
 
 @pytest.fixture
-def kinds() -> list[Seen]:
+def kinds() -> list[RecordedCalls]:
     made = []
     for number, (name, op) in enumerate((("mm", "matmul"), ("native_layer_norm", "layer_norm"))):
-        seen = Seen(number, name, op, None, "layers.0", "train", [torch.ones(2, 2)])
+        seen = RecordedCalls(number, name, op, None, "layers.0", "train", [torch.ones(2, 2)])
         seen.count = 1
         made.append(seen)
     return made

@@ -12,7 +12,7 @@ from onnx import numpy_helper, parser
 
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.engines.onnxruntime.rewriting import Found, RuleQuery, Terms, find_rewrites
+from xpuruntime.engines.onnxruntime.rewriting import FoundRewrites, RuleQuery, Terms, find_rewrites
 from xpuruntime.engines.written_out import written_out
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
     return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
 
 
-def found(model: onnx.ModelProto, kernels: Any = None, *, device: str = "cpu", **terms: Any) -> Found:
+def found(model: onnx.ModelProto, kernels: Any = None, *, device: str = "cpu", **terms: Any) -> FoundRewrites:
     policy = xrt.KernelPolicy(**(kernels or ALL))
     capability = (9, 0) if device.startswith("cuda") else None
     arch = "sm90" if capability else None

@@ -226,7 +226,7 @@ def test_a_plan_that_the_loaded_graph_does_not_keep(tmp_path: Path, monkeypatch:
 
     real = graph_edit.find_rewrites
 
-    def fewer(*args: Any, **given: Any) -> records.Found:
+    def fewer(*args: Any, **given: Any) -> records.FoundRewrites:
         result = real(*args, **given)
         return result._replace(rewrites=tuple(one for one in result.rewrites if one.node != UP))
 

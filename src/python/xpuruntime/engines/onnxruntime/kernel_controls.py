@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_SEARCH
-from xpuruntime.engines.onnxruntime.rewriting import Found, Left, Rewrite, RuleQuery, find_rewrites
+from xpuruntime.engines.onnxruntime.rewriting import FoundRewrites, Rewrite, RuleQuery, UnrewrittenNode, find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.graph_edit import arch_of, terms_of
 from xpuruntime.engines.onnxruntime.rewriting.records import by_key
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, xpuruntime_threads
@@ -66,7 +66,7 @@ class KernelKeys:
         self._query = RuleQuery(self._policy, request.device, arch_of(settings))
         self._why_not = _why_not(request, settings)
         tune = self._policy.auto_strategy == "best_performance" and self._why_not is None
-        self._found = self._find(capability, tune=tune) if self._why_not is None else Found()
+        self._found = self._find(capability, tune=tune) if self._why_not is None else FoundRewrites()
         self._settings = settings.replace(
             tune=tune,
             rewrites={one.node: str(one) for one in self._found.rewrites},
@@ -112,9 +112,9 @@ class KernelKeys:
                     fix=f"set the environment variable {THREADS}={asked} before the process starts",
                 )
 
-    def _find(self, capability: tuple[int, int] | None, *, tune: bool) -> Found:
+    def _find(self, capability: tuple[int, int] | None, *, tune: bool) -> FoundRewrites:
         if not (tune or self._query.requests_kernels):
-            return Found()
+            return FoundRewrites()
         from xpuruntime.engines.model.shapes import with_shapes
 
         request, settings = self._request, self._settings
@@ -184,7 +184,7 @@ class KernelKeys:
         return by_key(self._found.rewrites)
 
     @functools.cached_property
-    def _left(self) -> dict[str, list[Left]]:
+    def _left(self) -> dict[str, list[UnrewrittenNode]]:
         return by_key(self._found.left)
 
     def _rewritten(self, key: str, wanted: Sequence[str], *, present: bool, what: str) -> None:
@@ -337,6 +337,6 @@ def _held(done: Sequence[Rewrite], *, strict: bool) -> str:
     return text
 
 
-def _named(left: Sequence[Left]) -> str:
+def _named(left: Sequence[UnrewrittenNode]) -> str:
     shown = "; ".join(f"{one.node!r}: {one.reason}" for one in left[:_NAMED])
     return shown + (f"; and {len(left) - _NAMED} more" if len(left) > _NAMED else "")

@@ -48,14 +48,14 @@ class Mismatch(NamedTuple):
     what: str
 
 
-Found = tuple[int, Mismatch | None]
+TrialResult = tuple[int, Mismatch | None]
 
 
 def _compared(want: dict[str, Array], got: dict[str, Array], what: str) -> Mismatch | None:
     return Mismatch(want, got, what) if differing(want, got) else None
 
 
-def run_to_run(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) -> Found:
+def run_to_run(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) -> TrialResult:
     """Run the same inputs again and again, with other inputs in between."""
     want = kept(run(feeds))
     for trial in range(trials):
@@ -66,7 +66,7 @@ def run_to_run(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) -> 
     return trials, None
 
 
-def poisoned(binding: Any, feeds: Feeds, others: Sequence[Feeds], want: dict[str, Array], trials: int) -> Found:
+def poisoned(binding: Any, feeds: Feeds, others: Sequence[Feeds], want: dict[str, Array], trials: int) -> TrialResult:
     """Run the same inputs in bound buffers whose outputs are filled with NaN before each run."""
     for trial in range(trials):
         for inputs in (others[trial % len(others)], feeds):
@@ -83,7 +83,7 @@ def poisoned(binding: Any, feeds: Feeds, others: Sequence[Feeds], want: dict[str
     return trials, None
 
 
-def concurrency(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) -> Found:
+def concurrency(run: Run, feeds: Feeds, others: Sequence[Feeds], trials: int) -> TrialResult:
     """Run the same inputs in several threads, each of which runs other inputs in between."""
     want = kept(run(feeds))
     each = -(-trials // IN_FLIGHT)
@@ -121,7 +121,7 @@ def rows_of(name: str, array: Array, size: int, axes: Mapping[str, int]) -> Arra
     return np.moveaxis(array, axis, 0) if array.ndim > axis and array.shape[axis] == size else None
 
 
-def batch_position(run: Run, batch: Batch, axes: Mapping[str, int], trials: int) -> Found:
+def batch_position(run: Run, batch: Batch, axes: Mapping[str, int], trials: int) -> TrialResult:
     """Permute the rows of a batch, and give a batch of equal rows: each row must stay as it is.
 
     `axes` has the axis of the batch in each output where that is not the first.
@@ -157,7 +157,7 @@ def _places(size: int, trials: int) -> Iterator[tuple[list[int], str]]:
         yield random.permutation(size).tolist(), f"rows of a batch of {size} differ when they change places"
 
 
-def batch_invariant(run: Run, batch: Batch, axes: Mapping[str, int]) -> Found:
+def batch_invariant(run: Run, batch: Batch, axes: Mapping[str, int]) -> TrialResult:
     """Compare the rows of batches of each size with the rows alone."""
 
     def rows(index: Sequence[int]) -> dict[str, Array]:

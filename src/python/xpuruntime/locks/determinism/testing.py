@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference import InferenceSession
     from xpuruntime.inference.plan_request import ModelLike, PolicyLike
-    from xpuruntime.locks.determinism.grades import Found, Mismatch, Run
+    from xpuruntime.locks.determinism.grades import Mismatch, Run, TrialResult
     from xpuruntime.policies import ExecutionPolicy
     from xpuruntime.policies.execution_policy import Determinism
     from xpuruntime.runtime.machine import Machine
@@ -215,7 +215,7 @@ class _Testing:
         )
 
     def _run_to_run(self) -> GradeTest:
-        def test(run: Run) -> Found:
+        def test(run: Run) -> TrialResult:
             return grades.run_to_run(run, self.feeds, self.others, self.trials)
 
         count, wrong = test(self.session.run)
@@ -232,7 +232,7 @@ class _Testing:
         reason = f"the same bits with other inputs in between{note}"
         return GradeTest(grade="run_to_run", trials=count, verdict="passed", reason=reason)
 
-    def _poisoned(self) -> Found:
+    def _poisoned(self) -> TrialResult:
         """Run in buffers on the host that hold NaN before each run."""
         if not self.session.plan.device.startswith("cpu") and self.session.plan.device != "npu":
             raise UnsupportedOperationError("outputs are on the device", device=self.session.plan.device)
@@ -250,7 +250,7 @@ class _Testing:
             binding.close()
 
     def _concurrency(self) -> GradeTest:
-        def test(run: Run) -> Found:
+        def test(run: Run) -> TrialResult:
             return grades.concurrency(run, self.feeds, self.others, self.trials)
 
         count, wrong = test(self.session.run)
@@ -268,7 +268,7 @@ class _Testing:
             room = Path(name)
             job = fresh_job(session, room, trust=self.trust)
 
-            def test(inside: Sequence[str], run: Run) -> Found:
+            def test(inside: Sequence[str], run: Run) -> TrialResult:
                 want = kept(run(self.feeds))
                 for number in range(1, self.processes + 1):
                     place = room / f"process-{len([*room.iterdir()])}"
@@ -314,7 +314,9 @@ class _Testing:
             lambda batch: f"rows of batches of {', '.join(map(str, batch.sizes))} have the bits of the rows alone",
         )
 
-    def _rows(self, grade: str, compare: Callable[[Run, Batch], Found], passed: Callable[[Batch], str]) -> GradeTest:
+    def _rows(
+        self, grade: str, compare: Callable[[Run, Batch], TrialResult], passed: Callable[[Batch], str]
+    ) -> GradeTest:
         """Test a grade that compares rows, where an output has them."""
         batch = self.batch
         if not isinstance(batch, Batch):
@@ -366,7 +368,7 @@ class _Testing:
             )
         ]
 
-    def _failed(self, grade: str, count: int, wrong: Mismatch, test: Callable[[Run], Found]) -> GradeTest:
+    def _failed(self, grade: str, count: int, wrong: Mismatch, test: Callable[[Run], TrialResult]) -> GradeTest:
         """Return the failed test with the first tensor that differs."""
 
         def repeat(names: Sequence[str]) -> Mismatch | None:

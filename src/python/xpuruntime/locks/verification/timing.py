@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.statistics import Comparison
     from xpuruntime.policies import VerifySpeed
 
-__all__ = ["Finding", "time_metric"]
+__all__ = ["TimedMetric", "time_metric"]
 
 #: Rounds of medians, the fewest and the most; and rounds of percentiles, which are looked at once.
 _ROUNDS, _TAIL_ROUNDS = (9, 121), 15
@@ -31,7 +31,7 @@ _SMALLEST = 2e-6
 _FASTEST = 0.05
 
 
-class Finding(NamedTuple):
+class TimedMetric(NamedTuple):
     """One metric: how it compares with the control, or why it does not.
 
     Where `locked` is there, ratios are shares of its upper end: one is as slow as the lock allows without any margin.
@@ -58,7 +58,7 @@ def time_metric(
     *,
     expected: float = 1.0,
     rounds: int | None = None,
-) -> Finding:
+) -> TimedMetric:
     """Time a session beside its control until it is decided whether it is slower than the margin allows.
 
     Parameters
@@ -95,7 +95,7 @@ def time_metric(
         }
         comparison = found.comparisons["session"]
         busy = _contradicted(comparison, found, expected)
-        return Finding(metric, comparison, figures, found.conditions.remarks(), ended=found.ended, busy=busy)
+        return TimedMetric(metric, comparison, figures, found.conditions.remarks(), ended=found.ended, busy=busy)
     return _tail(metric, variants, checks, margin, budget, expected)
 
 
@@ -121,7 +121,7 @@ def _contradicted(comparison: Comparison, found: Measured, expected: float) -> s
 
 def _tail(
     metric: str, variants: Mapping[str, Sampler], checks: VerifySpeed, margin: Margin, budget: float, expected: float
-) -> Finding:
+) -> TimedMetric:
     """Compare 99th percentiles of turns of single runs."""
     least = runs_required(0.99)
     singles = {name: _single(sampler) for name, sampler in variants.items()}
@@ -132,7 +132,7 @@ def _tail(
             f"p99 takes {least} runs of each side at least, and {_TAIL_ROUNDS} turns of {_TAIL_RUNS} runs would take "
             f"{most:.0f} s of the {budget:.0f} s that are left: state a longer verify.speed.budget, or latency.p50"
         )
-        return Finding(metric, None, {}, (), reason)
+        return TimedMetric(metric, None, {}, (), reason)
     found = measure(
         singles,
         control="control",
@@ -148,7 +148,7 @@ def _tail(
     try:
         require_runs(0.99, runs, confidence=checks.confidence)
     except InputError as error:
-        return Finding(metric, None, {"runs": float(runs)}, found.conditions.remarks(), str(error))
+        return TimedMetric(metric, None, {"runs": float(runs)}, found.conditions.remarks(), str(error))
     family = len(checks.metric)
     scaled = [[expected * one for one in side] for side in (control, twin)]
     comparison = compare(times, scaled[0], twin=scaled[1], margin=margin, confidence=checks.confidence, family=family)
@@ -157,7 +157,7 @@ def _tail(
         "control_us": float(np.median(control)) * 1e6,
         "runs": float(runs),
     }
-    return Finding(metric, comparison, figures, found.conditions.remarks(), ended=found.ended)
+    return TimedMetric(metric, comparison, figures, found.conditions.remarks(), ended=found.ended)
 
 
 def _single(sampler: Sampler) -> Sampler:

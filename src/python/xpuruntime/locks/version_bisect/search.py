@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["Found", "Judgement", "first_bad", "most_tests"]
+__all__ = ["FirstBad", "Judgement", "first_bad", "most_tests"]
 
 Judgement = Literal["good", "bad", "skipped"]
 
 
-class Found(NamedTuple):
+class FirstBad(NamedTuple):
     """What a bisection found.
 
     Attributes
@@ -30,7 +30,7 @@ class Found(NamedTuple):
     between: tuple[int, ...]
 
 
-def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> Found:
+def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> FirstBad:
     """Find where versions turn from good to bad.
 
     Parameters
@@ -52,7 +52,7 @@ def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> Fou
             high = place
         else:
             skipped.add(place)
-    return Found(low, high, tuple(range(low + 1, high)))
+    return FirstBad(low, high, tuple(range(low + 1, high)))
 
 
 def most_tests(versions: int) -> int:

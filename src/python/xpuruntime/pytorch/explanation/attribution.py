@@ -18,7 +18,7 @@ from xpuruntime.pytorch.explanation.uncovered_kernels import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.pytorch.explanation.call_recorder import Seen
+    from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.pytorch.explanation.timeline import DeviceWork, Node
 
 __all__ = ["Attribution", "Share", "attribute_events"]
@@ -115,13 +115,13 @@ class Attribution(NamedTuple):
     overhead_ns: int
 
 
-def attribute_events(events: list[Any], kinds: Sequence[Seen]) -> Attribution:
+def attribute_events(events: list[Any], kinds: Sequence[RecordedCalls]) -> Attribution:
     """Read what the profiler recorded, of calls of some kinds and besides."""
     return _Joining(Timeline(events), kinds).result()
 
 
 class _Joining:
-    def __init__(self, timeline: Timeline, kinds: Sequence[Seen]) -> None:
+    def __init__(self, timeline: Timeline, kinds: Sequence[RecordedCalls]) -> None:
         self._timeline = timeline
         self._kinds = kinds
         self._keys: dict[int, Called] = {}

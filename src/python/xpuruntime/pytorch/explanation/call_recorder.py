@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["LEFT", "CallRecorder", "Seen"]
+__all__ = ["LEFT", "CallRecorder", "RecordedCalls"]
 
 
-class Seen:
+class RecordedCalls:
     """Calls of one kind.
 
     Attributes
@@ -152,7 +152,7 @@ class CallRecorder:
     Parameters
     ----------
     range_of : callable
-        From a `Seen` to the context that one call of it runs in.
+        From a `RecordedCalls` to the context that one call of it runs in.
 
     Notes
     -----
@@ -161,13 +161,13 @@ class CallRecorder:
     called to measure kernels.
     """
 
-    def __init__(self, range_of: Callable[[Seen], AbstractContextManager[Any]]) -> None:
+    def __init__(self, range_of: Callable[[RecordedCalls], AbstractContextManager[Any]]) -> None:
         self._range_of = range_of
         self._lock = threading.Lock()
-        self._seen: dict[Any, Seen] = {}
+        self._seen: dict[Any, RecordedCalls] = {}
         self._depth = _Depth()
         self.asking = RequestedKernels()
-        self.kinds: list[Seen] = []
+        self.kinds: list[RecordedCalls] = []
 
     def note_policy(self) -> None:
         """Take note of the policy that holds now in this thread."""
@@ -195,7 +195,7 @@ class CallRecorder:
             seen.count += 1
         return result
 
-    def _kind(self, name: str, op: str, route: Route | None, args: tuple[Any, ...], kwargs: Any) -> Seen:
+    def _kind(self, name: str, op: str, route: Route | None, args: tuple[Any, ...], kwargs: Any) -> RecordedCalls:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         module, phase = module_paths.current(), call_state.phase()
         active = active_policy() if route is None else None
@@ -208,7 +208,7 @@ class CallRecorder:
             with self._lock:
                 found = self._seen.get(key)
                 if found is None:
-                    found = Seen(len(self.kinds), name, op, route, module, phase, tensors)
+                    found = RecordedCalls(len(self.kinds), name, op, route, module, phase, tensors)
                     self.kinds.append(found)
                     self._seen[key] = found
             self.note_policy()

@@ -21,7 +21,7 @@ from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.overrides.native import never_compile
 from xpuruntime.pytorch.explanation.attribution import attribute_events
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
-from xpuruntime.pytorch.explanation.explanation import Explanation, Found
+from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
 from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.explanation.summary_builder import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
 
-    from xpuruntime.pytorch.explanation.call_recorder import Seen
+    from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
 
 __all__ = ["Watch", "explain", "served_since"]
 
@@ -127,7 +127,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 "be in use by another tool, or not permitted"
             )
         self._found.finish(
-            Found(
+            ExplanationData(
                 rows=rows,
                 time_kind=attribution.kind,
                 overhead_us=attribution.overhead_ns / 1000,
@@ -231,7 +231,7 @@ class _Ranges(threading.local):
                 self._open[-1][1].__exit__(None, None, None)
             self._open.pop()
 
-    def of_call(self, seen: Seen) -> Any:
+    def of_call(self, seen: RecordedCalls) -> Any:
         """Return a range for a call."""
         self.close(_core.running_modules())
         return _private_api.RecordFunctionFast(f"{RANGE}{seen.number}")

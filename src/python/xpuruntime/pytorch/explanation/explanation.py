@@ -15,14 +15,14 @@ from xpuruntime.pytorch.explanation.summary import Coverage, Row
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["SCHEMA", "Explanation", "Found"]
+__all__ = ["SCHEMA", "Explanation", "ExplanationData"]
 
 SCHEMA = "xpuruntime.explanation/1"
 #: Rows that the message of `Explanation.require` names.
 _NAMED = 8
 
 
-class Found(msgspec.Struct, frozen=True, kw_only=True):
+class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
     """All that an `Explanation` has, once it has it."""
 
     rows: tuple[Row, ...]
@@ -65,13 +65,13 @@ class Explanation:
     """
 
     def __init__(self) -> None:
-        self._found: Found | None = None
+        self._found: ExplanationData | None = None
 
-    def finish(self, found: Found) -> None:
+    def finish(self, found: ExplanationData) -> None:
         """Take what was found; called once, by `explain`."""
         self._found = found
 
-    def _get(self) -> Found:
+    def _get(self) -> ExplanationData:
         if self._found is None:
             msg = "nothing is explained yet: use what explain() gives after its with block"
             raise InputError(msg)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.pytorch.explanation.attribution import Attribution, UnattributedCalls
-    from xpuruntime.pytorch.explanation.call_recorder import Seen
+    from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.pytorch.explanation.requested import RequestedKernels
 
 __all__ = ["build_rows", "decision_of"]
@@ -44,13 +44,13 @@ _MINOR = frozenset(
 
 
 def build_rows(
-    kinds: Sequence[Seen], attribution: Attribution, decisions: Sequence[Decision], asking: RequestedKernels
+    kinds: Sequence[RecordedCalls], attribution: Attribution, decisions: Sequence[Decision], asking: RequestedKernels
 ) -> tuple[Row, ...]:
     """Return the rows, those that took longest first.
 
     Parameters
     ----------
-    kinds : sequence of Seen
+    kinds : sequence of RecordedCalls
     attribution : Attribution
     decisions : sequence of Decision
         What the core served meanwhile.
@@ -65,7 +65,7 @@ def build_rows(
     return tuple(sorted(rows, key=lambda row: -row.time_us))
 
 
-def decision_of(seen: Seen, decisions: Sequence[Decision]) -> Decision | None:
+def decision_of(seen: RecordedCalls, decisions: Sequence[Decision]) -> Decision | None:
     """Return what the core decided for calls of one kind; ``None`` where PyTorch's own kernel served them."""
     if seen.native:
         return None
@@ -76,7 +76,7 @@ def decision_of(seen: Seen, decisions: Sequence[Decision]) -> Decision | None:
     return next(iter(fitting), None) if exact is None else exact
 
 
-def _is_of(decision: Decision, seen: Seen) -> bool:
+def _is_of(decision: Decision, seen: RecordedCalls) -> bool:
     """Say whether a decision is about calls of this operation and type that the same key asks something for."""
     return (
         decision.asked_by == seen.source
@@ -86,7 +86,7 @@ def _is_of(decision: Decision, seen: Seen) -> bool:
     )
 
 
-def _fits(decision: Decision, seen: Seen) -> bool:
+def _fits(decision: Decision, seen: RecordedCalls) -> bool:
     """Say whether a decision is about tensors of these shapes."""
     if decision.module and decision.module != seen.module:
         return False
@@ -103,7 +103,7 @@ def _dropped() -> str:
     return f"{dropped} decisions are not in the log, which is full; clear_decisions() empties it"
 
 
-def _unwatched(kinds: Sequence[Seen], attribution: Attribution, decisions: Sequence[Decision]) -> list[Row]:
+def _unwatched(kinds: Sequence[RecordedCalls], attribution: Attribution, decisions: Sequence[Decision]) -> list[Row]:
     """Return rows for calls of which the profiler saw nothing."""
     timed: dict[int, int] = {}
     for key, share in attribution.calls.items():
@@ -120,7 +120,7 @@ def _unwatched(kinds: Sequence[Seen], attribution: Attribution, decisions: Seque
     return found
 
 
-def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Sequence[Decision]) -> Row:
+def _of_calls(seen: RecordedCalls, key: Called, share: Share, kind: str, decisions: Sequence[Decision]) -> Row:
     decision = decision_of(seen, decisions)
     status, reason = _status(seen, share)
     notes = [reason] if reason else []
@@ -151,7 +151,7 @@ def _of_calls(seen: Seen, key: Called, share: Share, kind: str, decisions: Seque
     )
 
 
-def _status(seen: Seen, share: Share) -> tuple[RowStatus, str]:
+def _status(seen: RecordedCalls, share: Share) -> tuple[RowStatus, str]:
     status = cast("RowStatus", seen.status)
     if status == "honoured" and seen.native and seen.kernel in BACKENDS:
         ran = kernels_in(share.leaves)

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
 
-    from xpuruntime.pytorch.explanation.call_recorder import Seen
+    from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
 
 __all__ = ["profile"]
 
@@ -159,5 +159,5 @@ def _activities(given: Any) -> list[Any]:
     return found
 
 
-def _range(seen: Seen) -> Any:
+def _range(seen: RecordedCalls) -> Any:
     return torch.profiler.record_function(seen.label)

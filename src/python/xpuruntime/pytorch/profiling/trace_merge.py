@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from xpuruntime.ops.decision_log import Decision
-    from xpuruntime.pytorch.explanation.call_recorder import Seen
+    from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.runtime.trace_events import Mark
 
 __all__ = ["merge_trace"]
@@ -37,7 +37,7 @@ _END = ("cudaStreamEndCapture", "cuStreamEndCapture")
 
 
 def merge_trace(
-    raw: Path, target: Path, kinds: Iterable[Seen], decisions: Sequence[Decision], marks: Iterable[Mark]
+    raw: Path, target: Path, kinds: Iterable[RecordedCalls], decisions: Sequence[Decision], marks: Iterable[Mark]
 ) -> None:
     """Write one trace.
 
@@ -47,7 +47,7 @@ def merge_trace(
         The trace that PyTorch has written.
     target : Path
         Replaced as a whole, or left as it was; compressed if its name ends in ``.gz``.
-    kinds : iterable of Seen
+    kinds : iterable of RecordedCalls
         What was recorded of calls.
     decisions : sequence of Decision
         What the core served meanwhile.
@@ -99,7 +99,7 @@ class _Own:
         self._tracks: dict[tuple[str, int], int] = {}
 
     def events(
-        self, kinds: Iterable[Seen], decisions: Sequence[Decision], marks: Iterable[Mark]
+        self, kinds: Iterable[RecordedCalls], decisions: Sequence[Decision], marks: Iterable[Mark]
     ) -> list[dict[str, Any]]:
         ranges: dict[tuple[str, Any], list[tuple[float, Any]]] = defaultdict(list)
         for event in self._theirs:
@@ -119,7 +119,7 @@ class _Own:
     def _at(self, ns: int) -> float:
         return (ns - self._base) / 1000
 
-    def _decision(self, seen: Seen, decision: Decision | None, ranges: list[tuple[float, Any]]) -> None:
+    def _decision(self, seen: RecordedCalls, decision: Decision | None, ranges: list[tuple[float, Any]]) -> None:
         start = self._at(seen.first_ns)
         index = bisect_left(ranges, start, key=lambda one: one[0])
         near = min(ranges[max(0, index - 1) : index + 1], key=lambda one: abs(one[0] - start), default=None)

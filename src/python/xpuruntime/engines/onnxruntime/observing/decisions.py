@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
-    from xpuruntime.engines.onnxruntime.rewriting.records import Left, Rewrite
+    from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite, UnrewrittenNode
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
     from xpuruntime.evidence.kernels.decisions import DecisionSource
     from xpuruntime.ops.decision_log import Decision
@@ -39,12 +39,12 @@ def rewrite_decisions(
     return merged(_all(rewriting, made, device))
 
 
-def unreplaced_decisions(left: Iterable[Left], device: str) -> tuple[KernelDecision, ...]:
+def unreplaced_decisions(left: Iterable[UnrewrittenNode], device: str) -> tuple[KernelDecision, ...]:
     """Return why nodes that xpuruntime kernels are asked for stay with ONNX Runtime."""
     return merged(_left(one, device) for one in left)
 
 
-def _left(left: Left, device: str) -> KernelDecision:
+def _left(left: UnrewrittenNode, device: str) -> KernelDecision:
     candidates = tuple(
         KernelCandidate(id=word, config=config, accepted=False, reason=left.reason, measured_us=None)
         for word, _, config in (one.partition("@") for one in left.words)
@@ -53,7 +53,7 @@ def _left(left: Left, device: str) -> KernelDecision:
 
 
 def _by_own(
-    node: Left | Rewrite,
+    node: UnrewrittenNode | Rewrite,
     device: str,
     asked_by: str,
     source: DecisionSource,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
-    from xpuruntime.engines.onnxruntime.rewriting.records import Left, Rewrite
+    from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite, UnrewrittenNode
     from xpuruntime.evidence.records import Unit
     from xpuruntime.ops.decision_log import Decision
 
@@ -106,7 +106,7 @@ class DecidedKernels:
         ran: list[tuple[Decision, tuple[str, ...]]],
         kinds: dict[str, str],
         rewrites: list[Rewrite],
-        left: list[Left],
+        left: list[UnrewrittenNode],
     ) -> KeySeen:
         """Compare what ran with what one key asks for; `rewrites` and `left` are of the nodes that it may be for."""
         nodes = {one.node for one, _ in ran}

@@ -11,7 +11,7 @@ from xpuruntime.engines.model_source import Source
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
 from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
-from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, Found, Left, Rewrite
+from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, FoundRewrites, Rewrite, UnrewrittenNode
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
 from xpuruntime.errors import EngineError
@@ -38,7 +38,7 @@ class Rewriting:
     ----------
     before : Source
         The model as ONNX Runtime would have run it.
-    found : Found
+    found : FoundRewrites
     rewrites : tuple of Rewrite
         Those that are done: what the policy asks for, and what was measured to be faster.
     policy : KernelPolicy
@@ -49,7 +49,7 @@ class Rewriting:
     """
 
     def __init__(
-        self, before: Source, model: onnx.ModelProto, found: Found, policy: KernelPolicy, settings: Settings
+        self, before: Source, model: onnx.ModelProto, found: FoundRewrites, policy: KernelPolicy, settings: Settings
     ) -> None:
         self.before = before
         self.found = found
@@ -161,14 +161,14 @@ def begin(request: Request, settings: Settings, source: Source, log: ConversionL
     return Rewriting(source, model, found, request.policy.kernels, settings)
 
 
-def left_alone(request: Request, settings: Settings, source: Source) -> tuple[Left, ...]:
+def left_alone(request: Request, settings: Settings, source: Source) -> tuple[UnrewrittenNode, ...]:
     """Return why nodes stay with ONNX Runtime in a session where `begin` has nothing to do; reads the model again."""
     if not settings.left or request.artifact is not None:
         return ()
     return _find(_read(source), request, settings).left
 
 
-def _find(model: onnx.ModelProto, request: Request, settings: Settings) -> Found:
+def _find(model: onnx.ModelProto, request: Request, settings: Settings) -> FoundRewrites:
     asking = RuleQuery(request.policy.kernels, request.device, arch_of(settings))
     return find_rewrites(model, asking, terms_of(request, settings), settings.capability, tune=settings.tune)
 
@@ -182,7 +182,7 @@ def _read(source: Source) -> Any:
 
 
 def _hold_plan(
-    planned: Mapping[str, str], found: Found, request: Request, settings: Settings, log: ConversionLog
+    planned: Mapping[str, str], found: FoundRewrites, request: Request, settings: Settings, log: ConversionLog
 ) -> None:
     """Tell what the plan, which was made before a conversion, said otherwise."""
     done = {one.node for one in found.rewrites}

@@ -12,7 +12,14 @@ from xpuruntime.engines.onnxruntime.rewriting.conv import find_conv
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, scopes
 from xpuruntime.engines.onnxruntime.rewriting.matmul import find_matmul
 from xpuruntime.engines.onnxruntime.rewriting.norm import find_norm
-from xpuruntime.engines.onnxruntime.rewriting.records import Candidate, Form, Found, KernelRequest, Left, Rewrite
+from xpuruntime.engines.onnxruntime.rewriting.records import (
+    Candidate,
+    Form,
+    FoundRewrites,
+    KernelRequest,
+    Rewrite,
+    UnrewrittenNode,
+)
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import kernels_of
 from xpuruntime.evidence.model_metadata.policy import OP_OF_NODE
 
@@ -38,7 +45,7 @@ def find_rewrites(
     *,
     tune: bool = False,
     fp32_as: int = 1,
-) -> Found:
+) -> FoundRewrites:
     """Find the nodes that a policy asks xpuruntime kernels for. Pure: touches no device and opens no library.
 
     Parameters
@@ -56,7 +63,7 @@ def find_rewrites(
 
     Returns
     -------
-    Found
+    FoundRewrites
         In the order of the graph, outer graphs first. A node belongs to at most one rewrite.
     """
     opset = next((o.version for o in model.opset_import if normal_domain(o.domain) == ""), 1)
@@ -68,7 +75,7 @@ def find_rewrites(
             for kind in inside.get((normal_domain(node.domain), node.op_type), ()):
                 reason = "it is inside of a function of the model, whose nodes no key can name; inline it"
                 finder.look(scope, Candidate(node.name, kind, node.op_type, None, {}, refusal=reason))
-    return Found(tuple(finder.rewrites), tuple(finder.left), tuple(finder.free))
+    return FoundRewrites(tuple(finder.rewrites), tuple(finder.left), tuple(finder.free))
 
 
 def _kinds(function: onnx.FunctionProto) -> list[str]:
@@ -82,7 +89,7 @@ class _Finder:
     ) -> None:
         self.asking, self.terms, self.capability, self.opset, self.tune = asking, terms, capability, opset, tune
         self.rewrites: list[Rewrite] = []
-        self.left: list[Left] = []
+        self.left: list[UnrewrittenNode] = []
         self.free: list[Rewrite] = []
         self._taken: set[str] = set()
         self._offered: set[str] = set()
@@ -119,7 +126,7 @@ class _Finder:
             reason = why  # the last form folds nothing: what is against it is against the node itself
         if "auto" not in asked.words:
             self.left.append(
-                Left(
+                UnrewrittenNode(
                     node=candidate.node,
                     kind=candidate.op,
                     words=asked.words,

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Records of rewriting, `Rewrite`, `Left` and `Found`: what is rewritten, and what is left to ONNX Runtime."""
+"""Records of rewriting: the nodes that are rewritten, and those that are left to ONNX Runtime."""
 
 from __future__ import annotations
 
@@ -11,7 +11,17 @@ import msgspec
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-__all__ = ["DOMAIN", "Candidate", "Form", "Found", "KernelRequest", "Left", "NewTranspose", "Rewrite", "by_key"]
+__all__ = [
+    "DOMAIN",
+    "Candidate",
+    "Form",
+    "FoundRewrites",
+    "KernelRequest",
+    "NewTranspose",
+    "Rewrite",
+    "UnrewrittenNode",
+    "by_key",
+]
 
 #: The domain of our operators, version 1.
 DOMAIN = "xpuruntime"
@@ -155,7 +165,7 @@ class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
         return text + (f"; {self.rest}" if self.rest else "")
 
 
-class Left(msgspec.Struct, frozen=True, kw_only=True):
+class UnrewrittenNode(msgspec.Struct, frozen=True, kw_only=True):
     """A node that a policy asks an xpuruntime kernel for and that stays with ONNX Runtime, with the reason."""
 
     node: str
@@ -170,23 +180,23 @@ class Left(msgspec.Struct, frozen=True, kw_only=True):
         return f"stays with ONNX Runtime, although {self.key} asks for {', '.join(self.words)}: {self.reason}"
 
 
-class Found(NamedTuple):
+class FoundRewrites(NamedTuple):
     """What `find_rewrites` found.
 
     Attributes
     ----------
     rewrites : tuple of Rewrite
-    left : tuple of Left
+    left : tuple of UnrewrittenNode
     free : tuple of Rewrite
         What could be rewritten where the policy leaves the choice: for tuning.
     """
 
     rewrites: tuple[Rewrite, ...] = ()
-    left: tuple[Left, ...] = ()
+    left: tuple[UnrewrittenNode, ...] = ()
     free: tuple[Rewrite, ...] = ()
 
 
-T = TypeVar("T", Rewrite, Left)
+T = TypeVar("T", Rewrite, UnrewrittenNode)
 
 
 def by_key(found: Iterable[T]) -> dict[str, list[T]]:

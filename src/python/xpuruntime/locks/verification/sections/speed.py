@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.measured import LockedRatio
     from xpuruntime.locks.verification.sections.controls import Pair
     from xpuruntime.locks.verification.sections.subject import Subject
-    from xpuruntime.locks.verification.timing import Finding
+    from xpuruntime.locks.verification.timing import TimedMetric
 
 __all__ = ["decide", "speed_claims"]
 
@@ -73,14 +73,14 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
         yield subject.placed(claim, "verify.speed.max_slowdown")
 
 
-def _found(metric: str, pair: Pair, checks: VerifySpeed, left: float, locked: LockedRatio | None) -> Finding:
+def _found(metric: str, pair: Pair, checks: VerifySpeed, left: float, locked: LockedRatio | None) -> TimedMetric:
     if locked is None:
         return time_metric(metric, pair.session, pair.control, checks, left)
     found = time_metric(metric, pair.session, pair.control, checks, left, expected=locked.high)
     return found._replace(locked=locked, figures={**found.figures, "locked_ratio": locked.ratio})
 
 
-def decide(findings: Sequence[Finding], checks: VerifySpeed, control: str, lock: str = "") -> list[Claim]:
+def decide(findings: Sequence[TimedMetric], checks: VerifySpeed, control: str, lock: str = "") -> list[Claim]:
     """Return the claims. All of them are decided together, by the method of Holm."""
     known = {one.metric: one.comparison for one in findings if one.comparison is not None}
     slower = holm([one.p_slower for one in known.values()], confidence=checks.confidence)
@@ -102,7 +102,7 @@ def _unmeasured(metric: str, reason: str, checks: VerifySpeed, control: str) -> 
     )
 
 
-def _claim(found: Finding, flags: tuple[bool, bool], checks: VerifySpeed, control: str, lock: str) -> Claim:
+def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, control: str, lock: str) -> Claim:
     locked = found.locked
     if locked is not None:
         control = f"{locked.ratio:.3f} [{locked.low:.3f}, {locked.high:.3f}] of {control}, as locked"
