@@ -13,10 +13,10 @@ from xpuruntime.serving.transport.waiting import ClientGone
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["BodyBudget", "HeldBytes", "read_body"]
+__all__ = ["SLOWEST", "BodyBudget", "HeldBytes", "read_body", "too_slow"]
 
 #: Bytes per second that a body must come with, after the first seconds.
-_SLOWEST = 16 * 1024
+SLOWEST = 16 * 1024
 
 
 class BodyBudget:
@@ -109,6 +109,14 @@ def _too_large(limit: int) -> ServingError:
     )
 
 
+def too_slow(received: int, seconds: float) -> ServingError:
+    """Return the error for a body of which so many bytes came in so many seconds."""
+    return ServingError(
+        Status.REQUEST_TIMEOUT,
+        f"the body came too slowly: {received} bytes after {seconds:.1f} s. Fix: send it at once",
+    )
+
+
 class _Patience:
     """Cancels the task that reads a body which comes too slowly, and turns that into the error."""
 
@@ -125,7 +133,7 @@ class _Patience:
         return self
 
     def _look(self) -> None:
-        left = self._start + self._seconds + self.received / _SLOWEST - self._loop.time()
+        left = self._start + self._seconds + self.received / SLOWEST - self._loop.time()
         if left > 0.001:
             self._timer = self._loop.call_later(left, self._look)
         elif self._task is not None:
@@ -137,8 +145,4 @@ class _Patience:
         if self._late and kind is not None and issubclass(kind, asyncio.CancelledError):
             if (uncancel := getattr(self._task, "uncancel", None)) is not None:
                 uncancel()
-            raise ServingError(
-                Status.REQUEST_TIMEOUT,
-                f"the body came too slowly: {self.received} bytes after {self._loop.time() - self._start:.1f} s. "
-                "Fix: send it at once",
-            ) from None
+            raise too_slow(self.received, self._loop.time() - self._start) from None

@@ -13,7 +13,8 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xpuruntime.serving.http.answers import CLOSE
-from xpuruntime.serving.http.direct import DirectInfer, Waiting
+from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
+from xpuruntime.serving.http.large_bodies import BodyReceiver
 from xpuruntime.serving.protocol.rest_response import error_body
 
 if TYPE_CHECKING:
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.http.answers import Answer
     from xpuruntime.serving.http.application import Application
+    from xpuruntime.serving.http.direct import Head
     from xpuruntime.serving.messages import InferResponse
+    from xpuruntime.serving.status import ServingError
     from xpuruntime.serving.transport.options import TransportOptions
 
 __all__ = ["connection_class"]
@@ -31,7 +34,8 @@ _logger = logging.getLogger("xpuruntime.serving.connections")
 _logger.setLevel(logging.ERROR)
 
 
-#: A request that has come in part, and is not longer, is waited for so many seconds before it takes the long way.
+#: A request that has come in part, and is not longer, is waited for so many seconds before it takes the long way. The
+#: body of a longer one is received into a buffer of its own.
 _LONGEST_PART, _PATIENCE = 64 << 10, 0.05
 #: Requests of one connection that are answered before others have their turn.
 _IN_A_ROW = 16
@@ -52,6 +56,7 @@ class Connection(HttpToolsProtocol):
         super().__init__(*args, **more)
         self.logger = _logger
         self.waiting: Waiting | None = None
+        self.receiving: BodyReceiver | None = None
         self.kept = b""
         #: What the parser got last.
         self.fed = b""
@@ -78,6 +83,8 @@ class Connection(HttpToolsProtocol):
         self.kept = b""
         if waiting is not None:
             self.direct.give_up(waiting)
+        if self.receiving is not None:
+            self.direct.refuse(self._received().held, stopped())
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -106,19 +113,13 @@ class Connection(HttpToolsProtocol):
             end += 4
             stop = end + head.length
             if len(data) < stop:
-                self._wait_for_rest(data, stop)
+                self._wait_for_rest(data, head, end, stop)
                 return
             self._stop_part_timer()
             self._stop_timer()
-            if self.server_state.default_headers is not self.line_headers:
-                self._make_line()
-            found = self.direct.begin(head, data[end:stop], self.line)
-            data = data[stop:]
-            if isinstance(found, Waiting):
-                self.waiting, self.kept = found, data
-                found.future.add_done_callback(self._done)
+            whole, data = data[end:stop], data[stop:]
+            if not self._begun(self.direct.begin(head, whole, self._good_line()), data):
                 return
-            self._answered(found)
             if not data or self.transport.is_closing():
                 return
             if self.flow.write_paused:
@@ -146,14 +147,48 @@ class Connection(HttpToolsProtocol):
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._feed(b"\r\n".join([*lines, b"", self.fed[error.args[0] :]]))
 
-    def _wait_for_rest(self, data: bytes, stop: int) -> None:
+    def _begun(self, found: bytes | Answer | Waiting, rest: bytes = b"") -> bool:
+        """Send a response, and return whether there is one: else it comes later, and `rest` is kept until then."""
+        if isinstance(found, Waiting):
+            self.waiting, self.kept = found, rest
+            found.future.add_done_callback(self._done)
+            return False
+        self._answered(found)
+        return True
+
+    def _wait_for_rest(self, data: bytes, head: Head, end: int, stop: int) -> None:
+        """Wait for the rest of a request whose body, from `end` to `stop`, has come in part."""
         if stop > _LONGEST_PART:
             self._stop_part_timer()
-            self._feed(data)
+            held = self.direct.admit(head, len(data) - end)
+            if held is None:
+                self._feed(data)
+                return
+            self._stop_timer()
+            self.receiving = BodyReceiver(self, head, data[end:], held, self.bounds.body_seconds)
+            self.transport.set_protocol(self.receiving)
             return
         self.kept = data
         if self.part_timer is None:
             self.part_timer = self.loop.call_later(_PATIENCE, self._part_late)
+
+    def _received(self) -> BodyReceiver:
+        """Return the receiver of a body, which is not the protocol any more."""
+        receiver, self.receiving = self.receiving, None
+        assert receiver is not None
+        receiver.stop()
+        self.transport.set_protocol(self)
+        return receiver
+
+    def body_received(self, receiver: BodyReceiver) -> None:
+        """Answer the request whose body has come."""
+        self._received()
+        self._begun(self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held))
+
+    def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None:
+        """Answer a request whose body came too slowly, or is too much."""
+        self._received()
+        self._answered(self.direct.refuse(receiver.held, error))
 
     def _part_late(self) -> None:
         self.part_timer = None
@@ -183,9 +218,7 @@ class Connection(HttpToolsProtocol):
         if waiting is None or waiting.future is not future:
             return  # the connection was lost meanwhile
         self.waiting = None
-        if self.server_state.default_headers is not self.line_headers:
-            self._make_line()
-        self._answered(self.direct.end(waiting, self.line))
+        self._answered(self.direct.end(waiting, self._good_line()))
         if not self.transport.is_closing():
             self.flow.resume_reading()
             self._go_on()
@@ -207,14 +240,16 @@ class Connection(HttpToolsProtocol):
         if CLOSE in found.headers:
             self.transport.close()
 
-    def _make_line(self) -> None:
-        """Make what good responses begin with; the headers have the date, and change each second."""
-        self.line_headers = self.server_state.default_headers
-        self.line = STATUS_LINE[200] + b"".join([b"%b: %b\r\n" % one for one in self.line_headers])
+    def _good_line(self) -> bytes:
+        """Return what good responses begin with; the headers have the date, and change each second."""
+        if self.server_state.default_headers is not self.line_headers:
+            self.line_headers = self.server_state.default_headers
+            self.line = STATUS_LINE[200] + b"".join([b"%b: %b\r\n" % one for one in self.line_headers])
+        return self.line
 
     def timeout_keep_alive_handler(self) -> None:
         left = self.used + self.timeout_keep_alive - self.loop.time()
-        if self.waiting is not None:
+        if self.waiting is not None or self.receiving is not None:
             left = self.timeout_keep_alive
         if left > 0.001:
             self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
@@ -224,10 +259,13 @@ class Connection(HttpToolsProtocol):
     def shutdown(self) -> None:
         """Close; a request that has no answer by now was waited for as long as the server does."""
         waiting, self.waiting = self.waiting, None
-        if waiting is None:
+        if waiting is not None:
+            self._answered(self.direct.give_up(waiting))
+        elif self.receiving is not None:
+            self._answered(self.direct.refuse(self._received().held, stopped()))
+        else:
             super().shutdown()
             return
-        self._answered(self.direct.give_up(waiting))
         self.transport.close()
 
     def on_message_begin(self) -> None:

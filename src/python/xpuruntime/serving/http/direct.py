@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import InferResponse
     from xpuruntime.serving.protocol.rest_request import RestRequest
 
-__all__ = ["DirectInfer", "Head", "Waiting"]
+__all__ = ["DirectInfer", "Head", "Waiting", "stopped"]
 
 _LINE = re.compile(rb"POST /v2/models/([A-Za-z0-9._-]{1,128})(?:/versions/([A-Za-z0-9._-]{1,128}))?/infer HTTP/1\.1")
 _HEADER = re.compile(rb"([A-Za-z0-9-]+): ?([\x20-\x7e]*)")
@@ -83,32 +83,55 @@ class DirectInfer:
             self._heads[head] = found
         return found
 
-    def begin(self, head: Head, body: bytes, line: bytes) -> bytes | Answer | Waiting:
+    def admit(self, head: Head, received: int) -> HeldBytes | None:
+        """Let a request in of whose body so many bytes have come; `None` where it is refused."""
+        held = HeldBytes(self._budget)
+        try:
+            self._access.check(head.authorization)
+            held.take(received)
+            self._gate.__enter__()
+        except ServingError:
+            held.__exit__()
+            return None
+        return held
+
+    def refuse(self, held: HeldBytes, error: ServingError) -> Answer:
+        """Return the response to a request that was let in, and whose body could not be taken."""
+        self._leave(held)
+        return failed_answer(error, closing=self._gate.closed)
+
+    def begin(
+        self, head: Head, body: bytes | memoryview, line: bytes, held: HeldBytes | None = None
+    ) -> bytes | Answer | Waiting:
         """Return the response to a request, or that it is answered later.
 
         Parameters
         ----------
         head : Head
-        body : bytes
+        body : bytes or memoryview
         line : bytes
             What a good response begins with; a short one is returned as the bytes to send.
+        held : HeldBytes, optional
+            Of a request that was let in before.
         """
         waiting = False
-        entered = False
+        entered = held is not None
         try:
-            self._access.check(head.authorization)
-            self._gate.__enter__()
-            entered = True
+            if not entered:
+                self._access.check(head.authorization)
+                self._gate.__enter__()
+                entered = True
             asked = read_request(body, head.model, head.version, head.json_length, time.monotonic())
             found = self._respond(asked.request)
             if isinstance(found, Future):
                 if not found.done():
-                    held = HeldBytes(self._budget)
-                    try:
-                        held.take(len(body))
-                    except BaseException:
-                        found.cancel()
-                        raise
+                    if held is None:
+                        held = HeldBytes(self._budget)
+                        try:
+                            held.take(len(body))
+                        except BaseException:
+                            found.cancel()
+                            raise
                     waiting = True
                     return Waiting(asked, found, held)
                 found = found.result()
@@ -117,11 +140,13 @@ class DirectInfer:
             return failed_answer(failure_of(error), closing=self._gate.closed)
         finally:
             if entered and not waiting:
+                if held is not None:
+                    held.__exit__()
                 self._gate.__exit__(None, None, None)
 
     def end(self, waiting: Waiting, line: bytes) -> bytes | Answer:
         """Return the response to a request whose future is done; see `begin`."""
-        self._release(waiting)
+        self._leave(waiting.held)
         try:
             return _good(waiting.future.result(), waiting.asked, line)
         except BaseException as error:
@@ -129,16 +154,17 @@ class DirectInfer:
 
     def give_up(self, waiting: Waiting) -> Answer:
         """Take a request out of its queue, and return what its client gets if it is still there."""
-        self._release(waiting)
         waiting.future.cancel()
-        return failed_answer(
-            ServingError(Status.UNAVAILABLE, "the server has stopped. Fix: send the request to another one"),
-            closing=True,
-        )
+        return self.refuse(waiting.held, stopped())
 
-    def _release(self, waiting: Waiting) -> None:
-        waiting.held.__exit__()
+    def _leave(self, held: HeldBytes) -> None:
+        held.__exit__()
         self._gate.__exit__(None, None, None)
+
+
+def stopped() -> ServingError:
+    """Return the error of requests that a server has not answered when it stops."""
+    return ServingError(Status.UNAVAILABLE, "the server has stopped. Fix: send the request to another one")
 
 
 def _good(response: InferResponse, asked: RestRequest, line: bytes) -> bytes | Answer:

@@ -104,13 +104,13 @@ def header_length(stated: str | None, body: int) -> int | None:
 
 
 def read_request(
-    body: bytes, model: str, version: str = "", length: int | None = None, now: float | None = None
+    body: bytes | memoryview, model: str, version: str = "", length: int | None = None, now: float | None = None
 ) -> RestRequest:
     """Return the request in a body.
 
     Parameters
     ----------
-    body : bytes
+    body : bytes or memoryview
         Not compressed. Arrays of binary tensors are views of it.
     model, version : str
         Of the path.
@@ -128,7 +128,7 @@ def read_request(
     view = memoryview(body)
     key = None
     if length is not None and length <= LONGEST:
-        key = (body[:length], model, version)
+        key = (bytes(view[:length]), model, version)
         form = _FORMS.get(key)
         if form is not None and len(body) - length == form.size:
             return form.request(body, length, now)
@@ -187,7 +187,7 @@ class _Form:
             self._tensors.append((made, datatype, count, at))
             at += count * datatype.size
 
-    def request(self, body: bytes, begin: int, now: float | None) -> RestRequest:
+    def request(self, body: bytes | memoryview, begin: int, now: float | None) -> RestRequest:
         """Return the request with the values of a body, which are behind its JSON."""
         asked = self._asked
         old = asked.request
