@@ -57,7 +57,7 @@ def ask(url: str, path: str, body: dict | None = None) -> dict:
         return json.load(answer)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["term", "int"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["term", "int", "hup"])
 def test_a_model_is_served_until_a_signal(start, digits, number):
     process, line = start(digits, *ANY)
     words = line.split()
@@ -71,6 +71,17 @@ def test_a_model_is_served_until_a_signal(start, digits, number):
         expected = session.run({"image": image})["logits"]
     np.testing.assert_allclose(np.array(answer["outputs"][0]["data"]).reshape(1, 10), expected, rtol=1e-4, atol=1e-5)
     assert end(process, number) == (0, "")
+
+
+def test_a_server_under_nohup_outlives_the_terminal(start, digits):
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; processes that are started inherit it
+    try:
+        process, line = start(digits, "--http", "127.0.0.1:0", "--grpc", "off")
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    process.send_signal(signal.SIGHUP)
+    assert ask(line.split()[3], "/v2/health/ready") == {"ready": True}
+    assert end(process) == (0, "")
 
 
 def test_options_become_settings(start, digits, tmp_path):

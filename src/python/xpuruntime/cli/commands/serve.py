@@ -93,7 +93,7 @@ def serve(
     drain: DrainOption = "30s",
     json: JsonOption = False,
 ) -> None:
-    """Serve models over the Open Inference Protocol, REST and gRPC, until Ctrl-C or SIGTERM.
+    """Serve models over the Open Inference Protocol, REST and gRPC, until Ctrl-C, SIGTERM or SIGHUP.
 
     Then accepted requests are answered, and new ones refused.
     """
@@ -232,7 +232,7 @@ def _say_unanswered(server: Server) -> None:
 
 
 def _until_signalled() -> Any:
-    """Return a context manager with an event that Ctrl-C or SIGTERM sets. A second one interrupts at once."""
+    """Return a context manager with an event that Ctrl-C, SIGTERM or SIGHUP sets. A second one interrupts at once."""
     import signal
     import threading
     from contextlib import contextmanager
@@ -240,7 +240,9 @@ def _until_signalled() -> Any:
     @contextmanager
     def handled() -> Iterator[threading.Event]:
         stopped = threading.Event()
-        watched = (signal.SIGINT, signal.SIGTERM)
+        watched = [signal.SIGINT, signal.SIGTERM]
+        if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sets
+            watched.append(signal.SIGHUP)
 
         def stop(number: int, frame: Any) -> None:
             del number, frame
