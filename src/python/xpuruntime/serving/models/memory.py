@@ -64,13 +64,14 @@ class MemoryBudget:
         Raises
         ------
         ServingError
-            ``RESOURCE_EXHAUSTED``: it does not fit, also without the models that may go. Nothing has changed.
+            ``RESOURCE_EXHAUSTED``: it does not fit. None is evicted for a model that would not fit without all that may
+            go; where some of those are in use, others may have been.
         """
         with self._lock:
             before = self._held.pop(model, None)
             limit = self._settings.budget.get(device)
             while limit is not None and self._used(device) + size > limit:
-                if not self._evict_one(device, model):
+                if self._permanent(device) + size > limit or not self._evict_one(device):
                     if before is not None:
                         self._held[model] = before
                     raise self._refusal(model, device, size, limit)
@@ -84,14 +85,16 @@ class MemoryBudget:
     def _used(self, device: str) -> int:
         return sum(size for where, size in self._held.values() if where == device)
 
-    def _evict_one(self, device: str, other: Evictable) -> bool:
-        if self._settings.evict == "none":
-            return False
-        candidates = [
-            one
-            for one, (where, _) in self._held.items()
-            if where == device and one is not other and one.name not in self._settings.keep
-        ]
+    def _may_go(self, model: Evictable) -> bool:
+        return self._settings.evict != "none" and model.name not in self._settings.keep
+
+    def _permanent(self, device: str) -> int:
+        """Return bytes of the models that are never evicted."""
+        return sum(size for one, (where, size) in self._held.items() if where == device and not self._may_go(one))
+
+    def _evict_one(self, device: str) -> bool:
+        """Unload the least recently used model that nobody uses; return whether there was one."""
+        candidates = [one for one, (where, _) in self._held.items() if where == device and self._may_go(one)]
         for one in sorted(candidates, key=lambda one: one.last_used):
             if one.try_evict():
                 self._held.pop(one, None)
