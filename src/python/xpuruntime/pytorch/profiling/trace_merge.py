@@ -67,7 +67,7 @@ def merge_trace(
         )
         raise InputError(msg) from error
     events = document["traceEvents"]
-    events += _Own(document.get("baseTimeNanoseconds", 0), events).events(kinds, decisions, marks)
+    events += _EventMaker(document.get("baseTimeNanoseconds", 0), events).events(kinds, decisions, marks)
     write_trace(target, document)
 
 
@@ -81,8 +81,8 @@ def _read(data: bytes) -> dict[str, Any]:
     return found
 
 
-class _Own:
-    """Makes events of xpuruntime.
+class _EventMaker:
+    """Makes xpuruntime's events of a trace.
 
     Parameters
     ----------

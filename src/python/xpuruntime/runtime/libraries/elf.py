@@ -22,7 +22,7 @@ __all__ = ["ElfFacts", "read_elf"]
 _Segment = tuple[int, int, int, int]
 _PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
 _NT_GNU_BUILD_ID = 3
-_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME, _DT_RPATH, _DT_RUNPATH = 0, 1, 5, 10, 14, 15, 29
+_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME = 0, 1, 5, 10, 14
 #: No dynamic section or string table of a real library comes near this; a larger one is a corrupt file.
 _MOST = 64 << 20
 #: Bytes that are read at once of a name.
@@ -30,11 +30,10 @@ _BLOCK = 256
 
 
 class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """One file: its soname, the sonames it needs, its run paths as written, and its build ID as hex digits."""
+    """One file: its soname, the sonames it needs, and its build ID as hex digits."""
 
     soname: str | None
     needed: tuple[str, ...]
-    runpath: tuple[str, ...]
     build_id: str | None = None
 
 
@@ -82,7 +81,7 @@ def _read(file: BinaryIO) -> ElfFacts:
     build_id = _build_id(file, order, segments)
     dynamic = [(at, size) for kind, _, at, size in segments if kind == _PT_DYNAMIC]
     if not dynamic:
-        return ElfFacts(soname=None, needed=(), runpath=(), build_id=build_id)
+        return ElfFacts(soname=None, needed=(), build_id=build_id)
     loads = [(address, at, size) for kind, address, at, size in segments if kind == _PT_LOAD]
     facts = _dynamic(file, order + ("qQ" if wide else "iI"), dynamic[-1], loads)
     return msgspec.structs.replace(facts, build_id=build_id)
@@ -129,7 +128,7 @@ def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tupl
         tags.append((tag, value))
     first = dict(reversed(tags))
     if _DT_STRTAB not in first:
-        return ElfFacts(soname=None, needed=(), runpath=())
+        return ElfFacts(soname=None, needed=())
     address, size = first[_DT_STRTAB], first.get(_DT_STRSZ, 0)
     if size > _MOST:
         raise ValueError("its string table is impossibly large")
@@ -150,9 +149,7 @@ def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tupl
             found += block
         return found.partition(b"\0")[0].decode()
 
-    paths = [text(value) for tag, value in tags if tag in (_DT_RPATH, _DT_RUNPATH)]
     return ElfFacts(
         soname=text(first[_DT_SONAME]) if _DT_SONAME in first else None,
         needed=tuple(text(value) for tag, value in tags if tag == _DT_NEEDED),
-        runpath=tuple(part for path in paths for part in path.split(":") if part),
     )

@@ -56,7 +56,7 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
     op, provider : str
     inputs, outputs : tuple of TensorSeen
         As in the last run.
-    activation_bytes, parameter_bytes, output_bytes : int
+    output_bytes : int
         Of one call.
     time_us : float
         Median over `runs` of the time of one whole run, without what nodes inside it took.
@@ -76,8 +76,6 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
     provider: str
     inputs: tuple[TensorSeen, ...] = ()
     outputs: tuple[TensorSeen, ...] = ()
-    activation_bytes: int = 0
-    parameter_bytes: int = 0
     output_bytes: int = 0
     time_us: float = 0.0
     calls: int = 1
@@ -301,8 +299,6 @@ def _event(key: tuple[str, int, str], record: dict[str, Any], times: list[float]
         provider=str(args.get("provider", "")),
         inputs=_tensors(args.get("input_type_shape")),
         outputs=_tensors(args.get("output_type_shape")),
-        activation_bytes=_integer(args.get("activation_size"), 0),
-        parameter_bytes=_integer(args.get("parameter_size"), 0),
         output_bytes=_integer(args.get("output_size"), 0),
         time_us=float(statistics.median(times)),
         calls=calls,
