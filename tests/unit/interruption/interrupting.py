@@ -67,40 +67,49 @@ def sweep(way: str, call: Callable[[], Any], check: Callable[[], Any], times: in
 
 def _run_for(call: Callable[[], Any], way: str, seconds: float) -> None:
     """Call, interrupted after a time."""
-    me, done = threading.get_ident(), threading.Event()
+    me, done = threading.get_ident(), threading.Lock()
+    done.acquire()
+    ended: list[bool] = []
 
     def interrupt() -> None:
-        if done.wait(seconds):
-            return
-        if way == "signal":
-            os.kill(os.getpid(), signal.SIGUSR1)
-        else:
-            ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(me), ctypes.py_object(Stop))
+        try:
+            if done.acquire(timeout=seconds):
+                return
+            if way == "signal":
+                os.kill(os.getpid(), signal.SIGUSR1)
+            else:
+                ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(me), ctypes.py_object(Stop))
+        finally:
+            ended.append(True)
 
     before = signal.signal(signal.SIGUSR1, _raise)
-    thread = threading.Thread(target=interrupt)
-    thread.start()
+    threading.Thread(target=interrupt).start()
     try:
         call()
     finally:
-        late = _calm(done.set, thread.join, lambda: time.sleep(0))
+        late = _calm(done, ended)
         signal.signal(signal.SIGUSR1, before)
         if late:
             raise Stop
 
 
-def _calm(*actions: Callable[[], Any]) -> bool:
-    """Do something although an interruption may still come. Returns whether it did."""
+def _calm(done: threading.Lock, ended: list[bool]) -> bool:
+    """End the thread that interrupts, although its interruption may still come. Returns whether it did.
+
+    Only steps that Python interrupts before or after: an interrupted `threading.Event.set` leaves its lock held, and
+    who sets the event again waits for ever.
+    """
     late = False
-    for action in actions:
-        done = False
-        while not done:
-            try:
-                action()
-                done = True
-            except Stop:
-                late = True
-    return late
+    while True:
+        try:
+            if done.locked() and not ended:
+                done.release()
+            while not ended:
+                time.sleep(0)
+            time.sleep(0)
+            return late
+        except Stop:
+            late = True
 
 
 @functools.cache
