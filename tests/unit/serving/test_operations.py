@@ -130,6 +130,21 @@ def test_the_access_log_has_one_line_for_each_request(used: Models, tmp_path: Pa
     assert (tmp_path / "access.log").stat().st_mode & 0o777 == 0o640
 
 
+@pytest.mark.parametrize("name", ["m.onnx", "linked.onnx", "p.yaml", "serve.yaml"])
+def test_a_log_that_would_be_appended_to_a_file_of_the_server_is_refused(mlp: Path, tmp_path: Path, name: str) -> None:
+    (tmp_path / "m.onnx").write_bytes(mlp.read_bytes())
+    (tmp_path / "linked.onnx").symlink_to("m.onnx")
+    (tmp_path / "p.yaml").write_text("execution: {device: cpu}\n")
+    file = tmp_path / "serve.yaml"
+    file.write_text(
+        f"schema: xpuruntime.serve/1\naccess_log: {name}\nmodels: {{m: {{source: m.onnx, policy: p.yaml}}}}\n"
+    )
+    before = {one.name: one.read_bytes() for one in tmp_path.iterdir()}
+    with pytest.raises(InputError, match=r"access_log .* which this reads\. Fix: name another file"):
+        Models(ServeSettings.load(file))
+    assert {one.name: one.read_bytes() for one in tmp_path.iterdir()} == before
+
+
 def test_a_log_that_cannot_be_opened_or_written(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"access_log: .* cannot be written"):
         AccessLog(str(tmp_path / "no" / "folder"))

@@ -78,6 +78,7 @@ class Models:
         self._gc_freeze, self._started = gc_freeze, False
         self._own_log: AccessLog | None = None
         if log is None and self.settings.access_log is not None:
+            self.settings.check_log()
             log = self._own_log = AccessLog(self.settings.access_log)
         self._log = log
         self.budget = MemoryBudget(self.settings.memory)

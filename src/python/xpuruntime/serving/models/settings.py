@@ -234,7 +234,9 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         """
         from pathlib import Path
 
-        return cls._of(files.load(path)).in_folder(Path(path).absolute().parent)
+        settings = cls._of(files.load(path)).in_folder(Path(path).absolute().parent)
+        settings.check_log(path)
+        return settings
 
     @classmethod
     def loads(cls, text: str, format: Literal["yaml", "json"] = "yaml", *, name: str = "serve.yaml") -> Self:
@@ -262,6 +264,26 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
                 refused.path = refused.path or ("the file",)
             raise files.policy_error(refused, document.name) from None
         return made
+
+    def check_log(self, *more: str | os.PathLike[str]) -> None:
+        """Refuse an access log that is a file which the server reads: a model, policy, lock or key, or one of `more`.
+
+        Raises
+        ------
+        InputError
+        """
+        from xpuruntime.files.conflicts import refuse_overwriting
+        from xpuruntime.files.paths import kind_of
+
+        read: list[str | os.PathLike[str]] = [*more]
+
+        def keep(path: str) -> str:
+            read.append(path)
+            return path
+
+        self._replaced({"access_log": None}).relocated(keep)
+        log = None if self.access_log == "-" else self.access_log
+        refuse_overwriting({"access_log": log}, [("a file", one) for one in read if kind_of(one) == "file"])
 
     def in_folder(self, folder: os.PathLike[str]) -> Self:
         """Return settings whose paths start at a folder."""
