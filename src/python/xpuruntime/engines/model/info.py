@@ -23,7 +23,7 @@ from xpuruntime.engines.model.limits import check_limits
 from xpuruntime.engines.model.shapes import fix_shapes
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
 from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
-from xpuruntime.files.digests import digest_of
+from xpuruntime.files.digests import open_file_digest
 from xpuruntime.files.paths import folder_of
 from xpuruntime.files.reading import open_regular
 
@@ -344,8 +344,7 @@ def _digest(path: str, size: int, mtime_ns: int) -> str:
     """Return the SHA-256 of a file, which must still be the one of that size and time."""
     try:
         with open_regular(path) as file:
-            facts = os.fstat(file.fileno())
-            digest = digest_of(file, facts.st_size)
+            digest, facts = open_file_digest(file)
     except OSError as error:
         raise refuse(path, f"the file cannot be read ({error.strerror})", "put it back, or inspect it again") from None
     if (facts.st_size, facts.st_mtime_ns) != (size, mtime_ns):

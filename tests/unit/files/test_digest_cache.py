@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Digests of large files are kept between processes while the files are the same, and are right whatever happens."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from xpuruntime.files import digest_cache, digests
+
+pytestmark = pytest.mark.skipif(os.name != "posix", reason="nothing is kept where ctime says when a file was made")
+
+SIZE = (16 << 20) + 4321
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the folder of the cache; files are taken to be settled at once."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.delenv(digest_cache.VARIABLE, raising=False)
+    monkeypatch.setattr(digest_cache, "_SETTLED", -1.0)
+    return tmp_path / "cache" / "xpuruntime" / "digests"
+
+
+@pytest.fixture
+def large(tmp_path: Path) -> Path:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(os.urandom(1 << 16) * (SIZE >> 16) + os.urandom(SIZE % (1 << 16)))
+    return path
+
+
+@pytest.fixture
+def hashed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the sizes of the files that were read."""
+    found: list[int] = []
+    compute = digests.digest_of
+
+    def counted(file, size):
+        found.append(size)
+        return compute(file, size)
+
+    monkeypatch.setattr(digests, "digest_of", counted)
+    return found
+
+
+def right(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_a_file_that_did_not_change_is_read_once(folder, large, hashed):
+    assert [digests.file_digest(large) for _ in range(3)] == [right(large)] * 3
+    assert hashed == [large.stat().st_size]
+    assert [one.stat().st_mode & 0o077 for one in (folder, *folder.iterdir())] == [0, 0]
+    link = large.with_name("link")
+    link.symlink_to(large)
+    moved = large.rename(large.with_name("moved.bin"))
+    link.unlink()
+    link.symlink_to(moved)
+    before = len(hashed)
+    assert digests.file_digest(link) == digests.file_digest(moved) == right(moved)
+    assert len(hashed) <= before + 1, "a rename may change the second time"
+
+
+def flip(path: Path) -> None:
+    with path.open("r+b") as file:
+        file.seek(SIZE // 2)
+        byte = file.read(1)
+        file.seek(SIZE // 2)
+        file.write(bytes([byte[0] ^ 1]))
+
+
+def flip_and_set_the_time(path: Path) -> None:
+    facts = path.stat()
+    flip(path)
+    os.utime(path, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+
+
+def replace_by_a_copy(path: Path) -> None:
+    other = path.with_name("other")
+    shutil.copy2(path, other)
+    facts = path.stat()
+    flip(other)
+    os.utime(other, ns=(facts.st_atime_ns, facts.st_mtime_ns))
+    other.replace(path)
+
+
+def append(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b"x")
+
+
+def cut(path: Path) -> None:
+    os.truncate(path, SIZE - 1)
+
+
+@pytest.mark.parametrize("change", [flip, flip_and_set_the_time, replace_by_a_copy, append, cut])
+def test_a_file_that_changed_is_read_again(folder, large, change):
+    before = digests.file_digest(large)
+    change(large)
+    assert digests.file_digest(large) == right(large) != before
+
+
+def test_a_file_that_changed_a_moment_ago_is_not_kept(folder, large, hashed, monkeypatch):
+    monkeypatch.setattr(digest_cache, "_SETTLED", 2.0)
+    for _ in range(2):
+        assert digests.file_digest(large) == right(large)
+    assert len(hashed) == 2
+    assert not folder.exists() or not list(folder.iterdir())
+
+
+def test_a_file_that_changes_while_it_is_read_is_not_kept(folder, large, monkeypatch):
+    compute = digests.digest_of
+
+    def late(file, size):
+        found = compute(file, size)
+        flip(large)
+        return found
+
+    with monkeypatch.context() as patch:
+        patch.setattr(digests, "digest_of", late)
+        digests.file_digest(large)
+    assert digests.file_digest(large) == right(large)
+
+
+def test_small_files_are_not_kept(folder, tmp_path):
+    small = tmp_path / "small"
+    small.write_bytes(b"x" * 100_000)
+    assert digests.file_digest(small) == right(small)
+    assert not folder.exists()
+
+
+def test_the_variable_turns_it_off(folder, large, hashed, monkeypatch):
+    monkeypatch.setenv(digest_cache.VARIABLE, "off")
+    for _ in range(2):
+        assert digests.file_digest(large) == right(large)
+    assert len(hashed) == 2
+    assert not folder.exists()
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"\xff\xfe", b"1:2:3 " + b"0" * 64, b"x" * 5000, b"{state} " + b"0" * 63, b"{state} " + b"0" * 65]
+)
+def test_a_damaged_entry_is_no_digest(folder, large, content):
+    digests.file_digest(large)
+    (entry,) = folder.iterdir()
+    entry.write_bytes(content.replace(b"{state}", entry.read_bytes().split(b" ")[0]))
+    assert digests.file_digest(large) == right(large)
+
+
+@pytest.mark.parametrize("mode", [0o666, 0o602])
+def test_an_entry_that_others_can_write_is_no_digest(folder, large, mode):
+    digests.file_digest(large)
+    (entry,) = folder.iterdir()
+    state = entry.read_text().split(" ")[0]
+    entry.write_text(f"{state} {'0' * 64}")
+    entry.chmod(mode)
+    assert digests.file_digest(large) == right(large)
+    entry.chmod(0o600)
+    entry.write_text(f"{state} {'0' * 64}")
+    folder.chmod(0o777)
+    assert digests.file_digest(large) == right(large)
+
+
+@pytest.mark.parametrize("place", ["a file", "/dev/null", "/proc/self"])
+def test_where_nothing_can_be_kept_digests_are_right(folder, large, monkeypatch, tmp_path, place):
+    if place == "a file":
+        place = str(tmp_path / "file")
+        Path(place).write_text("x")
+    monkeypatch.setenv("XDG_CACHE_HOME", place)
+    for _ in range(2):
+        assert digests.file_digest(large) == right(large)
+
+
+def test_entries_are_bounded(folder, large, monkeypatch):
+    monkeypatch.setattr(digest_cache, "_MOST", 10)
+    monkeypatch.setattr(digest_cache, "_DROPPED", 4)
+    folder.mkdir(parents=True, mode=0o700)
+    for number in range(10):
+        entry = folder / f"0-{number}"
+        entry.write_text("x")
+        os.utime(entry, (number, number))
+    assert digests.file_digest(large) == right(large)
+    left = {one.name for one in folder.iterdir()}
+    assert len(left) == 7
+    assert {"0-4", "0-9"} < left
+
+
+def test_another_process_finds_it(folder, large):
+    digests.file_digest(large)
+    code = (
+        "import sys; from xpuruntime.files import digests; digests.digest_of = None; "
+        "print(digests.file_digest(sys.argv[1]))"
+    )
+    found = subprocess.run([sys.executable, "-c", code, str(large)], check=True, capture_output=True, text=True)
+    assert found.stdout.strip() == right(large)
