@@ -11,7 +11,8 @@ is that of a closed loop over several connections; it hides what requests that a
 given, with the CPU time of both sides: a client that is busy is what was measured. A handler of grpc.aio that returns
 what it gets, and does nothing else, says what of gRPC's time is not ours.
 
-With `--requests` so many go through the server instead, over HTTP and then gRPC, and its memory is watched.
+With `--requests` so many go through the server instead, over HTTP and then gRPC, and its memory is compared with what
+it was after a tenth of them; exits with 1 where it grew by more than the allowance.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ TARGETS = {
     "grpc_per_second": 4_000.0,
 }
 ECHO = "gRPC, bare echo"
+ALLOWANCE = 8 << 20
 POLICY = {"execution": {"device": "cpu", "threads": 1}}
 
 
@@ -289,8 +291,9 @@ def measure(options: argparse.Namespace, path: Path, core: int) -> dict[str, Any
     }
 
 
-def soak(options: argparse.Namespace, path: Path, core: int) -> None:
-    """Send so many requests over each transport, and print by how much the memory of the server grows."""
+def soak(options: argparse.Namespace, path: Path, core: int) -> dict[str, Any]:
+    """Send so many requests over each transport, and return by how much the memory of the server grows."""
+    found: dict[str, Any] = {}
     x, binary, _, message = demanded()
     with (
         started("--serve", str(path), str(core)) as (server, http, address),
@@ -303,26 +306,25 @@ def soak(options: argparse.Namespace, path: Path, core: int) -> None:
             "gRPC": lambda seconds: grpc_rate(channel, message, options.connections, seconds),
         }
         for name, loop in loops.items():
-            loop(3.0)
-            first, done = resident(server), 0.0
+            early, done, begin = 0, 0.0, time.perf_counter()
             while done < options.requests:
-                begin = time.perf_counter()
-                rate = loop(10.0)
-                done += rate * 10.0
-                grown = resident(server) - first
-                print(
-                    f"  {name:<12}  {done:10.0f} requests   {rate:8.0f} a second   resident {first / 2**20:.1f} MiB, "
-                    f"{grown / 2**20:+.2f} MiB   {time.perf_counter() - begin:.1f} s",
-                    flush=True,
-                )
-            print(f"{name}: {grown / done:+.3f} bytes a request over {done:.0f} requests")
+                done += 5.0 * loop(5.0)
+                late = resident(server)
+                if not early and done >= options.requests / 10:
+                    early = late
+                print(f"  {name:<12}  {done:10.0f} requests   resident {late / 2**20:.2f} MiB", flush=True)
+            found[name] = {
+                "times": round(done), "seconds": time.perf_counter() - begin, "early": {"resident": early},
+                "late": {"resident": late}, "growth": {"resident": late - early},
+            }  # fmt: skip
         np.testing.assert_array_equal(output_of(Connection(http, binary).ask()), expected)
         np.testing.assert_array_equal(
             read_infer_response(channel.unary_unary(INFER)(message)).outputs[0].data, expected
         )
+    return {"parts": found, "connections": options.connections, "allowance": ALLOWANCE}
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--calls", type=int, default=200, help="requests in a round")
     parser.add_argument("--rounds", type=int, default=20)
@@ -335,10 +337,10 @@ def main() -> None:
     options = parser.parse_args()
     if options.serve:
         serve(options.serve[0], int(options.serve[1]))
-        return
+        return 0
     if options.echo is not None:
         echo(options.echo)
-        return
+        return 0
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         sys.exit("this takes two cores: one for the server, one for its client")
@@ -347,11 +349,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         path = models.save(models.mlp(), Path(folder), "mlp.onnx")
         if options.requests:
-            soak(options, path, cores[0])
-            return
+            body = soak(options, path, cores[0])
+            write("soak_serving", body, options.out)
+            return int(max(part["growth"]["resident"] for part in body["parts"].values()) > ALLOWANCE)
         body = measure(options, path, cores[0])
     write("serving_cpu", {**body, "load_average": [load, os.getloadavg()[0]]}, options.out)
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

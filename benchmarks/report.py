@@ -225,6 +225,25 @@ def soak(record: dict[str, Any]) -> Section:
     return Section(f"Memory over time on {device}", text, tuple(checks))
 
 
+def soak_serving(record: dict[str, Any]) -> Section:
+    """Memory growth of a server after the first tenth of its requests."""
+    rows, checks = [], []
+    for transport, part in record["parts"].items():
+        early, late = part["early"]["resident"] / MIB, part["late"]["resident"] / MIB
+        rows.append(
+            [f"{part['times']:,} requests, {transport}", f"{part['seconds']:.0f}", f"{early:.1f}", f"{late:.1f}"]
+        )
+        name = f"growth of resident memory over {part['times']:,} requests, {transport}"
+        checks.append(Check(name, part["growth"]["resident"] / MIB, record["allowance"] / MIB, "MiB"))
+    text = (
+        "Does a server's memory grow? Held after a tenth of the requests and after all of them, which come over "
+        f"{record['connections']} connections.\n\n{machine(record)}\n"
+        "`python benchmarks/bench_serving.py --requests 1000000`\n\n"
+        f"{table(('', 'seconds', 'after a tenth, MiB', 'at the end, MiB'), rows)}\n{target_table(checks)}"
+    )
+    return Section("Memory of a server over time", text, tuple(checks))
+
+
 #: Result name to what writes its section, in the order of the page.
 SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "session_cpu": session,
@@ -234,6 +253,7 @@ SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "resnet50_cuda": resnet,
     "soak_cpu": soak,
     "soak_cuda": soak,
+    "soak_serving": soak_serving,
     "ort_custom_ops_cpu": custom_ops,
     "ort_custom_ops_cuda": custom_ops,
     "openvino_overhead": openvino,
@@ -295,7 +315,7 @@ GROUPS: dict[str, tuple[str, tuple[str, ...]]] = {
             "tune_cuda",
         ),
     ),
-    "memory": ("Memory", ("pool_cpu", "pool_cuda", "soak_cpu", "soak_cuda")),
+    "memory": ("Memory", ("pool_cpu", "pool_cuda", "soak_cpu", "soak_cuda", "soak_serving")),
     "models": ("Models on ONNX Runtime", ("resnet50_cuda", "ort_custom_ops_cpu", "ort_custom_ops_cuda")),
     "serving": ("Serving", tuple(SERVING_SECTIONS)),
     "profiling": ("Profiling", tuple(PROFILE_SECTIONS)),
