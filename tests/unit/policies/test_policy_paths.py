@@ -78,6 +78,7 @@ def test_every_key_with_a_path_says_to_what_it_is_relative() -> None:
 
 
 def test_a_session_finds_the_lock_beside_its_policy(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
     stated = {"engine": "onnxruntime", "device": "cpu"}
     xrt.lock(xrt.demo_model_path(), {"execution": stated}, "policies/m.lock")
     Path("policies/locked.yaml").write_text("execution: {engine: onnxruntime, device: cpu, lock: m.lock}\n")
@@ -89,6 +90,7 @@ def test_a_session_finds_the_lock_beside_its_policy(folder: Path, monkeypatch: p
 
 
 def test_a_mapping_starts_at_the_current_folder_when_it_is_used(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
     stated = {"engine": "onnxruntime", "device": "cpu", "artifacts": {"cache": "./cache"}}
     with xrt.InferenceSession(xrt.demo_model_path(), policy={"execution": stated}) as session:
         monkeypatch.chdir("elsewhere")
@@ -100,6 +102,7 @@ def test_a_mapping_starts_at_the_current_folder_when_it_is_used(folder: Path, mo
 
 
 def test_a_lock_holds_wherever_compiled_models_are_kept(folder: Path) -> None:
+    pytest.importorskip("onnxruntime", reason="needs ONNX Runtime")
     stated = "execution: {engine: onnxruntime, device: cpu, artifacts: {cache: ./cache}}\n"
     Path("p.yaml").write_text(stated)
     xrt.lock(xrt.demo_model_path(), "p.yaml", "m.lock")
