@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import threading
 import warnings
 
@@ -229,3 +231,20 @@ def test_inside_of_compiled_functions():
                 torch.compile(entered, backend="eager")(A)
     torch.compiler.reset()
     assert product() is torch.float32
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_module_that_keeps_one_can_be_copied(copied):
+    net = torch.nn.Linear(4, 4)
+    net.cast = xrt_torch.autocast("bf16", cache_enabled=False, device_type="cpu")
+    with net.cast:
+        other = copied(net)
+    assert repr(other.cast) == repr(net.cast)
+    with other.cast:
+        assert product() is torch.bfloat16
+    assert product() is torch.float32
+
+
+def test_one_that_is_not_entered_cannot_be_left():
+    with pytest.raises(InputError, match="not entered in this thread"):
+        xrt_torch.autocast(device_type="cpu").__exit__(None, None, None)

@@ -13,7 +13,7 @@ import warnings
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError, XpuRuntimeWarning
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -93,6 +93,14 @@ def test_a_wrong_name_leaves_the_former_policy(kernels):
 def test_a_policy_and_kernels_together_are_refused():
     with pytest.raises(PolicyError, match="both a policy and matmul"):
         xt.set_kernel_policy(xrt.KernelPolicy(), matmul="cpu.blas")
+
+
+def test_a_block_that_is_not_entered_cannot_be_left():
+    block = xt.kernel_policy(matmul="cpu.blas")
+    with block:
+        pass
+    with pytest.raises(InputError, match="not entered, or its with block has been left"):
+        block.__exit__(None, None, None)
 
 
 def test_a_policy_can_be_a_file(tmp_path):

@@ -157,7 +157,10 @@ class Autocast:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._entered().pop().__exit__(kind, error, trace)
+        entered = self._entered()
+        if not entered:
+            raise InputError("this autocast is not entered in this thread, or its with block has been left already")
+        entered.pop().__exit__(kind, error, trace)
 
     def __call__(self, function: _Function) -> _Function:
         """Return `function` with each call inside of this block. Raises `InputError` for one that suspends itself."""
@@ -179,6 +182,11 @@ class Autocast:
                 return function(*args, **kwargs)
 
         return cast  # type: ignore[return-value]
+
+    def __reduce__(self) -> Any:
+        # A copy, such as that of a module which keeps one, is entered by nobody.
+        make = functools.partial(Autocast, device_type=self._device_type)
+        return make, (self._word, self._enabled, self._cache_enabled)
 
     def __repr__(self) -> str:
         shown = {"enabled": self._enabled, "cache_enabled": self._cache_enabled, "device_type": self._device_type}

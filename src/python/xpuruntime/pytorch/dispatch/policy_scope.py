@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime import _core
-from xpuruntime.errors import PolicyError
+from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import function_phases, module_paths
@@ -324,6 +324,8 @@ class kernel_policy:  # noqa: N801 - used like a function
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if not self._entered:
+            raise InputError("this kernel_policy() is not entered, or its with block has been left already")
         entered = self._entered.pop()
         active = entered.frame.active
         _leave(entered)
