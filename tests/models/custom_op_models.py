@@ -12,7 +12,7 @@ import numpy as np
 import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
-from xpuruntime import KernelPolicy, _core
+from xpuruntime import KernelPolicy, Policy, _core
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.rules import compile_rules
 
@@ -52,7 +52,7 @@ class Normal:
 
 def name_rules(mode: str = "strict", **policy: Any) -> _core.OnnxRuntimeRules:
     """Name the rules of ``KernelPolicy(**policy)``."""
-    return _core.OnnxRuntimeRules(compile_rules(KernelPolicy(**policy), mode))
+    return _core.OnnxRuntimeRules(compile_rules(Policy(kernels=KernelPolicy(**policy), mode=mode)))
 
 
 def node(op: str, inputs: list[str], outputs: list[str], rules: _core.OnnxRuntimeRules, **attributes: Any) -> Any:

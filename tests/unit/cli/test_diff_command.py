@@ -67,7 +67,7 @@ def test_a_lock_is_a_side(xrt: Xrt, digits: str, tmp_path: Path) -> None:
 def test_what_is_no_side_is_refused(xrt: Xrt, digits: str, reports: tuple[Path, Path]) -> None:
     for arguments, text in (
         (("there", "here", digits), "neither a file nor an interpreter"),
-        (("here", "here"), "give it as MODEL"),
+        (("here", "here"), "give the model as MODEL"),
         (("here", "py:/no/such/python", digits), "not an executable file"),
         ((*reports, digits), "leave"),
         (("here", digits, digits), "not a report"),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import signal
 import subprocess
@@ -45,6 +46,16 @@ def start():
         process.communicate()
 
 
+@contextlib.contextmanager
+def hangup(action):
+    """Have processes that are started inherit what SIGHUP does."""
+    before = signal.signal(signal.SIGHUP, action)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
 def end(process: subprocess.Popen, number: int = signal.SIGTERM) -> tuple[int, str]:
     process.send_signal(number)
     _, err = process.communicate(timeout=60)
@@ -59,7 +70,8 @@ def ask(url: str, path: str, body: dict | None = None) -> dict:
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=["term", "int", "hup"])
 def test_a_model_is_served_until_a_signal(start, digits, number):
-    process, line = start(digits, *ANY)
+    with hangup(signal.SIG_DFL):  # the tests may run under nohup
+        process, line = start(digits, *ANY)
     words = line.split()
     assert words[:3] == ["serving", "digits", "at"]
     assert words[4:5] == ["and"]
@@ -74,11 +86,8 @@ def test_a_model_is_served_until_a_signal(start, digits, number):
 
 
 def test_a_server_under_nohup_outlives_the_terminal(start, digits):
-    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as nohup does; processes that are started inherit it
-    try:
+    with hangup(signal.SIG_IGN):  # as nohup does
         process, line = start(digits, "--http", "127.0.0.1:0", "--grpc", "off")
-    finally:
-        signal.signal(signal.SIGHUP, before)
     process.send_signal(signal.SIGHUP)
     assert ask(line.split()[3], "/v2/health/ready") == {"ready": True}
     assert end(process) == (0, "")
