@@ -27,7 +27,7 @@ WRONG = (3, "3", 1.5, None, b"x", [1], {"a": 1}, Odd(), object, np.zeros(2))
 #: What Python, and the modules below, say by themselves.
 BARE = re.compile(
     r"not supported between|object is not|has no attribute|unsupported operand|cannot be interpreted|"
-    r"must be real number|"
+    r"must be real number|truth value of|"
     r"argument of type|could not convert|invalid literal|indices must|not iterable|expected .* instance|a bytes-like|"
     r"pattern on|unexpected keyword|required positional|JSON serializable"
 )
@@ -42,6 +42,7 @@ def bare_errors(
 ) -> list[str]:
     """Return the calls whose error is not of xpuruntime. `finish` gets what the others return."""
     bare = []
+    flags = {one.name for one in inspect.signature(function).parameters.values() if one.annotation in (bool, "bool")}
     for parameter in (*_parameters(function), "misspelt"):
         for wrong in (*WRONG, *more):
             try:
@@ -55,7 +56,7 @@ def bare_errors(
             except Exception as error:
                 bare.append(f"{parameter}={wrong!r}: {type(error).__name__}: {error}")
             else:
-                if parameter == "misspelt":
+                if parameter == "misspelt" or parameter in flags:
                     bare.append(f"{parameter}={wrong!r} is taken")
                 finish(made)
     return bare

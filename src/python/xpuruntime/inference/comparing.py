@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.argument_types import ARRAYS, COUNT, MACHINE, NAMES, check_types
+from xpuruntime.argument_types import ARRAYS, COUNT, FLAG, MACHINE, NAMES, check_types
 from xpuruntime.engines.accuracy import ProbeRefusedError, limits_of, make_reference
 from xpuruntime.engines.control_builder import REFERENCE
 from xpuruntime.engines.judging import judge
@@ -109,9 +109,11 @@ def compare_engines(
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.snapshot import machine_snapshot
 
-    types = {"runs": COUNT, "engines": NAMES, "inputs": ARRAYS, "machine": MACHINE}
-    given = {"runs": runs, "engines": None if isinstance(engines, str) else engines, "inputs": inputs}
-    check_types(types, {**given, "machine": machine}, optional=("engines", "inputs", "machine"))
+    types = {
+        "runs": COUNT, "engines": NAMES, "inputs": ARRAYS, "machine": MACHINE, "search": FLAG, "layers": FLAG,
+    }  # fmt: skip
+    given = {**locals(), "engines": None if isinstance(engines, str) else engines}
+    check_types(types, given, optional=("engines", "inputs", "machine"))
     if runs < 1:
         msg = f"runs must be at least 1, got {runs}"
         raise InputError(msg)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.artifacts.store import Recipe, build, copy_artifact
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.files.paths import user_path
@@ -86,6 +87,7 @@ def compile_model(
     ...     session.plan.candidate
     'onnxruntime@cpu'
     """
+    check_types({"overwrite": FLAG}, {"overwrite": overwrite})
     place = user_path(output, "the artifact")
     engines = known_engines(registry)
     asked = SessionArguments(
@@ -101,6 +103,7 @@ def compile_model(
 
 def save_compiled(recipe: Recipe, output: str | os.PathLike[str], *, overwrite: bool) -> Artifact:
     """Write the artifact of an open session; see `InferenceSession.save_compiled`."""
+    check_types({"overwrite": FLAG}, {"overwrite": overwrite})
     place = user_path(output, "the artifact")
     if recipe.request.artifact is not None:
         return copy_artifact(recipe.request.artifact, place, overwrite=overwrite)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.argument_types import MACHINE, check_types
+from xpuruntime.argument_types import FLAG, MACHINE, TEXTS, check_types
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 from xpuruntime.inference.calibrating import calibration_of
@@ -96,6 +96,11 @@ class SessionArguments(NamedTuple):
     lock: str | os.PathLike[str] | None = None
     frozen: bool = False
 
+    def check_types(self) -> None:
+        """Refuse what has a wrong type and is not told by the policy. Raises TypeError."""
+        types = {"fp16": FLAG, "trust": FLAG, "frozen": FLAG, "engine": TEXTS, "backend": TEXTS}
+        check_types(types, self._asdict(), optional=("engine", "backend"))
+
     def stated_arguments(self) -> list[str]:
         """Return the names of the arguments that state a part of the policy."""
         names = ("device", "engine", "kernel_policy", "exec_policy", "policy", "precision", "backend")
@@ -172,6 +177,7 @@ def plan_session(
     from xpuruntime.inference.embedded_policy import carried_policy, check_export_lock
 
     _check_machine(machine)
+    asked.check_types()
     if asked.frozen:
         asked.check_frozen()
     if purpose == "run":

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.argument_types import FLAG, TEXTS, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import user_path
 from xpuruntime.planning.plan import Plan
@@ -67,6 +68,9 @@ class SessionSpec(msgspec.Struct, frozen=True, kw_only=True):
             )
         if self.plan is not None and not isinstance(self.plan, Plan):
             raise InputError(f"plan is an object of type {type(self.plan).__name__}. Fix: read it with Plan.from_json")
+        check_types(
+            {"trust": FLAG, "engine": TEXTS}, {"trust": self.trust, "engine": self.engine}, optional=("engine",)
+        )
         put = msgspec.structs.force_setattr
         put(self, "model", os.path.abspath(user_path(self.model, "the model")))  # noqa: PTH100 - keeps links
         if self.lock is not None:

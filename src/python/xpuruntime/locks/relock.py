@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.argument_types import ARRAYS, COUNTS, MAPPING, NAMES, TEXT, check_types
+from xpuruntime.argument_types import ARRAYS, COUNTS, FLAG, MAPPING, NAMES, TEXT, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
@@ -140,9 +140,10 @@ def lock(
     """
     types = {
         "shapes": MAPPING, "inputs": ARRAYS, "batches": COUNTS, "upgrade_units": NAMES, "upgrade_packages": NAMES,
-        "accept": NAMES, "why": TEXT, "note": TEXT, "command": TEXT,
+        "accept": NAMES, "why": TEXT, "note": TEXT, "command": TEXT, "check": FLAG, "upgrade": FLAG, "dry_run": FLAG,
+        "call": TEXT,
     }  # fmt: skip
-    check_types(types, locals(), optional=("shapes", "inputs"))
+    check_types(types, locals(), optional=("shapes", "inputs", "call"))
     _check_codes(accept, why)
     path = None if output is None else user_path(output, "the lock")
     folder = "" if path is None else os.path.dirname(path)  # noqa: PTH120 - of a path as it was given

@@ -70,7 +70,7 @@ class OneOrMore(Kind):
         return self._single(self._item.read, node, node.text)
 
     def _single(self, accept: Callable[[Any], Any], value: Any, text: Any) -> Any:
-        if self._word is not None and text == self._word:
+        if self._word is not None and isinstance(text, str) and text == self._word:
             return self._word
         if not isinstance(text, str):
             raise self.wrong_type(describe(value) if isinstance(value, Node) else describe_value(value))

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 
+_OPTIONS = ArgumentType("TransportOptions", lambda value: isinstance(value, TransportOptions))
 _SERVED = ArgumentType(f"a mapping of name to InferenceSession, or {SERVICE.words}", SERVICE.fits)
 
 
@@ -94,6 +95,7 @@ class Server:
     ) -> None:
         if not isinstance(models, Mapping):
             check_types({"models": _SERVED}, {"models": models})
+        check_types({"options": _OPTIONS}, {"options": options}, optional=("options",))
         for option, address in (("http", http), ("grpc", grpc)):
             if address is not None:
                 read_address(address, option)

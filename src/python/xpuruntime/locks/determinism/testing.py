@@ -141,9 +141,9 @@ def session_determinism(
     """
     types = {
         "inputs": ARRAYS, "trials": COUNT, "processes": COUNT, "batch_sizes": COUNTS, "batch_dimension": TEXT,
-        "trust": FLAG,
+        "trust": FLAG, "grade": TEXT,
     }  # fmt: skip
-    check_types(types, locals(), optional=("inputs", "batch_sizes", "batch_dimension"))
+    check_types(types, locals(), optional=("inputs", "batch_sizes", "batch_dimension", "grade"))
     if trials < 1:
         raise InputError(f"trials must be at least 1, got {trials}")
     if processes < 1:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from xpuruntime.argument_types import ARRAYS, NAMES, NUMBER, PATH, ArgumentType, check_types
+from xpuruntime.argument_types import ARRAYS, NAMES, NUMBER, PATH, TEXT, ArgumentType, check_types
 from xpuruntime.errors import (
     AccuracyError,
     EngineError,
@@ -148,10 +148,11 @@ def verify(
     'pass'
     """
     types = {"inputs": ARRAYS, "only": NAMES, "metrics": _METRICS, "against": PATH, "budget": NUMBER, "lock": PATH}
+    types |= {"inconclusive": TEXT}
     check_types(
         types,
         {**locals(), "only": None if isinstance(only, str) else only},
-        optional=("inputs", "only", "against", "budget", "lock"),
+        optional=("inputs", "only", "against", "budget", "lock", "inconclusive"),
     )
     asked = _sections(only)
     if inconclusive is not None and inconclusive not in (words := get_args(Inconclusive)):

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.argument_types import SESSIONS, ArgumentType, check_types
+from xpuruntime.argument_types import FLAG, SESSIONS, ArgumentType, check_types
 from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.serving.models.access_log import AccessLog
 from xpuruntime.serving.models.describing import config_of, metadata_of
@@ -72,8 +72,8 @@ class Models:
         log: RequestLog | None = None,
         gc_freeze: bool = False,
     ) -> None:
-        types = {"settings": _SETTINGS, "sessions": SESSIONS}
-        check_types(types, {"settings": settings, "sessions": sessions}, optional=types)
+        types = {"settings": _SETTINGS, "sessions": SESSIONS, "gc_freeze": FLAG}
+        check_types(types, locals(), optional=("settings", "sessions"))
         self.settings = (settings or ServeSettings()).in_folder(Path.cwd())
         self._gc_freeze, self._started = gc_freeze, False
         self._own_log: AccessLog | None = None
