@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Keys in the wrong section: every key of every file, in every other section, is told where it belongs."""
+"""Keys in the wrong section: for every key of every file, in every other section, the error names its place."""
 
 from __future__ import annotations
 

@@ -102,7 +102,7 @@ class Worker:
         self._process: subprocess.Popen[bytes] | None = None
         self._fds: dict[str, int] = {}
         own = self.python == sys.executable
-        #: What an interpreter that does not start is told; this one is a Python.
+        #: The end of the error of an interpreter that does not start; empty for the running one, which is a Python.
         self._fix = "" if own else f". {_FIX}"
         env = _environment(environment or {}, pythonpath, clean=clean, own=own)
         try:
