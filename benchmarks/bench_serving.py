@@ -35,6 +35,7 @@ import numpy as np
 
 import xpuruntime as xrt
 from harness import interleaved, table, write
+from soak import ALLOWANCE
 from xpuruntime.serving.messages import InferRequest, Tensor
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
@@ -54,7 +55,6 @@ TARGETS = {
     "grpc_per_second": 4_000.0,
 }
 ECHO = "gRPC, bare echo"
-ALLOWANCE = 8 << 20
 POLICY = {"execution": {"device": "cpu", "threads": 1}}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from queue_simulation import closed_loop, execution_seconds, open_loop, poisson
 
-from xpuruntime.serving.batching.entries import Entry
+from xpuruntime.serving.batching.entries import Dispatch, Entry
 from xpuruntime.serving.batching.scheduler import Scheduler
 from xpuruntime.serving.batching.settings import BatchSettings
 
@@ -22,6 +22,19 @@ def batching(delay_us: int, **more: Any) -> BatchSettings:
 
 def two(wanted: BatchSettings, *, serial: bool = True) -> Scheduler:
     return Scheduler(wanted, 2, serial=serial)
+
+
+def one_running() -> tuple[Scheduler, Dispatch]:
+    """Return a scheduler that has timed a batch, of 100 ms, and one that has been running since 1.0."""
+    scheduler = two(batching(1000))
+    scheduler.submit(Entry(SIZE, "g", 0.0))
+    first = scheduler.dispatch(0.0)
+    assert first is not None
+    scheduler.complete(first, 0.1)
+    scheduler.submit(Entry(SIZE, "g", 1.0))
+    running = scheduler.dispatch(1.0)
+    assert running is not None
+    return scheduler, running
 
 
 @pytest.mark.parametrize("delay_us", [0, 200, 1000])
@@ -68,14 +81,7 @@ def test_a_batch_that_is_not_full_is_sent_shortly_before_the_device_is_free() ->
 
 @pytest.mark.parametrize("early", ["full", "free", "drain", "deadline"])
 def test_what_cannot_wait_is_sent_at_once(early: str) -> None:
-    scheduler = two(batching(1000))
-    scheduler.submit(Entry(SIZE, "g", 0.0))
-    first = scheduler.dispatch(0.0)
-    assert first is not None
-    scheduler.complete(first, 0.1)
-    scheduler.submit(Entry(SIZE, "g", 1.0))
-    running = scheduler.dispatch(1.0)
-    assert running is not None
+    scheduler, running = one_running()
     scheduler.submit(Entry(1, "g", 1.01, deadline=1.115 if early == "deadline" else None))
     assert scheduler.dispatch(1.0111) is None
     if early == "full":
@@ -90,13 +96,7 @@ def test_what_cannot_wait_is_sent_at_once(early: str) -> None:
 
 
 def test_a_device_that_is_late_holds_nothing_back_for_longer_than_was_expected() -> None:
-    scheduler = two(batching(1000))
-    scheduler.submit(Entry(SIZE, "g", 0.0))
-    first = scheduler.dispatch(0.0)
-    assert first is not None
-    scheduler.complete(first, 0.1)
-    scheduler.submit(Entry(SIZE, "g", 1.0))
-    assert scheduler.dispatch(1.0) is not None
+    scheduler, _ = one_running()
     scheduler.submit(Entry(1, "g", 1.05))
     late = scheduler.dispatch(5.0)
     assert late is not None

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 import urllib.request
 
 import pytest
@@ -70,22 +69,6 @@ def test_the_repository_is_closed_by_default(service):
             assert code_of(server.grpc_address, method, {"model_name": "echo"}) is grpc.StatusCode.PERMISSION_DENIED
         assert service.loaded == before
         assert client.get("/metrics").status == 404
-
-
-@pytest.fixture(scope="module")
-def pem(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("tls")
-    key, certificate = folder / "key.pem", folder / "certificate.pem"
-    command = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-        "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
-        "-keyout", str(key), "-out", str(certificate),
-    ]  # fmt: skip
-    try:
-        subprocess.run(command, check=True, capture_output=True, timeout=60)
-    except FileNotFoundError:
-        pytest.skip("needs openssl, to make a certificate")
-    return certificate, key
 
 
 def test_tls_on_both_transports(service, pem):

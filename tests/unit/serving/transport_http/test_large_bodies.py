@@ -8,7 +8,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import subprocess
 import threading
 import time
 
@@ -233,17 +232,8 @@ def test_a_connection_is_not_idle_while_a_body_comes(own, loops, receivers):
     assert len(receivers) == 2
 
 
-def test_large_bodies_over_tls(own, loops, receivers, tmp_path):
-    certificate, key = tmp_path / "c.pem", tmp_path / "k.pem"
-    command = [
-        "openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2",
-        "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1",
-        "-keyout", str(key), "-out", str(certificate),
-    ]  # fmt: skip
-    try:
-        subprocess.run(command, check=True, capture_output=True)
-    except (OSError, subprocess.CalledProcessError):
-        pytest.skip("needs openssl, to make a certificate")
+def test_large_bodies_over_tls(own, loops, receivers, pem):
+    certificate, key = pem
     with Server(own, http="127.0.0.1:0", tls=Tls(certificate, key)) as server, connect(server) as plain:
         context = ssl.create_default_context(cafile=certificate)
         with context.wrap_socket(plain, server_hostname="127.0.0.1") as sock:

@@ -147,8 +147,10 @@ def verify(
     >>> result.verdict
     'pass'
     """
-    types = {"inputs": ARRAYS, "only": NAMES, "metrics": _METRICS, "against": PATH, "budget": NUMBER, "lock": PATH}
-    types |= {"inconclusive": TEXT}
+    types = {
+        "inputs": ARRAYS, "only": NAMES, "metrics": _METRICS, "against": PATH, "budget": NUMBER, "lock": PATH,
+        "inconclusive": TEXT,
+    }  # fmt: skip
     check_types(
         types,
         {**locals(), "only": None if isinstance(only, str) else only},

@@ -13,10 +13,10 @@ from xpuruntime.serving.transport.waiting import ClientGone
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["SLOWEST", "BodyBudget", "HeldBytes", "read_body", "too_slow"]
+__all__ = ["BodyBudget", "HeldBytes", "read_body", "seconds_left", "too_slow"]
 
 #: Bytes per second that a body must come with, after the first seconds.
-SLOWEST = 16 * 1024
+_SLOWEST = 16 * 1024
 
 
 class BodyBudget:
@@ -109,6 +109,11 @@ def _too_large(limit: int) -> ServingError:
     )
 
 
+def seconds_left(seconds: float, received: int, elapsed: float) -> float:
+    """Return how much longer a body may take: `seconds`, and one more for each 16 KiB that came."""
+    return seconds + received / _SLOWEST - elapsed
+
+
 def too_slow(received: int, seconds: float) -> ServingError:
     """Return the error for a body of which so many bytes came in so many seconds."""
     return ServingError(
@@ -133,7 +138,7 @@ class _Patience:
         return self
 
     def _look(self) -> None:
-        left = self._start + self._seconds + self.received / SLOWEST - self._loop.time()
+        left = seconds_left(self._seconds, self.received, self._loop.time() - self._start)
         if left > 0.001:
             self._timer = self._loop.call_later(left, self._look)
         elif self._task is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
-from xpuruntime.serving.http.bodies import SLOWEST, too_slow
+from xpuruntime.serving.http.bodies import seconds_left, too_slow
 from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     Attributes
     ----------
     body : memoryview
-        Read-only, whole when the connection is told.
+        Read-only, and complete when `body_received` is called.
     """
 
     def __init__(self, connection: _Connection, head: Head, begin: bytes, held: HeldBytes, seconds: float) -> None:
@@ -89,7 +89,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
 
     def _look(self) -> None:
         elapsed = self._loop.time() - self._start
-        left = self._seconds + self._received / SLOWEST - elapsed
+        left = seconds_left(self._seconds, self._received, elapsed)
         if left > 0.001:
             self._timer = self._loop.call_later(left, self._look)
         else:
