@@ -23,6 +23,7 @@ import numpy as np
 import xpuruntime as xrt
 from decoder_model import Sizes, decoder_step, step_inputs
 from harness import write
+from onnx_models import resnet
 
 #: Seconds: the validators of a lock, before a model is loaded.
 TARGETS = {"validate_ms": 20.0}
@@ -33,9 +34,11 @@ SIZES = Sizes(layers=4)
 def model_of(name: str, folder: Path) -> tuple[Path, dict[str, Any]]:
     """Return the path of a model, and inputs of it that are the same in every process."""
     if name == "resnet50":
-        from bench_resnet import export
-
-        return export(folder), {"image": np.random.default_rng(0).random((1, 3, 224, 224), np.float32)}
+        data, rows = resnet()
+        ((given, row),) = rows.items()
+        path = folder / f"{name}.onnx"
+        path.write_bytes(data)
+        return path, {given: np.random.default_rng(0).random((1, *row), np.float32)}
     path = folder / f"{name}.onnx"
     path.write_bytes(decoder_step(BATCH, PAST, SIZES, dtype=np.float32))
     return path, step_inputs(BATCH, PAST, SIZES, np.float32)
