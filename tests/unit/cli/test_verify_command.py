@@ -128,3 +128,23 @@ def test_an_output_that_cannot_be_written_is_told_after_the_result(xrt: Xrt, dig
     assert found.code == 2
     assert found.out.startswith("verified: ")
     assert "/dev/full" in found.err
+
+
+@pytest.mark.parametrize(
+    ("body", "code", "claim_code"),
+    [
+        ("print('{}'); return 1", 0, "ok"),
+        ("import os; os._exit(0)", 1, "metric_crashed"),
+        ("import ctypes; ctypes.string_at(0)", 1, "metric_crashed"),
+        ("import sys; sys.exit(0)", 1, "metric_failed"),
+        ("while True: print('{}')", 4, "metric_timeout"),
+    ],
+)
+def test_a_metric_does_not_decide_the_exit_code(
+    xrt: Xrt, digits: str, policy: Path, body: str, code: int, claim_code: str
+) -> None:
+    policy.with_name("metric.py").write_text(f"def top1(run):\n    {body}\n")
+    options = ("--only", "accuracy", "--metric", "metric.py:top1=0.5", "--metric-timeout", "3s", "--json")
+    found = xrt("verify", digits, "-p", policy, *options)
+    assert found.code == found.json()["exit_code"] == code
+    assert found.json()["claims"][-1]["code"] == claim_code

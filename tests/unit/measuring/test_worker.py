@@ -279,3 +279,24 @@ def test_a_call_fails_when_another_thread_kills_the_worker():
         assert time.monotonic() - began < 10
         worker.kill()
     assert gone(pid)
+
+
+def test_a_function_asks_the_parent_while_it_runs():
+    with start() as worker:
+        found = worker.call(F + "ask_each", values=[1, "two", None], serve=lambda value: [value, value])
+        assert found == [[1, 1], ["two", "two"], [None, None]]
+        assert worker.call(F + "ask_from_threads", count=20, serve=lambda value: value) == list(range(20))
+        assert "cannot be asked in a child" in worker.call(F + "ask_in_a_child", serve=pytest.fail)
+        assert worker.call(F + "echo", value=3) == {"value": 3}
+
+
+def test_what_the_parent_takes_to_answer_counts_as_time_of_the_call():
+    with start() as worker, pytest.raises(WorkerFailure, match="more than 3 s"):
+        worker.call(F + "ask_then_hang", timeout=3, serve=lambda value: value)
+
+
+def test_a_worker_whose_question_fails_is_ended():
+    with start() as worker:
+        with pytest.raises(ZeroDivisionError):
+            worker.call(F + "ask_each", values=[0], serve=lambda value: 1 // value)
+        assert not worker.alive

@@ -104,6 +104,38 @@ def child_left_behind():
     return subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"]).pid
 
 
+def ask_each(ask, values):
+    return [ask(value) for value in values]
+
+
+def ask_from_threads(ask, count):
+    found = []
+    threads = [threading.Thread(target=lambda number=number: found.append(ask(number))) for number in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return sorted(found)
+
+
+def ask_in_a_child(ask):
+    reader, writer = os.pipe()
+    pid = os.fork()
+    if pid == 0:
+        try:
+            ask(1)
+        except RuntimeError as error:
+            os.write(writer, str(error).encode())
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return os.read(reader, 1000).decode()
+
+
+def ask_then_hang(ask):
+    ask(1)
+    time.sleep(600)
+
+
 def forked_child_then_die():
     pid = os.fork()
     if pid == 0:

@@ -26,7 +26,7 @@ from xpuruntime.measuring.worker_failure import FailureKind, Outcome, WorkerFail
 from xpuruntime.runtime.process_memory import read_status
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
 __all__ = ["Worker"]
@@ -127,7 +127,15 @@ class Worker:
         """The last 64 KiB that the worker wrote to stdout and stderr."""
         return bytes(self._output).decode(errors="replace")
 
-    def call(self, function: str, /, *, timeout: float | None = None, **arguments: Any) -> Any:
+    def call(
+        self,
+        function: str,
+        /,
+        *,
+        timeout: float | None = None,
+        serve: Callable[[Any], Any] | None = None,
+        **arguments: Any,
+    ) -> Any:
         """Call a function in the worker and return its value.
 
         Parameters
@@ -136,6 +144,9 @@ class Worker:
             ``"package.module:function"``. A folder of `pythonpath`, or the environment of the interpreter, has it.
         timeout : float, optional
             Seconds; the worker's own limit if left out, ``math.inf`` for no limit.
+        serve : callable, optional
+            Called here, with a value and for one, whenever the function calls its argument `ask`, which it gets then.
+            JSON must carry both values. Its time counts as the function's; what it raises ends the worker.
         **arguments
             Keyword arguments of the function, which JSON can carry. So must the value be.
 
@@ -149,10 +160,13 @@ class Worker:
             msg = f"cannot call {function}: the worker is closed"
             raise WorkerFailure(FailureKind.EXITED, msg)
         self._number += 1
-        request = json.dumps({"id": self._number, "function": function, "arguments": arguments}).encode() + b"\n"
+        request = {"id": self._number, "function": function, "arguments": arguments, "asks": serve is not None}
         limit = self.timeout if timeout is None else timeout
+        end = time.monotonic() + limit
         try:
-            answer = self._exchange(request, limit, function)
+            answer = self._exchange(_line(request), limit, function)
+            while serve is not None and "ask" in answer:
+                answer = self._exchange(_line({"reply": serve(answer["ask"])}), limit, function, end)
         except WorkerFailure:
             raise
         except BaseException:
@@ -226,9 +240,9 @@ class Worker:
             for fd in theirs:
                 os.close(fd)
 
-    def _exchange(self, request: bytes, limit: float, what: str) -> dict[str, Any]:
+    def _exchange(self, request: bytes, limit: float, what: str, end: float | None = None) -> dict[str, Any]:
         """Send a request, and return the next line of the worker."""
-        end, look = time.monotonic() + limit, 0.0
+        end, look = time.monotonic() + limit if end is None else end, 0.0
         rest = memoryview(request)
         with selectors.DefaultSelector() as waits:
             waits.register(self._fds["answers"], selectors.EVENT_READ, "answers")
@@ -343,6 +357,10 @@ def _environment(
         else:
             env[name] = value
     return env
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value).encode() + b"\n"
 
 
 def _read(fd: int) -> bytes | None:

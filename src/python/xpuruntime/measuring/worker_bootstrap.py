@@ -3,8 +3,9 @@
 """Worker side of the protocol, which needs the standard library alone.
 
 `Worker` starts this file in another interpreter, which need not have xpuruntime, and speaks JSON lines with it over two
-pipes: ``{"id", "function", "arguments"}`` comes in, ``{"id", "value"}`` or ``{"id", "error"}`` goes out. A third pipe,
-whose other end only the parent has, ends when the parent does.
+pipes: ``{"id", "function", "arguments"}`` comes in, ``{"id", "value"}`` or ``{"id", "error"}`` goes out. In between, a
+function that was called with ``"asks"`` may send ``{"ask"}``, and gets ``{"reply"}``. A third pipe, whose other end
+only the parent has, ends when the parent does.
 """
 
 from __future__ import annotations
@@ -45,10 +46,47 @@ def _wait_for_end(lifeline: int) -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def answer(line: bytes) -> str:
+class Pipes:
+    """The two pipes to the parent, line by line."""
+
+    def __init__(self, requests: object, answers: object) -> None:
+        self._requests, self._answers, self._rest = requests, answers, b""
+        self._asking, self._process = threading.Lock(), os.getpid()
+
+    def send(self, text: str) -> None:
+        """Write a line."""
+        data = memoryview(text.encode() + b"\n")
+        while data:
+            data = data[self._answers.write(data) :]  # type: ignore[attr-defined]
+
+    def receive(self) -> bytes:
+        """Return the next line without its end; nothing once the parent has closed its end."""
+        while b"\n" not in self._rest:
+            data = self._requests.read(1 << 20)  # type: ignore[attr-defined]
+            if not data:
+                return b""
+            self._rest += data
+        line, _, self._rest = self._rest.partition(b"\n")
+        return line
+
+    def ask(self, value: object) -> object:
+        """Return the parent's reply, from any thread of this process."""
+        if os.getpid() != self._process:
+            raise RuntimeError("the parent cannot be asked in a child of its worker process")
+        with self._asking:
+            self.send(json.dumps({"ask": value}))
+            line = self.receive()
+        if not line:
+            os._exit(1)
+        return json.loads(line)["reply"]
+
+
+def answer(line: bytes, pipes: Pipes) -> str:
     """Call the function that a request names, and return the line of the answer."""
     request = json.loads(line)
     try:
+        if request.get("asks"):
+            request["arguments"]["ask"] = pipes.ask
         module, _, name = request["function"].partition(":")
         function = importlib.import_module(module)
         for part in name.split("."):
@@ -72,23 +110,17 @@ def main(requests: int, answers: int, lifeline: int, *cores: int) -> None:
         faulthandler.enable()
     facts = {"python": ".".join(map(str, sys.version_info[:3])), "executable": sys.executable, "pid": os.getpid()}
     with os.fdopen(requests, "rb", buffering=0) as lines, os.fdopen(answers, "wb", buffering=0) as out:
-        _send(out, json.dumps({"hello": facts}))
-        rest = b""
-        while data := lines.read(1 << 20):
-            rest += data
-            while b"\n" in rest:
-                line, _, rest = rest.partition(b"\n")
-                text = answer(line)
-                with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by the function
-                    sys.stdout.flush()
-                    sys.stderr.flush()
-                _send(out, text)
-
-
-def _send(out: object, text: str) -> None:
-    data = memoryview(text.encode() + b"\n")
-    while data:
-        data = data[out.write(data) :]  # type: ignore[attr-defined]
+        pipes = Pipes(lines, out)
+        pipes.send(json.dumps({"hello": facts}))
+        while True:
+            line = pipes.receive()
+            if not line:
+                return
+            text = answer(line, pipes)
+            with contextlib.suppress(AttributeError, OSError, ValueError):  # closed, or replaced by the function
+                sys.stdout.flush()
+                sys.stderr.flush()
+            pipes.send(text)
 
 
 if __name__ == "__main__":

@@ -42,6 +42,10 @@ MetricOption = Annotated[
         help="A function of your own: it gets run(inputs) and returns a number, FLOOR at least. Runs the file.",
     ),
 ]
+MetricTimeoutOption = Annotated[
+    str,
+    text_option("--metric-timeout", metavar="TIME", help="Time that each metric may take; then it is inconclusive."),
+]
 OutOption = Annotated[
     list[str] | None,
     text_option(
@@ -79,6 +83,7 @@ def verify(
     lock: LockOption = None,
     only: OnlyOption = None,
     metric: MetricOption = None,
+    metric_timeout: MetricTimeoutOption = "10m",
     against: AgainstOption = None,
     out: OutOption = None,
     github: GitHubOption = False,
@@ -121,6 +126,7 @@ def verify(
             inputs=feeds.arrays,
             only=None if only is None else [one.strip() for one in only.split(",")],
             metrics=metric or (),
+            metric_timeout=read_duration(metric_timeout, "--metric-timeout"),
             against=against,
             budget=seconds,
             inconclusive=inconclusive,  # type: ignore[arg-type]

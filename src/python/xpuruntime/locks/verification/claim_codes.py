@@ -66,6 +66,13 @@ class ClaimCode(Code):
     NOT_COMPARED = "not_compared", "XRT2002", "OutputNotCompared", "An output could not be compared with the reference."
     BELOW_FLOOR = "below_floor", "XRT2003", "MetricBelowFloor", "A metric of the user is below its least value."
     METRIC_FAILED = "metric_failed", "XRT2004", "MetricFailed", "A metric of the user raised, or returned no number."
+    METRIC_CRASHED = (
+        "metric_crashed",
+        "XRT2005",
+        "MetricCrashed",
+        "A metric of the user ended its process before it returned.",
+    )
+    METRIC_TIMEOUT = "metric_timeout", "XRT2006", "MetricTimeout", "A metric of the user did not return in time."
     NONDETERMINISTIC = (
         "nondeterministic",
         "XRT3001",

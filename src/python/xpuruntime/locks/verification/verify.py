@@ -8,6 +8,7 @@ import hashlib
 import os
 import time
 import warnings
+from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_args
@@ -36,7 +37,7 @@ from xpuruntime.locks.verification.sections.audit import audit_claims
 from xpuruntime.locks.verification.sections.determinism import determinism_claims
 from xpuruntime.locks.verification.sections.evidence import evidence_claims
 from xpuruntime.locks.verification.sections.memory import memory_claims, start_claims
-from xpuruntime.locks.verification.sections.metrics import Metric, read_metric
+from xpuruntime.locks.verification.sections.metrics import FileMetric, Metric, read_metric
 from xpuruntime.locks.verification.sections.speed import speed_claims
 from xpuruntime.locks.verification.sections.subject import Subject
 from xpuruntime.locks.verification.vocabulary import SECTIONS, Section
@@ -79,6 +80,7 @@ def verify(
     inputs: Mapping[str, Any] | None = None,
     only: Sequence[str] | None = None,
     metrics: Sequence[str | Metric] = (),
+    metric_timeout: float = 600.0,
     against: str | os.PathLike[str] | None = None,
     budget: float | None = None,
     inconclusive: Inconclusive | None = None,
@@ -106,7 +108,11 @@ def verify(
         Sections, such as ``["evidence", "accuracy"]``; default: all that the policy asks for.
     metrics : sequence of str or Metric
         ``"FILE.py:FUNCTION"``, with the floor in ``verify.metrics`` of the policy, or ``"FILE.py:FUNCTION=FLOOR"``. The
-        function gets `run`, which maps inputs to outputs, and returns a number.
+        function gets `run`, which maps inputs to outputs, and returns a number. It is called in a worker process, where
+        outputs are NumPy arrays; that of a `Metric` in this process, which it can end, crash or hold for ever.
+    metric_timeout : float
+        Seconds that the import, and the function with its runs, of a metric of a file may take; a claim that is late is
+        inconclusive. ``math.inf`` is no limit.
     against : path, optional
         The interpreter of another environment, such as ``"old/bin/python"``: the session is timed beside one of the
         same model and policy there, each in a process of its own.
@@ -137,7 +143,7 @@ def verify(
 
     Notes
     -----
-    An engine that fails, and a metric that raises, are claims that failed.
+    An engine that fails, and a metric that raises or ends its process, are claims that failed.
 
     Examples
     --------
@@ -148,8 +154,8 @@ def verify(
     'pass'
     """
     types = {
-        "inputs": ARRAYS, "only": NAMES, "metrics": _METRICS, "against": PATH, "budget": NUMBER, "lock": PATH,
-        "inconclusive": TEXT,
+        "inputs": ARRAYS, "only": NAMES, "metrics": _METRICS, "metric_timeout": NUMBER, "against": PATH,
+        "budget": NUMBER, "lock": PATH, "inconclusive": TEXT,
     }  # fmt: skip
     check_types(
         types,
@@ -160,6 +166,8 @@ def verify(
     if inconclusive is not None and inconclusive not in (words := get_args(Inconclusive)):
         hint = did_you_mean(str(inconclusive), words, "values")
         raise InputError(f"inconclusive: {inconclusive!r} is not a valid value{hint}")
+    if not metric_timeout > 0:
+        raise InputError(f"metric_timeout: {metric_timeout!r} is not a number of seconds above 0, such as 600")
     document = _document(policy)
     stated = policy if document is None else Policy.from_document(document)
     locked = None if lock is None else load_lock(lock)
@@ -168,7 +176,6 @@ def verify(
     limits = Policy.coerce(stated).verify or VerifyPolicy()
     if against is not None:
         _check_interpreter(os.fspath(against))
-    read = tuple(one if isinstance(one, Metric) else read_metric(one, limits.metrics) for one in metrics)
     options = {"device": device, "engine": engine, "policy": stated, "precision": precision, "calibration": calibration}
     options |= {"trust": trust, "registry": registry, "machine": machine}
     result = VerificationResult(
@@ -181,46 +188,53 @@ def verify(
         lock_sha256=None if locked is None else locked.digest.removeprefix("sha256:"),
         inconclusive=inconclusive,
     )
-    start = time.perf_counter()
-    try:
-        session = _opened(model, options)
-    except (UnsupportedOperationError, AccuracyError, LockError) as error:
-        return msgspec.structs.replace(result, claims=(_not_opened(error),))
-    except EngineError as error:
-        if not _plans(model, options):
-            raise
-        return msgspec.structs.replace(result, claims=(_not_opened(error),))
-    opened_s = time.perf_counter() - start
-    with session:
-        feeds, notes = _feeds(session, inputs)
-        session.run(feeds)  # inputs that do not fit are refused here, and fail no claim
-        subject = Subject(
-            session=session,
-            model=model,
-            document=document,
-            feeds=feeds,
-            given=inputs is not None,
-            reopen=lambda: _opened(model, options),
-            opened_s=opened_s,
-            metrics=read,
-            asked=asked,
-            budget=budget,
-            against=None if against is None else os.fspath(against),
-            lock=result.lock,
-            locked=locked,
-            options=options,
-        )
-        claims = tuple(one for section in SECTIONS for one in _claims(section, subject))
-        return msgspec.structs.replace(
-            result,
-            model_sha256=session.plan.model.sha256,
-            engine=session.plan.engine,
-            device=session.plan.device,
-            claims=claims,
-            comparable=all(one.code != ClaimCode.OTHER_MACHINE for one in claims),
-            notes=(*notes, *session.plan.warnings),
-            facts=machine_conditions(),
-        )
+    with ExitStack() as processes:
+        read: list[Metric | FileMetric] = []
+        for one in metrics:
+            found = one if isinstance(one, Metric) else read_metric(one, limits.metrics, metric_timeout)
+            if isinstance(found, FileMetric):
+                processes.callback(found.process.close)
+            read.append(found)
+        start = time.perf_counter()
+        try:
+            session = _opened(model, options)
+        except (UnsupportedOperationError, AccuracyError, LockError) as error:
+            return msgspec.structs.replace(result, claims=(_not_opened(error),))
+        except EngineError as error:
+            if not _plans(model, options):
+                raise
+            return msgspec.structs.replace(result, claims=(_not_opened(error),))
+        opened_s = time.perf_counter() - start
+        with session:
+            feeds, notes = _feeds(session, inputs)
+            session.run(feeds)  # inputs that do not fit are refused here, and fail no claim
+            subject = Subject(
+                session=session,
+                model=model,
+                document=document,
+                feeds=feeds,
+                given=inputs is not None,
+                reopen=lambda: _opened(model, options),
+                opened_s=opened_s,
+                metrics=tuple(read),
+                asked=asked,
+                budget=budget,
+                against=None if against is None else os.fspath(against),
+                lock=result.lock,
+                locked=locked,
+                options=options,
+            )
+            claims = tuple(one for section in SECTIONS for one in _claims(section, subject))
+            return msgspec.structs.replace(
+                result,
+                model_sha256=session.plan.model.sha256,
+                engine=session.plan.engine,
+                device=session.plan.device,
+                claims=claims,
+                comparable=all(one.code != ClaimCode.OTHER_MACHINE for one in claims),
+                notes=(*notes, *session.plan.warnings),
+                facts=machine_conditions(),
+            )
 
 
 def _sections(only: Sequence[str] | None) -> frozenset[str]:

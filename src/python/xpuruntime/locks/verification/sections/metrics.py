@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Metric`: a function of the user that runs a session and returns a number, with the least that it may be."""
+"""Claims of metrics: functions of the user that run a session and return a number, each with the least it may be."""
 
 from __future__ import annotations
 
-import importlib.util
 import math
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -13,33 +12,68 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
+from xpuruntime.locks.verification.sections.metric_process import MetricFailed, MetricProcess
+from xpuruntime.locks.verification.sections.metric_side import number_of, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.inference import InferenceSession
 
-__all__ = ["Metric", "metric_claim", "read_metric"]
+__all__ = ["FileMetric", "Metric", "metric_claim", "read_metric"]
 
 _FORM = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)(?:=(?P<floor>[^=]+))?")
+_FAILED_FIX = "correct the function {0}: it gets run(inputs) and returns a number"
+_TIMEOUT_FIX = "have {0} run fewer samples, or allow more with --metric-timeout (metric_timeout in Python)"
 
 
 class Metric(NamedTuple):
-    """A metric: ``function(run)`` returns a number, where ``run(inputs)`` returns the outputs of the model by name."""
+    """A metric: ``function(run)`` returns a number, where ``run(inputs)`` returns the outputs of the model by name.
+
+    The function is called in this process and without a limit of time: what ends, blocks or crashes it does so to the
+    process. Name a function of a file, ``"FILE.py:FUNCTION"``, to have it called in a worker process.
+    """
 
     name: str
     function: Callable[[Callable[..., dict[str, Any]]], Any]
     floor: float
 
+    def compute(self, run: Callable[..., dict[str, Any]]) -> float:
+        """Return the number of the function."""
+        try:
+            value = self.function(run)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:
+            raise MetricFailed("raised", f"{self.name} raised {said(error)}") from error
+        number = number_of(value)
+        if number is None:
+            raise MetricFailed.no_number(self.name, type(value).__name__)
+        return number
 
-def read_metric(text: str, floors: Mapping[str, float]) -> Metric:
-    """Read ``FILE.py:NAME`` or ``FILE.py:NAME=FLOOR``, and import the file.
+
+class FileMetric(NamedTuple):
+    """A metric whose function a file has: it is imported, and called, in a worker process."""
+
+    name: str
+    process: MetricProcess
+    floor: float
+
+    def compute(self, run: Callable[..., dict[str, Any]]) -> float:
+        """Return the number of the function; once."""
+        return self.process.compute(run)
+
+
+def read_metric(text: str, floors: Mapping[str, float], timeout: float) -> FileMetric:
+    """Read ``FILE.py:NAME`` or ``FILE.py:NAME=FLOOR``, and import the file in a worker process.
 
     Parameters
     ----------
     text : str
     floors : mapping of str to float
         Least values by name, from the policy.
+    timeout : float
+        Seconds that the import, and the function, may take.
 
     Raises
     ------
@@ -56,10 +90,9 @@ def read_metric(text: str, floors: Mapping[str, float]) -> Metric:
     if floor is None:
         fix = f"write {file}:{name}=0.98, or state verify.metrics.{name} in the policy"
         raise InputError(f"--metric {text}: no floor is stated for {name!r}; {fix}")
-    function = getattr(_imported(text, file), name, None)
-    if not callable(function):
-        raise InputError(f"--metric {text}: {file} has no function {name!r}. Fix: name one of its functions")
-    return Metric(name, function, floor)
+    if kind_of(file) != "file":
+        raise InputError(f"--metric {text}: '{file}' is not a file. Fix: name a Python file, such as metric.py:top1")
+    return FileMetric(name, MetricProcess(file, name, timeout), floor)
 
 
 def _number(text: str, stated: str) -> float:
@@ -72,43 +105,20 @@ def _number(text: str, stated: str) -> float:
     return floor
 
 
-def _imported(text: str, file: str) -> Any:
-    if kind_of(file) != "file":
-        raise InputError(f"--metric {text}: '{file}' is not a file. Fix: name a Python file, such as metric.py:top1")
-    spec = importlib.util.spec_from_file_location(f"xrt_metric_{abs(hash(file))}", file)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
+def metric_claim(metric: Metric | FileMetric, session: InferenceSession) -> Claim:
+    """Compute a metric. What gives no number never passes: it fails, or is inconclusive where only time ran out."""
     try:
-        spec.loader.exec_module(module)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        raise InputError(f"--metric {text}: {file} cannot be imported: {_said(error)}") from error
-    return module
-
-
-def metric_claim(metric: Metric, session: InferenceSession) -> Claim:
-    """Compute a metric. What it raises, or returns that is no number, fails the claim."""
-    requested = f">= {metric.floor:g}"
-    try:
-        value = metric.function(session.run)
-    except KeyboardInterrupt:
-        raise
-    except BaseException as error:
-        return _failed(metric, requested, "raised", f"{metric.name} raised {_said(error)}")
-    number = _number_of(value)
-    if number is None:
-        what = type(value).__name__
-        return _failed(metric, requested, what, f"{metric.name} returned a value of type {what}, which is no number")
-    if math.isnan(number):
-        return _failed(metric, requested, "nan", f"{metric.name} returned NaN")
+        number = metric.compute(session.run)
+        if math.isnan(number):
+            raise MetricFailed("nan", f"{metric.name} returned NaN")
+    except MetricFailed as failed:
+        return _no_number(metric, failed)
     figures = {"value": number, "floor": metric.floor} if math.isfinite(number) else {"floor": metric.floor}
     passed = number >= metric.floor
     return Claim(
         id=f"accuracy.metric.{metric.name}",
         section="accuracy",
-        requested=requested,
+        requested=f">= {metric.floor:g}",
         observed=f"{number:.6g}",
         verdict="pass" if passed else "fail",
         code=ClaimCode.OK if passed else ClaimCode.BELOW_FLOOR,
@@ -118,28 +128,16 @@ def metric_claim(metric: Metric, session: InferenceSession) -> Claim:
     )
 
 
-def _number_of(value: Any) -> float | None:
-    """Return a number, or an array of one, as a float; ``None`` for what is none: text is not read."""
-    try:
-        return None if isinstance(value, (str, bytes)) else float(value)
-    except Exception:  # of any class that a value has of its own
-        return None
-
-
-def _failed(metric: Metric, requested: str, observed: str, reason: str) -> Claim:
+def _no_number(metric: Metric | FileMetric, failed: MetricFailed) -> Claim:
+    late = failed.code == ClaimCode.METRIC_TIMEOUT
     return Claim(
         id=f"accuracy.metric.{metric.name}",
         section="accuracy",
-        requested=requested,
-        observed=observed,
-        verdict="fail",
-        code=ClaimCode.METRIC_FAILED,
-        reason=reason,
-        fix=f"correct the function {metric.name}: it gets run(inputs) and returns a number",
+        requested=f">= {metric.floor:g}",
+        observed=failed.observed,
+        verdict="inconclusive" if late else "fail",
+        code=failed.code,
+        reason=str(failed),
+        fix=(_TIMEOUT_FIX if late else _FAILED_FIX).format(metric.name),
         figures={"floor": metric.floor},
     )
-
-
-def _said(error: BaseException) -> str:
-    text = " ".join(str(error).split())[:500]
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.inference import InferenceSession
     from xpuruntime.lockfile.records import Lock
-    from xpuruntime.locks.verification.sections.metrics import Metric
+    from xpuruntime.locks.verification.sections.metrics import FileMetric, Metric
     from xpuruntime.policies import Policy
     from xpuruntime.policies.files import Document
 
@@ -42,7 +42,7 @@ class Subject(NamedTuple):
         Opens another session like this one.
     opened_s : float
         Seconds that opening the session took.
-    metrics : tuple of Metric
+    metrics : tuple of Metric or FileMetric
     asked : frozenset of str
         Sections that the caller named; empty where none.
     budget : float or None
@@ -64,7 +64,7 @@ class Subject(NamedTuple):
     given: bool
     reopen: Callable[[], InferenceSession]
     opened_s: float
-    metrics: tuple[Metric, ...]
+    metrics: tuple[Metric | FileMetric, ...]
     asked: frozenset[str]
     budget: float | None
     against: str | None

@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`MetricProcess`: the worker process of a metric; the session that its function runs stays in this process."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import xpuruntime
+from xpuruntime.errors import InputError
+from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.locks.verification.claim_codes import ClaimCode
+from xpuruntime.locks.verification.sections.passed_values import read_value, write_value
+from xpuruntime.measuring.worker import Worker
+from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from typing_extensions import Self
+
+__all__ = ["MetricFailed", "MetricProcess"]
+
+_SIDE = "xpuruntime.locks.verification.sections.metric_side"
+#: Seconds within which the process has imported xpuruntime.
+_START = 120.0
+_PACKAGES = Path(xpuruntime.__file__).parents[1]
+
+
+class MetricFailed(Exception):  # noqa: N818  the outcome of a function, which becomes a claim
+    """A metric gave no number.
+
+    Attributes
+    ----------
+    observed : str
+    code : ClaimCode
+    """
+
+    def __init__(self, observed: str, reason: str, code: ClaimCode = ClaimCode.METRIC_FAILED) -> None:
+        super().__init__(reason)
+        self.observed, self.code = observed, code
+
+    @classmethod
+    def no_number(cls, name: str, kind: str) -> Self:
+        """Return that a value of another type was returned."""
+        return cls(kind, f"{name} returned a value of type {kind}, which is no number")
+
+
+class MetricProcess:
+    """A worker process that imports a file, and calls one of its functions.
+
+    Parameters
+    ----------
+    file, name : str
+    timeout : float
+        Seconds that the import, and the function with its runs, may take.
+
+    Raises
+    ------
+    InputError
+        The file cannot be imported, or has no such function.
+    """
+
+    def __init__(self, file: str, name: str, timeout: float) -> None:
+        self._name, self._timeout, self._closed = name, timeout, False
+        self._worker = Worker(pythonpath=[_PACKAGES], timeout=timeout)
+        try:
+            self._worker.call(f"{_SIDE}:number_of", timeout=_START, value=0)  # imports what is not the user's
+            found = self._worker.call(f"{_SIDE}:load", file=file, name=name, path=sys.path)
+        except WorkerFailure as failure:
+            self.close()
+            why = _how_ended(failure, "the import", timeout)[1]
+            raise InputError(f"--metric {file}:{name}: {file} cannot be imported: {why}") from failure
+        except BaseException:
+            self.close()
+            raise
+        if found:
+            self.close()
+        if "raised" in found:
+            raise InputError(f"--metric {file}:{name}: {file} cannot be imported: {found['raised']}")
+        if "lacks" in found:
+            raise InputError(f"--metric {file}:{name}: {file} has no function {name!r}. Fix: name one of its functions")
+
+    def compute(self, run: Callable[..., dict[str, Any]]) -> float:
+        """Call the function, end the process, and return the number.
+
+        Raises
+        ------
+        MetricFailed
+        """
+        with ScratchFolder("metric") as folder:
+
+            def serve(inputs: dict[str, Any]) -> dict[str, Any]:
+                try:
+                    return write_value(run(read_value(inputs)), Path(folder))
+                except Exception as error:  # is raised in the function
+                    return {"raised": [type(error).__name__, str(error)]}
+
+            try:
+                found = self._worker.call(f"{_SIDE}:compute", serve=serve, folder=folder)
+            except WorkerFailure as failure:
+                code = ClaimCode.METRIC_TIMEOUT if failure.kind is FailureKind.TIMEOUT else ClaimCode.METRIC_CRASHED
+                raise MetricFailed(*_how_ended(failure, self._name, self._timeout), code) from failure
+            finally:
+                self.close()
+        if "raised" in found:
+            raise MetricFailed("raised", f"{self._name} raised {found['raised']}")
+        if found["number"] is None:
+            raise MetricFailed.no_number(self._name, found["type"])
+        return float(found["number"])
+
+    def close(self) -> None:
+        """End the process, and show what it printed, the last 64 KiB of it, on stderr: stdout has the result."""
+        self._worker.close()
+        if not self._closed:
+            self._closed = True
+            sys.stderr.write(self._worker.output)
+            sys.stderr.flush()
+
+
+def _how_ended(failure: WorkerFailure, what: str, timeout: float) -> tuple[str, str]:
+    """Return in a word and in a sentence how a process ended."""
+    if failure.kind is FailureKind.TIMEOUT:
+        return "timeout", f"{what} took more than {timeout:g} s, and its process was killed"
+    if failure.signal is not None:
+        return failure.signal, f"{what} ended its process by {failure.signal}"
+    if failure.exit_code is not None:
+        return f"exit {failure.exit_code}", f"{what} ended its process with exit status {failure.exit_code}"
+    return failure.kind.value, failure.reason.replace(f"{_SIDE}:compute", what).replace(f"{_SIDE}:load", what)

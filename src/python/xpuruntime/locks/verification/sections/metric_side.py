@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""A metric in its worker process: its file imported there, and its function called."""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime import errors
+from xpuruntime.locks.verification.sections.passed_values import read_value, write_value
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["compute", "load", "number_of", "said"]
+
+_MODULE = "xrt_metric"
+
+_function: Callable[[Callable[[Any], Any]], Any]
+
+
+def load(file: str, name: str, path: list[str]) -> dict[str, str]:
+    """Import a file, with the module path of the verifying process. Return what it raised or lacks, if anything."""
+    global _function
+    sys.path[:] = path
+    spec = importlib.util.spec_from_file_location(_MODULE, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[_MODULE] = module
+    try:
+        spec.loader.exec_module(module)
+        function = getattr(module, name, None)
+    except BaseException as error:
+        return {"raised": said(error)}
+    if not callable(function):
+        return {"lacks": name}
+    _function = function
+    return {}
+
+
+def compute(folder: str, ask: Callable[[Any], Any]) -> dict[str, Any]:
+    """Call the function. Return its number and the type that it returned, or what it raised."""
+
+    def run(inputs: Any) -> Any:
+        reply = ask(write_value(inputs, Path(folder)))
+        if "raised" in reply:
+            raise _error(*reply["raised"])
+        return read_value(reply)
+
+    try:
+        value = _function(run)
+    except BaseException as error:
+        return {"raised": said(error)}
+    return {"number": number_of(value), "type": type(value).__name__}
+
+
+def number_of(value: Any) -> float | None:
+    """Return a number, or an array of one, as a float; ``None`` for what is none: text is not read."""
+    try:
+        return None if isinstance(value, (str, bytes)) else float(value)
+    except Exception:  # of any class that a value has of its own
+        return None
+
+
+def said(error: BaseException) -> str:
+    """Return the class and the text of an exception in one line."""
+    try:
+        text = " ".join(str(error).split())[:500]
+    except Exception:  # of a class of the user's own
+        text = ""
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _error(kind: str, text: str) -> Exception:
+    """Return what a run raised in the other process; of a class that is not known here, a `RuntimeError`."""
+    found = getattr(errors, kind, None) or getattr(builtins, kind, None)
+    if isinstance(found, type) and issubclass(found, Exception):
+        try:
+            return found(text)
+        except TypeError:  # its arguments are others
+            pass
+    return RuntimeError(f"{kind}: {text}")
