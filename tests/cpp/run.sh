@@ -20,7 +20,13 @@ build_and_run() {
     -DXPURUNTIME_SANITIZE="$sanitize" "${options[@]}" >/dev/null
   cmake --build "$folder" --parallel "${JOBS:-2}"
   echo "== C++ tests, $name"
-  ctest --test-dir "$folder" --parallel "${JOBS:-2}" --output-on-failure --no-tests=error
+  local log="$folder/ctest.log"
+  ctest --test-dir "$folder" --parallel "${JOBS:-2}" --output-on-failure --no-tests=error | tee "$log" && return 0
+  # Where others use the machine, a test that looks at time can fail once. What a sanitizer found is never run again.
+  if grep -q 'Sanitizer\|runtime error:' "$log"; then return 1; fi
+  echo "== C++ tests, $name, once more: the parts with these failures"
+  grep '^\[  FAILED  \]' "$log" || echo "(a test ended its process)"
+  ctest --test-dir "$folder" --rerun-failed --output-on-failure
 }
 
 for name in "${@:-plain asan tsan}"; do

@@ -17,6 +17,8 @@ namespace {
 using testing::FakeKernel;
 using testing::matmul;
 
+constexpr int kLaunchesBeforeRounds = 2;
+
 struct TunerTest : ::testing::Test {
   std::shared_ptr<const Kernel> taking(int microseconds) {
     auto kernel = std::make_shared<FakeKernel>();
@@ -29,8 +31,15 @@ struct TunerTest : ::testing::Test {
     return kernel;
   }
   TunerResult measure(std::vector<std::shared_ptr<const Kernel>> kernels,
-                      const OpDesc& op = matmul(64, 64, 64), const TunerOptions& options = {}) {
+                      const OpDesc& op = matmul(64, 64, 64),
+                      const TunerOptions& options = with_time_to_decide()) {
     return Tuner(devices, memory).measure(op, kernels, options);
+  }
+
+  static TunerOptions with_time_to_decide() {
+    TunerOptions options;
+    options.rule.seconds = 60;
+    return options;
   }
 
   DeviceManager devices;
@@ -54,13 +63,17 @@ TEST_F(TunerTest, TiesGoToTheFirst) {
   EXPECT_EQ(result.best, 0U);
   EXPECT_FALSE(result.times[0].comparison.has_value()) << "it is the control";
   for (const std::size_t i : {1U, 2U}) {
-    ASSERT_TRUE(result.times[i].comparison.has_value());
-    EXPECT_NE(result.times[i].comparison->verdict, Verdict::kFaster);
+    const auto& time = result.times[i];
+    ASSERT_TRUE(time.comparison.has_value() || testing::contains(time.reason, "twice"))
+        << "other work of the machine can make one look slow";
+    if (time.comparison) {
+      EXPECT_NE(time.comparison->verdict, Verdict::kFaster);
+    }
   }
 }
 
 TEST_F(TunerTest, NothingReplacesTheFirstByLessThanTheMargin) {
-  TunerOptions options;
+  TunerOptions options = with_time_to_decide();
   options.rule.min_effect = 0.9;
   const TunerResult result = measure({taking(200), taking(120)}, matmul(64, 64, 64), options);
   EXPECT_EQ(result.best, 0U) << "the first takes 1.67 times as long, and not 1.9";
@@ -85,12 +98,12 @@ TEST_F(TunerTest, TheWatchSeesTheRoundsAndEndsThem) {
     EXPECT_EQ(progress.candidates, 2U);
     EXPECT_GE(progress.most_rounds, 7U);
     rounds.push_back(progress.rounds);
-    return progress.rounds == 3;
+    return progress.rounds == 1;  // before the round after which slow ones are dropped
   };
   const auto kernel = taking(50);
   TunerResult result = measure({kernel, kernel}, matmul(64, 64, 64), options);
   EXPECT_TRUE(result.cancelled);
-  EXPECT_EQ(rounds, (std::vector<std::size_t>{0, 1, 2, 3}));
+  EXPECT_EQ(rounds, (std::vector<std::size_t>{0, 1}));
   EXPECT_EQ(result.best, 0U);
   options.watch = [](const TunerProgress&) { return true; };
   result = measure({kernel, kernel}, matmul(64, 64, 64), options);
@@ -104,14 +117,14 @@ TEST_F(TunerTest, AnotherTakesThePlaceOfAControlThatFails) {
   const auto slow = taking(100);
   later->work = [slow, calls = std::make_shared<int>(0)](void* const* operands, void* scratch,
                                                          StreamHandle stream) {
-    if (++*calls > 20) throw std::runtime_error("enough");
+    if (++*calls > kLaunchesBeforeRounds) throw std::runtime_error("enough");
     slow->launch(operands, scratch, stream);
   };
-  const TunerResult result = measure({later, taking(95), taking(50)});
+  const TunerResult result = measure({later, taking(100), taking(50)});
   EXPECT_EQ(result.best, 2U);
   EXPECT_TRUE(testing::contains(result.times[0].reason, "enough"));
   ASSERT_TRUE(result.times[2].comparison.has_value());
-  EXPECT_LT(result.times[2].comparison->ratio, 0.7);
+  EXPECT_LT(result.times[2].comparison->ratio, 0.8);
 }
 
 TEST_F(TunerTest, RejectsWhatFails) {
@@ -119,13 +132,13 @@ TEST_F(TunerTest, RejectsWhatFails) {
   at_once->work = [](void* const*, void*, StreamHandle) { throw CudaError("illegal", "", 700); };
   auto later = std::make_shared<FakeKernel>();
   later->work = [calls = std::make_shared<int>(0)](void* const*, void*, StreamHandle) {
-    if (++*calls > 40) throw std::runtime_error("the forty-first");
+    if (++*calls > kLaunchesBeforeRounds) throw std::runtime_error("in the first round");
   };
   TunerResult result = measure({at_once, later, taking(50)});
   EXPECT_EQ(result.best, 2U);
   EXPECT_FALSE(result.times[0].microseconds.has_value());
   EXPECT_TRUE(testing::contains(result.times[0].reason, "illegal"));
-  EXPECT_TRUE(testing::contains(result.times[1].reason, "forty-first"));
+  EXPECT_TRUE(testing::contains(result.times[1].reason, "in the first round"));
   result = measure({at_once});
   EXPECT_FALSE(result.best.has_value());
   EXPECT_FALSE(measure({}).best.has_value());
