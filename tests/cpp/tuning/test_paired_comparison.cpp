@@ -67,7 +67,8 @@ TEST_F(PairedComparisonTest, NoiseOfTheControlWidensTheMargin) {
   const Times fast(11, 92.0);
   const PairedComparison found = compare_paired(fast, control, twin, {}, {});
   EXPECT_NEAR(found.margin, 0.21, 0.001);
-  EXPECT_NE(found.verdict, Verdict::kFaster);
+  EXPECT_EQ(found.verdict, Verdict::kInconclusive);
+  EXPECT_FALSE(found.not_faster) << "noise never proves that nothing is gained";
   EXPECT_EQ(compare_paired(Times(11, 50.0), control, twin, {}, {}).verdict, Verdict::kFaster);
 }
 

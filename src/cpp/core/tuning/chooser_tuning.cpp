@@ -21,7 +21,8 @@ std::string text(std::pair<int, int> version) {
 }
 
 // Another protocol, or another rule of replacing, has another name: its entries do not hold.
-constexpr std::string_view kProtocol = "2";
+constexpr std::string_view kProtocol = "3";
+constexpr std::string_view kControl = "control";
 constexpr std::string_view kEnded = "the tuning was cancelled, or its time is used up";
 
 std::string slower(double time, double best, const std::string& winner) {
@@ -135,9 +136,11 @@ bool Chooser::take_known(const std::vector<Row*>& rows, const TunedEntry& entry)
     } else {
       const std::string chosen(chosen_->kernel->id());
       const bool open = time.verdict == to_string(Verdict::kInconclusive);
+      const bool paired = entry.times.front().verdict == kControl && time.low < time.high;
       (*found)->tried.push_back({time.kernel, time.config, true,
-                                 open ? not_replacing(time.ratio, time.low, time.high, chosen, true)
-                                      : slower(time.microseconds, least, chosen),
+                                 paired || open
+                                     ? not_replacing(time.ratio, time.low, time.high, chosen, open)
+                                     : slower(time.microseconds, least, chosen),
                                  time.microseconds});
     }
   }
@@ -261,12 +264,14 @@ bool Chooser::take_measured(std::vector<Measured> candidates, const std::string&
       } else if (found->verdict == Verdict::kFaster) {
         rank = 1;
         within = found->ratio;
-      } else if (result.undecided && found->verdict == Verdict::kInconclusive) {
-        reason = not_replacing(found->ratio, found->low, found->high, winner, true);
+      }
+      if (!chosen && !result.times[*result.best].comparison) {  // the control stays
+        reason = not_replacing(found->ratio, found->low, found->high, winner,
+                               time.verdict == to_string(Verdict::kInconclusive));
       }
     } else {
       const bool control = one.reason.empty();
-      time.verdict = control ? "control" : "slower";
+      time.verdict = control ? kControl : "slower";
       if (control) rank = 2;
     }
     order.emplace_back(chosen ? 0 : rank, within);

@@ -79,10 +79,11 @@ PairedComparison compare_paired(std::span<const double> times, std::span<const d
   PairedComparison found;
   found.rounds = logs.size();
   const double split = std::fabs(median(again));
-  found.margin =
-      std::max(margin.of(median({control.begin(), control.end()})), std::expm1(2 * split));
+  const double stated = margin.of(median({control.begin(), control.end()}));
+  found.margin = std::max(stated, std::expm1(2 * split));
   const double up = std::log1p(found.margin);
   const double down = -up;
+  const double same = std::log1p(stated) - (found.margin > stated ? split : 0);
   const double level = (1 - options.confidence) / static_cast<double>(options.family);
   const auto agree = [&](auto&& which) {
     const auto count = static_cast<std::size_t>(std::count_if(logs.begin(), logs.end(), which));
@@ -105,8 +106,8 @@ PairedComparison compare_paired(std::span<const double> times, std::span<const d
 
   const bool faster = high < down && agree([&](double one) { return one < down; });
   const bool slower = low > up && agree([&](double one) { return one > up; });
-  const bool within = high < up && agree([&](double one) { return one < up; });
-  found.not_faster = low > down && agree([&](double one) { return one > down; });
+  const bool within = high < same && agree([&](double one) { return one < same; });
+  found.not_faster = low > -same && agree([&](double one) { return one > -same; });
   if (faster) {
     found.verdict = Verdict::kFaster;
   } else if (slower) {

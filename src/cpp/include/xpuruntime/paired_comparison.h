@@ -45,11 +45,12 @@ struct PairedOptions {
 ///
 /// `times`, `control`, `twin`: microseconds, one of each in every round. The twin is the control
 /// measured a second time in every round: it steadies the control, and what the two differ by,
-/// twice, is the least that counts. A verdict needs a sign test of the log-ratios against the
-/// margin, which is exact for noise of any distribution, at `(1 - confidence) / family / looks`,
-/// and the interval on one side of the margin. The interval is that of order statistics. Throws
-/// InputError when the three are not of the same, positive, number of rounds, or a time is not
-/// positive.
+/// twice, is the least gain or loss that counts. That a gain or loss is smaller than the margin is
+/// shown only within the margin that was given, less what the two differ by. A verdict needs a sign
+/// test of the log-ratios against the margin, which is exact for noise of any distribution, at `(1
+/// - confidence) / family / looks`, and the interval on one side of the margin. The interval is
+/// that of order statistics. Throws InputError when the three are not of the same, positive, number
+/// of rounds, or a time is not positive.
 PairedComparison compare_paired(std::span<const double> times, std::span<const double> control,
                                 std::span<const double> twin, const Margin& margin,
                                 const PairedOptions& options);

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["PROTOCOL", "ROUNDS", "Candidate", "Replacement", "choose", "replacing"]
 
 #: Another word whenever kernels are measured or chosen in another way, so that records of before do not hold.
-PROTOCOL = "2"
+PROTOCOL = "3"
 #: Rounds before the first look at the times, and the most; the core's tuner has the same.
 ROUNDS = (7, 61)
 

@@ -81,7 +81,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         Not faster than the control by the margin, whether tied or slower is not decided.
     too_noisy : bool
         Two measurements of the control differ by more than half of the margin. All verdicts then keep away from the
-        margin by as much as they differ.
+        margin by as much as they differ, or more where it is widened.
     control_split : Interval, optional
         The ratio of the control to itself in the same rounds, and its interval.
     p_slower, p_within_limit : float
@@ -144,8 +144,9 @@ def compare(
     family : int
         How many comparisons are decided together.
     widen : bool
-        Where two measurements of the control differ by more than half of the margin, widen it to twice that, in place
-        of keeping away from it by as much as they differ.
+        Where two measurements of the control differ by more than half of the margin, widen it to twice that for
+        ``faster`` and ``slower``, in place of keeping away from it by as much as they differ. The others keep away
+        from the margin that was given: a gain that is lost in noise is inconclusive, and never a tie.
     """
     margin = margin or Margin()
     logs = _log_ratios(times, control)
@@ -157,23 +158,24 @@ def compare(
         logs = logs - again / 2
         split = _interval(again, confidence, seed)
         apart = abs(float(np.median(again)))
-        if widen:
-            share = max(share, math.expm1(2 * apart))
-        elif too_noisy := apart > math.log1p(share) / 2:
+        if too_noisy := 2 * apart > math.log1p(share):
             bias = apart
-    up, down = math.log1p(share), -math.log1p(share)
+    same = math.log1p(share) - bias
+    beyond = max(math.log1p(share), 2 * bias) if widen else math.log1p(share) + bias
+    if widen:
+        share = math.expm1(beyond)
     level = (1 - confidence) / family
-    above, below = sign_test(logs > up + bias, looks), sign_test(logs < up - bias, looks)
-    over, under = sign_test(logs > down + bias, looks), sign_test(logs < down - bias, looks)
+    above, below = sign_test(logs > beyond, looks), sign_test(logs < same, looks)
+    over, under = sign_test(logs > -same, looks), sign_test(logs < -beyond, looks)
     interval = _interval(logs, confidence, seed)
     low, high = math.log(interval.low), math.log(interval.high)
-    slower = above <= level and low > up + bias
-    within = below <= level and high < up - bias
-    not_faster = over <= level and low > down + bias
+    slower = above <= level and low > beyond
+    within = below <= level and high < same
+    not_faster = over <= level and low > -same
     verdict = Verdict.INCONCLUSIVE
     if slower:
         verdict = Verdict.SLOWER
-    elif under <= level and high < down - bias:
+    elif under <= level and high < -beyond:
         verdict = Verdict.FASTER
     elif within and not_faster:
         verdict = Verdict.TIED
