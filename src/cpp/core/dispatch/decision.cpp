@@ -25,7 +25,7 @@ std::string_view meaning(ChoiceSource source) noexcept {
     case ChoiceSource::kRule:
       return "as a rule asks";
     case ChoiceSource::kTuned:
-      return "the fastest measured";
+      return "by measured times";
     case ChoiceSource::kFirst:
       return "the first that can serve";
     case ChoiceSource::kFallback:

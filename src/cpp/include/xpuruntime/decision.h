@@ -28,7 +28,7 @@ struct Candidate {
 enum class ChoiceSource : std::uint8_t {
   kPinned,    ///< the policy's short form, or the call's own `kernel`
   kRule,      ///< a rule of the policy
-  kTuned,     ///< the fastest measured, now or in the tuning cache
+  kTuned,     ///< by times measured now or in the tuning cache: Tuner says how
   kFirst,     ///< the first that can serve
   kFallback,  ///< what was asked for cannot serve, and the policy only prefers it
 };

@@ -64,7 +64,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     chosen, config : str
         What runs. ``chosen@config`` as a kernel replays exactly that.
     source : {"pinned", "rule", "tuned", "first", "fallback"}
-        By the policy's short form or the call itself; by a rule; the fastest measured; the first that can serve; in
+        By the policy's short form or the call itself; by a rule; by measured times; the first that can serve; in
         place of what was asked for and cannot serve.
     notes : tuple of str
         What one should know besides: a replacement and its reason, a measurement that was not possible.

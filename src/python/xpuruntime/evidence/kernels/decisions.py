@@ -68,7 +68,7 @@ class KernelDecision(msgspec.Struct, frozen=True, kw_only=True):
         The policy key: ``"kernels.matmul"``, ``"kernels.rules[0]"``; ``"kernels.auto_strategy"`` where an xpuruntime
         kernel was measured against the engine's; ``"default"`` where nobody asked.
     source : {"pinned", "rule", "tuned", "first", "fallback"}
-        The kernel that the policy's short form asks for; that of a rule; the fastest measured, now or in the tuning
+        The kernel that the policy's short form asks for; that of a rule; by times measured now or in the tuning
         cache; the first that can serve; in place of what was asked for and cannot serve.
     chosen : str or None
         What ran: ``backend.name``; of PyTorch's own the word that a policy has for it, ``torch.flash``. ``None`` where

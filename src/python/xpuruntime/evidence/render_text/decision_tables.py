@@ -24,7 +24,7 @@ _STYLE = {"fallback": "bold red"}
 _WHY = {
     "pinned": "as asked",
     "rule": "as a rule asks",
-    "tuned": "the fastest measured",
+    "tuned": "by measured times",
     "first": "the first that can",
     "fallback": "instead of what was asked",
 }
