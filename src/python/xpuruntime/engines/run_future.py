@@ -9,26 +9,9 @@ from concurrent.futures import Future, TimeoutError
 from typing import Any
 
 from xpuruntime.errors import EngineError
+from xpuruntime.runtime.interruptible_waits import LockedInOneStep
 
 __all__ = ["RunFuture", "cancel", "lost_in_fork"]
-
-
-class _Condition(threading.Condition):
-    """A condition whose lock is taken and given back in one step.
-
-    `threading.Condition` does it in methods of Python: KeyboardInterrupt inside of one leaves the lock taken for good,
-    and the thread that has the result waits for it.
-    """
-
-    _lock: Any
-
-    @property
-    def __enter__(self) -> Any:
-        return self._lock.__enter__
-
-    @property
-    def __exit__(self) -> Any:
-        return self._lock.__exit__
 
 
 class RunFuture(Future[dict[str, Any]]):
@@ -36,7 +19,7 @@ class RunFuture(Future[dict[str, Any]]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._condition = _Condition()
+        self._condition = LockedInOneStep()
 
     def result(self, timeout: float | None = None) -> dict[str, Any]:
         """Return the result, or raise what the run has raised; see `concurrent.futures.Future.result`."""
@@ -68,7 +51,7 @@ class RunFuture(Future[dict[str, Any]]):
 
     def lose(self) -> None:
         """In a child of a fork: say that nobody there will have the result."""
-        self._condition = _Condition()
+        self._condition = LockedInOneStep()
         if not self.done():
             self.set_exception(lost_in_fork())
 

@@ -232,14 +232,15 @@ def _say_unanswered(server: Server) -> None:
 
 
 def _until_signalled() -> Any:
-    """Return a context manager with an event that Ctrl-C, SIGTERM or SIGHUP sets. A second one interrupts at once."""
+    """Return a context manager with a latch that Ctrl-C, SIGTERM or SIGHUP sets. A second one interrupts at once."""
     import signal
-    import threading
     from contextlib import contextmanager
 
+    from xpuruntime.runtime.interruptible_waits import Latch
+
     @contextmanager
-    def handled() -> Iterator[threading.Event]:
-        stopped = threading.Event()
+    def handled() -> Iterator[Latch]:
+        stopped = Latch()
         watched = [signal.SIGINT, signal.SIGTERM]
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sets
             watched.append(signal.SIGHUP)

@@ -23,6 +23,7 @@ import msgspec
 
 from xpuruntime.engines.qnn.worker_main import receive, send
 from xpuruntime.errors import EngineError, EngineFailed
+from xpuruntime.runtime.interruptible_waits import Latch, uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +53,7 @@ class _Question:
 
     def __init__(self, head: dict[str, Any], arrays: Mapping[str, Any]) -> None:
         self.head, self.arrays = head, arrays
-        self.done = threading.Event()
+        self.done = Latch()
         self.answer: tuple[dict[str, Any], dict[str, Any]] | None = None
         self.failure: str | None = None
 
@@ -65,7 +66,7 @@ class _Link:
         self.waiting: queue.SimpleQueue[_Question | None] = queue.SimpleQueue()
         self.dead: str | None = None
         self._said = ""
-        self.up = threading.Event()
+        self.up = Latch()
 
     def serve(self) -> None:
         """Carry one question after the other; the only thread that touches the pipes."""
@@ -180,14 +181,17 @@ class Worker:
         self._numbers = itertools.count()
         self._owner = os.getpid()
         self._thread = threading.Thread(target=self._link.serve, name=f"qnn-worker-{process.pid}", daemon=True)
-        self._thread.start()
-        self._finish = weakref.finalize(self, _end, self._link, self._thread, self._owner)
+        uninterrupted(self._begin)
         if not self._link.up.wait(_COMING):
             process.kill()
         if self._link.dead is not None:
             reason = self._link.dead
             self.close()
             raise EngineFailed(f"{reason}. Run `xrt doctor`", engine="qnn", device="npu")
+
+    def _begin(self) -> None:
+        self._thread.start()
+        self._finish = weakref.finalize(self, _end, self._link, self._thread, self._owner)
 
     @property
     def pid(self) -> int:

@@ -8,8 +8,9 @@ C++ frames, which ends the process. So such calls are made on a thread of their 
 
 from __future__ import annotations
 
-import threading
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from xpuruntime.runtime.interruptible_waits import BackgroundCall
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,23 +18,22 @@ if TYPE_CHECKING:
 __all__ = ["Cancel", "interruptible"]
 
 _Result = TypeVar("_Result")
-_POLL = 0.1
 
 
 class Cancel:
     """Whether work in the background is still wanted."""
 
     def __init__(self) -> None:
-        self._event = threading.Event()
+        self._asked = False
 
     def set(self) -> None:
         """Say that it is not."""
-        self._event.set()
+        self._asked = True
 
     @property
     def asked(self) -> bool:
         """Whether somebody said so."""
-        return self._event.is_set()
+        return self._asked
 
     def monitor(self, trt: Any) -> Any:
         """Return a progress monitor that ends a build when it is cancelled."""
@@ -57,27 +57,6 @@ class Cancel:
         return Monitor()
 
 
-class _Work(Generic[_Result]):
-    def __init__(self, work: Callable[[], _Result]) -> None:
-        self._work = work
-        self._result: list[_Result] = []
-        self._error: BaseException | None = None
-        self.done = threading.Event()
-
-    def run(self) -> None:
-        try:
-            self._result.append(self._work())
-        except BaseException as error:  # handed to the thread that waits
-            self._error = error
-        finally:
-            self.done.set()
-
-    def answer(self) -> _Result:
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
-
-
 def interruptible(work: Callable[[], _Result], cancel: Cancel) -> _Result:
     """Return what `work` returns, or raise what it raises.
 
@@ -89,14 +68,10 @@ def interruptible(work: Callable[[], _Result], cancel: Cancel) -> _Result:
     work : callable
     cancel : Cancel
     """
-    box = _Work(work)
-    threading.Thread(target=box.run, name="xpuruntime-tensorrt", daemon=True).start()
+    call = BackgroundCall(work, "xpuruntime-tensorrt")
     try:
-        while not box.done.wait(_POLL):
-            pass
+        return call.result()
     except BaseException:
         cancel.set()
-        while not box.done.wait(_POLL):
-            pass
+        call.done.wait()
         raise
-    return box.answer()

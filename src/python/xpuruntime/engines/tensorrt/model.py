@@ -25,7 +25,7 @@ from xpuruntime.engines.cuda_arrays import (
     stream_owner,
 )
 from xpuruntime.engines.input_binding import InputValidator
-from xpuruntime.engines.tensorrt.slots import Slots, unfit
+from xpuruntime.engines.tensorrt.slots import Slot, Slots, unfit
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.handle import Handle
-    from xpuruntime.engines.tensorrt.slots import Slot
     from xpuruntime.evidence.records import Conversion
 
 __all__ = ["TensorRtModel"]
@@ -85,7 +84,7 @@ class TensorRtModel(LoadedModel):
         if on_host:
             msg = f"the engine of {info.path} wants {on_host[0]!r} on the host, as it decides sizes; make it a constant"
             raise UnsupportedOperationError(msg, engine=handle.flavour.name, device=self.device)
-        self.slots = Slots(handle, int(handle.settings.options.get("contexts", "1")))
+        self.slots = Slots(lambda: Slot(handle), int(handle.settings.options.get("contexts", "1")))
         self._several = several_devices()
         self._open = True
 

@@ -4,17 +4,18 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime import _core
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.tensorrt.memory import make_output_memory
 from xpuruntime.engines.tensorrt.messages import Listener
 from xpuruntime.errors import OutOfMemoryError
+from xpuruntime.runtime.interruptible_waits import ConditionVariable
 
 if TYPE_CHECKING:
-    from collections.abc import Generator
+    from collections.abc import Callable
 
     from xpuruntime.engines.cuda_arrays import DeviceArray
     from xpuruntime.engines.tensorrt.handle import Handle
@@ -29,8 +30,6 @@ class Slot:
     """One execution context. For one thread at a time; what it enqueues is ordered by its stream."""
 
     def __init__(self, handle: Handle) -> None:
-        from xpuruntime import _core
-
         self._handle = handle
         self.context: Any = None
         self.stream: Any = _core.Stream(handle.device)
@@ -121,66 +120,95 @@ class Slots:
 
     Parameters
     ----------
-    handle : Handle
+    make : callable
+        Makes a slot.
     most : int
     """
 
-    def __init__(self, handle: Handle, most: int) -> None:
-        self._handle, self._most = handle, most
-        self._changed = threading.Condition()
-        self._free: list[Slot] = [Slot(handle)]
-        self._made = 1
+    def __init__(self, make: Callable[[], Slot], most: int) -> None:
+        self._make, self._most = make, most
+        self._lock = threading.Lock()
+        self._changed = ConditionVariable(self._lock)
+        self._slots = [make()]
+        #: Which turn has which slot, and the turns for which one is made. A slot that no turn has is free.
+        self._taken: dict[_Turn, Slot] = {}
+        self._making: set[_Turn] = set()
         self._open = True
 
-    @contextlib.contextmanager
-    def slot(self) -> Generator[Slot, None, None]:
-        """Hold a slot; waits for one to be given back where all are held.
+    def slot(self) -> _Turn:
+        """Return a block that holds a slot; waits for one to be given back where all are held.
 
         Raises
         ------
         XpuRuntimeError
-            After `close`.
+            When the block is entered: after `close`.
         """
-        slot = self._take()
-        try:
-            yield slot
-        finally:
-            with self._changed:
-                self._free.append(slot)
-                self._changed.notify()
+        return _Turn(self)
 
-    def _take(self) -> Slot:
-        with self._changed:
-            while True:
-                if not self._open:
-                    closed()
-                if self._free:
-                    return self._free.pop()
-                if self._made < self._most:
-                    self._made += 1
-                    break
-                self._changed.wait()
+    def _claim(self, turn: _Turn) -> bool:
+        """Let a turn have a slot, or make one; say whether it does. With the lock."""
+        if not self._open:
+            closed()
+        held = set(map(id, self._taken.values()))
+        for slot in reversed(self._slots):
+            if id(slot) not in held:
+                self._taken[turn] = slot
+                return True
+        if len(self._slots) + len(self._making) < self._most:
+            self._making.add(turn)
+            return True
+        return False
+
+    def _take(self, turn: _Turn) -> Slot:
+        self._changed.wait_for(lambda: self._claim(turn))
+        if turn in self._making:
+            slot = self._made()
+            with self._lock:
+                self._taken[turn] = slot
+                self._slots.append(slot)
+                self._making.discard(turn)
+        return self._taken[turn]
+
+    def _made(self) -> Slot:
         try:
-            return Slot(self._handle)
-        except BaseException as error:
-            with self._changed:
-                self._made -= 1
-                self._changed.notify()
-            if isinstance(error, OutOfMemoryError):
-                msg = f"{error} Or state fewer contexts in the provider options."
-                raise type(error)(msg, engine=error.engine, device=error.device) from None
-            raise
+            return self._make()
+        except OutOfMemoryError as error:
+            msg = f"{error} Or state fewer contexts in the provider options."
+            raise type(error)(msg, engine=error.engine, device=error.device) from None
+
+    def _give(self, turn: _Turn) -> None:
+        """End a turn, however far it came."""
+        with self._lock:
+            self._taken.pop(turn, None)
+            self._making.discard(turn)
+            self._changed.notify_all()
 
     def close(self) -> None:
         """Refuse new runs, wait for those that are under way, and drop the contexts. Idempotent."""
-        with self._changed:
+        with self._lock:
             self._open = False
             self._changed.notify_all()
-            while len(self._free) < self._made:
-                self._changed.wait()
-            slots, self._free, self._made = self._free, [], 0
+        self._changed.wait_for(lambda: not (self._taken or self._making))
+        with self._lock:
+            slots, self._slots = self._slots, []
         for slot in slots:
             slot.close()
+
+
+class _Turn:
+    """A block that holds a slot."""
+
+    def __init__(self, slots: Slots) -> None:
+        self._slots = slots
+
+    def _enter(self) -> Slot:
+        return self._slots._take(self)
+
+    def _leave(self, *_: object) -> None:
+        self._slots._give(self)
+
+    __enter__ = _core.guarded(_enter, _leave)
+    __exit__ = _core.guarded(_leave, _leave)
 
 
 def unfit(item: DeviceArray) -> str | None:

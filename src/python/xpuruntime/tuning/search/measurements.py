@@ -4,11 +4,13 @@
 
 from __future__ import annotations
 
+import functools
 import threading
-from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from xpuruntime import _core
 from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.runtime.interruptible_waits import BackgroundCall, ConditionVariable
 from xpuruntime.tuning.trial import CandidateFailed, DeviceLost
 
 if TYPE_CHECKING:
@@ -52,7 +54,7 @@ class Measurements:
         self._gone: list[Executor] = []
         #: What was measured once more, and why.
         self.notes: list[str] = []
-        self._stopped = threading.Event()
+        self._stopped = False
         self._losing = threading.Lock()
 
     @property
@@ -101,19 +103,46 @@ class Measurements:
         """Do jobs at the same time, one for each executor, and return what they do. One that raises ends the others."""
         if len(jobs) == 1:
             return [jobs[0]()]
-        with ThreadPoolExecutor(len(jobs), thread_name_prefix="xpuruntime-tune") as threads:
-            doing = [threads.submit(job) for job in jobs]
+        doing: list[BackgroundCall[T]] = []
+        try:
+            results: list[T] = self._run_all(jobs, doing)
+        except BaseException:
+            for one in doing:
+                one.done.wait()
+            raise
+        return results
+
+    def _in_parallel(self, jobs: Sequence[Callable[[], T]], doing: list[BackgroundCall[T]]) -> list[T]:
+        lock = threading.Lock()
+        changed = ConditionVariable(lock)
+        ended = 0
+        failed: list[BaseException] = []
+
+        def watched(job: Callable[[], T]) -> T:
+            nonlocal ended
             try:
-                wait(doing, return_when=FIRST_EXCEPTION)
-                failed = [error for one in doing if one.done() and (error := one.exception()) is not None]
-                if failed:
-                    raise failed[0]
-                return [one.result() for one in doing]
-            except BaseException:
-                self._stopped.set()
-                for executor in self._executors:
-                    executor.kill()
+                return job()
+            except BaseException as error:
+                failed.append(error)
                 raise
+            finally:
+                with lock:
+                    ended += 1
+                    changed.notify_all()
+
+        for number, job in enumerate(jobs):
+            doing.append(BackgroundCall(functools.partial(watched, job), f"xpuruntime-tune_{number}"))
+        changed.wait_for(lambda: bool(failed) or ended == len(jobs))
+        if failed:
+            raise failed[0]
+        return [one.result() for one in doing]
+
+    def _stop(self) -> None:
+        self._stopped = True
+        for executor in self._executors:
+            executor.kill()
+
+    _run_all = _core.guarded(_in_parallel, _stop)
 
     def _recall_or_measure(self, executor: Executor, key: str, measure: Callable[[], Any]) -> Any:
         found = self._journal.recall(key) if self._journal.has(key) else self._measure_now(executor, key, measure)
@@ -128,10 +157,10 @@ class Measurements:
         except CandidateFailed as failed:
             found = {"failed": [failed.code, failed.reason]}
         except DeviceLost as lost:
-            if self._stopped.is_set():
+            if self._stopped:
                 raise _Stopped from lost
             found = self._replace_device(executor, str(lost))
-        if self._stopped.is_set():
+        if self._stopped:
             raise _Stopped
         return self._journal.record(key, found, self.clock(), device)
 

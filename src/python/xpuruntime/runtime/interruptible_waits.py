@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Latches, condition variables and background calls for threads that a KeyboardInterrupt may end at any point.
+
+The events, conditions and thread starts of the standard library take and give back their locks in methods of Python. An
+interruption inside of one leaves the lock taken for good, and whoever sets the event or ends the wait stands still.
+"""
+
+from __future__ import annotations
+
+import collections
+import sys
+import threading
+import time
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["BackgroundCall", "ConditionVariable", "Latch", "LockedInOneStep", "uninterrupted"]
+
+_Result = TypeVar("_Result")
+#: Seconds of one wait for a lock. On Windows such a wait cannot be interrupted.
+_LONGEST_WAIT = 0.1 if sys.platform == "win32" else 3600.0
+
+
+def uninterrupted(function: Callable[..., _Result], *arguments: Any) -> _Result:
+    """Call a function to its end: in a thread of its own where the calling one is the main thread, which signals reach.
+
+    Not for what takes long: the caller cannot be interrupted meanwhile.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return function(*arguments)
+    from xpuruntime import _core  # planning and the doctor import this package without the core
+
+    result: _Result = _core.call_aside(function, *arguments)
+    return result
+
+
+class Latch:
+    """An event that stays set. A handler of signals may set it, also while its own thread waits for it."""
+
+    def __init__(self) -> None:
+        self._set = False
+        #: A taken lock of each call that waits.
+        self._waiting: collections.deque[threading.Lock] = collections.deque()
+
+    def is_set(self) -> bool:
+        """Whether it was set."""
+        return self._set
+
+    def set(self) -> None:
+        """Have all go on that wait. Where this was interrupted, some may still wait until it is called again."""
+        self._set = True
+        for waiter in list(self._waiting):
+            try:
+                waiter.release()
+            except RuntimeError:  # by another call
+                continue
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or for so many seconds; return whether it is set."""
+        if self._set:
+            return True
+        waiter = threading.Lock()
+        waiter.acquire()
+        self._waiting.append(waiter)
+        end = None if timeout is None else time.monotonic() + timeout
+        try:
+            while not self._set:
+                left = _LONGEST_WAIT if end is None else min(_LONGEST_WAIT, end - time.monotonic())
+                if left <= 0:
+                    break
+                waiter.acquire(timeout=left)
+        finally:
+            self._waiting.remove(waiter)
+        return self._set
+
+
+class ConditionVariable:
+    """A condition variable over a plain lock, which waiters do not hold.
+
+    Parameters
+    ----------
+    lock : threading.Lock or threading.RLock
+        Guards what the conditions are about. Taken with ``with``, which Python does in one step.
+    """
+
+    def __init__(self, lock: Any) -> None:
+        self._lock = lock
+        self._waiting: list[Latch] = []
+
+    def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
+        """Wait until a condition holds, or for so many seconds; return whether it holds. Without the lock.
+
+        Parameters
+        ----------
+        condition : callable
+            Called with the lock, now and after each change. It may claim what it finds, in steps that may be repeated.
+        timeout : float, optional
+        """
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            latch = Latch()
+            with self._lock:
+                if condition():
+                    return True
+                self._waiting.append(latch)
+            if not latch.wait(None if end is None else end - time.monotonic()):
+                with self._lock:
+                    return bool(condition())
+
+    def notify_all(self) -> None:
+        """Have all who wait look again. With the lock."""
+        for latch in self._waiting:
+            latch.set()
+        self._waiting.clear()
+
+
+class LockedInOneStep(threading.Condition):
+    """A condition of the standard library whose ``with`` takes and gives back the lock in one step; not its `wait`."""
+
+    _lock: Any
+
+    @property
+    def __enter__(self) -> Any:
+        return self._lock.__enter__
+
+    @property
+    def __exit__(self) -> Any:
+        return self._lock.__exit__
+
+
+class BackgroundCall(Generic[_Result]):
+    """A call in a daemon thread of its own, which goes on where the wait for it is interrupted.
+
+    Parameters
+    ----------
+    call : callable
+    name : str
+        Of the thread.
+
+    Attributes
+    ----------
+    done : Latch
+        Set at its end.
+    error : BaseException, optional
+        What it raised.
+    """
+
+    def __init__(self, call: Callable[[], _Result], name: str) -> None:
+        self._call: Callable[[], _Result] | None = call
+        self._results: list[_Result] = []
+        self.error: BaseException | None = None
+        self.done = Latch()
+        self.thread = threading.Thread(target=self._run, name=name, daemon=True)
+        uninterrupted(self.thread.start)
+
+    def _run(self) -> None:
+        call, self._call = self._call, None
+        assert call is not None
+        try:
+            self._results.append(call())
+        except BaseException as error:  # raised where it is waited for
+            self.error = error
+        finally:
+            del call
+            self.done.set()
+
+    def result(self) -> _Result:
+        """Wait for its end, and return what it returned, or raise what it raised."""
+        self.done.wait()
+        if self.error is not None:
+            raise self.error
+        return self._results[0]
