@@ -73,6 +73,7 @@ def test_all_inputs_of_a_batch_are_in_memory_of_the_runner(session: xrt.Inferenc
     layout = Layout.of(session.inputs, session.outputs, settings)
     runner = Counted(session)
     batcher = Batcher(runner, layout, settings, Answers(), name="mlp")
+    batcher.start()
     try:
         for rows in (1, 2, 4):
             x = rows_of(rows, rows)
@@ -96,6 +97,7 @@ def test_batches_are_padded_to_few_sizes_where_each_costs_a_capture(session: xrt
     runner.pads_rows = True
     answers = Answers()
     batcher = Batcher(runner, layout, settings, answers, name="mlp")
+    batcher.start()
     try:
         for rows, size in ((1, 1), (3, 4), (5, 6), (7, 8), (9, 12), (12, 12)):
             x = np.random.default_rng(rows).standard_normal((rows, 64)).astype(np.float32)
@@ -113,6 +115,7 @@ def test_each_thread_runs_what_it_begins_with(session: xrt.InferenceSession) -> 
     runner = Counted(session)
     warm = [{"x": rows_of(0.0, rows)} for rows in (1, 4)]
     batcher = Batcher(runner, layout, settings, Answers(), instances=3, name="mlp", warm=warm)
+    batcher.start()
     try:
         assert len(runner.from_here) == 6
         assert len(runner.threads) == 3
@@ -125,8 +128,13 @@ def test_what_a_thread_cannot_begin_with_is_raised(session: xrt.InferenceSession
     settings = BatchSettings(max_batch_size=4)
     layout = Layout.of(session.inputs, session.outputs, settings)
     before = threading.active_count()
+    warm = [{"x": np.zeros((1, 64))}]
+    batcher = Batcher(Counted(session), layout, settings, Answers(), instances=2, warm=warm)
     with pytest.raises(xrt.InputError, match="the model expects float32"):
-        Batcher(Counted(session), layout, settings, Answers(), instances=2, warm=[{"x": np.zeros((1, 64))}])
+        batcher.start()
+    assert batcher.close()
+    for thread in batcher._threads:
+        thread.join()
     assert threading.active_count() == before
 
 

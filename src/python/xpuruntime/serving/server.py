@@ -6,13 +6,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime import _core
 from xpuruntime.argument_types import SERVICE, ArgumentType, check_types
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninterrupted
 from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
@@ -108,10 +111,12 @@ class Server:
         self._tls = tls
         self._pages = pages_of(self._service) if pages is None else pages
         self._gate = Gate()
-        self._thread: threading.Thread | None = None
+        self._serving: BackgroundCall[None] | None = None
+        self._closing: BackgroundCall[None] | None = None
+        self._closing_lock, self._to_close = threading.Lock(), False
+        self._failure: BaseException | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._stop: asyncio.Event | None = None
-        self._failure: BaseException | None = None
 
     @classmethod
     def from_settings(
@@ -174,36 +179,55 @@ class Server:
         Meanwhile the server is live and not ready. A model of a ``serve.yaml`` that does not load is not served, and
         the others are: `models` says which.
         """
-        if self._thread is not None:
+        if self._serving is not None:
             raise XpuRuntimeError("the server was started before. Fix: make a new one")
         _require("uvicorn", "httptools", *(("grpc",) if self._grpc is not None else ()))
         if self._tls is not None:
             self._tls.check()
         listener = None if self._http is None else bind(self._http, "http")
-        started = threading.Event()
-        self._thread = threading.Thread(target=self._run, args=(listener, started), name="xrt-serve", daemon=True)
-        self._thread.start()
-        started.wait()
-        if self._failure is not None:
-            self.close()
-            raise self._failure
-        if self._own is not None:
-            try:
-                self._own.start()
-            except BaseException:
-                self.close()
-                raise
+        self._listen(listener)
         return self
 
+    def _serve(self, listener: socket.socket | None) -> None:
+        started = Latch()
+        uninterrupted(self._launch, listener, started)
+        assert self._serving is not None
+        started.wait()
+        if self._failure is not None:
+            raise self._failure
+        if self._own is not None:
+            self._own.start()
+
+    def _launch(self, listener: socket.socket | None, started: Latch) -> None:
+        self._serving = BackgroundCall(functools.partial(self._run, listener, started), "xrt-serve")
+
     def close(self) -> None:
-        """Refuse new requests, answer those that were accepted, and stop; again does nothing."""
-        if self._loop is not None and self._stop is not None and self._thread is not None and self._thread.is_alive():
-            with contextlib.suppress(RuntimeError):  # it may end meanwhile
+        """Refuse new requests, answer those that were accepted, and stop; again does nothing.
+
+        Where the wait is interrupted, that goes on in a thread; to close again waits for the rest.
+        """
+        if self._serving is not None and self._serving.thread is threading.current_thread():
+            raise XpuRuntimeError("a server cannot be closed by a request that it answers. Fix: close it elsewhere")
+        uninterrupted(self._begin_to_close).result()
+
+    def _begin_to_close(self) -> BackgroundCall[None]:
+        with self._closing_lock:
+            if self._closing is None:
+                self._closing = BackgroundCall(self._close, "xrt-serve-close")
+            return self._closing
+
+    def _close(self) -> None:
+        self._to_close = True
+        if self._loop is not None and self._stop is not None:
+            with contextlib.suppress(RuntimeError):  # it has ended, or does meanwhile
                 self._loop.call_soon_threadsafe(self._stop.set)
-        if self._thread is not None:
-            self._thread.join()
+        if self._serving is not None:
+            self._serving.done.wait()
         if self._own is not None:
             self._own.close(drain=0.0)
+
+    #: Closes the server where it cannot start, or is interrupted meanwhile.
+    _listen = _core.guarded(_serve, close)
 
     def __enter__(self) -> Self:
         return self.start()
@@ -213,7 +237,7 @@ class Server:
     ) -> None:
         self.close()
 
-    def _run(self, listener: socket.socket | None, started: threading.Event) -> None:
+    def _run(self, listener: socket.socket | None, started: Latch) -> None:
         loop = _new_loop()
         try:
             asyncio.set_event_loop(loop)
@@ -230,8 +254,10 @@ class Server:
             asyncio.set_event_loop(None)
             loop.close()
 
-    async def _main(self, listener: socket.socket | None, started: threading.Event) -> None:
+    async def _main(self, listener: socket.socket | None, started: Latch) -> None:
         self._stop = asyncio.Event()
+        if self._to_close:
+            return
         http_server, grpc_server = None, None
         serving: asyncio.Task[None] | None = None
         if self._grpc is not None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any, Protocol
 
+from xpuruntime.runtime.interruptible_waits import ConditionVariable, InterruptibleFuture, Latch, uninterrupted
 from xpuruntime.serving.batching.admission import Admission
 from xpuruntime.serving.batching.entries import Dispatch, Entry, Part, QueueFull
 from xpuruntime.serving.batching.executing import Executor
@@ -20,6 +20,7 @@ from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from concurrent.futures import Future
 
     from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.serving.batching.layout import Layout
@@ -48,7 +49,7 @@ class Observer(Protocol):
 
 
 class Batcher:
-    """Queues the requests of a model and runs them in batches.
+    """Queues the requests of a model and runs them in batches, once it was started.
 
     Parameters
     ----------
@@ -62,7 +63,6 @@ class Batcher:
         For messages and names of threads.
     warm : sequence of mapping
         Inputs that each of the threads runs before it serves: engines keep some of what they make ready by thread.
-        What such a run raises, the constructor raises.
     clock : callable
         Seconds, monotonic.
     inline : bool
@@ -90,9 +90,10 @@ class Batcher:
         self._executor = Executor(runner, layout, settings, name, self.short)
         self._scheduler = Scheduler(settings, instances, serial=runner.serial)
         self._lock = threading.Lock()
+        #: Of the threads of the batcher, which nothing interrupts; and of those that call it.
         self._work = threading.Condition(self._lock)
         self._timer = threading.Condition(self._lock)
-        self._empty = threading.Condition(self._lock)
+        self._settled = ConditionVariable(self._lock)
         self._closed = False
         self._watching = False
         self._busy: dict[int, float] = {}
@@ -106,21 +107,23 @@ class Batcher:
             threading.Thread(target=self._guarded, args=(index,), name=f"xpuruntime-serve-{name}-{index}", daemon=True)
             for index in range(instances)
         ]
+        self._ends = [Latch() for _ in self._threads]
+
+    def start(self) -> None:
+        """Serve. Raises what a run of `warm` raises; the batcher is to be closed then, as after an interruption."""
+        uninterrupted(self._start_threads)
+        if self._warm:
+            self._settled.wait_for(lambda: not self._cold)
+            self._warm = ()
+            if self._failure is not None:
+                raise self._failure
+
+    def _start_threads(self) -> None:
         for thread in self._threads:
             thread.start()
-        if warm:
-            self._wait_until_warm()
-
-    def _wait_until_warm(self) -> None:
-        with self._lock:
-            self._work.wait_for(lambda: not self._cold)
-            self._warm = ()
-        if self._failure is not None:
-            self.close()
-            raise self._failure
 
     def submit(self, request: InferRequest) -> Future[InferResponse]:
-        """Queue a request.
+        """Queue a request; from the main thread, which signals reach, by way of another one.
 
         Raises
         ------
@@ -128,7 +131,7 @@ class Batcher:
             ``INVALID_ARGUMENT``: it does not fit the model. ``RESOURCE_EXHAUSTED``: the queue is full.
             ``DEADLINE_EXCEEDED``: its deadline has passed. ``UNAVAILABLE``: the model is being unloaded.
         """
-        return self._queue(self._admission.accept(request))
+        return uninterrupted(self._queue, self._admission.accept(request))
 
     def respond(self, request: InferRequest) -> InferResponse | ServingError | Future[InferResponse]:
         """Run a request at once where it is known to be short and nothing waits, else queue it.
@@ -175,11 +178,11 @@ class Batcher:
                 if scheduler.waiting:
                     self._work.notify()
                 if scheduler.draining and self._is_empty():
-                    self._empty.notify_all()
+                    self._settled.notify_all()
 
     def _queue(self, job: Job) -> Future[InferResponse]:
         entry = job.entry
-        job.future = Future()
+        job.future = InterruptibleFuture()
         with self._lock:
             if self._closed:
                 raise self._unloading()
@@ -224,29 +227,35 @@ class Batcher:
 
     def drain(self, timeout: float | None = None) -> bool:
         """Take no request any more, and wait until all that were accepted have an answer; return whether they have."""
+        uninterrupted(self._begin_to_drain)
+        return self._settled.wait_for(self._is_empty, timeout)
+
+    def _begin_to_drain(self) -> None:
         with self._lock:
             self._scheduler.drain()
             self._work.notify_all()
-            return self._empty.wait_for(self._is_empty, timeout)
 
     def close(self, timeout: float = 10.0) -> bool:
         """Fail what has no answer, end the threads, and return whether they have ended: one may be inside of a model.
 
         Drain before, so that nothing has to fail.
         """
+        uninterrupted(self._fail_all)
+        until = time.monotonic() + timeout
+        ended = [
+            end.wait(max(0.0, until - time.monotonic()))
+            for thread, end in zip(self._threads, self._ends, strict=True)
+            if thread.ident is not None and thread is not threading.current_thread()
+        ]
+        return self._settled.wait_for(lambda: not self._scheduler.alone, until - time.monotonic()) and all(ended)
+
+    def _fail_all(self) -> None:
         with self._lock:
             left = self._give_up()
         for entry in left:
             if entry.outcome == "cancelled":
                 entry.outcome, entry.error = "failed", self._unloading()
         self._answer(left)
-        end = time.monotonic() + timeout
-        for thread in self._threads:
-            if thread is not threading.current_thread():
-                thread.join(max(0.0, end - time.monotonic()))
-        with self._lock:
-            ended = self._empty.wait_for(lambda: not self._scheduler.alone, max(0.0, end - time.monotonic()))
-        return ended and not any(one.is_alive() for one in self._threads if one is not threading.current_thread())
 
     def _give_up(self) -> list[Entry]:
         """Close the queue, and return what has no answer. With the lock; answers of it must follow without it."""
@@ -263,8 +272,11 @@ class Batcher:
 
     def _guarded(self, index: int) -> None:
         """Serve; an error of the batcher itself fails what has no answer, since nobody would give one."""
-        if self._warmed():
-            self._failing_all(lambda: self._serve(index))
+        try:
+            if self._warmed():
+                self._failing_all(lambda: self._serve(index))
+        finally:
+            self._ends[index].set()
 
     def _failing_all(self, loop: Callable[[], None]) -> None:
         try:
@@ -293,13 +305,16 @@ class Batcher:
         with self._lock:
             self._cold -= 1
             self._failure = self._failure or failure
-            self._work.notify_all()
+            self._settled.notify_all()
         return failure is None
 
     def _unloading(self) -> ServingError:
         return ServingError(Status.UNAVAILABLE, f"model {self._name!r} is being unloaded. Fix: retry", retry_after=1.0)
 
     def _cancel(self, job: Job) -> None:
+        uninterrupted(self._drop, job)
+
+    def _drop(self, job: Job) -> None:
         with self._lock:
             self._scheduler.cancel(job.entry)
             ready = self._taken()
@@ -335,7 +350,7 @@ class Batcher:
         ready = self._scheduler.take_ready()
         self._answering += len(ready)
         if not ready and self._is_empty():
-            self._empty.notify_all()
+            self._settled.notify_all()
         return ready
 
     def _answer(self, ready: list[Entry]) -> None:
@@ -347,7 +362,7 @@ class Batcher:
         with self._lock:
             self._answering -= len(ready)
             if self._is_empty():
-                self._empty.notify_all()
+                self._settled.notify_all()
 
     def _serve(self, index: int) -> None:
         batch: Dispatch | None = None

@@ -13,6 +13,7 @@ import msgspec
 
 from xpuruntime.argument_types import FLAG, SESSIONS, ArgumentType, check_types
 from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.runtime.interruptible_waits import BackgroundCall
 from xpuruntime.serving.models.access_log import AccessLog
 from xpuruntime.serving.models.describing import config_of, metadata_of
 from xpuruntime.serving.models.memory import MemoryBudget
@@ -102,7 +103,13 @@ class Models:
         self._freeze()
 
     def close(self, drain: float = 30.0) -> None:
-        """Take no request any more, answer those that were accepted within so many seconds, and release all models."""
+        """Take no request any more, answer those that were accepted within so many seconds, and release all models.
+
+        Where the wait is interrupted, that goes on in a thread; to close again waits for the rest.
+        """
+        BackgroundCall(lambda: self._close(drain), "xpuruntime-close").result()
+
+    def _close(self, drain: float) -> None:
         with self._lock:
             self._closed = True
         threads = [

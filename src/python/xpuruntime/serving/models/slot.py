@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.plan_request import plan
 from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.runtime.interruptible_waits import BackgroundCall, uninterrupted
 from xpuruntime.serving.models.opening import locked_size
 from xpuruntime.serving.models.pending import Pending
 from xpuruntime.serving.models.repository import find_versions, size_on_disk
@@ -174,33 +176,60 @@ class ModelSlot:
         ServingError
             It does not load. What was served before is served on.
         """
+        new: list[ServedVersion] = []
         with self._changing:
-            old = self.loaded
-            if self._session is not None and old:
-                raise ServingError(
-                    Status.UNIMPLEMENTED,
-                    f"model {self.name!r} was given as an open session, which is not reloaded. Fix: serve its file",
-                )
-            if not old:
-                self._state, self._reason = "LOADING", "it is being loaded"
             try:
-                new = self._open()
-            except Exception as error:  # an engine may raise anything
-                failed = self._failed(error, old)
-                cause = error.__cause__ if isinstance(error, ServingError) else error
-                self.failure = failed if cause is None else cause
-                raise failed from cause
-            self._failed_at, self._closed, self._asleep = None, False, False
-            self.failure = None
-            self.loaded = new
-            self._state, self._reason = "READY", ""
-            self.last_used = time.monotonic()
-            self._retire(old)
-            del old, new
-            self._changed()
+                self._load(new)
+            except BaseException:
+                uninterrupted(self._drop_unused, new)
+                raise
+
+    def _load(self, new: list[ServedVersion]) -> None:
+        old = self.loaded
+        if self._session is not None and old:
+            raise ServingError(
+                Status.UNIMPLEMENTED,
+                f"model {self.name!r} was given as an open session, which is not reloaded. Fix: serve its file",
+            )
+        if not old:
+            self._state, self._reason = "LOADING", "it is being loaded"
+        try:
+            self._open(new)
+        except Exception as error:  # an engine may raise anything
+            failed = self._failed(error, old)
+            cause = error.__cause__ if isinstance(error, ServingError) else error
+            self.failure = failed if cause is None else cause
+            raise failed from cause
+        del old
+        uninterrupted(self._exchange, new).result()
+        self._changed()
+
+    def _exchange(self, new: list[ServedVersion]) -> BackgroundCall[None]:
+        """Serve other versions, and begin to retire those that were served before."""
+        old = self.loaded
+        self._failed_at, self._closed, self._asleep = None, False, False
+        self.failure = None
+        self.loaded = tuple(sorted(new, key=lambda one: -one.version))
+        self._state, self._reason = "READY", ""
+        self.last_used = time.monotonic()
+        new.clear()
+        return self._retiring(old)
+
+    def _drop_unused(self, made: Sequence[ServedVersion]) -> None:
+        """Release the versions of a load that failed or was interrupted before they were served."""
+        if self._state == "LOADING":
+            self._state, self._reason = "UNAVAILABLE", "its loading was interrupted"
+        for one in made:
+            if one not in self.loaded:
+                one.close()
+        if self._session is None:
+            self._hold(self.loaded)
 
     def unload(self) -> None:
         """Refuse new requests, answer those that were accepted, and free the model."""
+        BackgroundCall(self._unload, f"xpuruntime-close-{self.name}").result()
+
+    def _unload(self) -> None:
         with self._changing:
             self._asleep = False
             self._put_away("it was unloaded")
@@ -228,29 +257,21 @@ class ModelSlot:
             self._asleep = False
             self._put_away("the server is being stopped", drain)
 
-    def _open(self) -> tuple[ServedVersion, ...]:
+    def _open(self, made: list[ServedVersion]) -> None:
         settings = self.settings
         if self._session is not None:
-            made = [ServedVersion(self.name, 1, "", settings, session=self._session, log=self._log)]
-        else:
-            made = []
-            try:
-                paths = find_versions(settings.source, settings.versions)
-                device = self._reserve(paths)
-                for version, path in paths.items():
-                    made.append(
-                        ServedVersion(
-                            self.name, version, path, settings, registry=self._registry, log=self._log, device=device
-                        )
-                    )
-                    self._sizes[version] = made[-1].memory["bytes"]
-                self._hold(made)
-            except BaseException:
-                for one in made:
-                    one.close()
-                self._hold(self.loaded)
-                raise
-        return tuple(sorted(made, key=lambda one: -one.version))
+            made.append(ServedVersion(self.name, 1, "", settings, session=self._session, log=self._log))
+            made[-1].start()
+            return
+        paths = find_versions(settings.source, settings.versions)
+        device = self._reserve(paths)
+        for version, path in paths.items():
+            made.append(
+                ServedVersion(self.name, version, path, settings, registry=self._registry, log=self._log, device=device)
+            )
+            made[-1].start()
+            self._sizes[version] = made[-1].memory["bytes"]
+        self._hold(made)
 
     def _hold(self, loaded: Sequence[ServedVersion]) -> None:
         """Have the memory of these versions counted, and of no others."""
@@ -281,11 +302,17 @@ class ModelSlot:
         return ServingError(code, f"model {self.name!r} does not load: {text}{served}")
 
     def _put_away(self, reason: str, drain: float | None = None) -> None:
-        old, self.loaded = self.loaded, ()
-        self._state, self._reason = "UNLOADING", reason
-        self._retire(old, drain)
+        uninterrupted(self._withdraw, reason, drain).result()
         self._budget.release(self)
         self._state = "UNAVAILABLE"
+
+    def _withdraw(self, reason: str, drain: float | None) -> BackgroundCall[None]:
+        old, self.loaded = self.loaded, ()
+        self._state, self._reason = "UNLOADING", reason
+        return self._retiring(old, drain)
+
+    def _retiring(self, old: Sequence[ServedVersion], drain: float | None = None) -> BackgroundCall[None]:
+        return BackgroundCall(functools.partial(self._retire, old, drain), f"xpuruntime-close-{self.name}")
 
     def _retire(self, old: Sequence[ServedVersion], drain: float | None = None) -> None:
         for one in old:

@@ -44,7 +44,7 @@ _LATE = 1.0
 
 
 class ServedVersion:
-    """One version of a model, loaded and warmed up.
+    """One version of a model, loaded and warmed up; it serves once it was started.
 
     Parameters
     ----------
@@ -106,23 +106,35 @@ class ServedVersion:
             #: The settings in force.
             self.batching = batching
             warm = self._begin_with(batching) if self.runner.copies_all and settings.warmup != "none" else ()
-            try:
-                self.batcher = Batcher(
-                    self.runner,
-                    self.layout,
-                    batching,
-                    self,
-                    instances=settings.instances,
-                    name=name,
-                    warm=warm,
-                    inline=self.device == "cpu" and log is None,  # writing a log may block
-                )
-            except XpuRuntimeError as error:
-                raise _warm_up_failed(error) from error
-            self.memory = self._memory(before, device)
+            self.batcher = Batcher(
+                self.runner,
+                self.layout,
+                batching,
+                self,
+                instances=settings.instances,
+                name=name,
+                warm=warm,
+                inline=self.device == "cpu" and log is None,  # writing a log may block
+            )
+            self._before, self._measured = before, device
+            self.memory: dict[str, Any] = {}
         except BaseException:
             self._release()
             raise
+
+    def start(self) -> None:
+        """Serve. Where this raises or is interrupted, the version is to be closed.
+
+        Raises
+        ------
+        XpuRuntimeError
+            A thread cannot run the inputs of the warm-up.
+        """
+        try:
+            self.batcher.start()
+        except XpuRuntimeError as error:
+            raise _warm_up_failed(error) from error
+        self.memory = self._memory(self._before, self._measured)
 
     @property
     def device(self) -> str:
