@@ -127,7 +127,7 @@ assert (mine.accepted, mine.reason) == (False, "it has no activations")
 
 
 def test_they_are_measured_and_decisions_list_them(example: Path, tmp_path: Path) -> None:
-    """Beside the built-in ones, on the CPU; the others have a reason, and the times are kept, for this version of them."""
+    """Beside the built-in ones, on the CPU; the others have a reason, and the times are kept, for this version."""
     code = """
 policy = xrt.KernelPolicy(auto_strategy="best_performance")
 out = xrt.ops.matmul(a, b, bias, policy=policy)
