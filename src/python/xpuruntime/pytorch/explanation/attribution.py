@@ -11,6 +11,7 @@ from xpuruntime.pytorch.explanation.timeline import Timeline
 from xpuruntime.pytorch.explanation.uncovered_kernels import (
     NOT_REACHED,
     UncoveredKernel,
+    decomposed_operator,
     uncovered_kernel,
     uncovered_operator,
 )
@@ -106,7 +107,8 @@ class Attribution(NamedTuple):
     calls : dict of Called to Share
     rest : dict of UnattributedCalls to Share
     overhead_ns : int
-        CPU time between the entry of operators and their kernels: choosing, and watching. In no share.
+        CPU time between the entry of operators and their kernels: choosing, watching, and what the transforms of
+        ``torch.func`` do in between. In no share.
     """
 
     kind: Literal["device", "cpu"]
@@ -183,6 +185,8 @@ class _Joining:
             key = UnattributedCalls("compiled", "", "torch.compile", self._timeline.module_of(node), "", (), (), "")
             self._rest[key].add("C++ by torch.compile", node.own)
             self._rest[key].count += 1
+        elif self._only_leads(node):
+            self._overhead += node.own
         elif timed and not node.annotation:
             other = self._other("autograd engine" if node.name.startswith("autograd::engine") else node.name)
             other.add(node.name, node.own)
@@ -257,11 +261,22 @@ class _Joining:
         found = None if node.parent is None else self._uncovered_share(node.parent)
         if found is None:
             uncovered = uncovered_operator(node.name) or _compiled(node.name)
-            # An operator that only leads to one that was recorded has not escaped.
-            through = uncovered is not None and any(self._kinds[kind].op == uncovered.op for kind in node.below or ())
-            found = None if uncovered is None or through or _cut_short(node, uncovered) else (node, uncovered)
+            escaped = uncovered is not None and not self._leads(node, uncovered) and not _cut_short(node, uncovered)
+            found = (node, uncovered) if uncovered is not None and escaped else None
         self._uncovered[id(node)] = found
         return found
+
+    def _leads(self, node: Node, what: UncoveredKernel) -> bool:
+        """Say whether an operator leads to a call of the same operation that was recorded: it has not escaped then."""
+        return any(self._kinds[kind].op == what.op for kind in node.below or ())
+
+    def _only_leads(self, node: Node) -> bool:
+        """Say whether an operator was called again by its own name or another's before it was recorded.
+
+        So are the operators that the transforms of ``torch.func`` take: once for each, and then for their result.
+        """
+        what = uncovered_operator(node.name) or decomposed_operator(node.name)
+        return what is not None and self._leads(node, what)
 
 
 def _cut_short(node: Node, uncovered: UncoveredKernel) -> bool:

@@ -8,7 +8,7 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
-__all__ = ["FLEX", "NOT_REACHED", "UncoveredKernel", "uncovered_kernel", "uncovered_operator"]
+__all__ = ["FLEX", "NOT_REACHED", "UncoveredKernel", "decomposed_operator", "uncovered_kernel", "uncovered_operator"]
 
 
 class UncoveredKernel(NamedTuple):
@@ -120,6 +120,11 @@ def uncovered_operator(name: str) -> UncoveredKernel | None:
     if namespace not in ("aten", "mkldnn", "mkl", "torch_attn"):
         return None
     return _overridden().get(short) or _OPERATORS.get(short)
+
+
+def decomposed_operator(name: str) -> UncoveredKernel | None:
+    """Return the operation to which a transform of ``torch.func`` may lead an operator that no policy can speak of."""
+    return UncoveredKernel("matmul", NOT_REACHED) if name in ("aten::dot", "aten::vdot") else None
 
 
 @lru_cache(maxsize=4096)
