@@ -51,6 +51,8 @@ YAML = [
     ("verify: {speed: {max_slowdown: 5}}", "1:32: verify.speed.max_slowdown: the number 5 is out of range; write '5%'"),
     ("verify: {speed: {max_slowdown: -5%}}", "1:32: verify.speed.max_slowdown: '-5%' is not a share"),
     ("verify: {memory: {max_growth: 1001%}}", "1:31: verify.memory.max_growth: '1001%' is out of range"),
+    ("verify: {start: .nan}", "1:17: verify.start: the number nan is not a duration; expected a duration such as"),
+    ("verify: {start: -.inf}", "1:17: verify.start: the number -inf is not a duration; expected a duration such as"),
     ("verify: {speed: {budget: 120}}", "1:26: verify.speed.budget: the number 120 has no unit; write '120s'"),
     ("verify: {start: 20 sec}", "1:17: verify.start: '20 sec' is not a duration: unit 'sec' is not known"),
     ("verify: {start: 0s}", "1:17: verify.start: '0s' is out of range; a duration is from 1ms to 168h"),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from decimal import Decimal
 from typing import Any, ClassVar
@@ -110,6 +111,8 @@ class Duration(Kind):
         if not isinstance(node, Scalar):
             raise self.wrong_type(describe(node))
         if isinstance(node.value, float):
+            if not math.isfinite(node.value):
+                raise Refused(f"{describe_value(node.value)} is not a duration; expected {self.expects()}")
             raise Refused(f"{describe_value(node.value)} has no unit; write '{node.value:g}s' for seconds")
         return self._check(node.value)
 
