@@ -284,7 +284,7 @@ def test_explain_refuses_a_page_that_cannot_be_written_before_it_runs(
     xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("xpuruntime.inference.InferenceSession", None)  # nothing may be opened
-    for page in (tmp_path / "nowhere" / "report.html", tmp_path):
+    for page, words in ((tmp_path / "nowhere" / "report.html", "the folder"), (tmp_path, "this is a folder")):
         result = xrt("explain", digits, "--html", page)
         assert result.code == 2
-        assert f"--html {page}: the folder" in result.err
+        assert f"--html {page}: {words}" in result.err

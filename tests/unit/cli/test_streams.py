@@ -10,6 +10,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 CALL = f"{sys.executable} -c 'from xpuruntime.cli import main; main()'"
@@ -42,12 +43,13 @@ def test_closed_streams_are_no_bug(digits: str) -> None:
 
 def test_an_output_that_grows_too_large_is_named_and_leaves_the_old_file(digits: str, tmp_path: Path) -> None:
     out = tmp_path / "out.npz"
-    out.write_bytes(b"old")
+    np.savez(out, logits=np.zeros(1))
+    before = out.read_bytes()
     done = shell(f"ulimit -f 0; {CALL} run {digits} --device cpu --output {out}")
     assert done.returncode == 3
     assert done.stderr.splitlines()[-1] == f"error: {out}: File too large"
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz"]
-    assert out.read_bytes() == b"old"
+    assert out.read_bytes() == before
 
 
 @pytest.mark.skipif(getattr(os, "geteuid", int)() == 0, reason="root may write everywhere")

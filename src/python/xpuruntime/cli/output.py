@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import msgspec
 
+from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.printable import escape_console, printable
 
@@ -98,15 +99,24 @@ def print_and_save(
 ) -> None:
     """Print a thing, and write it to the files that were asked for, each by the call that does so.
 
-    What cannot be written has been printed by then. Under ``--json`` it is the other way round: on stdout is one value,
-    and that of a failure is the error. `shown` is printed in place of the thing.
+    What cannot be written has been printed by then, and does not keep the other files from being written. Under
+    ``--json`` it is the other way round: on stdout is one value, and that of a failure is the error. `shown` is printed
+    in place of the thing.
     """
     if not as_json:
         console().print(thing if shown is None else shown)
         sys.stdout.flush()
+    failed: list[Exception] = []
     for save, path in saves.items():
         if path is not None:
-            save(path)
+            try:
+                save(path)
+            except (XpuRuntimeError, OSError) as error:
+                failed.append(error)
+    for other in failed[1:]:
+        error_line(str(other))
+    if failed:
+        raise failed[0]
     if as_json:
         print_thing(thing, as_json=True)
 

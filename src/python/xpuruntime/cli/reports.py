@@ -40,8 +40,10 @@ def check_target(option: str, path: str | None) -> None:
     if path is None:
         return
     target = user_path(path, option)
-    if kind_of(target) == "folder" or kind_of(target.parent) != "folder":
-        raise InputError(f"{option} {path}: the folder '{target.parent}' is not there, or the name is a folder")
+    if kind_of(target) == "folder":
+        raise InputError(f"{option} {path}: this is a folder. Fix: name a file in it")
+    if kind_of(target.parent) != "folder":
+        raise InputError(f"{option} {path}: the folder '{target.parent}' is not there. Fix: make it, or name another")
     try:
         check_writable(target)
     except OSError as error:
@@ -115,6 +117,7 @@ def show_reports(
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.evidence import Report, compare_reports
     from xpuruntime.evidence.render_text.terminal import render
 
@@ -124,6 +127,7 @@ def show_reports(
             f"{', '.join(given)} say how a model is run, and '{paths[0]}' is a saved report: leave them out"
         )
     refuse_overwriting({"--html": html}, [("the report", path) for path in paths])
+    refuse_other_kinds({"--html": (html, "page")})
     if len(paths) == 1:
         if noise is not None or noise_us is not None:
             raise InputError("--noise and --noise-us are for two reports, and one was given: leave them out")

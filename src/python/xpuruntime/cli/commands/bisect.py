@@ -71,6 +71,7 @@ def bisect(
     4 when versions that could not be judged leave several.
     """
     from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare, report_probe_inputs
@@ -82,6 +83,7 @@ def bisect(
         raise InputError(f"{versions!r} is no range of versions. Fix: write GOOD..BAD, such as 1.23.2..1.32.0")
     check_target("--output", output)
     check_outputs({"--output": output, "--journal": journal}, model, session_options, input)
+    refuse_other_kinds({"--output": (output, "bisection")})
     seconds = read_duration(budget, "--budget")
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     report_probe_inputs(feeds)

@@ -72,6 +72,7 @@ def compare(
 
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare, report_probe_inputs
@@ -81,6 +82,7 @@ def compare(
     check_target("--html", html)
     session_options = SessionOptions(policy=policy, device=device, precision=precision, calibration=calibration)
     check_outputs({"--html": html}, model, session_options, input)
+    refuse_other_kinds({"--html": (html, "page")})
     feeds = prepare(model, input, dim)[1] if input or dim else None
     with working("comparing", as_json=json):
         found = compare_engines(

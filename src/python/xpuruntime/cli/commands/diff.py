@@ -46,6 +46,7 @@ def diff(
     differs, and with 4 when only time does, or could not be decided.
     """
     from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare, report_probe_inputs
@@ -60,6 +61,7 @@ def diff(
     feeds = None
     sides = [("a side", one) for one in (before, after) if kind_of(one) == "file"]
     refuse_overwriting({"--output": output}, sides)
+    refuse_other_kinds({"--output": (output, "diff")})
     if model is not None:
         check_outputs({"--output": output}, model, session_options, input)
         if input or dim or not any(isinstance(read_side(one), LockSide) for one in (before, after)):

@@ -88,6 +88,7 @@ def lock(
 
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_json, working
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare
@@ -99,6 +100,7 @@ def lock(
     if check and (upgrade or dry_run or accept or upgrade_unit or upgrade_package):
         raise InputError("--check writes nothing, and compares with the lock as it is: leave the other verbs out")
     check_outputs({"--output": path, "--statement": statement}, model, session_options, input)
+    refuse_other_kinds({"--statement": (statement, "statement")})
     if statement is not None:
         check_target("--statement", statement)
     inputs = None if not input else prepare(model, input, None, trust=session_options.trust)[1].arrays

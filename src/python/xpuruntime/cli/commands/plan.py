@@ -119,6 +119,7 @@ def explain(
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target, given_reports, show_reports
     from xpuruntime.cli.session import open_session, prepare
@@ -141,6 +142,7 @@ def explain(
     model = models[0]
     locks = [] if lock is None else [("the lock", lock)]
     check_outputs({"--output": output, "--html": html}, model, session_options, input, locks)
+    refuse_other_kinds({"--output": (output, "report"), "--html": (html, "page")})
     if noise is not None or noise_us is not None:
         raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
     _, feeds = prepare(model, input, dim, trust=session_options.trust)

@@ -99,10 +99,12 @@ def calibration(
 def convert(source: SourceArgument, target: TargetArgument, json: JsonOption = False) -> None:
     """Write a policy file in the other format: YAML to JSON or back. Comments are not kept."""
     from xpuruntime.cli.output import print_json, print_plain
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.files.conflicts import refuse_overwriting
     from xpuruntime.policies import Policy
 
     refuse_overwriting({"OUT": target}, [("IN", source)])
+    refuse_other_kinds({"OUT": (target, "policy")})
     Policy.load(source).save(target)
     if json:
         print_json({"schema": "xpuruntime.policy-convert/1", "read": source, "written": target})

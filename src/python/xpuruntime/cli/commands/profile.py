@@ -50,6 +50,7 @@ def profile(
     On CUDA, each run takes and gives host arrays. What could not be recorded, and why, is said as a note.
     """
     from xpuruntime.cli.output import console, print_json
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.errors import InputError
@@ -59,6 +60,7 @@ def profile(
     if trace is not None:
         check_trace(trace)
         check_outputs({"--trace": trace}, model, session_options, input)
+        refuse_other_kinds({"--trace": (trace, "trace")})
     elif nodes:
         raise InputError("--nodes are nodes in the trace, and none is written: give --trace FILE, or leave --nodes out")
     prof = profiling()

@@ -41,6 +41,7 @@ def run(
     import time
 
     from xpuruntime.cli.output import console, print_json
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
     from xpuruntime.cli.session import open_session, prepare
@@ -48,6 +49,7 @@ def run(
 
     locks = [] if lock is None else [("the lock", lock)]
     check_outputs({"--output": output}, model, session_options, input, locks)
+    refuse_other_kinds({"--output": (output, "arrays")})
     info, feeds = prepare(model, input, dim, trust=session_options.trust)
     check_output_path(output, len(info.outputs))
     session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)

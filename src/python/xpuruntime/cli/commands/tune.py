@@ -7,6 +7,7 @@ from __future__ import annotations
 import sys
 import time
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 from xpuruntime.cli.options import JsonOption, ModelArgument, flag_option, html_option, output_option, text_option
@@ -101,8 +102,10 @@ def tune(
     from pathlib import Path
 
     from xpuruntime.cli.output import error_line, print_and_save
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
+    from xpuruntime.files.paths import kind_of
     from xpuruntime.policies.quantities import read_duration
     from xpuruntime.tuning.spec.parts import CALLS, OBJECTIVES
     from xpuruntime.tuning.tune import tune as tuned
@@ -115,6 +118,7 @@ def tune(
         check_target(option, path)
     values = [f"@{input}"] if input is not None and input != "random" else None
     check_outputs(named, model, session_options, values, _read_with(tune))
+    refuse_other_kinds({"--output": (output, "policy"), "--lock": (lock, "lock"), "--html": (html, "page")})
     seconds = None if budget is None else read_duration(budget, "--budget")
     try:
         with _live(as_json=json) as progress:
@@ -133,10 +137,15 @@ def tune(
                 **session_options.arguments(),
             )
     except KeyboardInterrupt:
-        error_line(f"what was measured is in {kept}; go on with --resume", label="note")
+        if kind_of(kept) == "file":
+            error_line(f"what was measured is in {kept}; go on with --resume", label="note")
         raise
-    print_and_save(result, {result.save_html: html}, as_json=json)
-    _write(result, model, session_options, output, lock)
+    saves: dict[Callable[[str], Any], str | None] = {result.save_html: html}
+    if result.verdict not in ("none", "undecided"):
+        saves = {partial(_write_policy, result): output, partial(_lock, result, model, session_options): lock, **saves}
+    print_and_save(result, saves, as_json=json)
+    if result.verdict in ("none", "undecided") and (output is not None or lock is not None):
+        error_line(f"no policy was written: {result.reason}", label="note")
     return result.exit_code
 
 
@@ -147,26 +156,22 @@ def _check_word(option: str, word: str | None, words: Sequence[str], what: str) 
         raise InputError(f"{option} {word}: this is none of the {what}{did_you_mean(word, words, what)}")
 
 
-def _write(
-    result: TuneResult, model: str, session_options: SessionOptions, output: str | None, lock: str | None
-) -> None:
-    """Write the policy and lock it, or say why there is none."""
+def _write_policy(result: TuneResult, path: str) -> None:
+    from xpuruntime.cli.output import error_line
+
+    error_line(f"{result.write_policy(path)} has the policy", label="note")
+
+
+def _lock(result: TuneResult, model: str, session_options: SessionOptions, path: str) -> None:
+    """Lock the model under the policy; a lock that is there is of another one, and is replaced where it differs."""
     from xpuruntime.cli.output import error_line
     from xpuruntime.locks.relock import lock as locked
 
-    if output is None and lock is None:
-        return
-    if result.verdict in ("none", "undecided"):
-        error_line(f"no policy was written: {result.reason}", label="note")
-        return
-    if output is not None:
-        error_line(f"{result.write_policy(output)} has the policy", label="note")
-    if lock is not None:
-        found = locked(
-            model, result.tuned_policy(), lock, command=f"xrt tune {model} --lock {lock}", trust=session_options.trust,
-            calibration=session_options.calibration, call=result.call,
-        )  # fmt: skip
-        error_line(f"{found.path} has the lock {found.lock.digest}", label="note")
+    found = locked(
+        model, result.tuned_policy(), path, command=f"xrt tune {model} --lock {path}", trust=session_options.trust,
+        calibration=session_options.calibration, call=result.call, upgrade=True,
+    )  # fmt: skip
+    error_line(f"{found.path} has the lock {found.lock.digest}", label="note")
 
 
 @contextmanager

@@ -99,6 +99,7 @@ def verify(
     import msgspec
 
     from xpuruntime.cli.output import print_and_save, working
+    from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare
@@ -117,6 +118,7 @@ def verify(
     check_outputs(named, model, session_options, input)
     read = [("the file of a metric", f"{one.partition('.py:')[0]}.py") for one in metric or ()]
     refuse_overwriting(named, read if lock is None else [*read, ("the lock", lock)])
+    refuse_other_kinds({f"--out {one}={path}": (path, f"verification as {one}") for one, path in outputs})
     seconds = None if budget is None else read_duration(budget, "--budget")
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     with working("verifying", as_json=json):
