@@ -9,7 +9,8 @@ import signal
 import subprocess
 import sys
 import time
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import jsonschema
 import pytest
@@ -20,9 +21,6 @@ from xpuruntime.evidence.render_text.tables import plain
 from xpuruntime.tuning.result.progress import TuneProgress
 from xpuruntime.tuning.result.schema import tune_result_schema
 from xpuruntime.tuning.result.tune_result import CandidateResult
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Xrt = Any
 CALL = [sys.executable, "-c", "from xpuruntime.cli import main; main()"]
@@ -113,24 +111,87 @@ def test_a_cluster_needs_ray(xrt: Xrt, digits: str, spec: Path, monkeypatch: pyt
     assert "Ray is not installed. Fix: pip install" in found.err
 
 
-def test_a_search_that_did_not_end_is_not_thrown_away(xrt: Xrt, digits: str, spec: Path, tmp_path: Path) -> None:
+def children_of(pid: int) -> list[int]:
+    found, todo = [], [pid]
+    while todo:
+        for task in Path("/proc", str(todo.pop()), "task").glob("*/children"):
+            todo += (more := list(map(int, task.read_text().split())))
+            found += more
+    return found
+
+
+def has_ended(pid: int) -> bool:
+    try:
+        return "State:\tZ" in Path("/proc", str(pid), "status").read_text()
+    except OSError:
+        return True
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "code"),
+    [
+        ("SIGINT", "trial/c0", 130),
+        ("SIGINT", "race/", 130),
+        ("SIGTERM", "request", -signal.SIGTERM),
+        ("SIGTERM", "race/", -signal.SIGTERM),
+        ("SIGHUP", "trial/c0", -signal.SIGHUP),
+    ],
+)
+def test_a_search_that_did_not_end_is_not_thrown_away(
+    xrt: Xrt, digits: str, spec: Path, tmp_path: Path, name: str, key: str, code: int
+) -> None:
+    (scratch := tmp_path / "scratch").mkdir()
     child = subprocess.Popen(
-        [*CALL, "tune", digits, "--input", "random", "-d", "cpu"], stderr=subprocess.PIPE, stdout=subprocess.PIPE,
-        text=True, cwd=tmp_path,
+        [*CALL, "tune", digits, "-t", spec, "--input", "random", "-d", "cpu", "-o", "tuned.yaml"],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
+        env={**os.environ, "TMPDIR": str(scratch)},
     )  # fmt: skip
     journal = tmp_path / "digits.tune.jsonl"
+    until = time.monotonic() + 120
+    while not (journal.exists() and key.encode() in journal.read_bytes()) and time.monotonic() < until:
+        time.sleep(0.01)
+    children = children_of(child.pid)
+    child.send_signal(getattr(signal, name))
+    out, err = child.communicate(timeout=120)
+    assert child.returncode == code, err
+    assert (out, err) == ("", "note: what was measured is in digits.tune.jsonl; go on with --resume\n")
     until = time.monotonic() + 60
-    while not (journal.exists() and b"trial/c0" in journal.read_bytes()) and time.monotonic() < until:
-        time.sleep(0.05)
-    os.kill(child.pid, signal.SIGINT)
-    out, err = child.communicate(timeout=60)
-    assert child.returncode == 130, err
-    assert out == ""
-    assert "go on with --resume" in err
-    assert "Traceback" not in err
+    while not all(map(has_ended, children)) and time.monotonic() < until:
+        time.sleep(0.01)
+    assert [one for one in children if not has_ended(one)] == []
+    assert (list(scratch.glob("xpuruntime-*")), (tmp_path / "tuned.yaml").exists()) == ([], False)
     refused = xrt("tune", digits, "-t", spec, "--input", "random", "-d", "cpu")
     assert refused.code == 2
     assert "is of a search that did not end. Fix: go on with it (resume), or remove it" in refused.err
+    before = journal.read_bytes()
+    assert xrt("tune", digits, "-t", spec, "--input", "random", "-d", "cpu", "--budget", "1ms", "--resume").code == 4
+    assert journal.read_bytes().startswith(before[: before.rfind(b"\n") + 1])
+
+
+def test_what_can_be_written_is_written(xrt: Xrt, digits: str, spec: Path, tmp_path: Path) -> None:
+    options = ("-t", spec, "--input", "random", "-d", "cpu", "-o", "/dev/full", "--lock", "a.lock", "--html", "a.html")
+    found = xrt("tune", digits, *options)
+    assert (found.code, found.out[:6]) == (2, "tied: ")
+    assert "cannot write the policy to '/dev/full': No space left on device" in found.err
+    assert xpuruntime.load_lock("a.lock").identity.subject == "inference"
+    assert (tmp_path / "a.html").exists()
+
+
+def test_a_lock_of_another_policy_is_replaced(xrt: Xrt, digits: str, spec: Path) -> None:
+    (spec.parent / "other.yaml").write_text("execution: {engine: onnxruntime, device: cpu, threads: 2}")
+    assert xrt("lock", digits, "-p", "other.yaml", "-o", "d.lock").code == 0
+    before = xpuruntime.load_lock("d.lock").digest
+    found = xrt("tune", digits, "-t", spec, "--input", "random", "-d", "cpu", "--lock", "d.lock")
+    assert found.code == 0, found.err
+    assert f"d.lock has the lock {xpuruntime.load_lock('d.lock').digest}" in found.err
+    assert xpuruntime.load_lock("d.lock").digest != before
+
+
+def test_a_journal_to_resume_that_is_not_there(xrt: Xrt, digits: str, spec: Path) -> None:
+    options = ("-t", spec, "--input", "random", "-d", "cpu", "--budget", "1ms", "--journal", "new.jsonl", "--resume")
+    begun = xrt("tune", digits, *options)
+    assert (begun.code, begun.err) == (4, "note: there is no journal new.jsonl to resume: the search begins\n")
+    assert xrt("tune", digits, *options).err == ""
 
 
 def test_the_live_table_has_what_is_left_of_the_budget() -> None:
