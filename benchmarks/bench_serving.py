@@ -36,7 +36,7 @@ import numpy as np
 import xpuruntime as xrt
 from harness import interleaved, table, write
 from soak import ALLOWANCE
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.protocol.rest_client import read_response, write_request
@@ -234,7 +234,7 @@ def rates(cases: dict[str, Any], seconds: float) -> dict[str, dict[str, float]]:
 def demanded() -> tuple[np.ndarray, bytes, bytes, bytes]:
     """Return an input, and its requests: HTTP binary, HTTP JSON, gRPC."""
     x = np.random.default_rng(0).standard_normal(SHAPE).astype(np.float32)
-    request = InferRequest("mlp", [Tensor("x", "FP32", SHAPE, x)])
+    request = InferRequest("mlp", [InferTensor("x", "FP32", SHAPE, x)])
     binary, json = (http_request(request, binary=one) for one in (True, False))
     return x, binary, json, write_infer_request(request)
 

@@ -37,7 +37,7 @@ import xpuruntime as xrt
 from harness import rate, write
 from http_load import load
 from onnx_models import encoder, resnet, rows_of
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.rest_client import write_request
@@ -62,7 +62,7 @@ class Case:
 
     def request(self, index: int) -> InferRequest:
         row = self.rows[index : index + 1]
-        return InferRequest(self.name, [Tensor(self.input, self.datatype, row.shape, row)])
+        return InferRequest(self.name, [InferTensor(self.input, self.datatype, row.shape, row)])
 
     def check(self, index: int, found: np.ndarray) -> None:
         want = self.answers[index]

@@ -33,7 +33,7 @@ import psutil
 import xpuruntime as xrt
 from harness import write
 from serving_load import Requests, ask, closed_loop, open_loop
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.rest_client import write_request
 from xpuruntime.testing import models
 
@@ -51,12 +51,14 @@ _PINNED = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execv
 
 
 def oip_binary(x: np.ndarray) -> tuple[bytes, dict[str, Any]]:
-    body, length = write_request(InferRequest("m", [Tensor("x", "FP32", x.shape, x)]), binary=True)
+    body, length = write_request(InferRequest("m", [InferTensor("x", "FP32", x.shape, x)]), binary=True)
     return body, {"Inference-Header-Content-Length": length, "Content-Type": "application/octet-stream"}
 
 
 def oip_json(x: np.ndarray) -> tuple[bytes, dict[str, Any]]:
-    return write_request(InferRequest("m", [Tensor("x", "FP32", x.shape, x)]))[0], {"Content-Type": "application/json"}
+    return write_request(InferRequest("m", [InferTensor("x", "FP32", x.shape, x)]))[0], {
+        "Content-Type": "application/json"
+    }
 
 
 def raw(x: np.ndarray) -> tuple[bytes, dict[str, Any]]:

@@ -18,7 +18,7 @@ from session_work import close as exact
 import xpuruntime as xrt
 from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.runtime.memory import memory_report
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.testing import models
@@ -69,7 +69,7 @@ def served(folder: Path, paths: dict[str, Path], policy: dict[str, Any], **more:
 def ask(model: str, feeds: dict[str, np.ndarray], index: int) -> InferRequest:
     ((name, array),) = feeds.items()
     row = array[index : index + 1]
-    return InferRequest(model, [Tensor(name, "FP32", row.shape, row)])
+    return InferRequest(model, [InferTensor(name, "FP32", row.shape, row)])
 
 
 def in_threads(work: Callable[[int], None], count: int) -> None:
@@ -395,5 +395,5 @@ def test_inputs_of_other_engines_are_pinned(wide: Path) -> None:
         with Models(sessions={"linear": session}) as service:
             assert service.evidence("linear", "evidence")["host_memory"] == "pinned"
             for index in range(8):
-                request = InferRequest("linear", [Tensor(name, "FP32", (1, 512), feeds["x"][index : index + 1])])
+                request = InferRequest("linear", [InferTensor(name, "FP32", (1, 512), feeds["x"][index : index + 1])])
                 close(service.infer(request).result(WAIT).outputs[0].data[0], want[index])

@@ -128,8 +128,8 @@ class LockError(XpuRuntimeError):
     Parameters
     ----------
     message : str
-    drifts : tuple of Drift
-        Every difference, where a lock was compared; see `xpuruntime.lockfile.drift.Drift`.
+    drifts : tuple of LockDrift
+        Every difference, where a lock was compared; see `xpuruntime.lockfile.drift.LockDrift`.
     """
 
     def __init__(self, message: str, *, drifts: tuple[Any, ...] = ()) -> None:

@@ -14,7 +14,7 @@ import torch
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.measuring.rounds import measure, timed
-from xpuruntime.measuring.statistics import Margin, Verdict
+from xpuruntime.measuring.statistics import Margin, RatioVerdict
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.route_cost import route_cost
 
@@ -83,4 +83,4 @@ def test_an_eager_step_is_not_slower_under_a_tuned_policy(shape: tuple[int, int,
     ratio = found.comparisons["tuned"]
     chosen = {key: one.chosen.kernel for (_, key, _), one in CONTEXT.times.items()}
     print(f"{shape}: tuned takes {ratio.ratio:.3f} [{ratio.low:.3f}, {ratio.high:.3f}] of none; {chosen}")
-    assert ratio.verdict is not Verdict.SLOWER, (ratio, chosen)
+    assert ratio.verdict is not RatioVerdict.SLOWER, (ratio, chosen)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xpuruntime.distributed.nccl_log import Choice, read_choices
+from xpuruntime.distributed.nccl_log import CollectiveChoice, read_choices
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -28,10 +28,12 @@ def test_lines_are_read(tmp_path: Path):
     path = tmp_path / "nccl.log"
     path.write_text(LOG)
     assert read_choices(path) == [
-        Choice(collective="all_reduce", bytes=4194304, algorithm="ring", protocol="simple", channels=16),
-        Choice(collective="all_reduce", bytes=64, algorithm="tree", protocol="ll", channels=1),
-        Choice(collective="reduce_scatter", bytes=1024, algorithm="collnet_direct", protocol="ll128", channels=2),
-        Choice(collective="broadcast", bytes=8, algorithm="ring", protocol="ll", channels=None),
+        CollectiveChoice(collective="all_reduce", bytes=4194304, algorithm="ring", protocol="simple", channels=16),
+        CollectiveChoice(collective="all_reduce", bytes=64, algorithm="tree", protocol="ll", channels=1),
+        CollectiveChoice(
+            collective="reduce_scatter", bytes=1024, algorithm="collnet_direct", protocol="ll128", channels=2
+        ),
+        CollectiveChoice(collective="broadcast", bytes=8, algorithm="ring", protocol="ll", channels=None),
     ]
 
 

@@ -13,7 +13,7 @@ from xpuruntime import _core
 from xpuruntime.engines import device_recorder
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import CudaError, InputError
-from xpuruntime.runtime.device_recording import DeviceWork, Recording
+from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork
 from xpuruntime.runtime.profiler import profiled
 
 torch = pytest.importorskip("torch")
@@ -48,8 +48,10 @@ class Kineto:
     def abandon(self) -> None:
         type(self).stopped += 1
 
-    def added_to(self, kineto_recording: Recording) -> Recording:
-        return Recording(source="kineto", ranges=kineto_recording.ranges, work=(DeviceWork("kernel", "k", 0, 0, 1, 2),))
+    def added_to(self, kineto_recording: DeviceRecording) -> DeviceRecording:
+        return DeviceRecording(
+            source="kineto", ranges=kineto_recording.ranges, work=(DeviceWork("kernel", "k", 0, 0, 1, 2),)
+        )
 
 
 @pytest.fixture
@@ -65,7 +67,7 @@ def kineto(monkeypatch: pytest.MonkeyPatch) -> type[Kineto]:
     return Fresh
 
 
-def recorded(recorder: DeviceRecorder) -> Recording:
+def recorded(recorder: DeviceRecorder) -> DeviceRecording:
     recorder.start()
     with profiled("one"):
         pass

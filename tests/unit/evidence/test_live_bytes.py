@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xpuruntime.evidence.live_bytes import Step, live_bytes
+from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
 from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample, most_by_owner, most_live
 
 
@@ -17,36 +17,39 @@ def figures(found):
 
 def test_a_chain_with_a_branch_that_waits():
     steps = [
-        Step(unit="a", reads=("x", "w"), makes={"t": 100}),
-        Step(unit="b", reads=("t",), makes={"u": 10}),
-        Step(unit="c", reads=("u",), makes={"v": 1}),
-        Step(unit="d", reads=("v", "t"), makes={"y": 5}),
+        UnitMemory(unit="a", reads=("x", "w"), makes={"t": 100}),
+        UnitMemory(unit="b", reads=("t",), makes={"u": 10}),
+        UnitMemory(unit="c", reads=("u",), makes={"v": 1}),
+        UnitMemory(unit="d", reads=("v", "t"), makes={"y": 5}),
     ]
     assert figures(live_bytes(steps, ["y"])) == [("a", 100, 100), ("b", 110, 110), ("c", 111, 101), ("d", 106, 5)]
 
 
 def test_an_output_stays_and_what_nobody_reads_goes():
     steps = [
-        Step(unit="a", reads=(), makes={"y": 8, "unused": 3}),
-        Step(unit="b", reads=("x",), makes={"z": 2}),
+        UnitMemory(unit="a", reads=(), makes={"y": 8, "unused": 3}),
+        UnitMemory(unit="b", reads=("x",), makes={"z": 2}),
     ]
     assert figures(live_bytes(steps, ["y", "z"])) == [("a", 11, 8), ("b", 10, 10)]
 
 
 def test_a_view_keeps_its_base_and_costs_nothing():
     steps = [
-        Step(unit="a", reads=("x",), makes={"t": 64}),
-        Step(unit="view", reads=("t",), views={"v": "t"}),
-        Step(unit="again", reads=("v",), views={"w": "v"}),
-        Step(unit="b", reads=("x",), makes={"u": 1}),
-        Step(unit="c", reads=("w", "u"), makes={"y": 2}),
+        UnitMemory(unit="a", reads=("x",), makes={"t": 64}),
+        UnitMemory(unit="view", reads=("t",), views={"v": "t"}),
+        UnitMemory(unit="again", reads=("v",), views={"w": "v"}),
+        UnitMemory(unit="b", reads=("x",), makes={"u": 1}),
+        UnitMemory(unit="c", reads=("w", "u"), makes={"y": 2}),
     ]
     assert [one.after for one in live_bytes(steps, ["y"])] == [64, 64, 64, 65, 2]
     assert live_bytes(steps, ["w"])[-1].after == 64
 
 
 def test_views_of_weights_count_for_nothing():
-    steps = [Step(unit="t", reads=("w",), views={"wt": "w"}), Step(unit="m", reads=("x", "wt"), makes={"y": 4})]
+    steps = [
+        UnitMemory(unit="t", reads=("w",), views={"wt": "w"}),
+        UnitMemory(unit="m", reads=("x", "wt"), makes={"y": 4}),
+    ]
     assert figures(live_bytes(steps, ["y"])) == [("t", 0, 0), ("m", 4, 4)]
 
 
@@ -56,7 +59,9 @@ def test_against_books_kept_tensor_by_tensor(seed):
     steps, made = [], []
     for i in range(40):
         reads = tuple(rng.choice(made, min(len(made), int(rng.integers(0, 3))), replace=False)) if made else ()
-        steps.append(Step(unit=f"u{i}", reads=reads, makes={f"t{i}.{k}": int(rng.integers(0, 99)) for k in range(2)}))
+        steps.append(
+            UnitMemory(unit=f"u{i}", reads=reads, makes={f"t{i}.{k}": int(rng.integers(0, 99)) for k in range(2)})
+        )
         made += list(steps[-1].makes)
     outputs = {str(name) for name in rng.choice(made, 3, replace=False)}
     held: dict[str, int] = {}

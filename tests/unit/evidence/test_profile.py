@@ -14,7 +14,7 @@ import pytest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
-from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range
 from xpuruntime.runtime.trace_events import Mark
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def profile(**changed: Any) -> Profile:
         ),
         "calls": (HostCall("cudaLaunchKernel", 1, 0, 10, 1),),
     }
-    return Profile(Recording(**{**given, **changed}), (Mark("tuning", "matmul", 5, 9, 1, {}),))
+    return Profile(DeviceRecording(**{**given, **changed}), (Mark("tuning", "matmul", 5, 9, 1, {}),))
 
 
 def test_shares_sum_what_is_alike() -> None:

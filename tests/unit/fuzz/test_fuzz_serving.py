@@ -22,7 +22,7 @@ for package in ("uvicorn", "httptools", "grpc"):
 import grpc  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
-from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor  # noqa: E402
+from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput  # noqa: E402
 from xpuruntime.serving.models.settings import ServeSettings  # noqa: E402
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response, read_stream_response  # noqa: E402
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request  # noqa: E402
@@ -39,11 +39,11 @@ EVERY = 50
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
 TEXT = np.array([[b"", b"ab", "가중치".encode()]], object)
 NUMBERS_REQUEST = InferRequest(
-    "numbers", [Tensor("x", "FP32", X.shape, X)], id="7",
+    "numbers", [InferTensor("x", "FP32", X.shape, X)], id="7",
     parameters={"timeout": 10_000_000, "priority": 0, "xrt_evidence": True},
 )  # fmt: skip
 TEXT_REQUEST = InferRequest(
-    "text", [Tensor("x", "BYTES", TEXT.shape, TEXT)], outputs=[RequestedOutput("y", {})], version="1"
+    "text", [InferTensor("x", "BYTES", TEXT.shape, TEXT)], outputs=[RequestedOutput("y", {})], version="1"
 )
 REQUESTS = (NUMBERS_REQUEST, TEXT_REQUEST)
 #: What a request may be answered with; 500 and 503 would be faults.

@@ -156,13 +156,13 @@ def test_a_qnn_process_that_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     needs("qnn")
     from xpuruntime.engines.qnn.observing import instrumented_run
 
-    class Killed(instrumented_run.Worker):
+    class Killed(instrumented_run.SessionWorker):
         def run(self, *given: Any) -> Any:
             os.kill(self._link.process.pid, signal.SIGKILL)
             return super().run(*given)
 
     with xrt.InferenceSession(exported("convnet"), policy=policy("qnn")) as session:
-        monkeypatch.setattr(instrumented_run, "Worker", Killed)
+        monkeypatch.setattr(instrumented_run, "SessionWorker", Killed)
         report = session.explain(runs=1)
     assert (report.partial, report.headline, report.units) == (True, "nothing observed", ())
     assert report.notes[0].startswith("nothing was observed: ")

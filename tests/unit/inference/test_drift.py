@@ -25,7 +25,7 @@ MODEL = xrt.demo_model_path()
 LAYERS = [node.name for node in inspect_model(MODEL).nodes if node.op != "Constant"]
 
 
-def drift_of(engine: FaultEngine, model: object = MODEL, **options: object) -> drift_module.Drift:
+def drift_of(engine: FaultEngine, model: object = MODEL, **options: object) -> drift_module.DriftReport:
     table = xrt.compare_engines(
         model, ["fault"], device="cpu", registry=engine.registry(), runs=1, layers=True, search=False, **options
     )
@@ -198,12 +198,12 @@ def test_where_layers_are_measured_there_is_one_first_node() -> None:
 def test_int8_is_not_bisected_where_layers_were_measured(precision: str, first: int | None, said: str) -> None:
     from xpuruntime.engines.precision import compare_outputs
     from xpuruntime.inference.comparing import _measured_instead
-    from xpuruntime.inference.drift import Drift, LayerDrift
+    from xpuruntime.inference.drift import DriftReport, LayerDrift
 
     x = np.ones(3, np.float32)
     (figures,) = compare_outputs({"y": x}, {"y": x}, rtol=0.1, atol=0.1, cosine=0.9).outputs
-    drift = Drift(layers=(LayerDrift(place=0, name="n", op="Relu", figures=figures),), first=first)
+    drift = DriftReport(layers=(LayerDrift(place=0, name="n", op="Relu", figures=figures),), first=first)
     why = _measured_instead(drift, precision)
     assert (said in why) if said else not why
-    assert not _measured_instead(Drift(), precision)
+    assert not _measured_instead(DriftReport(), precision)
     assert not _measured_instead(None, precision)

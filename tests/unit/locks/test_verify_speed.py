@@ -15,7 +15,7 @@ import xpuruntime as xrt
 from xpuruntime.errors import InputError
 from xpuruntime.locks.verification.sections.speed import decide
 from xpuruntime.locks.verification.timing import TimedMetric, time_metric
-from xpuruntime.measuring.statistics import Comparison, Verdict
+from xpuruntime.measuring.statistics import RatioComparison, RatioVerdict
 from xpuruntime.policies import VerifySpeed
 
 SPEED = {"speed": {"max_slowdown": "25%", "budget": "8s"}}
@@ -94,10 +94,10 @@ class TestSpeed:
     def test_verdicts_of_comparisons(self, p_slower, p_within, interval, noisy, verdict):
         def comparison(place):
             ratio, low, high = interval
-            return Comparison(
+            return RatioComparison(
                 ratio=ratio, low=low, high=high, confidence=0.99, margin=0.05, rounds=20, looks=3, family=2,
-                verdict=Verdict.INCONCLUSIVE, within_limit=False, not_faster=False, too_noisy=noisy, control_split=None,
-                p_slower=p_slower[place], p_within_limit=p_within[place],
+                verdict=RatioVerdict.INCONCLUSIVE, within_limit=False, not_faster=False, too_noisy=noisy,
+                control_split=None, p_slower=p_slower[place], p_within_limit=p_within[place],
             )  # fmt: skip
 
         findings = [

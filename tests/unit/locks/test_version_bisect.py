@@ -25,11 +25,11 @@ from xpuruntime.locks.diff.result import Diff, DiffRow, Level
 from xpuruntime.locks.version_bisect import environments
 from xpuruntime.locks.version_bisect.bisecting import bisect_versions
 from xpuruntime.locks.version_bisect.environments import listed_versions, versions_between
-from xpuruntime.locks.version_bisect.journal import Journal
+from xpuruntime.locks.version_bisect.journal import BisectJournal
 from xpuruntime.locks.version_bisect.result import VersionVerdict
 from xpuruntime.locks.version_bisect.search import first_bad, most_tests
 from xpuruntime.locks.version_bisect.version_claims import judge, read_claim
-from xpuruntime.measuring.statistics import Verdict
+from xpuruntime.measuring.statistics import RatioVerdict
 
 
 @given(count=st.integers(2, 60), data=st.data())
@@ -106,7 +106,7 @@ def test_a_claim_is_judged_by_the_level_that_it_is_of(claim, levels, verdict):
 def test_speed_is_judged_by_interleaved_rounds(verdict, within, expected):
     found = SimpleNamespace(
         speed=SimpleNamespace(
-            ratio=1.0, low=0.9, high=1.1, verdict=Verdict(verdict), within_limit=within, too_noisy=False
+            ratio=1.0, low=0.9, high=1.1, verdict=RatioVerdict(verdict), within_limit=within, too_noisy=False
         )
     )
     assert judge(read_claim("speed.latency.p50 <= +5%"), found)[0] == expected
@@ -152,38 +152,38 @@ SUBJECT = {"package": "p", "good": "1", "bad": "3", "claim": "runs", "model": "s
 
 def test_a_journal_is_resumed_with_what_it_has(tmp_path):
     path = tmp_path / "j.jsonl"
-    Journal(path, SUBJECT).add(VersionVerdict(version="2", verdict="good", reason="r"))
+    BisectJournal(path, SUBJECT).add(VersionVerdict(version="2", verdict="good", reason="r"))
     with pytest.raises(InputError, match="--resume goes on with it"):
-        Journal(path, SUBJECT)
+        BisectJournal(path, SUBJECT)
     with path.open("ab") as file:
         file.write(b'{"version": "3", "ver')  # killed while it wrote
-    again = Journal(path, SUBJECT, resume=True)
+    again = BisectJournal(path, SUBJECT, resume=True)
     assert set(again.verdicts) == {"2"}
     again.add(VersionVerdict(version="3", verdict="bad", reason="r"))
-    assert set(Journal(path, SUBJECT, resume=True).verdicts) == {"2", "3"}
+    assert set(BisectJournal(path, SUBJECT, resume=True).verdicts) == {"2", "3"}
 
 
 def test_journals_that_cannot_be_resumed(tmp_path):
     path = tmp_path / "j.jsonl"
-    Journal(path, SUBJECT)
+    BisectJournal(path, SUBJECT)
     with pytest.raises(InputError, match=r"is of another claim: 'runs', not 'plan'"):
-        Journal(path, {**SUBJECT, "claim": "plan"}, resume=True)
+        BisectJournal(path, {**SUBJECT, "claim": "plan"}, resume=True)
     edited = tmp_path / "edited"
     edited.write_bytes(path.read_bytes().replace(b'"bad":"3"', b'"bad":"4"'))
     with pytest.raises(InputError, match="line 1: this line was changed"):
-        Journal(edited, {**SUBJECT, "bad": "4"}, resume=True)
+        BisectJournal(edited, {**SUBJECT, "bad": "4"}, resume=True)
     with pytest.raises(InputError, match="there is no journal"):
-        Journal(tmp_path / "none", SUBJECT, resume=True)
+        BisectJournal(tmp_path / "none", SUBJECT, resume=True)
     with pytest.raises(InputError, match="give --journal"):
-        Journal(None, SUBJECT, resume=True)
+        BisectJournal(None, SUBJECT, resume=True)
     (tmp_path / "other").write_text('{"schema": "x"}\n')
     with pytest.raises(InputError, match="is not a journal"):
-        Journal(tmp_path / "other", SUBJECT, resume=True)
+        BisectJournal(tmp_path / "other", SUBJECT, resume=True)
     (tmp_path / "garbage").write_bytes(b"\xff\n")
     with pytest.raises(InputError, match="cannot be read"):
-        Journal(tmp_path / "garbage", SUBJECT, resume=True)
+        BisectJournal(tmp_path / "garbage", SUBJECT, resume=True)
     with pytest.raises(InputError, match="cannot write the journal"):
-        Journal(tmp_path / "no" / "folder", SUBJECT)
+        BisectJournal(tmp_path / "no" / "folder", SUBJECT)
 
 
 #: Sessions whose runs wait for 3 ms.

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from xpuruntime import _core
-from xpuruntime.measuring.replacement import ROUNDS, Candidate, choose, replacing
+from xpuruntime.measuring.replacement import ROUNDS, KernelTiming, choose, replacing
 from xpuruntime.measuring.statistics import LEAST_GAIN, Margin, compare, look_rounds
 from xpuruntime.policies import TuningPolicy
 
@@ -114,12 +114,12 @@ def test_it_ends_before_the_round_that_is_refused() -> None:
 
 def test_one_kernel_needs_no_rounds() -> None:
     found = choose({"native": taking(2e-6)}, control="native", rule=TuningPolicy())
-    assert (found.rounds, found.chosen) == (0, Candidate("native", "", pytest.approx(2.0)))
+    assert (found.rounds, found.chosen) == (0, KernelTiming("native", "", pytest.approx(2.0)))
 
 
 def test_nothing_that_is_inconclusive_comes_first() -> None:
     found = replacing(
-        [Candidate("native", "", 10.0), Candidate("ours", "", 5.0, 0.5, 0.2, 1.1, "inconclusive")],
+        [KernelTiming("native", "", 10.0), KernelTiming("ours", "", 5.0, 0.5, 0.2, 1.1, "inconclusive")],
         rounds=3,
         seconds=1.0,
     )

@@ -14,7 +14,7 @@ from scipy import stats
 from xpuruntime.errors import InputError
 from xpuruntime.measuring.statistics import (
     Margin,
-    Verdict,
+    RatioVerdict,
     compare,
     holm,
     look_rounds,
@@ -49,7 +49,7 @@ def verify(rng, effect, *, margin=ONLY_RELATIVE, looks=LOOKS, family=1):
         found = compare(
             times[:count], control[:count], twin=twin[:count], margin=margin, looks=len(looks) + 1, family=family
         )
-        if found.verdict is not Verdict.INCONCLUSIVE:
+        if found.verdict is not RatioVerdict.INCONCLUSIVE:
             break
     return found
 
@@ -69,8 +69,8 @@ def predicted_share(chance: float, looks: tuple[int, ...], level: float = 0.01) 
 def test_no_more_than_one_in_a_hundred_unchanged_things_is_called_slower_or_faster():
     rng = np.random.default_rng(20)
     verdicts = Counter(verify(rng, 0.0).verdict for _ in range(2000))
-    assert verdicts[Verdict.SLOWER] + verdicts[Verdict.FASTER] <= 20, verdicts
-    assert verdicts[Verdict.TIED] >= 1980, "and it says so, instead of leaving all undecided"
+    assert verdicts[RatioVerdict.SLOWER] + verdicts[RatioVerdict.FASTER] <= 20, verdicts
+    assert verdicts[RatioVerdict.TIED] >= 1980, "and it says so, instead of leaving all undecided"
 
 
 def test_no_family_of_unchanged_claims_has_a_false_one_more_often_than_one_in_a_hundred():
@@ -87,14 +87,14 @@ def test_a_change_as_large_as_the_margin_is_the_worst_case_and_still_bounded():
     """The null hypothesis of the sign test exactly: here, and nowhere else, its error rate is used up."""
     rng = np.random.default_rng(22)
     verdicts = Counter(verify(rng, 0.05).verdict for _ in range(300))
-    assert verdicts[Verdict.SLOWER] <= 9, verdicts
+    assert verdicts[RatioVerdict.SLOWER] <= 9, verdicts
 
 
 @pytest.mark.parametrize(("effect", "expected"), [(0.10, "slower"), (-0.10, "faster")])
 def test_a_planted_tenth_is_found(effect, expected):
     rng = np.random.default_rng(23)
     verdicts = Counter(verify(rng, effect).verdict for _ in range(500))
-    assert verdicts[Verdict(expected)] >= 495, verdicts
+    assert verdicts[RatioVerdict(expected)] >= 495, verdicts
 
 
 @pytest.mark.parametrize("margin", [0.035, 0.04])

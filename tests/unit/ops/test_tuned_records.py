@@ -12,7 +12,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime import _core
-from xpuruntime.measuring.replacement import Candidate, replacing
+from xpuruntime.measuring.replacement import KernelTiming, replacing
 from xpuruntime.ops import library_builds, tuned_records, tuning_cache
 from xpuruntime.ops.call_context import CallContext
 from xpuruntime.ops.rules import compile_rules
@@ -27,8 +27,8 @@ RULE = TuningPolicy()
 
 
 def replacement(verdict: str = "faster", seconds: float = 3.0) -> Any:
-    ours = Candidate("cpu.blas", "threads=2", 5.0, 0.5, 0.48, 0.52, verdict)
-    return replacing([Candidate("torch.mm", "", 10.0), ours], rounds=11, seconds=seconds)
+    ours = KernelTiming("cpu.blas", "threads=2", 5.0, 0.5, 0.48, 0.52, verdict)
+    return replacing([KernelTiming("torch.mm", "", 10.0), ours], rounds=11, seconds=seconds)
 
 
 def test_what_is_kept_is_recalled_as_it_was(own_tuning_cache: Path) -> None:

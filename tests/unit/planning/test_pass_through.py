@@ -12,7 +12,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.demo import demo_model_path
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.engines.model_source import Source
+from xpuruntime.engines.model_source import ModelSource
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH
@@ -247,12 +247,12 @@ def test_nothing_is_compiled_for_them(kind: str) -> None:
 @pytest.mark.filterwarnings("ignore:Specified provider:UserWarning")
 def test_a_provider_that_does_not_open_never_becomes_the_cpu(known: Any) -> None:
     """This wheel has none of them, so this is what really happens when one is asked of it."""
-    source = Source(str(demo_model_path()), None, "the demo")
+    source = ModelSource(str(demo_model_path()), None, "the demo")
     with pytest.raises(EngineError, match=f"asked for {known.provider}, but ONNX Runtime opened the session on CPU"):
         open_session(Settings(provider=known.provider, options={"device_id": "0"}), source, "rocm:0")
 
 
 def test_directml_is_opened_without_memory_patterns() -> None:
-    source = Source(str(demo_model_path()), None, "the demo")
+    source = ModelSource(str(demo_model_path()), None, "the demo")
     assert session_options(Settings(provider="DmlExecutionProvider"), source).enable_mem_pattern is False
     assert session_options(Settings(provider="CPUExecutionProvider"), source).enable_mem_pattern is True

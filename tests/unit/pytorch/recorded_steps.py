@@ -11,7 +11,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from xpuruntime.pytorch.capture.captured_state import CapturedState, captured_state_of
-from xpuruntime.pytorch.capture.graph_recorder import Recording
+from xpuruntime.pytorch.capture.graph_recorder import CapturedGraph
 from xpuruntime.pytorch.capture.step import CapturedStep
 from xpuruntime.pytorch.capture.step_program import StepProgram
 
@@ -64,7 +64,7 @@ class AgainRecorder:
         self.warmed += 1
         yield
 
-    def record(self, run: Callable[[], Any], generators: list[Any]) -> Recording:
+    def record(self, run: Callable[[], Any], generators: list[Any]) -> CapturedGraph:
         if self.fails is not None:
             raise self.fails
         self.records += 1
@@ -79,7 +79,7 @@ class AgainRecorder:
         outputs = pytree.tree_map_only(torch.Tensor, torch.clone, outputs)
         self.live += 1
         gradients = [(parameter, parameter.grad) for parameter in self.used.parameters()]
-        return Recording(RunAgain(run, outputs, gradients), outputs, 100)
+        return CapturedGraph(RunAgain(run, outputs, gradients), outputs, 100)
 
     def _states(self) -> Iterator[torch.Tensor]:
         for optimizer in self.used.optimizers:

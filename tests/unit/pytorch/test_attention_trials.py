@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.measuring.replacement import Candidate, replacing  # noqa: E402
+from xpuruntime.measuring.replacement import KernelTiming, replacing  # noqa: E402
 from xpuruntime.policies import TuningPolicy  # noqa: E402
 from xpuruntime.pytorch import _private_api  # noqa: E402
 from xpuruntime.pytorch.attention import request as attention_call  # noqa: E402
@@ -86,7 +86,7 @@ def test_what_serves_training_is_measured_with_its_gradient_on_both_sides(monkey
             done.clear()
             run()
             gradients.append(len(done))
-        return replacing([Candidate(candidates[0][0], "", 1.0)], rounds=0, seconds=3.0)
+        return replacing([KernelTiming(candidates[0][0], "", 1.0)], rounds=0, seconds=3.0)
 
     monkeypatch.setattr(tuning, "_measure", measure)
     monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
@@ -109,7 +109,9 @@ def unfused_is_fastest(nothing_is_tuned, monkeypatch):
         if "torch.math" in dict(candidates):
             assert costs["torch.math"] == 0  # gates call it, and its gradient goes no way of ours
         found = [
-            Candidate(name, "", 1.0, 0.1, 0.1, 0.1, "faster") if name == "torch.math" else Candidate(name, "", 9.0)
+            KernelTiming(name, "", 1.0, 0.1, 0.1, 0.1, "faster")
+            if name == "torch.math"
+            else KernelTiming(name, "", 9.0)
             for name, _ in candidates
         ]
         return replacing(found, rounds=11, seconds=3.0)

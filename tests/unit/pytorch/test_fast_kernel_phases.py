@@ -16,7 +16,7 @@ from fast_kernel_calls import F  # noqa: E402 - it needs PyTorch
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.measuring.replacement import Candidate, replacing  # noqa: E402
+from xpuruntime.measuring.replacement import KernelTiming, replacing  # noqa: E402
 from xpuruntime.pytorch.dispatch import call_state, tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import attention  # noqa: E402
 
@@ -190,8 +190,10 @@ def test_kernels_of_ours_serve_without_python_and_their_phase_is_recorded(asked)
 def test_attention_that_could_not_be_measured_is_measured_later(monkeypatch):
     def last_is_fastest(candidates, *_):
         (native, _), *others = candidates
-        found = [Candidate(name, "", 1.0, 1 / at, 1 / at, 1 / at, "faster") for at, (name, _) in enumerate(others, 2)]
-        return replacing([Candidate(native, "", 9.0), *found], rounds=11, seconds=3.0)
+        found = [
+            KernelTiming(name, "", 1.0, 1 / at, 1 / at, 1 / at, "faster") for at, (name, _) in enumerate(others, 2)
+        ]
+        return replacing([KernelTiming(native, "", 9.0), *found], rounds=11, seconds=3.0)
 
     monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
     monkeypatch.setattr(tuning, "_measure", last_is_fastest)

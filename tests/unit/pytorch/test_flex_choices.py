@@ -14,7 +14,7 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 from xpuruntime.pytorch.attention import flex_choices  # noqa: E402 - it needs PyTorch
 from xpuruntime.pytorch.attention.flex_choices import FlexChoice  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
-from xpuruntime.pytorch.explanation.attribution import Attribution, Share, UnattributedCalls  # noqa: E402
+from xpuruntime.pytorch.explanation.attribution import AttributedTime, TimeAttribution, UnattributedCalls  # noqa: E402
 from xpuruntime.pytorch.explanation.requested import RequestedKernels  # noqa: E402
 from xpuruntime.pytorch.explanation.summary_builder import build_rows  # noqa: E402
 from xpuruntime.pytorch.explanation.uncovered_kernels import FLEX, uncovered_kernel  # noqa: E402
@@ -38,14 +38,14 @@ def _nothing_is_chosen():
 def row_of(module, *chosen):
     for choice in chosen:
         flex_choices.note(choice)
-    share = Share()
+    share = AttributedTime()
     share.add(KERNEL, 2000)
     escape = uncovered_kernel(KERNEL)
     assert escape is not None
     key = UnattributedCalls("uncovered", escape.op, KERNEL, module, "", (), (), escape.reason)
     asking = RequestedKernels()
     asking.note(CompiledPolicy(xrt.Policy(kernels=xrt.KernelPolicy(attention="torch.flex_triton"))))
-    (row,) = build_rows([], Attribution("device", {}, {key: share}, 0), [], asking)
+    (row,) = build_rows([], TimeAttribution("device", {}, {key: share}, 0), [], asking)
     return row
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range
 
 torch = pytest.importorskip("torch")
 
@@ -226,7 +226,7 @@ class Profiler:
 def test_a_recording_gets_work_calls_and_operators(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, limit: int) -> None:
     monkeypatch.setattr(kineto_recording, "Profiler", Profiler)
     monkeypatch.setenv("TMPDIR", str(tmp_path))
-    ours = Recording(
+    ours = DeviceRecording(
         start_ns=0,
         end_ns=1000,
         ranges=(Range(41, 0, "step", "range", 5, 90, 200), Range(42, 41, "matmul cublas", "kernel", 5, 110, 160)),
@@ -263,7 +263,7 @@ def test_operators_of_a_real_profile_nest() -> None:
     kineto.start()
     torch.nn.Linear(8, 4)(torch.ones(2, 8)).relu()
     kineto.stop()
-    found = kineto.added_to(Recording())
+    found = kineto.added_to(DeviceRecording())
     by_id = {one.id: one for one in found.ranges}
     named = {one.name: one for one in found.ranges}
     assert {"aten::linear", "aten::addmm", "aten::relu"} <= set(named)

@@ -146,7 +146,7 @@ def test_rules_of_the_policy_do_not_reach_the_calibration():
 
 def test_a_step_bound_by_the_host_is_not_slower_under_a_tuned_policy():
     from xpuruntime.measuring.rounds import measure, timed
-    from xpuruntime.measuring.statistics import Margin, Verdict
+    from xpuruntime.measuring.statistics import Margin, RatioVerdict
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -172,4 +172,4 @@ def test_a_step_bound_by_the_host_is_not_slower_under_a_tuned_policy():
         )  # fmt: skip
     finally:
         torch.set_num_threads(threads)
-    assert found.comparisons["tuned"].verdict is not Verdict.SLOWER, found.comparisons
+    assert found.comparisons["tuned"].verdict is not RatioVerdict.SLOWER, found.comparisons

@@ -20,8 +20,8 @@ import xpuruntime.pytorch as xrt_torch  # noqa: E402
 from xpuruntime.errors import InputError  # noqa: E402
 from xpuruntime.policies import KernelPolicy  # noqa: E402
 from xpuruntime.pytorch.capture.arguments import state_of  # noqa: E402
-from xpuruntime.pytorch.capture.snapshot import Snapshot  # noqa: E402
-from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory  # noqa: E402
+from xpuruntime.pytorch.capture.snapshot import StateSnapshot  # noqa: E402
+from xpuruntime.pytorch.step_tuning.device_memory import VariantMemoryMeter  # noqa: E402
 from xpuruntime.pytorch.step_tuning.losses import difference  # noqa: E402
 from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep  # noqa: E402
 
@@ -128,7 +128,7 @@ def test_the_tolerance_is_that_of_what_is_computed_in(autocast: bool) -> None:
 
 def test_memory_of_a_variant_is_without_that_of_others_and_of_copies() -> None:
     held = {"now": 100, "most": 0}
-    memory = DeviceMemory(
+    memory = VariantMemoryMeter(
         torch.device("cpu"),
         allocated=lambda _: held["now"],
         peak=lambda _: held["most"],
@@ -153,7 +153,7 @@ def test_memory_of_a_variant_is_without_that_of_others_and_of_copies() -> None:
 )
 def test_state_that_was_added_keeps_its_place_however_often_it_is_given_back(optimizer: Any) -> None:
     work = Work(optimizer=optimizer)
-    snapshot = Snapshot(state_of(work.loss, work.optimizer, None, None), torch.device("cpu"))
+    snapshot = StateSnapshot(state_of(work.loss, work.optimizer, None, None), torch.device("cpu"))
     seen = []
     for _ in range(3):
         first = work.train(3)

@@ -14,7 +14,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.measuring.replacement import Candidate, replacing
+from xpuruntime.measuring.replacement import KernelTiming, replacing
 from xpuruntime.measuring.tuning_watch import watch_tuning
 from xpuruntime.ops import tuned_records
 from xpuruntime.policies import TuningPolicy
@@ -48,10 +48,10 @@ def forget(monkeypatch):
 def replacement(times, *, seconds=3.0, undecided=False):
     """What is measured where kernels take these microseconds, PyTorch's own first."""
     (native, least), *others = times.items()
-    found = [Candidate(native, "", least)]
+    found = [KernelTiming(native, "", least)]
     for name, one in others:
         verdict = "faster" if one < 0.98 * least else "inconclusive" if undecided else "not_faster"
-        found.append(Candidate(name, "", one, one / least, one / least, one / least, verdict))
+        found.append(KernelTiming(name, "", one, one / least, one / least, one / least, verdict))
     return replacing(found, rounds=11, seconds=seconds)
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import xpuruntime as xrt
-from xpuruntime.serving.messages import InferRequest, InferResponse, Tensor
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.status import ServingError, Status
 
@@ -87,14 +87,16 @@ class Service:
     def _run(self, request: InferRequest) -> InferResponse:
         (image,) = request.inputs
         logits = self.session.run({image.name: image.data.copy()})["logits"]
-        return InferResponse("digits", "1", [Tensor("logits", "FP32", logits.shape, logits)], request.id)
+        return InferResponse("digits", "1", [InferTensor("logits", "FP32", logits.shape, logits)], request.id)
 
     def _echo(self, request: InferRequest) -> InferResponse:
         wanted = [one.name for one in request.outputs] or [one.name for one in request.inputs]
         given = {one.name: one for one in request.inputs}
         if missing := [name for name in wanted if name not in given]:
             raise ServingError(Status.INVALID_ARGUMENT, f"there is no output {missing[0]!r}. Fix: ask for another")
-        outputs = [Tensor(name, given[name].datatype, given[name].shape, given[name].data.copy()) for name in wanted]
+        outputs = [
+            InferTensor(name, given[name].datatype, given[name].shape, given[name].data.copy()) for name in wanted
+        ]
         return InferResponse(request.model, "1", outputs, request.id)
 
     def known(self, model: str, version: str = "") -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from disguised_engine import DisguisedEngine
 
 from xpuruntime.serving.batching.layout import DATATYPE_OF
-from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -30,7 +30,7 @@ def ask(
 ) -> InferRequest:
     """Return a request of arrays."""
     tensors = [
-        Tensor(name, (datatypes or {}).get(name) or DATATYPE_OF[array.dtype.name], array.shape, array)
+        InferTensor(name, (datatypes or {}).get(name) or DATATYPE_OF[array.dtype.name], array.shape, array)
         for name, array in arrays.items()
     ]
     return InferRequest(model, tensors, outputs=[RequestedOutput(name) for name in outputs], **more)

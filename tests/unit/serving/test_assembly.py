@@ -18,7 +18,7 @@ from xpuruntime.serving.batching.assembly import Slice, assemble, joined, take_a
 from xpuruntime.serving.batching.layout import DATATYPE_OF, Layout
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.batching.settings import BatchSettings
-from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.status import ServingError, Status
 
 INPUTS = (
@@ -160,7 +160,7 @@ def test_any_request_is_accepted_whole_or_refused_as_wrong(shapes: str, drawn: l
     rule = {"value": 0, "to": [] if shapes == "pad" else [2]}
     batching = BatchSettings(max_batch_size=4, shapes=shapes, pad={"ids": rule, "mask": rule})
     layout = Layout.of(INPUTS, OUTPUTS, batching)
-    tensors = [Tensor(name, DATATYPE_OF[dtype], shape, np.zeros(shape, dtype)) for name, shape, dtype in drawn]
+    tensors = [InferTensor(name, DATATYPE_OF[dtype], shape, np.zeros(shape, dtype)) for name, shape, dtype in drawn]
     asked = InferRequest("m", tensors, outputs=[RequestedOutput(name) for name in outputs])
     feed, refused = None, None
     try:

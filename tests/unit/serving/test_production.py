@@ -12,7 +12,8 @@ import pytest
 from serving_models import WAIT, FaultyEngine, ask, rows_of
 
 import xpuruntime as xrt
-from xpuruntime.serving.models.slo import Point, choose_limits
+from xpuruntime.lockfile.measured import BatchTime
+from xpuruntime.serving.models.slo import choose_limits
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 
@@ -222,7 +223,10 @@ def test_a_shadow_whose_policy_fails_does_not_load(mlp: Path, serve: Serve, tmp_
     assert "none.yaml" in service.ready()[1]
 
 
-CURVE = [Point(1, 0.002, 0.003, 21), Point(2, 0.003, 0.004, 21), Point(4, 0.005, 0.006, 21), Point(8, 0.009, 0.012, 21)]
+CURVE = [
+    BatchTime(rows=rows, median_us=median_us, longest_us=longest_us, runs=21)
+    for rows, median_us, longest_us in ((1, 2000, 3000), (2, 3000, 4000), (4, 5000, 6000), (8, 9000, 12000))
+]
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.demo import demo_images, demo_model_path
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
@@ -190,7 +190,7 @@ def test_grpc(cluster: Cluster, expected: np.ndarray) -> None:
 
         def infer(index: int, model: str = "digits") -> InferRequest:
             one = IMAGES[index][None]
-            return InferRequest(model, [Tensor("image", "FP32", one.shape, one)], id=str(index))
+            return InferRequest(model, [InferTensor("image", "FP32", one.shape, one)], id=str(index))
 
         assert ask("ServerReady", {})["ready"] is True
         assert ask("ModelMetadata", {"name": "digits"})["inputs"][0]["shape"] == [-1, 1, 8, 8]

@@ -7,8 +7,9 @@ from __future__ import annotations
 import pytest
 from queue_simulation import execution_seconds, open_loop, poisson
 
+from xpuruntime.lockfile.measured import BatchTime
 from xpuruntime.serving.batching.settings import BatchSettings
-from xpuruntime.serving.models.slo import Point, choose_limits
+from xpuruntime.serving.models.slo import choose_limits
 
 REQUESTS = 4000
 
@@ -16,7 +17,8 @@ REQUESTS = 4000
 @pytest.mark.parametrize("load", [0.2, 0.5, 0.7])
 @pytest.mark.parametrize("p99", [0.004, 0.006, 0.010])
 def test_what_is_chosen_for_a_latency_keeps_it(p99: float, load: float) -> None:
-    curve = [Point(rows, execution_seconds(rows), execution_seconds(rows), 21) for rows in (1, 2, 4, 8, 16, 32)]
+    times = {rows: 1e6 * execution_seconds(rows) for rows in (1, 2, 4, 8, 16, 32)}
+    curve = [BatchTime(rows=rows, median_us=time, longest_us=time, runs=21) for rows, time in times.items()]
     chosen = choose_limits(curve, p99)
     assert chosen.met
     size = chosen.max_batch_size

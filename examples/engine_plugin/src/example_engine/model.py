@@ -26,7 +26,7 @@ from xpuruntime.engines.input_binding import (
     refuse_stream,
     type_name,
 )
-from xpuruntime.engines.model_source import Source, prepare_source
+from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.errors import EngineError, InputError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Time, Unit
 
@@ -70,7 +70,7 @@ def load_model(request: Request, settings: Mapping[str, Any], version: str) -> R
     return ReferenceModel(request.model, evaluator, settings, log)
 
 
-def _read(source: Source) -> onnx.ModelProto:
+def _read(source: ModelSource) -> onnx.ModelProto:
     if isinstance(source.model, str):
         return onnx.load(source.model)
     proto = onnx.load_model_from_string(source.model)

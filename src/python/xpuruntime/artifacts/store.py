@@ -30,7 +30,7 @@ from xpuruntime.printable import printable
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from xpuruntime.engines.accuracy import Check, Reference
+    from xpuruntime.engines.accuracy import AccuracyCheck, Reference
     from xpuruntime.engines.base import Engine, Judgement, Request
     from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.model import ModelInfo
@@ -303,7 +303,7 @@ def _recorded(info: ModelInfo) -> ModelInfo:
     )
 
 
-def _reference(request: Request, engine: Engine, machine: Machine, check: Check | None) -> Reference | None:
+def _reference(request: Request, engine: Engine, machine: Machine, check: AccuracyCheck | None) -> Reference | None:
     """Return what the result is compared with, where that is due."""
     if check is None:
         return None

@@ -15,10 +15,20 @@ libnccl is opened when the first communicator is made. Importing this needs neit
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from xpuruntime.distributed.call import group
 from xpuruntime.distributed.communicator import Communicator
-from xpuruntime.distributed.nccl_log import Choice, read_choices
+from xpuruntime.distributed.nccl_log import CollectiveChoice, read_choices
 from xpuruntime.distributed.policy import CollectivePolicy
 from xpuruntime.distributed.torchrun import init_from_env
+from xpuruntime.lazy_names import load_name as _load_name
 
-__all__ = ["Choice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]
+__all__ = ["CollectiveChoice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]
+
+_DEPRECATED = {"Choice": "CollectiveChoice"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, {}, deprecated=_DEPRECATED)

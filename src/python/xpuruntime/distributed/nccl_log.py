@@ -17,7 +17,7 @@ from xpuruntime.files.reading import read_regular
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Choice", "read_choices"]
+__all__ = ["CollectiveChoice", "read_choices"]
 
 _LINE = re.compile(
     r"\b(?P<collective>AllReduce|AllGather|ReduceScatter|Broadcast|Reduce): (?P<bytes>\d+) Bytes -> "
@@ -35,7 +35,7 @@ _MAX_BYTES = 1 << 30
 _ALGORITHMS = {"COLLNET_DIRECT": "collnet_direct", "COLLNET_CHAIN": "collnet_chain", "NVLS_TREE": "nvls_tree"}
 
 
-class Choice(msgspec.Struct, frozen=True, kw_only=True):
+class CollectiveChoice(msgspec.Struct, frozen=True, kw_only=True):
     """How NCCL ran one collective, in the words of `CollectivePolicy`.
 
     Attributes
@@ -56,7 +56,7 @@ class Choice(msgspec.Struct, frozen=True, kw_only=True):
     channels: int | None = None
 
 
-def read_choices(path: str | os.PathLike[str]) -> list[Choice]:
+def read_choices(path: str | os.PathLike[str]) -> list[CollectiveChoice]:
     """Return what NCCL wrote of its choices to a log, in order.
 
     Rank 0 writes them, from NCCL 2.23 on, when the process was started with ``NCCL_DEBUG=INFO``,
@@ -80,7 +80,7 @@ def read_choices(path: str | os.PathLike[str]) -> list[Choice]:
             "NCCL_DEBUG_FILE to this path before the process starts"
         ) from None
     return [
-        Choice(
+        CollectiveChoice(
             collective=_COLLECTIVES[found["collective"]],
             bytes=int(found["bytes"]),
             algorithm=_ALGORITHMS.get(found["algorithm"], found["algorithm"].lower()),

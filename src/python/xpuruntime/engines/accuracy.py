@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GENERATED",
-    "Check",
+    "AccuracyCheck",
     "ProbeRefusedError",
     "Reference",
     "check_accuracy",
@@ -56,14 +56,14 @@ class ProbeRefusedError(InputError):
     """No input can be made up for a model, or the model itself refuses the one that was."""
 
 
-class Check(NamedTuple):
+class AccuracyCheck(NamedTuple):
     """Reference and limits of a loaded model, and whether a result beyond them is refused or only reported."""
 
     tolerance: Tolerance
     refuses: bool
 
 
-def check_due(request: Request, judgement: Judgement) -> Check | None:
+def check_due(request: Request, judgement: Judgement) -> AccuracyCheck | None:
     """Return what a loaded model has to meet, or ``None`` where nothing is checked.
 
     A model is checked where the policy states an accuracy, and where the precision of its graph was changed. Limits
@@ -84,7 +84,7 @@ def check_due(request: Request, judgement: Judgement) -> Check | None:
     if wanted is None and not changed and computes is None:
         return None
     asked = wanted is not None or changed or request.policy.mode == "strict"
-    return Check(limits_of(request, computes), asked)
+    return AccuracyCheck(limits_of(request, computes), asked)
 
 
 def limits_of(request: Request, computes: str | None) -> Tolerance:
@@ -220,7 +220,7 @@ def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedM
 
 
 def check_accuracy(
-    request: Request, engine: str, loaded: LoadedModel, reference: Reference, check: Check
+    request: Request, engine: str, loaded: LoadedModel, reference: Reference, check: AccuracyCheck
 ) -> ProbeResult:
     """Run the probe input and compare.
 

@@ -15,7 +15,7 @@ from xpuruntime.runtime import profiler
 
 if TYPE_CHECKING:
     from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording
-    from xpuruntime.runtime.device_recording import Recording
+    from xpuruntime.runtime.device_recording import DeviceRecording
 
 __all__ = ["DeviceRecorder"]
 
@@ -80,8 +80,8 @@ class DeviceRecorder:
 
         _core.call_aside(start)
 
-    def _stop(self) -> Recording:
-        def stop() -> Recording:
+    def _stop(self) -> DeviceRecording:
+        def stop() -> DeviceRecording:
             self._started = False
             return profiler.stop()
 
@@ -97,7 +97,7 @@ class DeviceRecorder:
             if self._started:
                 self._stop()
 
-    def stop(self) -> Recording:
+    def stop(self) -> DeviceRecording:
         """Wait for the devices, and return what was recorded.
 
         Raises

@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantisation import QuantisedModel, Style
 
-__all__ = ["Source", "prepare_source"]
+__all__ = ["ModelSource", "prepare_source"]
 
 
 @dataclass(eq=False, repr=False)
-class Source:
+class ModelSource:
     """The model as an engine will get it: a path, or bytes and the folder of their external data.
 
     Parameters
@@ -94,7 +94,7 @@ def prepare_source(
     keep_fp32: Sequence[str] = (),
     supported_ops: frozenset[str] | None = None,
     qdq: str | Style | None = None,
-) -> Source:
+) -> ModelSource:
     """Return the model of a request with unique node names and the sizes that the policy fixes, converted if asked.
 
     Parameters
@@ -132,10 +132,10 @@ def prepare_source(
         for note in converted.notes:
             log.add(f"graph converted to {convert}", note)
         if converted.fits_in_memory():
-            return Source(converted.serialized(), None, label, converted=converted.changed, info=info)
+            return ModelSource(converted.serialized(), None, label, converted=converted.changed, info=info)
         folder = ScratchFolder("converted")
         path = str(converted.write(folder.name))
-        return Source(path, None, label, keep=folder, converted=converted.changed, info=info)
+        return ModelSource(path, None, label, keep=folder, converted=converted.changed, info=info)
     if info.needs_renaming or info.data is not None:
         for name in info.renamed[:1]:
             count = len(info.renamed)
@@ -145,23 +145,23 @@ def prepare_source(
                 else f"{count} nodes were given names: {name!r}, ..."
             )
             log.add(what, "unnamed in the model, or one name for several nodes")
-        return Source(info.serialized_named(), info.base_dir, label, info=info)
+        return ModelSource(info.serialized_named(), info.base_dir, label, info=info)
     if not is_utf8(info.file):
         if info.has_external_data:
             fix = "give the folder and the file other names"
             raise refuse(info.path, "engines cannot open its data: the path is not UTF-8", fix)
         log.add("the model was read into memory", "the name of its file is not UTF-8, and engines open no such file")
-        return Source(info.serialized_named(), None, label, info=info)
+        return ModelSource(info.serialized_named(), None, label, info=info)
     info.check_unchanged()  # an engine reads the file itself, and would report of another model
-    return Source(info.file, None, label, info=info)
+    return ModelSource(info.file, None, label, info=info)
 
 
 def _quantised(
     request: Request, info: ModelInfo, log: ConversionLog, style: str | Style, keep_fp32: Sequence[str]
-) -> Source:
+) -> ModelSource:
     from xpuruntime.engines.quantisation import quantise
 
     made = quantise(info, request.calibration, style, keep_fp32=keep_fp32)
     for note in made.notes:
         log.add("graph quantised to int8", note)
-    return Source(made.data, None, info.path, quantised=made, info=info)
+    return ModelSource(made.data, None, info.path, quantised=made, info=info)

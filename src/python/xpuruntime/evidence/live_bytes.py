@@ -13,10 +13,10 @@ from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
-__all__ = ["Step", "live_bytes"]
+__all__ = ["UnitMemory", "live_bytes"]
 
 
-class Step(msgspec.Struct, frozen=True, kw_only=True):
+class UnitMemory(msgspec.Struct, frozen=True, kw_only=True):
     """One unit, as far as memory goes.
 
     Attributes
@@ -36,12 +36,12 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     views: dict[str, str] = {}
 
 
-def live_bytes(steps: Sequence[Step], outputs: Collection[str] = ()) -> tuple[LiveBytes, ...]:
+def live_bytes(steps: Sequence[UnitMemory], outputs: Collection[str] = ()) -> tuple[LiveBytes, ...]:
     """Return what is live around each step, in the order of the steps.
 
     Parameters
     ----------
-    steps : sequence of Step
+    steps : sequence of UnitMemory
         In the order of execution.
     outputs : collection of str
         Tensors that are needed after the last step.

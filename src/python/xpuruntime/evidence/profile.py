@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording, WorkSource
+    from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range, WorkSource
     from xpuruntime.runtime.trace_events import Mark
 
 __all__ = ["Profile", "Share"]
@@ -52,11 +52,11 @@ class Profile:
 
     Parameters
     ----------
-    recording : Recording
+    recording : DeviceRecording
     marks : sequence of Mark
     """
 
-    def __init__(self, recording: Recording, marks: tuple[Mark, ...] = ()) -> None:
+    def __init__(self, recording: DeviceRecording, marks: tuple[Mark, ...] = ()) -> None:
         self._recording, self._marks = recording, marks
 
     @property

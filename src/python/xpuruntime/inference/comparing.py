@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.bisect import Divergence
-    from xpuruntime.inference.drift import Drift
+    from xpuruntime.inference.drift import DriftReport
     from xpuruntime.inference.plan_request import PolicyLike, Precision
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
@@ -266,7 +266,7 @@ class _Bench(NamedTuple):
         answer = self._answers(plan, policy, machine)
         return find_divergence(self.request.model, self.reference.feeds, failing, failing.tolerance, answer)
 
-    def _drift(self, plan: Plan, policy: Policy, machine: Machine, result: ProbeResult) -> Drift:
+    def _drift(self, plan: Plan, policy: Policy, machine: Machine, result: ProbeResult) -> DriftReport:
         """Measure every layer."""
         answer = self._answers(plan, policy, machine)
         return measure_drift(self.request.model, self.reference.feeds, result.tolerance, answer, agreed=result.passed)
@@ -275,7 +275,7 @@ class _Bench(NamedTuple):
         return answers_of(self.request, plan, policy, machine, self.reference.feeds, self.registry)
 
 
-def _measured_instead(drift: Drift | None, precision: str) -> str:
+def _measured_instead(drift: DriftReport | None, precision: str) -> str:
     """Return why the drift of layers takes the place of a search, which could name another node; empty where not."""
     if drift is None or not drift.layers:
         return ""

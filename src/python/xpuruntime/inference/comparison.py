@@ -11,7 +11,7 @@ import msgspec
 from xpuruntime.engines.precision import OutputFigures, Tolerance
 from xpuruntime.files.paths import json_text
 from xpuruntime.inference.bisect import Divergence
-from xpuruntime.inference.drift import Drift
+from xpuruntime.inference.drift import DriftReport
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
         What the plan warns of.
     outputs : tuple of OutputFigures
         Of every output of the model.
-    drift : Drift or None
+    drift : DriftReport or None
         How far each layer is from the reference, where that was asked for and the engine ran.
     """
 
@@ -65,7 +65,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     divergence: Divergence | None = None
     notes: tuple[str, ...] = ()
     outputs: tuple[OutputFigures, ...] = ()
-    drift: Drift | None = None
+    drift: DriftReport | None = None
 
 
 class Comparison(msgspec.Struct, frozen=True, kw_only=True):

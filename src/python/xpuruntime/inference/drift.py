@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     Answer = Callable[[ModelInfo], Mapping[str, Any]]
 
-__all__ = ["Drift", "LayerDrift", "measure_drift"]
+__all__ = ["DriftReport", "LayerDrift", "measure_drift"]
 
 #: Of the tensors that are kept at once, by their elements: those of one group, once for each side.
 _ELEMENTS = 32 << 20
@@ -51,7 +51,7 @@ class LayerDrift(msgspec.Struct, frozen=True, kw_only=True):
     figures: OutputFigures
 
 
-class Drift(msgspec.Struct, frozen=True, kw_only=True):
+class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
     """How far the layers of a model are from the reference on one engine.
 
     Attributes
@@ -85,7 +85,7 @@ class Drift(msgspec.Struct, frozen=True, kw_only=True):
 
 def measure_drift(
     info: ModelInfo, feeds: Mapping[str, Any], limits: Tolerance, answer: Answer, *, agreed: bool
-) -> Drift:
+) -> DriftReport:
     """Measure how far every layer is from the reference.
 
     Parameters
@@ -101,7 +101,7 @@ def measure_drift(
 
     Returns
     -------
-    Drift
+    DriftReport
         Constants are no layers, and nodes inside of an ``If``, ``Loop`` or ``Scan`` are not measured apart.
     """
     return _Measuring(info, feeds, limits, answer, agreed).run()
@@ -118,7 +118,7 @@ class _Measuring:
         self.refusals = 0
         self.otherwise = False
 
-    def run(self) -> Drift:
+    def run(self) -> DriftReport:
         places = [(i, node) for i, node in enumerate(self.inside.nodes) if node.op_type != "Constant"]
         for group in self._groups([name for _, node in places for name in node.output if name]):
             self._measure(group)
@@ -131,7 +131,7 @@ class _Measuring:
             else:
                 reasons = (self.hidden[name] for name in node.output if name in self.hidden)
                 skipped[node.name] = next(reasons, "it makes no tensor")
-        return Drift(
+        return DriftReport(
             layers=tuple(layers),
             first=next((i for i, layer in enumerate(layers) if not layer.figures.passed), None),
             skipped=skipped,

@@ -141,7 +141,7 @@ def _asked(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return types as ONNX Runtime tells them on the CPU."""
     from onnx import helper
 
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.opening import open_session
     from xpuruntime.engines.onnxruntime.settings import Settings
 
@@ -149,7 +149,7 @@ def _asked(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
     copy.CopyFrom(proto)
     for name in names:
         copy.graph.output.add().name = name
-    source = Source(copy.SerializeToString(), info.base_dir, info.path)
+    source = ModelSource(copy.SerializeToString(), info.base_dir, info.path)
     session = open_session(Settings(provider="CPUExecutionProvider"), source, "cpu").session
     found = {}
     for output in session.get_outputs():

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["Ready", "load_planned", "reference_of"]
+__all__ = ["LoadResult", "load_planned", "reference_of"]
 
 
-class Ready(NamedTuple):
+class LoadResult(NamedTuple):
     """A model that runs, the plan with what was added to it, and what was found on the way.
 
     `artifact` is the one that it was loaded from; `proof` is of the accuracy probe.
@@ -43,7 +43,7 @@ class Ready(NamedTuple):
     conversions: tuple[Conversion, ...]
 
 
-def load_planned(recipe: Recipe, plan: Plan) -> Ready:
+def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
     """Load what was planned. Slow; leaves nothing behind when it fails.
 
     Raises
@@ -89,7 +89,7 @@ def load_planned(recipe: Recipe, plan: Plan) -> Ready:
             "`xrt compare`, or use another engine; with `accuracy` in the policy, such a session is refused"
         )
         plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, told))
-    return Ready(loaded, plan, request.artifact, proof, said)
+    return LoadResult(loaded, plan, request.artifact, proof, said)
 
 
 def _prove(

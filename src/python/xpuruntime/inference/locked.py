@@ -25,7 +25,7 @@ from xpuruntime.lockfile.differences import (
     compare_plans,
     samples_agree,
 )
-from xpuruntime.lockfile.drift import Drift, drift_error
+from xpuruntime.lockfile.drift import LockDrift, drift_error
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import OutputSample
 from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan
@@ -349,7 +349,7 @@ def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
 
 def compare_results(
     locked: tuple[LockedOutput, ...], lock: Lock, results: Mapping[str, Any], at: str
-) -> tuple[Drift, ...]:
+) -> tuple[LockDrift, ...]:
     """Return what differs between the outputs of a lock and those of one run on its probe inputs."""
     found, _ = observed_outputs([results], rtol=0, atol=0, at=at)
     now = {one.name: one for one in found}
@@ -369,7 +369,7 @@ def compare_results(
 
 def compare_observed(
     identity: Identity, units: Sequence[Unit], decisions: Sequence[KernelDecision], *, at: str = SHAPES_ID
-) -> tuple[Drift, ...]:
+) -> tuple[LockDrift, ...]:
     """Return what differs between the entries of a lock and the units of an instrumented run."""
     entries = unit_entries(units, decisions, identity.validators, at)
     calls = call_entries(decisions, identity.validators)

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.locked import LockInForce
-    from xpuruntime.planning import Decision, Plan, PlanRequest
+    from xpuruntime.planning import Plan, PlanRequest, Resolution
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -139,7 +139,7 @@ class SessionArguments(NamedTuple):
         return made.relocated(in_folder(""))
 
 
-class Planned(NamedTuple):
+class PlannedModel(NamedTuple):
     """A model that was read and planned: all that a session is opened from."""
 
     request: PlanRequest
@@ -159,7 +159,7 @@ def plan_session(
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
     purpose: Literal["run", "compile"] = "run",
-) -> Planned:
+) -> PlannedModel:
     """Read a model, settle its policy and plan it.
 
     The policy is that of the lock where there is one, else the one that was asked for; where none was, that of the
@@ -207,7 +207,7 @@ def plan_session(
     (plan, judgement), here = plan_request(request, stated, registry, machine)
     plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
     plan = check_export_lock(info, plan) if lock is None else lock.checked(plan)
-    return Planned(request, plan, judgement, here, stated, lock)
+    return PlannedModel(request, plan, judgement, here, stated, lock)
 
 
 def reopen_plan(
@@ -219,7 +219,7 @@ def reopen_plan(
     *,
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
-) -> Planned:
+) -> PlannedModel:
     """Read a model and check that a plan of before holds for it here; only the plan's engine is probed and asked.
 
     Raises
@@ -245,7 +245,7 @@ def reopen_plan(
     if machine is None:
         machine = _machine_of(registry, (plan.engine,) if plan.engine in engines else ())
     judgement = check_plan(plan, request, stated, machine, engines)
-    return Planned(request, plan, judgement, machine, stated, None)
+    return PlannedModel(request, plan, judgement, machine, stated, None)
 
 
 def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
@@ -289,7 +289,7 @@ def _request(
 
 def plan_request(
     request: PlanRequest, policy: Policy, registry: EngineRegistry, machine: Machine | None
-) -> tuple[Decision, Machine]:
+) -> tuple[Resolution, Machine]:
     """Plan for a machine, or for this one. Return the plan with its judgement, and the machine it was made for."""
     from xpuruntime.planning import decide, plan_here
 

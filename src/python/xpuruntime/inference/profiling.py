@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.runtime.device_recording import Recording
+    from xpuruntime.runtime.device_recording import DeviceRecording
 
 __all__ = ["profile"]
 
@@ -49,7 +49,7 @@ class _Run:
         self.recorder.start()
         _core.call_aside(self._watch)
 
-    def stop(self) -> Recording:
+    def stop(self) -> DeviceRecording:
         try:
             return self.recorder.stop()
         finally:

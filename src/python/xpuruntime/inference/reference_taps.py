@@ -41,7 +41,7 @@ class Inside:
 
     def reference(self, names: Sequence[str]) -> dict[str, Any]:
         """Return those of the tensors that are plain arrays, as fp32 on the CPU computes them."""
-        from xpuruntime.engines.model_source import Source
+        from xpuruntime.engines.model_source import ModelSource
         from xpuruntime.engines.onnxruntime.failures import translate
         from xpuruntime.engines.onnxruntime.opening import open_session
         from xpuruntime.engines.onnxruntime.settings import Settings
@@ -50,7 +50,7 @@ class Inside:
         for name in dict.fromkeys(names):
             if name not in self.outputs:
                 proto.graph.output.add().name = name  # ONNX Runtime knows its type
-        source = Source(proto.SerializeToString(), self.info.base_dir, self.info.path)
+        source = ModelSource(proto.SerializeToString(), self.info.base_dir, self.info.path)
         session = open_session(Settings(provider="CPUExecutionProvider"), source, "cpu").session
         types = {output.name: output.type for output in session.get_outputs()}
         wanted = [name for name in dict.fromkeys(names) if types.get(name) in _PLAIN]

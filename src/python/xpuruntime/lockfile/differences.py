@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.lockfile.codes import DriftCode
-from xpuruntime.lockfile.drift import Drift, shown
+from xpuruntime.lockfile.drift import LockDrift, shown
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedOutput, LockedPlan, LockedPolicy, UnitEntry
 from xpuruntime.lockfile.validators import validator_drift
 
@@ -32,12 +32,12 @@ _FIELDS = (
 _RELOCK = "xrt lock --upgrade-unit"
 
 
-def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[Drift, ...]:
+def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[LockDrift, ...]:
     """Return what differs between the units of a lock and those that ran.
 
     What the lock has as unobservable differs only where something else is known of it: placement, precision, layout.
     """
-    drifts: list[Drift] = []
+    drifts: list[LockDrift] = []
     before = {(one.at, one.unit): one for one in locked}
     now = {(one.at, one.unit): one for one in found}
     for key, one in before.items():
@@ -53,7 +53,7 @@ def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...])
     return tuple(drifts)
 
 
-def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> Drift:
+def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> LockDrift:
     wanted = set(one.sources)
     others = [other.unit for other in found if other.at == one.at and wanted.intersection(other.sources)]
     if others:
@@ -61,7 +61,7 @@ def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> Drift:
     return _entry_drift(one, DriftCode.GONE, _describe(one), "no such unit")
 
 
-def _compare_unit(one: UnitEntry, other: UnitEntry) -> list[Drift]:
+def _compare_unit(one: UnitEntry, other: UnitEntry) -> list[LockDrift]:
     drifts = []
     if one.kernel != other.kernel and one.kernel is not None:
         if other.kernel is None:
@@ -86,17 +86,17 @@ def _describe(one: UnitEntry) -> str:
     return f"{one.op} on {one.on}"
 
 
-def _entry_drift(one: UnitEntry, code: DriftCode, expected: str, found: str) -> Drift:
+def _entry_drift(one: UnitEntry, code: DriftCode, expected: str, found: str) -> LockDrift:
     name = one.unit if one.at == "s0" else f"{one.unit} at {one.at}"
     fix = f"restore what it depends on (validators {', '.join(one.depends_on)}), or take it: {_RELOCK} '{one.unit}'"
-    return Drift(code=code, subject=name, expected=expected, found=found, entries=(one.unit,), restore=fix)
+    return LockDrift(code=code, subject=name, expected=expected, found=found, entries=(one.unit,), restore=fix)
 
 
-def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[Drift, ...]:
+def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[LockDrift, ...]:
     """Return what differs between the plan of a lock and one that was made now: one drift for each key."""
     before, now = _keys_of(locked), _keys_of(found)
     return tuple(
-        Drift(
+        LockDrift(
             code=DriftCode.PLAN,
             subject=key,
             expected=shown(before.get(key)),
@@ -115,7 +115,7 @@ def _keys_of(plan: LockedPlan) -> dict[str, object]:
     return found
 
 
-def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> tuple[Drift, ...]:
+def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> tuple[LockDrift, ...]:
     """Return a drift for each key that one policy states and the other does not, or states otherwise."""
     if locked is None or found is None:
         return ()
@@ -125,7 +125,7 @@ def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> t
         if before != now:
             fix = f"state {key}: {before}" if before is not None else f"leave {key} out"
             drifts.append(
-                Drift(code=DriftCode.POLICY, subject=key, expected=shown(before), found=shown(now), restore=fix)
+                LockDrift(code=DriftCode.POLICY, subject=key, expected=shown(before), found=shown(now), restore=fix)
             )
     return tuple(drifts)
 
@@ -140,7 +140,7 @@ def samples_agree(expected: Sequence[float], found: Sequence[float], rtol: float
     )
 
 
-def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput, ...]) -> tuple[Drift, ...]:
+def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput, ...]) -> tuple[LockDrift, ...]:
     """Return a drift for each output that is another one than the lock has."""
     before = {(one.input, one.at, one.name): one for one in locked}
     now = {(one.input, one.at, one.name): one for one in found}
@@ -153,7 +153,7 @@ def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput,
         if expected == got and one is not None and other is not None:
             expected, got = f"sha256 {one.sha256[:16]}", f"sha256 {other.sha256[:16]}"
         drifts.append(
-            Drift(
+            LockDrift(
                 code=DriftCode.OUTPUT,
                 subject=key[2],
                 expected=expected,
@@ -170,7 +170,7 @@ def _output(one: LockedOutput | None) -> str:
     return f"{one.dtype} {list(one.shape)} {one.grade}"
 
 
-def compare_calls(locked: tuple[CallEntry, ...], found: tuple[CallEntry, ...]) -> tuple[Drift, ...]:
+def compare_calls(locked: tuple[CallEntry, ...], found: tuple[CallEntry, ...]) -> tuple[LockDrift, ...]:
     """Return what differs between the calls of a lock and those that were dispatched."""
     before = {_call_key(one): one for one in locked}
     now = {_call_key(one): one for one in found}
@@ -194,17 +194,17 @@ def _call_key(one: CallEntry) -> tuple[object, ...]:
     return one.op, one.dtype, tuple(sorted(one.facts.items())), one.phase, one.module, one.node
 
 
-def _call_drift(one: CallEntry, code: DriftCode, expected: str, found: str) -> Drift:
+def _call_drift(one: CallEntry, code: DriftCode, expected: str, found: str) -> LockDrift:
     fix = "restore what it depends on, or make the lock again"
-    return Drift(code=code, subject=one.name, expected=expected, found=found, entries=(one.name,), restore=fix)
+    return LockDrift(code=code, subject=one.name, expected=expected, found=found, entries=(one.name,), restore=fix)
 
 
-def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
+def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
     """Return everything that differs between two locks, validators first."""
     before = {one.id: one for one in old.validators}
     now = {one.id: one for one in new.validators}
     depending, later = old.dependents(), new.dependents()
-    drifts: list[Drift] = []
+    drifts: list[LockDrift] = []
     for one in sorted({**now, **before}.values(), key=lambda one: (one.kind, one.id)):
         expected, found = (None if at is None else at.expect for at in (before.get(one.id), now.get(one.id)))
         if expected == found:
@@ -218,7 +218,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[Drift, ...]:
         drifts += [msgspec.structs.replace(one, restore="") if follows else one for one in plans]
     if old.shapes != new.shapes:
         drifts.append(
-            Drift(
+            LockDrift(
                 code=DriftCode.SHAPES,
                 subject="shapes",
                 expected=_shapes(old),

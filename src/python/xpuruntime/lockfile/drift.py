@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Drift`: one difference between a lock and what is found, with what depends on it and what restores it."""
+"""`LockDrift`: one difference between a lock and what is found, with what depends on it and what restores it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from xpuruntime.lockfile.codes import DriftCode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["Drift", "drift_error", "shown"]
+__all__ = ["LockDrift", "drift_error", "shown"]
 
 #: Differences and entries that a message names; the error has all of them.
 _NAMED = 8
 _ENTRIES = 4
 
 
-class Drift(msgspec.Struct, frozen=True, kw_only=True):
+class LockDrift(msgspec.Struct, frozen=True, kw_only=True):
     """One difference between a lock and what is found.
 
     Attributes
@@ -73,7 +73,7 @@ def shown(value: Any) -> str:
     return str(value)
 
 
-def drift_error(where: str, drifts: Iterable[Drift]) -> LockError:
+def drift_error(where: str, drifts: Iterable[LockDrift]) -> LockError:
     """Return the error of a lock that does not hold, with every difference in its attribute `drifts`."""
     found = tuple(drifts)
     lines = [str(one) for one in found[:_NAMED]]

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
-from xpuruntime.lockfile.drift import Drift, shown
+from xpuruntime.lockfile.drift import LockDrift, shown
 from xpuruntime.lockfile.entries import OWN_KERNELS
 from xpuruntime.lockfile.records import Validator, stable_id
 from xpuruntime.lockfile.tables import libraries_of, packages_of, variables_of
@@ -134,7 +134,7 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     )
 
 
-def compare_validators(identity: Identity, here: Surroundings) -> tuple[Drift, ...]:
+def compare_validators(identity: Identity, here: Surroundings) -> tuple[LockDrift, ...]:
     """Return a drift for each validator of a lock that differs from what is here.
 
     Nothing is loaded and no device is touched: of libraries the headers of their files are read.
@@ -147,7 +147,7 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[Drift, .
     return _drifts(drifts, identity)
 
 
-def compare_libraries(identity: Identity) -> tuple[Drift, ...]:
+def compare_libraries(identity: Identity) -> tuple[LockDrift, ...]:
     """Return a drift for each library of a lock that this process has mapped, and that is another build."""
     mapped = mapped_libraries()
     drifts = []
@@ -168,7 +168,7 @@ def _expected(one: Validator) -> Any:
     return one.expect
 
 
-def _drifts(found: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> tuple[Drift, ...]:
+def _drifts(found: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> tuple[LockDrift, ...]:
     dependents = identity.dependents() if found else {}
     return tuple(
         validator_drift(one, expected, now, dependents.get(one.id, ()), identity) for one, expected, now in found
@@ -224,7 +224,9 @@ def _core_identity() -> dict[str, Any] | None:
     return None if path is None else library_identity(path)
 
 
-def validator_drift(one: Validator, expected: Any, found: Any, entries: tuple[str, ...], identity: Identity) -> Drift:
+def validator_drift(
+    one: Validator, expected: Any, found: Any, entries: tuple[str, ...], identity: Identity
+) -> LockDrift:
     """Return the drift of a validator: of a mapping the keys that differ, and the command that restores it."""
     before, now = shown(expected), shown(found)
     if isinstance(expected, dict) and isinstance(found, dict):
@@ -234,7 +236,7 @@ def validator_drift(one: Validator, expected: Any, found: Any, entries: tuple[st
     if one.kind == ValidatorKind.CPU_ISA and isinstance(expected, list) and isinstance(found, list):
         before = f"{len(expected)} features" + _with_features(set(expected) - set(found))
         now = f"{len(found)} features" + _with_features(set(found) - set(expected))
-    return Drift(
+    return LockDrift(
         code=DriftCode(one.kind),
         subject=one.key,
         validator=one.id,

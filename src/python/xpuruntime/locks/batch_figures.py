@@ -15,7 +15,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.inference.batch_times import time_batches
 from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.inference.locked import probe_at
-from xpuruntime.lockfile.measured import BatchTime, SessionMemory
+from xpuruntime.lockfile.measured import SessionMemory
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.worker_failure import WorkerFailure
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.inference import InferenceSession
+    from xpuruntime.lockfile.measured import BatchTime
     from xpuruntime.policies import Policy
 
 __all__ = ["check_batches", "memory_of_session", "times_of_batches"]
@@ -51,11 +52,7 @@ def times_of_batches(
     XpuRuntimeError
         A batch does not run.
     """
-    points = time_batches(host_runner(session), lambda rows: feeds_of_rows(session, shapes, rows), batches)
-    return tuple(
-        BatchTime(rows=one.rows, median_us=1e6 * one.median, longest_us=1e6 * one.longest, runs=one.runs)
-        for one in points
-    )
+    return time_batches(host_runner(session), lambda rows: feeds_of_rows(session, shapes, rows), batches)
 
 
 def feeds_of_rows(session: InferenceSession, shapes: Mapping[str, Sequence[int]], rows: int) -> dict[str, Any]:

@@ -19,15 +19,15 @@ from xpuruntime.locks.verification.sections.controls import ControlError, open_c
 from xpuruntime.locks.verification.timing import time_metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.rounds import measure, timed
-from xpuruntime.measuring.statistics import Margin, Verdict
+from xpuruntime.measuring.statistics import Margin, RatioVerdict
 from xpuruntime.measuring.worker_failure import WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.inference import InferenceSession
-    from xpuruntime.measuring.rounds import Measured
-    from xpuruntime.measuring.statistics import Comparison
+    from xpuruntime.measuring.rounds import RoundTimes
+    from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.policies import Policy, VerifyPolicy
 
 __all__ = ["START_MARGIN", "measure_ratios", "peak_of_process", "time_start"]
@@ -76,7 +76,7 @@ def measure_ratios(
     return found
 
 
-def _ratio(one: Comparison, control: Any) -> LockedRatio:
+def _ratio(one: RatioComparison, control: Any) -> LockedRatio:
     return LockedRatio(
         control=control, ratio=one.ratio, low=one.low, high=one.high, confidence=one.confidence, rounds=one.rounds
     )
@@ -91,7 +91,7 @@ def time_start(
     rounds: tuple[int, int],
     expected: float = 1.0,
     budget: float = 60.0,
-) -> Measured | None:
+) -> RoundTimes | None:
     """Time the opening of a session beside that of its reference; ``None`` where the model does not run as one.
 
     Parameters
@@ -123,7 +123,7 @@ def time_start(
         block=0.0,
         warm=0.0,
         expected=expected,
-        settled=lambda found: all(one.within_limit or one.verdict is Verdict.SLOWER for one in found.values()),
+        settled=lambda found: all(one.within_limit or one.verdict is RatioVerdict.SLOWER for one in found.values()),
     )
 
 

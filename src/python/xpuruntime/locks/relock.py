@@ -16,7 +16,7 @@ from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.lockfile.differences import compare_identities
-from xpuruntime.lockfile.drift import Drift, drift_error
+from xpuruntime.lockfile.drift import LockDrift, drift_error
 from xpuruntime.lockfile.records import AcceptedDrift, Lock, utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.create import create_lock
@@ -43,14 +43,14 @@ class LockResult(msgspec.Struct, frozen=True, kw_only=True):
         The one that holds now: the old one where nothing differs.
     path : str
         The file; empty where none was asked for.
-    drifts : tuple of Drift
+    drifts : tuple of LockDrift
         Differences from the lock that was there.
     written : bool
     """
 
     lock: Lock
     path: str = ""
-    drifts: tuple[Drift, ...] = ()
+    drifts: tuple[LockDrift, ...] = ()
     written: bool = False
 
 
@@ -239,7 +239,7 @@ def _with_provenance(made: Lock, **changes: Any) -> Lock:
     return msgspec.structs.replace(made, provenance=msgspec.structs.replace(made.provenance, **changes))
 
 
-def _written(made: Lock, path: Path | None, drifts: tuple[Drift, ...], *, dry_run: bool) -> LockResult:
+def _written(made: Lock, path: Path | None, drifts: tuple[LockDrift, ...], *, dry_run: bool) -> LockResult:
     if path is None or dry_run:
         return LockResult(lock=made, path="" if path is None else str(path), drifts=drifts)
     save_lock(made, path)
@@ -256,8 +256,8 @@ def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _allowed(
-    drift: Drift,
-    drifts: Sequence[Drift],
+    drift: LockDrift,
+    drifts: Sequence[LockDrift],
     old: Lock,
     units: Sequence[str],
     packages: Sequence[str],
@@ -278,7 +278,7 @@ def _allowed(
     return drift.code in _FOLLOWS
 
 
-def _packages(drift: Drift, old: Lock) -> set[str]:
+def _packages(drift: LockDrift, old: Lock) -> set[str]:
     """Return the packages that a validator is of."""
     if drift.code == DriftCode.PACKAGE:
         return {drift.subject}

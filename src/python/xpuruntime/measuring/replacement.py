@@ -14,17 +14,17 @@ import time
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.measuring.rounds import measure
-from xpuruntime.measuring.statistics import Margin, Verdict
+from xpuruntime.measuring.statistics import Margin, RatioVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.measuring.rounds import Sampler
-    from xpuruntime.measuring.statistics import Comparison
+    from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.measuring.tuning_watch import TuningStep
     from xpuruntime.policies import TuningPolicy
 
-__all__ = ["PROTOCOL", "ROUNDS", "Candidate", "Replacement", "choose", "replacing"]
+__all__ = ["PROTOCOL", "ROUNDS", "KernelTiming", "Replacement", "choose", "replacing"]
 
 #: Another word whenever kernels are measured or chosen in another way, so that records of before do not hold.
 PROTOCOL = "3"
@@ -32,7 +32,7 @@ PROTOCOL = "3"
 ROUNDS = (7, 61)
 
 
-class Candidate(NamedTuple):
+class KernelTiming(NamedTuple):
     """One kernel that was measured.
 
     Attributes
@@ -60,7 +60,7 @@ class Replacement(NamedTuple):
 
     Attributes
     ----------
-    candidates : tuple of Candidate
+    candidates : tuple of KernelTiming
         The chosen one, then those that are faster than the control, then that one, then the others.
     rounds : int
     seconds : float
@@ -71,14 +71,14 @@ class Replacement(NamedTuple):
         By the watch: nothing of this is to be kept.
     """
 
-    candidates: tuple[Candidate, ...]
+    candidates: tuple[KernelTiming, ...]
     rounds: int
     seconds: float
     undecided: bool
     cancelled: bool = False
 
     @property
-    def chosen(self) -> Candidate:
+    def chosen(self) -> KernelTiming:
         """The kernel that is to run."""
         return self.candidates[0]
 
@@ -108,7 +108,7 @@ def choose(
     began = time.monotonic()
     if len(variants) == 1:
         (sampler,) = variants.values()
-        return Replacement((Candidate(control, "", sampler(1, 1)[0] * 1e6),), 0, rule.budget, undecided=False)
+        return Replacement((KernelTiming(control, "", sampler(1, 1)[0] * 1e6),), 0, rule.budget, undecided=False)
     turns = 0
 
     def cancel() -> bool:
@@ -126,15 +126,15 @@ def choose(
     if step is not None:
         step.end(time.monotonic() - began)
     microseconds = {name: statistics.median(times) * 1e6 for name, times in measured.rounds.items() if times}
-    found = [Candidate(control, "", microseconds.get(control, 0.0))]
+    found = [KernelTiming(control, "", microseconds.get(control, 0.0))]
     found += [
-        Candidate(name, "", microseconds[name], one.ratio, one.low, one.high, _word(one))
+        KernelTiming(name, "", microseconds[name], one.ratio, one.low, one.high, _word(one))
         for name, one in measured.comparisons.items()
     ]
     return replacing(found, rounds=len(measured.twin), seconds=rule.budget, cancelled=measured.ended == "cancelled")
 
 
-def replacing(candidates: list[Candidate], *, rounds: int, seconds: float, cancelled: bool = False) -> Replacement:
+def replacing(candidates: list[KernelTiming], *, rounds: int, seconds: float, cancelled: bool = False) -> Replacement:
     """Return the candidates with the one that is to run first: the fastest of those that are faster, or the control."""
     rank = {"faster": 0, "control": 1}
     order = sorted(
@@ -145,11 +145,11 @@ def replacing(candidates: list[Candidate], *, rounds: int, seconds: float, cance
     return Replacement(tuple(order), rounds, seconds, undecided, cancelled)
 
 
-def _settled(comparisons: Mapping[str, Comparison]) -> bool:
-    return all(one.verdict is Verdict.FASTER or one.not_faster for one in comparisons.values())
+def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:
+    return all(one.verdict is RatioVerdict.FASTER or one.not_faster for one in comparisons.values())
 
 
-def _word(one: Comparison) -> str:
-    if one.verdict is Verdict.INCONCLUSIVE and one.not_faster:
+def _word(one: RatioComparison) -> str:
+    if one.verdict is RatioVerdict.INCONCLUSIVE and one.not_faster:
         return "not_faster"
     return one.verdict.value

@@ -16,7 +16,7 @@ import numpy as np
 
 from xpuruntime.errors import InputError
 from xpuruntime.measuring.conditions import Conditions, between, moment
-from xpuruntime.measuring.statistics import Comparison, Margin, Verdict, compare, look_rounds
+from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdict, compare, look_rounds
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -25,9 +25,9 @@ if TYPE_CHECKING:
 
     #: Called with the calls of one sample and the number of samples; returns the seconds of each sample.
     Sampler = Callable[[int, int], Sequence[float]]
-    Settled = Callable[[Mapping[str, Comparison]], bool]
+    Settled = Callable[[Mapping[str, RatioComparison]], bool]
 
-__all__ = ["Measured", "Progress", "decided", "in_worker", "measure", "rotated", "rounds_of", "time_calls", "timed"]
+__all__ = ["Progress", "RoundTimes", "decided", "in_worker", "measure", "rotated", "rounds_of", "time_calls", "timed"]
 
 #: Seconds of one sample at least, so that reading the clock is a small part of it.
 _SAMPLE = 20e-6
@@ -39,10 +39,10 @@ class Progress(NamedTuple):
     rounds: int
     most_rounds: int
     seconds: float
-    comparisons: Mapping[str, Comparison]
+    comparisons: Mapping[str, RatioComparison]
 
 
-class Measured(NamedTuple):
+class RoundTimes(NamedTuple):
     """Times of the rounds, and what they say.
 
     Attributes
@@ -54,7 +54,7 @@ class Measured(NamedTuple):
         Of the control, measured a second time in every round.
     calls : dict of str to list of float
         Seconds a call of every sample of every variant.
-    comparisons : dict of str to Comparison
+    comparisons : dict of str to RatioComparison
         Of every variant but the control.
     ended : str
         ``"decided"``, ``"rounds"`` where there were enough of them, ``"budget"`` or ``"cancelled"``.
@@ -65,7 +65,7 @@ class Measured(NamedTuple):
     rounds: dict[str, list[float]]
     twin: list[float]
     calls: dict[str, list[float]]
-    comparisons: dict[str, Comparison]
+    comparisons: dict[str, RatioComparison]
     ended: Literal["decided", "rounds", "budget", "cancelled"]
     conditions: Conditions
 
@@ -98,9 +98,9 @@ def in_worker(worker: Worker, function: str, /, **arguments: Any) -> Sampler:
     return lambda calls, samples: worker.call(function, calls=calls, samples=samples, **arguments)
 
 
-def decided(comparisons: Mapping[str, Comparison]) -> bool:
+def decided(comparisons: Mapping[str, RatioComparison]) -> bool:
     """Whether every comparison has a verdict."""
-    return all(one.verdict is not Verdict.INCONCLUSIVE for one in comparisons.values())
+    return all(one.verdict is not RatioVerdict.INCONCLUSIVE for one in comparisons.values())
 
 
 def measure(
@@ -121,7 +121,7 @@ def measure(
     cancel: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
     seed: int = 0,
-) -> Measured:
+) -> RoundTimes:
     """Time variants in interleaved rounds until they are decided.
 
     Parameters
@@ -177,7 +177,7 @@ def measure(
     found: dict[str, list[float]] = {name: [] for name in variants}
     calls: dict[str, list[float]] = {name: [] for name in variants}
     twin: list[float] = []
-    comparisons: dict[str, Comparison] = {}
+    comparisons: dict[str, RatioComparison] = {}
     ended: Literal["decided", "rounds", "budget", "cancelled"] | None = None
     looked = 0
 
@@ -219,7 +219,7 @@ def measure(
             ended = "budget"
     if looked < len(twin):
         look()
-    return Measured(control, found, twin, calls, comparisons, ended, between(before, moment()))
+    return RoundTimes(control, found, twin, calls, comparisons, ended, between(before, moment()))
 
 
 def rounds_of(

@@ -22,9 +22,19 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 __all__ = [
-    "LEAST_GAIN", "Comparison", "Interval", "Margin", "Verdict",
-    "compare", "growing_rounds", "holm", "look_rounds", "paired_ratio",
-    "require_runs", "runs_required", "sign_test",
+    "LEAST_GAIN",
+    "Interval",
+    "Margin",
+    "RatioComparison",
+    "RatioVerdict",
+    "compare",
+    "growing_rounds",
+    "holm",
+    "look_rounds",
+    "paired_ratio",
+    "require_runs",
+    "runs_required",
+    "sign_test",
 ]  # fmt: skip
 
 #: Share by which something must be faster to be taken in place of what would run without a search.
@@ -33,7 +43,7 @@ LEAST_GAIN = 0.02
 _RESAMPLES, _GROWTH = 2000, 4 / 3
 
 
-class Verdict(str, enum.Enum):
+class RatioVerdict(str, enum.Enum):
     """What is known of the ratio: above the margin, below it, inside of it on both sides, or nothing yet."""
 
     FASTER = "faster"
@@ -61,7 +71,7 @@ class Interval(NamedTuple):
     high: float
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class RatioComparison(msgspec.Struct, frozen=True, kw_only=True):
     """A thing compared with a control.
 
     Attributes
@@ -74,7 +84,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         What counted, as a share of the control's time.
     rounds, looks, family : int
         Rounds compared, looks that were planned, and comparisons that are decided together.
-    verdict : Verdict
+    verdict : RatioVerdict
     within_limit : bool
         Not slower than the margin allows, whether faster or tied is not decided.
     not_faster : bool
@@ -96,7 +106,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int
     looks: int
     family: int
-    verdict: Verdict
+    verdict: RatioVerdict
     within_limit: bool
     not_faster: bool
     too_noisy: bool
@@ -126,7 +136,7 @@ def compare(
     family: int = 1,
     seed: int = 0,
     widen: bool = False,
-) -> Comparison:
+) -> RatioComparison:
     """Decide whether times are above or below those of a control.
 
     Parameters
@@ -172,14 +182,14 @@ def compare(
     slower = above <= level and low > beyond
     within = below <= level and high < same
     not_faster = over <= level and low > -same
-    verdict = Verdict.INCONCLUSIVE
+    verdict = RatioVerdict.INCONCLUSIVE
     if slower:
-        verdict = Verdict.SLOWER
+        verdict = RatioVerdict.SLOWER
     elif under <= level and high < -beyond:
-        verdict = Verdict.FASTER
+        verdict = RatioVerdict.FASTER
     elif within and not_faster:
-        verdict = Verdict.TIED
-    return Comparison(
+        verdict = RatioVerdict.TIED
+    return RatioComparison(
         ratio=interval.ratio, low=interval.low, high=interval.high, confidence=confidence, margin=share,
         rounds=len(logs), looks=looks, family=family, verdict=verdict, within_limit=within, not_faster=not_faster,
         too_noisy=too_noisy, control_split=split, p_slower=above, p_within_limit=below,

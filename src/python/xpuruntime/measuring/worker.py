@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from xpuruntime.errors import InputError
-from xpuruntime.measuring.worker_failure import FailureKind, Outcome, WorkerFailure
+from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure, WorkerResult
 from xpuruntime.runtime.process_memory import read_status
 
 if TYPE_CHECKING:
@@ -181,12 +181,12 @@ class Worker:
         reason = f"{function} raised {error['kinds'][0]}: {error['message']}"
         raise WorkerFailure(kind, reason, exceptions=error["kinds"], traceback=error["traceback"])
 
-    def attempt(self, function: str, /, *, timeout: float | None = None, **arguments: Any) -> Outcome:
+    def attempt(self, function: str, /, *, timeout: float | None = None, **arguments: Any) -> WorkerResult:
         """Call a function in the worker, with a failure as a value."""
         try:
-            return Outcome(self.call(function, timeout=timeout, **arguments), None)
+            return WorkerResult(self.call(function, timeout=timeout, **arguments), None)
         except WorkerFailure as failure:
-            return Outcome(None, failure)
+            return WorkerResult(None, failure)
 
     def kill(self) -> None:
         """Kill the process group, from any thread: a call that is under way in another one then fails."""

@@ -12,7 +12,7 @@ from xpuruntime.errors import XpuRuntimeError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-__all__ = ["FailureKind", "Outcome", "WorkerFailure"]
+__all__ = ["FailureKind", "WorkerFailure", "WorkerResult"]
 
 
 class FailureKind(str, enum.Enum):
@@ -72,7 +72,7 @@ def _rebuilt(kind: FailureKind, reason: str, attributes: dict[str, Any]) -> Work
     return failure
 
 
-class Outcome(NamedTuple):
+class WorkerResult(NamedTuple):
     """The value of a call in a worker, or how it failed."""
 
     value: Any

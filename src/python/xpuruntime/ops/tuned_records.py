@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
-from xpuruntime.measuring.replacement import PROTOCOL, Candidate, Replacement
+from xpuruntime.measuring.replacement import PROTOCOL, KernelTiming, Replacement
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.library_builds import BACKEND_LIBRARIES, core_build, mapped_builds
 from xpuruntime.ops.tuning_cache import TuningCache, tuning_path
@@ -101,7 +101,7 @@ def recall(key: str, held_by: Mapping[str, str], rule: TuningPolicy) -> Replacem
     if entry is None:
         return None
     found = Replacement(
-        tuple(Candidate(**time) for time in entry["times"]),
+        tuple(KernelTiming(**time) for time in entry["times"]),
         entry.get("rounds", 0),
         entry.get("seconds", 0.0),
         entry.get("undecided", False),

@@ -4,18 +4,28 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.lazy_names import load_name as _load_name
 from xpuruntime.planning.plan import InputFacts, ModelFacts, Plan, PlanRequest
 from xpuruntime.planning.probing import plan_here, possible_engines
-from xpuruntime.planning.resolve import Decision, decide, resolve
+from xpuruntime.planning.resolve import Resolution, decide, resolve
 
 __all__ = [
-    "Decision",
     "InputFacts",
     "ModelFacts",
     "Plan",
     "PlanRequest",
+    "Resolution",
     "decide",
     "plan_here",
     "possible_engines",
     "resolve",
 ]
+
+_DEPRECATED = {"Decision": "Resolution"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, {}, deprecated=_DEPRECATED)

@@ -19,13 +19,20 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["KNOWN_EXTRAS", "Candidate", "chooses_among_all_engines", "find_engine", "list_candidates", "nearest_engine"]
+__all__ = [
+    "KNOWN_EXTRAS",
+    "EngineCandidate",
+    "chooses_among_all_engines",
+    "find_engine",
+    "list_candidates",
+    "nearest_engine",
+]
 
 #: Engines a policy may name without an adapter being registered, and the extra that installs the vendor's package.
 KNOWN_EXTRAS = {name: name for name in ("tensorrt", "tensorrt-rtx", "openvino", "qnn", "torch")}
 
 
-class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+class EngineCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """One pair to be judged.
 
     Attributes
@@ -73,7 +80,7 @@ def nearest_engine(name: str, engines: Mapping[str, Engine]) -> str:
 
 def list_candidates(
     policy: Policy, machine: Machine, engines: Mapping[str, Engine], model_format: str = "onnx"
-) -> tuple[Candidate, ...]:
+) -> tuple[EngineCandidate, ...]:
     """List what may run, in order and without repeats.
 
     Engines in the policy's order, or in registry order all that take part in ``engine: auto`` and read models of
@@ -85,7 +92,7 @@ def list_candidates(
     PolicyError
         An entry of ``execution.fallback`` is not ``"engine@device"``.
     """
-    found: dict[str, Candidate] = {}
+    found: dict[str, EngineCandidate] = {}
     for candidate in (*_primary(policy, machine, engines, model_format), *_fallback(policy, engines)):
         found.setdefault(str(candidate), candidate)
     return tuple(found.values())
@@ -97,29 +104,31 @@ def chooses_among_all_engines(policy: Policy) -> bool:
     return asked == "auto" or (not isinstance(asked, str) and tuple(asked) == ("auto",))
 
 
-def _primary(policy: Policy, machine: Machine, engines: Mapping[str, Engine], model_format: str) -> list[Candidate]:
+def _primary(
+    policy: Policy, machine: Machine, engines: Mapping[str, Engine], model_format: str
+) -> list[EngineCandidate]:
     asked, device = policy.execution.engine, normal_device(policy.execution.device)
     everything = chooses_among_all_engines(policy)
     if everything:
         names = [name for name, engine in engines.items() if engine.automatic and model_format in engine.formats]
     else:
         names = [asked] if isinstance(asked, str) else list(asked)
-    pairs: list[Candidate] = []
+    pairs: list[EngineCandidate] = []
     for name in names:
         key = find_engine(name, engines)
         if key is None:
-            pairs.append(Candidate(engine=name, device=device, known=False))
+            pairs.append(EngineCandidate(engine=name, device=device, known=False))
         elif device != "auto":
-            pairs.append(Candidate(engine=key, device=device))
+            pairs.append(EngineCandidate(engine=key, device=device))
         else:
             offered = devices_of(engines[key], machine) or ("auto",)
-            pairs.extend(Candidate(engine=key, device=one) for one in offered)
+            pairs.extend(EngineCandidate(engine=key, device=one) for one in offered)
     if everything and device == "auto":
         pairs.sort(key=lambda pair: pair.device.startswith("cpu") or pair.device == "auto")
     return pairs
 
 
-def _fallback(policy: Policy, engines: Mapping[str, Engine]) -> Iterator[Candidate]:
+def _fallback(policy: Policy, engines: Mapping[str, Engine]) -> Iterator[EngineCandidate]:
     entries = policy.execution.fallback
     if isinstance(entries, str):
         if entries == "error":
@@ -132,7 +141,7 @@ def _fallback(policy: Policy, engines: Mapping[str, Engine]) -> Iterator[Candida
                 f"execution.fallback has {entry!r}: an entry is 'engine@device'. Write for example 'onnxruntime@cpu'"
             )
         key = find_engine(name, engines)
-        yield Candidate(engine=key or name, device=normal_device(device), known=key is not None, fallback=True)
+        yield EngineCandidate(engine=key or name, device=normal_device(device), known=key is not None, fallback=True)
 
 
 def normal_device(device: str) -> str:

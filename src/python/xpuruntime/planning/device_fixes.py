@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.engines.base import Engine
-    from xpuruntime.planning.candidates import Candidate
+    from xpuruntime.planning.candidates import EngineCandidate
     from xpuruntime.planning.plan import PlanRequest
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
@@ -32,7 +32,7 @@ def kinds_of(engine: Engine, machine: Machine) -> tuple[str, ...]:
 
 
 def device_fix(
-    candidate: Candidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
+    candidate: EngineCandidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
 ) -> str | None:
     """Return what to change where an engine does not have the device asked for; ``None`` where nothing would help.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Engine
     from xpuruntime.planning.plan import PlanRequest
-    from xpuruntime.planning.resolve import Decision
+    from xpuruntime.planning.resolve import Resolution
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
@@ -49,7 +49,7 @@ def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str,
 
 def plan_here(
     request: PlanRequest, policy: Policy, engines: Mapping[str, Engine], snapshot: Callable[[tuple[str, ...]], Machine]
-) -> tuple[Decision, Machine]:
+) -> tuple[Resolution, Machine]:
     """Return the plan with its judgement, and the machine it was made for.
 
     Engines are probed one after the other until one is accepted. Where ``engine`` and ``device`` are both ``auto``,

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.evidence.records import Control, Verdict
-    from xpuruntime.planning.candidates import Candidate
+    from xpuruntime.planning.candidates import EngineCandidate
 
 __all__ = ["control_lines", "refusal"]
 
@@ -34,7 +34,7 @@ _ARTIFACT_CODES = frozenset({VerdictCode.ARTIFACT_FOREIGN, VerdictCode.ARTIFACT_
 
 
 def refusal(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[EngineCandidate],
     verdicts: Sequence[Verdict],
     unmet: Mapping[str, Sequence[Control]],
     model_path: str,
@@ -45,7 +45,7 @@ def refusal(
     ----------
     candidates, verdicts : sequences of the same length
     unmet : mapping
-        Candidate to the keys that a strict policy asks for and that it cannot enforce.
+        EngineCandidate to the keys that a strict policy asks for and that it cannot enforce.
     model_path : str
 
     Returns

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import PlanError
-from xpuruntime.planning.candidates import Candidate, list_candidates
+from xpuruntime.planning.candidates import EngineCandidate, list_candidates
 from xpuruntime.planning.refusal import refusal
 from xpuruntime.planning.resolve import judge_candidate, plan_of
 
@@ -64,7 +64,8 @@ def check_plan(
     path = str(request.model.path)
     candidates = list_candidates(policy, machine, engines, request.model.format)
     candidate = next(
-        (one for one in candidates if str(one) == plan.candidate), Candidate(engine=plan.engine, device=plan.device)
+        (one for one in candidates if str(one) == plan.candidate),
+        EngineCandidate(engine=plan.engine, device=plan.device),
     )
     judgement = judge_candidate(candidate, request, policy, machine, engines)
     if not judgement.verdict.accepted:

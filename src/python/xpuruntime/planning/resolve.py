@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from xpuruntime.engines.base import Engine
-    from xpuruntime.planning.candidates import Candidate
+    from xpuruntime.planning.candidates import EngineCandidate
     from xpuruntime.planning.plan import PlanRequest
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["Decision", "decide", "judge_candidate", "plan_of", "resolve"]
+__all__ = ["Resolution", "decide", "judge_candidate", "plan_of", "resolve"]
 
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is fixed.
 _MENDABLE = frozenset({VerdictCode.LIBRARY_MISSING, VerdictCode.ENGINE_BROKEN})
 
 
-class Decision(NamedTuple):
+class Resolution(NamedTuple):
     """What will run: the plan for the record, and the judgement that its engine loads from."""
 
     plan: Plan
@@ -59,7 +59,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
     return decide(request, policy, machine, engines).plan
 
 
-def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Decision:
+def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Resolution:
     """Decide which engine and device run a model, touching neither.
 
     Parameters
@@ -73,7 +73,7 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
 
     Returns
     -------
-    Decision
+    Resolution
         Its plan has a verdict for every candidate: those after the chosen one have the code ``not_tried``.
 
     Raises
@@ -96,7 +96,7 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     candidates = list_candidates(policy, machine, engines, request.model.format)
     verdicts: list[Verdict] = []
     unmet: dict[str, Sequence[Control]] = {}
-    chosen: tuple[Candidate, Judgement] | None = None
+    chosen: tuple[EngineCandidate, Judgement] | None = None
     for candidate in candidates:
         if chosen is not None:
             verdicts.append(_not_tried(candidate, chosen[0]))
@@ -120,7 +120,7 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     if chosen is None:
         raise refusal(candidates, verdicts, unmet, str(request.model.path))
     winner, judgement = chosen
-    return Decision(plan_of(request, policy, machine, engines, winner, judgement, verdicts), judgement)
+    return Resolution(plan_of(request, policy, machine, engines, winner, judgement, verdicts), judgement)
 
 
 def plan_of(
@@ -128,7 +128,7 @@ def plan_of(
     policy: Policy,
     machine: Machine,
     engines: Mapping[str, Engine],
-    winner: Candidate,
+    winner: EngineCandidate,
     judgement: Judgement,
     verdicts: Sequence[Verdict],
 ) -> Plan:
@@ -153,7 +153,7 @@ def plan_of(
 
 
 def judge_candidate(
-    candidate: Candidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
+    candidate: EngineCandidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
 ) -> Judgement:
     """Return what an engine says of one candidate, with a control for every key that the policy states. Pure."""
     engine = engines[candidate.engine]
@@ -222,7 +222,7 @@ def judge_candidate(
 
 def _with_device_fix(
     verdict: Verdict,
-    candidate: Candidate,
+    candidate: EngineCandidate,
     request: PlanRequest,
     policy: Policy,
     machine: Machine,
@@ -235,7 +235,7 @@ def _with_device_fix(
 
 
 def _taking(
-    request: PlanRequest, candidate: Candidate, machine: Machine, engines: Mapping[str, Engine]
+    request: PlanRequest, candidate: EngineCandidate, machine: Machine, engines: Mapping[str, Engine]
 ) -> Iterator[str]:
     """Yield the engines that take the model's format and drive the candidate's kind of device."""
     kind = candidate.device.partition(":")[0]
@@ -244,7 +244,7 @@ def _taking(
             yield name
 
 
-def _only_simulates(candidate: Candidate, request: PlanRequest, policy: Policy, machine: Machine) -> bool:
+def _only_simulates(candidate: EngineCandidate, request: PlanRequest, policy: Policy, machine: Machine) -> bool:
     """Whether a simulator would run for a policy that leaves the engine to the plan."""
     if candidate.fallback or request.purpose == "compile" or request.artifact is not None:
         return False
@@ -252,7 +252,7 @@ def _only_simulates(candidate: Candidate, request: PlanRequest, policy: Policy, 
     return facts is not None and facts.detail.get("runs_on") == "simulator" and chooses_among_all_engines(policy)
 
 
-def _signed(verdict: Verdict, candidate: Candidate, engine: Engine) -> Verdict:
+def _signed(verdict: Verdict, candidate: EngineCandidate, engine: Engine) -> Verdict:
     """Return a verdict under the name of its candidate; one on a missing engine names the extra that installs it."""
     fix = verdict.fix
     if (
@@ -265,7 +265,7 @@ def _signed(verdict: Verdict, candidate: Candidate, engine: Engine) -> Verdict:
     return msgspec.structs.replace(verdict, candidate=str(candidate), fix=fix)
 
 
-def _complete(candidate: Candidate, policy: Policy, controls: Sequence[Control]) -> tuple[Control, ...]:
+def _complete(candidate: EngineCandidate, policy: Policy, controls: Sequence[Control]) -> tuple[Control, ...]:
     """Return a control for every stated key: planning's own keys, and the keys the engine says nothing about."""
     own = {
         "mode": "candidates and keys are judged by it",
@@ -317,7 +317,7 @@ def _text(value: object) -> str:
     return json_bytes(plain, order="sorted").decode()
 
 
-def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
+def _unknown(candidate: EngineCandidate, engines: Mapping[str, Engine]) -> Verdict:
     if candidate.engine in KNOWN_EXTRAS:
         install = install_command(KNOWN_EXTRAS[candidate.engine])
         return Refusal(
@@ -332,14 +332,14 @@ def _unknown(candidate: Candidate, engines: Mapping[str, Engine]) -> Verdict:
     ).verdict(candidate.engine, candidate.device)
 
 
-def _not_tried(candidate: Candidate, winner: Candidate) -> Verdict:
+def _not_tried(candidate: EngineCandidate, winner: EngineCandidate) -> Verdict:
     return Refusal(
         VerdictCode.NOT_TRIED,
         f"{winner} comes before it and was accepted",
     ).verdict(candidate.engine, candidate.device)
 
 
-def _not_enforceable(candidate: Candidate, short: Sequence[Control]) -> Verdict:
+def _not_enforceable(candidate: EngineCandidate, short: Sequence[Control]) -> Verdict:
     keys = ", ".join(control.key for control in short)
     return Refusal(
         VerdictCode.NOT_ENFORCEABLE,
@@ -348,7 +348,7 @@ def _not_enforceable(candidate: Candidate, short: Sequence[Control]) -> Verdict:
     ).verdict(candidate.engine, candidate.device)
 
 
-def _warnings(policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
+def _warnings(policy: Policy, winner: EngineCandidate, judgement: Judgement, verdicts: Sequence[Verdict]) -> list[str]:
     lines: list[str] = []
     before = [v for v in verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED]
     if winner.fallback:
@@ -368,7 +368,7 @@ _NOTED = 8
 
 
 def _notes(
-    request: PlanRequest, policy: Policy, winner: Candidate, judgement: Judgement, verdicts: Sequence[Verdict]
+    request: PlanRequest, policy: Policy, winner: EngineCandidate, judgement: Judgement, verdicts: Sequence[Verdict]
 ) -> list[str]:
     before = [v for v in verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED]
     which = "the only candidate" if len(verdicts) == 1 else "the first candidate that can run it"

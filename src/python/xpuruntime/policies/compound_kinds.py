@@ -6,7 +6,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.policies.document import Items, Mapping, Node, Scalar, describe, describe_value, from_python
+from xpuruntime.policies.document import (
+    MappingNode,
+    Node,
+    ScalarNode,
+    SequenceNode,
+    describe,
+    describe_value,
+    from_python,
+)
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Kind
 from xpuruntime.policies.refusal import Refused, quote
@@ -63,9 +71,9 @@ class OneOrMore(Kind):
         return self._single(self._item.check, value, value)
 
     def _read(self, node: Node) -> Any:
-        if isinstance(node, Items):
+        if isinstance(node, SequenceNode):
             return self._list([(index, self._item.read, item) for index, item in enumerate(node.items)])
-        if not isinstance(node, Scalar):
+        if not isinstance(node, ScalarNode):
             raise self.wrong_type(describe(node))
         return self._single(self._item.read, node, node.text)
 
@@ -83,7 +91,7 @@ class OneOrMore(Kind):
             raise Refused(f"the list is empty; {instead} instead")
         items: list[Any] = []
         for index, accept, value in entries:
-            text = value.text if isinstance(value, Scalar) else value
+            text = value.text if isinstance(value, ScalarNode) else value
             try:
                 if self._word is not None and text == self._word:
                     raise Refused(f"'{self._word}' stands alone, not in a list")
@@ -169,7 +177,7 @@ class ListOf(Kind):
         return tuple(_each(self.item.check, value))
 
     def _read(self, node: Node) -> tuple[Any, ...]:
-        if not isinstance(node, Items):
+        if not isinstance(node, SequenceNode):
             raise self.wrong_type(describe(node))
         return tuple(_each(self.item.read, node.items))
 
@@ -200,7 +208,7 @@ class MappingOf(Kind):
         return self._read(from_python(value))
 
     def _read(self, node: Node) -> FrozenDict:
-        if not isinstance(node, Mapping):
+        if not isinstance(node, MappingNode):
             raise self.wrong_type(describe(node))
         return read_entries(node, self._check_name, self._read_value)
 
@@ -212,7 +220,7 @@ class MappingOf(Kind):
         raise NotImplementedError
 
 
-def read_entries(node: Mapping, check_name: Callable[[str], object], read: Callable[[Node], Any]) -> FrozenDict:
+def read_entries(node: MappingNode, check_name: Callable[[str], object], read: Callable[[Node], Any]) -> FrozenDict:
     """Return the entries of a mapping, sorted by name. A refusal has the place of its name or value."""
     found = {}
     for name, (key_node, value) in sorted(node.entries.items()):

@@ -12,7 +12,7 @@ from xpuruntime.policies.kinds import Choice, Integer, Kind, Text
 from xpuruntime.policies.refusal import Refused, nearest, quote
 from xpuruntime.policies.value import PolicyValue
 
-__all__ = ["DEVICE_PATTERN", "Device", "DeviceKind", "DeviceSpec", "check_device"]
+__all__ = ["DEVICE_PATTERN", "DeviceKind", "DeviceSpec", "DeviceText", "check_device"]
 
 DeviceKind = Literal["cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto"]
 
@@ -96,7 +96,7 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
         return self.kind if self.index is None else f"{self.kind}:{self.index}"
 
 
-class Device(Text):
+class DeviceText(Text):
     """A device as text; the constructor also takes a `DeviceSpec`."""
 
     def __init__(self, doc: str) -> None:

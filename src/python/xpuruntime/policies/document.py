@@ -8,14 +8,14 @@ takes the one it wants. So ``cuda_graph: off`` is the word "off", and ``tf32: of
 
 from __future__ import annotations
 
-from collections.abc import Mapping as MappingABC
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from xpuruntime.policies.refusal import Refused, quote
 
-__all__ = ["MAX_DEPTH", "Items", "Mapping", "Node", "Scalar", "describe", "from_python", "to_python"]
+__all__ = ["MAX_DEPTH", "MappingNode", "Node", "ScalarNode", "SequenceNode", "describe", "from_python", "to_python"]
 
 MAX_DEPTH = 64
 
@@ -27,7 +27,7 @@ class Node(msgspec.Struct):
     column: int
 
 
-class Scalar(Node):
+class ScalarNode(Node):
     """A single value.
 
     `value` is typed; `text` is what a field that wants text reads, ``None`` where that would be a wrong type. `plain`
@@ -39,13 +39,13 @@ class Scalar(Node):
     plain: bool = False
 
 
-class Items(Node):
+class SequenceNode(Node):
     """A list."""
 
     items: list[Node]
 
 
-class Mapping(Node):
+class MappingNode(Node):
     """A mapping: key to (place of the key, value)."""
 
     entries: dict[str, tuple[Node, Node]]
@@ -65,11 +65,11 @@ def too_deep(node: Node) -> Refused:
 
 def describe(node: Node) -> str:
     """Say what a node is, for messages: ``"a list"``, ``"the number 3"``, ``"text 'x'"``."""
-    if isinstance(node, Items):
+    if isinstance(node, SequenceNode):
         return "a list"
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return "a mapping"
-    assert isinstance(node, Scalar)
+    assert isinstance(node, ScalarNode)
     return describe_value(node.value)
 
 
@@ -83,7 +83,7 @@ def describe_value(value: Any) -> str:
         return f"text {quote(value)}"
     if isinstance(value, (int, float)):
         return f"the number {value}" if isinstance(value, float) or value.bit_length() < 200 else "a huge number"
-    if isinstance(value, MappingABC):
+    if isinstance(value, Mapping):
         return "a mapping"
     if isinstance(value, (list, tuple, set, frozenset)):
         return "a list"
@@ -93,18 +93,18 @@ def describe_value(value: Any) -> str:
 def from_python(value: Any, depth: int = 0) -> Node:
     """Make a tree from dicts, lists and scalars. Raises `Refused` for what has no place in a policy."""
     if value is None or isinstance(value, (bool, int, float, str)):
-        return Scalar(0, 0, value, value if isinstance(value, str) else None)
-    if isinstance(value, (MappingABC, list, tuple)) and depth >= MAX_DEPTH:
+        return ScalarNode(0, 0, value, value if isinstance(value, str) else None)
+    if isinstance(value, (Mapping, list, tuple)) and depth >= MAX_DEPTH:
         raise too_deep(Node(0, 0))
-    if isinstance(value, MappingABC):
+    if isinstance(value, Mapping):
         entries: dict[str, tuple[Node, Node]] = {}
         for key, item in value.items():
             if not isinstance(key, str):
                 raise Refused(f"a key must be text, got {describe_value(key)}")
             entries[key] = (Node(0, 0), _child(item, depth, key))
-        return Mapping(0, 0, entries)
+        return MappingNode(0, 0, entries)
     if isinstance(value, (list, tuple)):
-        return Items(0, 0, [_child(item, depth, index) for index, item in enumerate(value)])
+        return SequenceNode(0, 0, [_child(item, depth, index) for index, item in enumerate(value)])
     raise Refused(
         f"{describe_value(value)} has no place in a policy; use text, numbers, true, false, lists and mappings"
     )
@@ -119,9 +119,9 @@ def _child(value: Any, depth: int, step: str | int) -> Node:
 
 def to_python(node: Node) -> Any:
     """Return the plain dicts, lists and scalars of a tree, scalars as the core schema types them."""
-    if isinstance(node, Mapping):
+    if isinstance(node, MappingNode):
         return {key: to_python(value) for key, (_, value) in node.entries.items()}
-    if isinstance(node, Items):
+    if isinstance(node, SequenceNode):
         return [to_python(item) for item in node.items]
-    assert isinstance(node, Scalar)
+    assert isinstance(node, ScalarNode)
     return node.value

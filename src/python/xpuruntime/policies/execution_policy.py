@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.policies.artifact_policy import ArtifactPolicy
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
-from xpuruntime.policies.device_spec import DEVICE_PATTERN, Device, check_device
+from xpuruntime.policies.device_spec import DEVICE_PATTERN, DeviceText, check_device
 from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.input_shapes import InputShapes
@@ -127,7 +127,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             "Engine, or several in order of preference.",
             word="auto",
         ),
-        "device": Device("Device to run on."),
+        "device": DeviceText("DeviceText to run on."),
         "precision": Choice(
             ("fp32", "tf32", "fp16", "bf16", "int8", "model"),
             "Precision to compute in; 'model' keeps the dtypes of the model file.",

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.policies.document import Mapping, Node
+from xpuruntime.policies.document import MappingNode, Node
 from xpuruntime.policies.refusal import Refused, did_you_mean, quote
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Document(msgspec.Struct):
 
     def has(self, key: str) -> bool:
         """Say whether the document states `key` at the top."""
-        return isinstance(self.root, Mapping) and key in self.root.entries
+        return isinstance(self.root, MappingNode) and key in self.root.entries
 
 
 def policy_error(refused: Refused, name: str, whole: str = "the policy") -> PolicyError:

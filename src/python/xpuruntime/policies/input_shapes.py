@@ -8,7 +8,7 @@ import re
 from typing import Any
 
 from xpuruntime.policies.compound_kinds import MappingOf
-from xpuruntime.policies.document import Items, Node, Scalar, describe, describe_value
+from xpuruntime.policies.document import Node, ScalarNode, SequenceNode, describe, describe_value
 from xpuruntime.policies.kinds import Kind, refuse_control_characters
 from xpuruntime.policies.refusal import Refused, quote
 
@@ -61,7 +61,7 @@ class Size(Kind):
         return int(value)
 
     def _read(self, node: Node) -> int | str:
-        if not isinstance(node, Scalar):
+        if not isinstance(node, ScalarNode):
             raise self.wrong_type(describe(node))
         return self._check(node.value if isinstance(node.value, (int, float)) else node.text)
 
@@ -86,7 +86,7 @@ class InputShapes(MappingOf):
         refuse_control_characters(name)
 
     def _read_value(self, node: Node) -> tuple[int | str, ...]:
-        if not isinstance(node, Items):
+        if not isinstance(node, SequenceNode):
             raise Refused(f"expected a list of sizes such as [1, '1..512'], got {describe(node)}")
         sizes = []
         for axis, item in enumerate(node.items):

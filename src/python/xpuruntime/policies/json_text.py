@@ -9,7 +9,7 @@ import json
 import re
 from typing import Any
 
-from xpuruntime.policies.document import MAX_DEPTH, Items, Mapping, Node, Scalar, too_deep
+from xpuruntime.policies.document import MAX_DEPTH, MappingNode, Node, ScalarNode, SequenceNode, too_deep
 from xpuruntime.policies.refusal import Refused
 
 __all__ = ["read_json", "write_json"]
@@ -65,16 +65,16 @@ class _Reader:
             raise too_deep(Node(*self.place(at)))
         if first == '"':
             text, end = self.string(at)
-            return Scalar(*self.place(at), text, text), end
+            return ScalarNode(*self.place(at), text, text), end
         if first == "{":
             return self.mapping(at, depth)
         if first == "[":
             return self.items(at, depth)
         if (number := _NUMBER.match(self.text, at)) is not None:
-            return Scalar(*self.place(at), self.number(number, at), None), number.end()
+            return ScalarNode(*self.place(at), self.number(number, at), None), number.end()
         word = _WORD.match(self.text, at)
         if word is not None and word[0] in _WORDS:
-            return Scalar(*self.place(at), _WORDS[word[0]], None), word.end()
+            return ScalarNode(*self.place(at), _WORDS[word[0]], None), word.end()
         if word is not None:
             raise self.refused(f"expected a value, found {word[0][:60]}; text needs double quotes", at)
         raise self.refused("expected a value" + (f", found {first!r}" if first else ", found the end"), at)
@@ -92,7 +92,7 @@ class _Reader:
         return text, end
 
     def items(self, at: int, depth: int) -> tuple[Node, int]:
-        node = Items(*self.place(at), [])
+        node = SequenceNode(*self.place(at), [])
         end = self.skip(at + 1)
         if self.text[end : end + 1] == "]":
             return node, end + 1
@@ -104,7 +104,7 @@ class _Reader:
                 return node, end
 
     def mapping(self, at: int, depth: int) -> tuple[Node, int]:
-        node = Mapping(*self.place(at), {})
+        node = MappingNode(*self.place(at), {})
         end = self.skip(at + 1)
         if self.text[end : end + 1] == "}":
             return node, end + 1

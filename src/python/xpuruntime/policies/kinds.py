@@ -13,7 +13,7 @@ import re
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.policies.document import Node, Scalar, describe, describe_value
+from xpuruntime.policies.document import Node, ScalarNode, describe, describe_value
 from xpuruntime.policies.refusal import Refused, did_you_mean, quote
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class Kind:
 
     def read(self, node: Node) -> Any:
         """Return the canonical form of a node of a document. Raises `Refused`."""
-        if isinstance(node, Scalar) and node.value is None:
+        if isinstance(node, ScalarNode) and node.value is None:
             if self.optional:
                 return None
             raise Refused(f"has no value; expected {self.expects()}")
@@ -90,7 +90,7 @@ class Kind:
         raise NotImplementedError
 
     def _read(self, node: Node) -> Any:
-        if not isinstance(node, Scalar):
+        if not isinstance(node, ScalarNode):
             raise self.wrong_type(describe(node))
         return self._check(node.value)
 
@@ -106,7 +106,7 @@ class _TextKind(Kind):
     """Reads the text of a scalar, whatever a YAML reader would make of it."""
 
     def _read(self, node: Node) -> Any:
-        if isinstance(node, Scalar) and node.text is not None:
+        if isinstance(node, ScalarNode) and node.text is not None:
             return self._check(node.text)
         raise self.wrong_type(describe(node))
 
@@ -182,7 +182,7 @@ class Flag(Kind):
         return value
 
     def _read(self, node: Node) -> bool:
-        if isinstance(node, Scalar) and node.plain and node.text is not None:
+        if isinstance(node, ScalarNode) and node.plain and node.text is not None:
             word = self._YAML_WORDS.get(node.text.casefold())
             if word is not None:
                 return word

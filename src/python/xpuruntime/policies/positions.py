@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.policies.document import Items, Mapping, Node
+from xpuruntime.policies.document import MappingNode, Node, SequenceNode
 
 __all__ = ["position_of"]
 
@@ -22,13 +22,13 @@ def position_of(root: Node, key: str) -> tuple[int, int] | None:
 
 def _find(node: Node, rest: str) -> Node | None:
     """Return the key of the deepest entry that `rest` leads to. Names may hold dots, so the longest is tried first."""
-    if isinstance(node, Items) and rest.startswith("["):
+    if isinstance(node, SequenceNode) and rest.startswith("["):
         index, _, after = rest[1:].partition("]")
         if index.isdigit() and int(index) < len(node.items):
             item = node.items[int(index)]
             return _find(item, after.removeprefix(".")) or item
         return None
-    if not isinstance(node, Mapping) or not rest:
+    if not isinstance(node, MappingNode) or not rest:
         return None
     for name in sorted(node.entries, key=len, reverse=True):
         if rest == name or rest.startswith((f"{name}.", f"{name}[")):

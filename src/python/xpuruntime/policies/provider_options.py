@@ -9,7 +9,7 @@ import re
 from typing import Any
 
 from xpuruntime.policies.compound_kinds import MappingOf, read_entries
-from xpuruntime.policies.document import Mapping, Node, Scalar, describe
+from xpuruntime.policies.document import MappingNode, Node, ScalarNode, describe
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import refuse_control_characters
 from xpuruntime.policies.refusal import Refused, quote
@@ -45,7 +45,7 @@ class ProviderOptions(MappingOf):
         check_engine(name)
 
     def _read_value(self, node: Node) -> FrozenDict:
-        if not isinstance(node, Mapping):
+        if not isinstance(node, MappingNode):
             raise Refused(f"expected a mapping of options, got {describe(node)}")
         return read_entries(node, _check_option, _read_option)
 
@@ -73,7 +73,7 @@ def _check_option(name: str) -> None:
 
 
 def _read_option(node: Node) -> str | int | bool | float:
-    if not isinstance(node, Scalar) or node.value is None:
+    if not isinstance(node, ScalarNode) or node.value is None:
         raise Refused(f"expected text, a number, true or false, got {describe(node)}")
     value: str | int | bool | float = node.value
     if isinstance(value, str):

@@ -10,11 +10,11 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 from xpuruntime.errors import InputError
-from xpuruntime.policies.document import Node, Scalar, describe, describe_value
+from xpuruntime.policies.document import Node, ScalarNode, describe, describe_value
 from xpuruntime.policies.kinds import Kind, refuse_control_characters
 from xpuruntime.policies.refusal import Refused, nearest, quote
 
-__all__ = ["Duration", "Share", "ShortDuration", "duration_text", "read_duration", "share_text"]
+__all__ = ["Duration", "Percentage", "ShortDuration", "duration_text", "read_duration", "share_text"]
 
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,30})?)"
 _PERCENT = re.compile(rf"\s*{_NUMBER}\s*%\s*")
@@ -23,7 +23,7 @@ _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Deci
 _LONGEST = 168 * 3600
 
 
-class Share(Kind):
+class Percentage(Kind):
     """A share of something: text in percent such as ``"5%"``, or a number below 1; stored as a float."""
 
     def __init__(self, doc: str = "", *, most: float = 10.0, optional: bool = False) -> None:
@@ -54,7 +54,7 @@ class Share(Kind):
         return float(value) + 0.0
 
     def _read(self, node: Node) -> float:
-        if not isinstance(node, Scalar):
+        if not isinstance(node, ScalarNode):
             raise self.wrong_type(describe(node))
         value = node.value
         if isinstance(value, float) and value >= 1:
@@ -108,7 +108,7 @@ class Duration(Kind):
         return float(Decimal(match[1]) * self.UNITS[unit])
 
     def _read(self, node: Node) -> float:
-        if not isinstance(node, Scalar):
+        if not isinstance(node, ScalarNode):
             raise self.wrong_type(describe(node))
         if isinstance(node.value, float):
             if not math.isfinite(node.value):
@@ -152,7 +152,7 @@ def duration_text(seconds: float) -> str:
 
 
 def _percent(share: float) -> Any:
-    """Return a share as `Share` reads it back exactly: in percent where that is short, else as the number itself."""
+    """Return a share as `Percentage` reads it back exactly: in percent where that is short, else as the number."""
     text = _digits(Decimal(repr(share)) * 100)
     return f"{text}%" if len(text) <= 24 or share >= 1 else share
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.policies.kinds import Kind, Number
-from xpuruntime.policies.quantities import Duration, Share
+from xpuruntime.policies.quantities import Duration, Percentage
 from xpuruntime.policies.value import PolicyValue
 
 __all__ = ["TuningPolicy"]
@@ -32,7 +32,7 @@ class TuningPolicy(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "min_effect": Share("Share by which a kernel has to be faster to replace another.", most=0.9),
+        "min_effect": Percentage("Percentage by which a kernel has to be faster to replace another.", most=0.9),
         "confidence": Number(0.5, 0.9999, "Confidence of all decisions about one operation together."),
         "budget": Duration("Time that measuring one operation may take."),
     }

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.policies.document import Items, Mapping, Node, Scalar, describe
+from xpuruntime.policies.document import MappingNode, Node, ScalarNode, SequenceNode, describe
 from xpuruntime.policies.dropped_results import warn_if_dropped
 from xpuruntime.policies.kinds import Kind
 from xpuruntime.policies.refusal import Refused, did_you_mean
@@ -133,9 +133,9 @@ def _message(refused: Refused, cls: Any) -> str:
 
 def read_fields(node: Node, kinds: dict[str, Kind]) -> dict[str, Any]:
     """Read the entries of a mapping, each by its kind. Raises `Refused` with the node concerned."""
-    if not isinstance(node, Mapping):
+    if not isinstance(node, MappingNode):
         hint = ""
-        if isinstance(node, Scalar) and isinstance(node.value, str) and ":" in node.value:
+        if isinstance(node, ScalarNode) and isinstance(node.value, str) and ":" in node.value:
             hint = "; a space must follow the colon of each key"
         raise Refused(f"expected a mapping such as {{{next(iter(kinds))}: ...}}, got {describe(node)}{hint}").at(node)
     fields = {}
@@ -152,9 +152,9 @@ def read_fields(node: Node, kinds: dict[str, Kind]) -> dict[str, Any]:
 
 def _find(node: Node, path: tuple[str | int, ...]) -> Node:
     for step in path:
-        if isinstance(node, Mapping) and step in node.entries:
+        if isinstance(node, MappingNode) and step in node.entries:
             node = node.entries[str(step)][1]
-        elif isinstance(node, Items) and isinstance(step, int) and step < len(node.items):
+        elif isinstance(node, SequenceNode) and isinstance(step, int) and step < len(node.items):
             node = node.items[step]
     return node
 

@@ -13,7 +13,7 @@ from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Choice, Kind, Number, Text, refuse_control_characters
 from xpuruntime.policies.memory_policy import ByteSize
-from xpuruntime.policies.quantities import Duration, Share
+from xpuruntime.policies.quantities import Duration, Percentage
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue
 
@@ -119,7 +119,7 @@ class VerifySpeed(PolicyValue, frozen=True, kw_only=True):
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "metric": OneOrMore(Choice(get_args(SpeedMetric), what="metrics"), "What is compared with the control."),
-        "max_slowdown": Share("Share by which the time may exceed that of the control."),
+        "max_slowdown": Percentage("Percentage by which the time may exceed that of the control."),
         "control": Choice(get_args(Control), "What the session is timed against.", what="controls"),
         "confidence": Number(0.5, 0.9999, "Confidence of all speed claims together."),
         "budget": Duration("Time after which an undecided speed claim is inconclusive."),
@@ -161,7 +161,7 @@ class VerifyMemory(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "max_growth": Share("Share by which memory may grow over repeated runs, and over a lock."),
+        "max_growth": Percentage("Percentage by which memory may grow over repeated runs, and over a lock."),
         "max_peak": ByteSize("Most memory of the process, such as '2GiB'.", optional=True),
     }
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from xpuruntime.policies.document import MAX_DEPTH, Items, Mapping, Node, Scalar, too_deep
+from xpuruntime.policies.document import MAX_DEPTH, MappingNode, Node, ScalarNode, SequenceNode, too_deep
 from xpuruntime.policies.refusal import Refused, quote
 
 __all__ = ["core_value", "read_yaml", "write_yaml"]
@@ -78,8 +78,8 @@ class _Builder:
 
     def __init__(self) -> None:
         self.root: Node | None = None
-        self._open: list[Items | Mapping] = []
-        self._keys: list[Scalar | None] = []  # the key that waits for its value, one for each open collection
+        self._open: list[SequenceNode | MappingNode] = []
+        self._keys: list[ScalarNode | None] = []  # the key that waits for its value, one for each open collection
         self._documents = 0
 
     def take(self, event: Any) -> None:
@@ -106,12 +106,14 @@ class _Builder:
         elif kind == "ScalarEvent":
             plain = event.style is None or event.style == ""
             value = core_value(event.value) if plain else event.value
-            self._add(Scalar(here.line, here.column, value, None if value is None else event.value, plain))
+            self._add(ScalarNode(here.line, here.column, value, None if value is None else event.value, plain))
         elif kind in ("MappingStartEvent", "SequenceStartEvent"):
             if len(self._open) >= MAX_DEPTH:
                 raise too_deep(here)
-            node: Items | Mapping
-            node = Mapping(here.line, here.column, {}) if kind[0] == "M" else Items(here.line, here.column, [])
+            node: SequenceNode | MappingNode
+            node = (
+                MappingNode(here.line, here.column, {}) if kind[0] == "M" else SequenceNode(here.line, here.column, [])
+            )
             self._refuse_as_key(node)
             self._open.append(node)
             self._keys.append(None)
@@ -120,7 +122,7 @@ class _Builder:
             self._add(self._open.pop())
 
     def _refuse_as_key(self, node: Node) -> None:
-        if self._open and isinstance(self._open[-1], Mapping) and self._keys[-1] is None:
+        if self._open and isinstance(self._open[-1], MappingNode) and self._keys[-1] is None:
             raise Refused("a key must be a name, not a list or a mapping").at(node)
 
     def _add(self, node: Node) -> None:
@@ -128,12 +130,12 @@ class _Builder:
             self.root = node
             return
         parent = self._open[-1]
-        if isinstance(parent, Items):
+        if isinstance(parent, SequenceNode):
             parent.items.append(node)
             return
         key = self._keys[-1]
         if key is None:
-            assert isinstance(node, Scalar)
+            assert isinstance(node, ScalarNode)
             if node.text is None:
                 raise Refused("a key must be a name, got nothing").at(node)
             self._keys[-1] = node

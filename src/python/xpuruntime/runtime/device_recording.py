@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 import msgspec
 
-__all__ = ["DeviceWork", "HostCall", "Range", "Recording", "WorkKind", "WorkSource"]
+__all__ = ["DeviceRecording", "DeviceWork", "HostCall", "Range", "WorkKind", "WorkSource"]
 
 WorkKind = Literal["kernel", "copy", "fill", "wait", "allocation", "release"]
 WorkSource = Literal["none", "cupti", "kineto", "events"]
@@ -109,7 +109,7 @@ class HostCall(NamedTuple):
     correlation: int
 
 
-class Recording(msgspec.Struct, frozen=True, kw_only=True):
+class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
     """What was recorded.
 
     Attributes

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime import _core
-from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -40,7 +40,7 @@ def start(*, devices: bool = True, limit: int = LIMIT) -> None:
     _core.profiler_start(devices, limit)
 
 
-def stop() -> Recording:
+def stop() -> DeviceRecording:
     """Wait for the devices, end the recording and return it.
 
     Raises
@@ -61,7 +61,7 @@ def stop() -> Recording:
         notes.append(f"ranges of the host only: {found['reason']}")
     if found["dropped"]:
         notes.append(f"{found['dropped']} records are lost: more came than are kept. Profile less, or raise the limit")
-    return Recording(
+    return DeviceRecording(
         source=found["source"],
         notes=tuple(notes),
         start_ns=found["start_ns"],

@@ -7,18 +7,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
+from xpuruntime.lazy_names import load_name
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
 
-__all__ = ["InferRequest", "InferResponse", "ModelService", "Parameter", "RequestedOutput", "Tensor"]
+__all__ = ["InferRequest", "InferResponse", "InferTensor", "ModelService", "Parameter", "RequestedOutput"]
 
 #: What the protocol allows as a parameter of a request, a tensor or a response.
 Parameter: TypeAlias = "bool | int | float | str"
 
 
 @dataclass(slots=True, eq=False)
-class Tensor:
+class InferTensor:
     """A named tensor.
 
     Parameters
@@ -60,7 +62,7 @@ class InferRequest:
         Empty for the newest one that is served.
     id : str
         The client's, repeated in the response.
-    inputs : sequence of Tensor
+    inputs : sequence of InferTensor
     outputs : sequence of RequestedOutput
         Empty for all.
     parameters : mapping
@@ -72,7 +74,7 @@ class InferRequest:
     """
 
     model: str
-    inputs: Sequence[Tensor]
+    inputs: Sequence[InferTensor]
     version: str = ""
     id: str = ""
     outputs: Sequence[RequestedOutput] = ()
@@ -88,7 +90,7 @@ class InferResponse:
     Parameters
     ----------
     model, version, id : str
-    outputs : sequence of Tensor
+    outputs : sequence of InferTensor
         In the order asked for. Their arrays are C-contiguous and belong to this response alone.
     parameters : mapping
         What the request asked for with ``xrt_evidence``, such as ``xrt_batch_size``; else empty.
@@ -96,7 +98,7 @@ class InferResponse:
 
     model: str
     version: str
-    outputs: Sequence[Tensor]
+    outputs: Sequence[InferTensor]
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
 
@@ -162,3 +164,11 @@ class ModelService(Protocol):
     def unload(self, model: str, parameters: Mapping[str, Parameter]) -> None:
         """Refuse new requests of a model, answer those that were accepted, then free it."""
         ...
+
+
+_DEPRECATED = {"Tensor": "InferTensor"}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return load_name(__name__, name, {}, deprecated=_DEPRECATED)

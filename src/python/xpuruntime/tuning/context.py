@@ -15,7 +15,7 @@ from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.engines.precision import compare_outputs
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
-from xpuruntime.inference.plan_request import Planned, plan_session
+from xpuruntime.inference.plan_request import PlannedModel, plan_session
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
@@ -179,7 +179,7 @@ class SearchContext:
 
 def _planned(
     model: Any, arguments: SessionArguments, registry: EngineRegistry, machine: Machine | None, calibration: Any
-) -> Planned:
+) -> PlannedModel:
     try:
         return plan_session(model, arguments, registry, machine, calibration=calibration)
     except PlanError as error:

@@ -12,9 +12,9 @@ import pytest
 from xpuruntime.engines.onnxruntime.observing import devices as devices_module
 from xpuruntime.engines.onnxruntime.observing.device_work import DeviceTimes, with_device_times
 from xpuruntime.engines.onnxruntime.observing.devices import Devices
-from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeSpan, Profile
+from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeProfile, NodeSpan
 from xpuruntime.errors import CudaError, InputError
-from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Recording
+from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 #: When the clock of the profile was zero.
@@ -38,7 +38,7 @@ class Made:
                 NodeSpan("relu", 0, "Relu", run + 300, run + 350, 1, CUDA),
                 NodeSpan("host", 2, "Add", run + 600, run + 650, 1, CPU),
             ]
-        self.profile = Profile(
+        self.profile = NodeProfile(
             events=(
                 NodeEvent(name="mm", index=0, op="MatMul", provider=CUDA, time_us=100.0, runs=2),
                 NodeEvent(name="loop", index=1, op="Loop", provider=CUDA, time_us=250.0, runs=2),
@@ -59,7 +59,7 @@ class Made:
         self.work.append(DeviceWork(kind, name, 0, 1, begin, begin + round(us * 1000), **given))  # type: ignore[arg-type]
 
     def joined(self) -> DeviceTimes:
-        recording = Recording(source="cupti", work=tuple(self.work), calls=tuple(self.calls))
+        recording = DeviceRecording(source="cupti", work=tuple(self.work), calls=tuple(self.calls))
         return with_device_times(self.profile, recording, T0)
 
 
@@ -208,7 +208,7 @@ def test_many_nodes_are_joined_in_little_time() -> None:
         NodeSpan(f"n{at % 200}", at % 200, "Relu", 1000 + at, 1000 + at + 0.9, 1, CUDA) for at in range(count)
     )
     events = tuple(NodeEvent(name=f"n{at}", index=at, op="Relu", provider=CUDA, runs=1) for at in range(200))
-    made.profile = Profile(events=events, windows=((1000, 1000 + count),), spans=spans)
+    made.profile = NodeProfile(events=events, windows=((1000, 1000 + count),), spans=spans)
     for at in range(count):
         made.add(1000 + at + 0.2, 1.0)
     begun = time.perf_counter()
@@ -229,7 +229,7 @@ class Session:
 class Recorder:
     """What a recorder of devices gives, or raises."""
 
-    def __init__(self, recording: Recording | Exception, begins: Exception | None = None) -> None:
+    def __init__(self, recording: DeviceRecording | Exception, begins: Exception | None = None) -> None:
         self.recording, self.begins = recording, begins
 
     def __call__(self) -> Recorder:
@@ -239,7 +239,7 @@ class Recorder:
         if self.begins is not None:
             raise self.begins
 
-    def stop(self) -> Recording:
+    def stop(self) -> DeviceRecording:
         if isinstance(self.recording, Exception):
             raise self.recording
         return self.recording
@@ -258,7 +258,7 @@ def watched(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, began: int | No
 def test_what_was_recorded_is_joined(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
     made = Made()
     made.add(RUNS[0] + 10, 4.0, GEMM)
-    recording = Recording(source=source, work=tuple(made.work), calls=tuple(made.calls), notes=("one is lost",))  # type: ignore[arg-type]
+    recording = DeviceRecording(source=source, work=tuple(made.work), calls=tuple(made.calls), notes=("one is lost",))  # type: ignore[arg-type]
     found = watched(monkeypatch, Recorder(recording))
     assert event(found, "mm").device_us == 2.0
     assert found.notes[0] == "one is lost"
@@ -266,13 +266,13 @@ def test_what_was_recorded_is_joined(monkeypatch: pytest.MonkeyPatch, source: st
 
 @pytest.mark.parametrize("source", ["events", "none"])
 def test_from_other_sources_nothing_is_joined(monkeypatch: pytest.MonkeyPatch, source: str) -> None:
-    found = watched(monkeypatch, Recorder(Recording(source=source, notes=("why",))))  # type: ignore[arg-type]
+    found = watched(monkeypatch, Recorder(DeviceRecording(source=source, notes=("why",))))  # type: ignore[arg-type]
     assert event(found, "mm").device_us is None
     assert (found.notes, found.device_us) == (("why",), ())
 
 
 def test_an_onnxruntime_that_does_not_say_when_it_began_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = watched(monkeypatch, Recorder(Recording(source="cupti")), None)
+    found = watched(monkeypatch, Recorder(DeviceRecording(source="cupti")), None)
     assert any("does not say when its profile began" in note for note in found.notes)
     assert event(found, "mm").device_us is None
 
@@ -280,7 +280,7 @@ def test_an_onnxruntime_that_does_not_say_when_it_began_is_noted(monkeypatch: py
 @pytest.mark.parametrize(
     "recorder",
     [
-        Recorder(Recording(source="cupti"), InputError("a recording goes on already")),
+        Recorder(DeviceRecording(source="cupti"), InputError("a recording goes on already")),
         Recorder(CudaError("the device failed")),
     ],
     ids=["start", "stop"],

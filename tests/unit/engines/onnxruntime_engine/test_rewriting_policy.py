@@ -14,7 +14,7 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.rewriting import loading, tuning
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import module_of
-from xpuruntime.measuring.replacement import Candidate, Replacement, replacing
+from xpuruntime.measuring.replacement import KernelTiming, Replacement, replacing
 from xpuruntime.measuring.tuning_watch import watch_tuning
 from xpuruntime.policies import TuningPolicy
 
@@ -265,8 +265,8 @@ def fixed() -> Any:
 def took(one: tuning.Timed, ours: float) -> Replacement:
     """What is measured where ONNX Runtime's own kernel takes 10 us."""
     verdict = "faster" if ours < 9.8 else "not_faster"
-    other = Candidate(f"xpuruntime.{one.rewrite.op}", "", ours, ours / 10, ours / 10, ours / 10, verdict)
-    return replacing([Candidate(tuning.STOCK, "", 10.0), other], rounds=11, seconds=3.0)
+    other = KernelTiming(f"xpuruntime.{one.rewrite.op}", "", ours, ours / 10, ours / 10, ours / 10, verdict)
+    return replacing([KernelTiming(tuning.STOCK, "", 10.0), other], rounds=11, seconds=3.0)
 
 
 def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

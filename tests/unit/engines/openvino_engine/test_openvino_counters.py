@@ -44,7 +44,7 @@ def test_the_truth_is_within_the_bounds(seed: int) -> None:
 
 def test_the_first_run_is_exact_and_a_mean_that_falls_tells_much() -> None:
     assert bounded([500, 252], 1).sums[0] == (500, 500)
-    assert bounded([500, 252], 1) == counters.Count(4, 5, ((500, 500), (504, 505)))
+    assert bounded([500, 252], 1) == counters.NodeCounter(4, 5, ((500, 500), (504, 505)))
     assert bounded(means([90, 2, 2, 2]), 3).low == 2
 
 

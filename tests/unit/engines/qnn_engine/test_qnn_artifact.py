@@ -22,7 +22,7 @@ from exported_models import example, exported
 from qnn_models import array, chip, open_on, unary
 
 import xpuruntime as xrt
-from xpuruntime.engines.qnn.worker import Worker
+from xpuruntime.engines.qnn.worker import SessionWorker
 from xpuruntime.testing import models
 
 pytest.importorskip("onnxruntime_qnn")
@@ -179,15 +179,15 @@ def test_nodes_on_the_cpu_are_not_compiled(tmp_path: Path) -> None:
 
 
 def test_killed_in_the_middle_of_a_build(conv: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = Worker.compile
+    real = SessionWorker.compile
 
-    def killed(self: Worker, *arguments: Any) -> None:
+    def killed(self: SessionWorker, *arguments: Any) -> None:
         threading.Timer(0.05, os.kill, (self.pid, signal.SIGKILL)).start()
         real(self, *arguments)
         time.sleep(1)
         real(self, *arguments)  # whatever was faster: the process is gone now
 
-    monkeypatch.setattr(Worker, "compile", killed)
+    monkeypatch.setattr(SessionWorker, "compile", killed)
     with pytest.raises(xrt.EngineError, match="killed by signal 9"):
         xrt.compile_model(conv, tmp_path / "out.xrt", device="npu", engine="qnn", policy=chip())
     assert [path for path in tmp_path.iterdir() if path.suffix != ".lock"] == []

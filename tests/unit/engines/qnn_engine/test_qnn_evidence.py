@@ -14,7 +14,13 @@ from onnx import TensorProto, helper, numpy_helper
 from qnn_models import array, calibration, open_on
 
 import xpuruntime as xrt
-from xpuruntime.engines.qnn.observing.records import Mapping, Operation, Recorded, median_cycles, read_cycles
+from xpuruntime.engines.qnn.observing.records import (
+    Operation,
+    OperationMapping,
+    SessionTrace,
+    median_cycles,
+    read_cycles,
+)
 from xpuruntime.engines.qnn.observing.units import join_units
 from xpuruntime.testing import models
 
@@ -134,24 +140,24 @@ def test_nodes_that_onnxruntime_removes_first(tmp_path: Path) -> None:
     assert "shape" in folded
 
 
-def _recorded(mappings: tuple[Mapping, ...], operations: dict[str, Operation] | None = None) -> Recorded:
+def _recorded(mappings: tuple[OperationMapping, ...], operations: dict[str, Operation] | None = None) -> SessionTrace:
     nodes = tuple(
         {"name": node.name, "op": node.op_type, "inputs": list(node.input), "outputs": list(node.output)}
         for node in models.mlp(batch=4).graph.node
     )
-    return Recorded(mappings=mappings, nodes=nodes[::-1], operations=operations or {})
+    return SessionTrace(mappings=mappings, nodes=nodes[::-1], operations=operations or {})
 
 
-def _join(recorded: Recorded, model: onnx.ModelProto | None = None) -> Any:
+def _join(recorded: SessionTrace, model: onnx.ModelProto | None = None) -> Any:
     return join_units(model or models.mlp(batch=4), recorded, (), device="npu", precision="model")
 
 
 def test_one_node_as_two_operations() -> None:
     """The node belongs to the operation that has its name; the other one serves it."""
     mappings = (
-        Mapping(operation="mm1_helper", op="Reshape", nodes=("mm1",)),
-        Mapping(operation="mm1", op="FullyConnected", nodes=("mm1",)),
-        Mapping(operation="tail", op="Fused", nodes=("relu", "mm2")),
+        OperationMapping(operation="mm1_helper", op="Reshape", nodes=("mm1",)),
+        OperationMapping(operation="mm1", op="FullyConnected", nodes=("mm1",)),
+        OperationMapping(operation="tail", op="Fused", nodes=("relu", "mm2")),
     )
     units, _, partial = _join(_recorded(mappings))
     assert [(u.id, u.source_nodes, u.serves) for u in units] == [
@@ -164,14 +170,14 @@ def test_one_node_as_two_operations() -> None:
 
 
 def test_nodes_without_an_operation_are_told() -> None:
-    units, _, _ = _join(_recorded((Mapping(operation="mm1", op="FullyConnected", nodes=("mm1",)),)))
+    units, _, _ = _join(_recorded((OperationMapping(operation="mm1", op="FullyConnected", nodes=("mm1",)),)))
     left = {u.source_nodes: u.placement_reason for u in units if u.relation == "folded"}
     assert set(left) == {("relu",), ("mm2",)}
     assert all("names no operation" in str(reason) for reason in left.values())
 
 
 def test_nothing_recorded_is_partial_and_still_complete() -> None:
-    units, notes, partial = _join(Recorded(notes=("qnn_op_trace.json of QNN is missing",)))
+    units, notes, partial = _join(SessionTrace(notes=("qnn_op_trace.json of QNN is missing",)))
     assert partial
     assert sorted(name for unit in units for name in unit.source_nodes) == ["mm1", "mm2", "relu"]
     assert any("missing" in note for note in notes)
@@ -179,7 +185,7 @@ def test_nothing_recorded_is_partial_and_still_complete() -> None:
 
 def test_a_type_that_is_not_the_one_asked_for_is_substituted() -> None:
     operation = Operation(name="mm1", op="FullyConnected", read="fp16", written="fp16")
-    recorded = _recorded((Mapping(operation="mm1", op="FullyConnected", nodes=("mm1",)),), {"mm1": operation})
+    recorded = _recorded((OperationMapping(operation="mm1", op="FullyConnected", nodes=("mm1",)),), {"mm1": operation})
     units, _, _ = _join(recorded)
     assert (units[0].precision_requested, units[0].precision_run, units[0].status) == ("fp32", "fp16", "substituted")
 

@@ -10,7 +10,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.engines.qnn.refusals import (
-    Rejected,
+    RejectedNode,
     faults_in_log,
     plain_name,
     refusal,
@@ -41,10 +41,10 @@ _UNSUPPORTED = "Operators of type `Celu` are not supported by QNN EP"
 
 def test_nodes_and_reasons_in_a_log() -> None:
     assert rejected_in_log(_LOG) == [
-        Rejected(name="celu", op="Celu", reason=_UNSUPPORTED),
-        Rejected(name="dq", op="DequantizeLinear", reason="Cannot get shape"),
-        Rejected(name="relu", op="Relu", reason="Cannot get shape"),
-        Rejected(name="alone", op="Erf", reason="QNN gives no reason"),
+        RejectedNode(name="celu", op="Celu", reason=_UNSUPPORTED),
+        RejectedNode(name="dq", op="DequantizeLinear", reason="Cannot get shape"),
+        RejectedNode(name="relu", op="Relu", reason="Cannot get shape"),
+        RejectedNode(name="alone", op="Erf", reason="QNN gives no reason"),
     ]
 
 
@@ -66,8 +66,8 @@ def test_nodes_and_reasons_in_a_trace() -> None:
         {"node_index": 2, "node_name": "relu_token_9", "op_type": "Relu", "reason": ""},
     ]
     assert rejected_in_trace(json.dumps({"unsupported_nodes": nodes})) == [
-        Rejected(name="celu", op="Celu", reason=_UNSUPPORTED),
-        Rejected(name="relu", op="Relu", reason="QNN gives no reason"),
+        RejectedNode(name="celu", op="Celu", reason=_UNSUPPORTED),
+        RejectedNode(name="relu", op="Relu", reason="QNN gives no reason"),
     ]
 
 
@@ -94,7 +94,7 @@ def test_the_refusal_names_nodes_reasons_and_fixes() -> None:
 
 
 def test_many_nodes_are_counted() -> None:
-    many = [Rejected(name=f"n{i}", op="Erf", reason="no") for i in range(20)]
+    many = [RejectedNode(name=f"n{i}", op="Erf", reason="no") for i in range(20)]
     text = str(refusal(many, [], label="m", where="w"))
     assert "20 node(s)" in text
     assert "and 12 more" in text

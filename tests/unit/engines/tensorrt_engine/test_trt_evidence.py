@@ -12,7 +12,7 @@ import pytest
 from xpuruntime.engines.model.facts import NodeInfo
 from xpuruntime.engines.tensorrt.network import layer_nodes
 from xpuruntime.engines.tensorrt.observing import attribute_units, read_engine
-from xpuruntime.engines.tensorrt.observing.unit_attribution import Source
+from xpuruntime.engines.tensorrt.observing.unit_attribution import SourceModel
 from xpuruntime.errors import EngineError
 
 #: TensorRT 10, built with detailed verbosity: ``Format/Datatype`` in one field, ``Bindings`` as names.
@@ -116,7 +116,7 @@ NODES = tuple(
     )
 )
 TYPES = {"c1": "fp32", "r1": "fp32", "a": "fp32", "s": "int64"}
-SOURCE = Source(
+SOURCE = SourceModel(
     nodes=NODES,
     types=TYPES,
     parsed={node.name: (node.name,) for node in NODES},
@@ -124,7 +124,7 @@ SOURCE = Source(
 )
 
 
-def joined(document: Any, times: Any = None, source: Source = SOURCE, **more: Any) -> Any:
+def joined(document: Any, times: Any = None, source: SourceModel = SOURCE, **more: Any) -> Any:
     """Read and join a document."""
     layers = read_engine(json.dumps(document))
     return attribute_units(layers, times or {}, source, engine="tensorrt", device="cuda:0", **more)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from xpuruntime.demo import demo_model_path
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.models.status_page import status_page
@@ -44,7 +44,7 @@ def service():
     with Models(settings) as service:
         image = np.zeros((2, 1, 8, 8), np.float32)
         for _ in range(3):
-            service.infer(InferRequest("digits", [Tensor("image", "FP32", image.shape, image)])).result(60)
+            service.infer(InferRequest("digits", [InferTensor("image", "FP32", image.shape, image)])).result(60)
         yield service
 
 

@@ -10,14 +10,14 @@ from collections import defaultdict
 from typing import Any
 
 from xpuruntime.evidence.traces.chrome_trace import chrome_trace
-from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Recording
+from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range
 from xpuruntime.runtime.trace_events import Mark
 
 T0 = 1_700_000_000_000_000_000
 DEVICE, ENGINES = 1_000_000_000, 2_000_000_000
 
 
-def recording(**changed: Any) -> Recording:
+def recording(**changed: Any) -> DeviceRecording:
     """Two ranges of a thread, a kernel and a copy of a graph, a wait and an allocation."""
     given: dict[str, Any] = {
         "source": "cupti",
@@ -44,7 +44,7 @@ def recording(**changed: Any) -> Recording:
             DeviceWork("kernel", "from nowhere", 0, 3, T0 + 70_000, T0 + 71_000),
         ),
     }  # fmt: skip
-    return Recording(**{**given, **changed})
+    return DeviceRecording(**{**given, **changed})
 
 
 def check(trace: dict[str, Any]) -> None:
@@ -170,7 +170,7 @@ def test_marks_that_overlap_are_on_rows_of_their_own() -> None:
 
 
 def test_an_empty_recording_is_a_trace() -> None:
-    trace = chrome_trace(Recording(start_ns=T0, end_ns=T0))
+    trace = chrome_trace(DeviceRecording(start_ns=T0, end_ns=T0))
     check(trace)
     assert of(trace, ph="X") == []
     assert set(names(trace, "process_name").values()) == {"host"}

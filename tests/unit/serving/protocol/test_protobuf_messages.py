@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from protobuf_descriptors import message_classes
 
-from xpuruntime.serving.messages import InferRequest, InferResponse, RequestedOutput, Tensor
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol import infer_decoding
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS
@@ -144,7 +144,7 @@ def array(datatype: str) -> np.ndarray:
 
 
 def request_of(datatype: str) -> InferRequest:
-    made = Tensor("x", datatype, (1, 3), array(datatype).reshape(1, 3), {"p": 1})
+    made = InferTensor("x", datatype, (1, 3), array(datatype).reshape(1, 3), {"p": 1})
     return InferRequest(
         "model", [made], "3", "id 7", [RequestedOutput("y", {"own": "v"}), RequestedOutput("z")],
         {"b": True, "i": -5, "u": 2**63, "s": "text", "d": 1.5, "priority": 2},
@@ -177,7 +177,7 @@ def test_infer_requests_are_those_of_protobuf_both_ways(datatype, raw):
 
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_infer_responses_are_those_of_protobuf_both_ways(datatype):
-    ours = InferResponse("m", "1", [Tensor("y", datatype, (3,), array(datatype))], "id", {"xrt_batch_size": 4})
+    ours = InferResponse("m", "1", [InferTensor("y", datatype, (3,), array(datatype))], "id", {"xrt_batch_size": 4})
     theirs = CLASSES["ModelInferResponse"].FromString(write_infer_response(ours))
     assert theirs.outputs[0].name == "y"
     assert list(theirs.outputs[0].shape) == [3]
@@ -318,8 +318,8 @@ def test_empty_contents_beside_raw_ones_are_none():
 def test_requests_that_differ_in_values_alone_are_read_as_the_first_was():
     def sent(first: float, *, model: str = "m", id: str = "", mask: bool = True) -> bytes:
         inputs = [
-            Tensor("x", "FP32", (2,), np.array([first, 2], np.float32)),
-            Tensor("mask", "BOOL", (1,), np.array([mask])),
+            InferTensor("x", "FP32", (2,), np.array([first, 2], np.float32)),
+            InferTensor("mask", "BOOL", (1,), np.array([mask])),
         ]
         return write_infer_request(InferRequest(model, inputs, id=id))
 
@@ -348,10 +348,12 @@ def test_requests_that_differ_in_values_alone_are_read_as_the_first_was():
 
 
 def test_typed_contents_and_parameters_are_read_anew():
-    request = InferRequest("m", [Tensor("x", "INT32", (2,), np.array([1, 2], np.int32))], parameters={"timeout": 5})
+    request = InferRequest(
+        "m", [InferTensor("x", "INT32", (2,), np.array([1, 2], np.int32))], parameters={"timeout": 5}
+    )
     for now in (1.0, 2.0):
         assert read_infer_request(write_infer_request(request), now).deadline == pytest.approx(now + 5e-6)
-        plain = InferRequest("m", [Tensor("x", "INT32", (2,), np.array([now, 2], np.int32))])
+        plain = InferRequest("m", [InferTensor("x", "INT32", (2,), np.array([now, 2], np.int32))])
         assert read_infer_request(write_infer_request(plain, raw=False)).inputs[0].data.tolist() == [now, 2]
 
 
@@ -359,7 +361,7 @@ def test_responses_with_equal_heads_have_their_own_values():
     for value, id in ((1.0, ""), (2.0, ""), (3.0, "seven"), (4.0, "")):
         array = np.full((1, 2), value, np.float32)
         found = read_infer_response(
-            write_infer_response(InferResponse("m", "1", [Tensor("y", "FP32", (1, 2), array)], id))
+            write_infer_response(InferResponse("m", "1", [InferTensor("y", "FP32", (1, 2), array)], id))
         )
         assert found.id == id
         np.testing.assert_array_equal(found.outputs[0].data, array)

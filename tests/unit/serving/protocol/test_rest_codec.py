@@ -10,7 +10,7 @@ import re
 import numpy as np
 import pytest
 
-from xpuruntime.serving.messages import InferRequest, InferResponse, Tensor
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.rest_client import read_response, write_request
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
@@ -75,7 +75,7 @@ def test_json_flat_and_nested_are_the_same(datatype):
 def test_binary_both_ways(datatype):
     made = array(datatype)
     asked = RestRequest(None, binary_by_default=True)
-    sent = write_response(InferResponse("m", "1", [Tensor("x", datatype, (3,), made)], "7"), asked)
+    sent = write_response(InferResponse("m", "1", [InferTensor("x", datatype, (3,), made)], "7"), asked)
     assert sent.length == sum(map(len, sent.chunks))
     head = json.loads(sent.chunks[0])
     assert head["model_name"] == "m"
@@ -100,7 +100,7 @@ def test_binary_inputs_are_views_of_the_body():
 @pytest.mark.parametrize("datatype", NUMBERS)
 def test_json_outputs_come_back(datatype):
     made = array(datatype, (3, 1))
-    sent = write_response(InferResponse("m", "1", [Tensor("y", datatype, (3, 1), made)]), RestRequest(None))
+    sent = write_response(InferResponse("m", "1", [InferTensor("y", datatype, (3, 1), made)]), RestRequest(None))
     assert sent.json_length is None
     (output,) = json.loads(b"".join(sent.chunks))["outputs"]
     back = read_request(body_of({**output, "name": "x"}), "m").request.inputs[0]
@@ -284,10 +284,10 @@ def test_a_tensor_without_dimensions_has_one_element():
 @pytest.mark.parametrize(
     ("output", "match"),
     [
-        (Tensor("y", "FP32", (1,), np.array([np.nan], "f4")), "has NaN or an infinity"),
-        (Tensor("y", "FP64", (1,), np.array([np.inf])), "has NaN or an infinity"),
-        (Tensor("y", "FP16", (1,), np.zeros(1, "f2")), "is FP16"),
-        (Tensor("y", "BYTES", (1,), np.array([b"\xff"], object)), "not UTF-8"),
+        (InferTensor("y", "FP32", (1,), np.array([np.nan], "f4")), "has NaN or an infinity"),
+        (InferTensor("y", "FP64", (1,), np.array([np.inf])), "has NaN or an infinity"),
+        (InferTensor("y", "FP16", (1,), np.zeros(1, "f2")), "is FP16"),
+        (InferTensor("y", "BYTES", (1,), np.array([b"\xff"], object)), "not UTF-8"),
     ],
 )
 def test_outputs_without_a_form_in_json_are_refused(output, match):
@@ -346,13 +346,15 @@ def test_requests_that_differ_in_values_alone_are_read_as_the_first_was():
         dtype = DATATYPES[datatype].dtype
         for turn in range(3):
             array = np.array(values[::-1] if turn == 1 else values, dtype)
-            sent = InferRequest("m", [Tensor("x", datatype, (2,), array)], parameters={"timeout": 1000})
+            sent = InferRequest("m", [InferTensor("x", datatype, (2,), array)], parameters={"timeout": 1000})
             body, length = write_request(sent, binary=True)
             read = read_request(body, "m", "", length, now=float(turn))
             np.testing.assert_array_equal(read.request.inputs[0].data, array)
             assert read.request.deadline == pytest.approx(turn + 0.001)
             assert read.binary_by_default
-    good, length = write_request(InferRequest("m", [Tensor("x", "BOOL", (2,), np.array([True, False]))]), binary=True)
+    good, length = write_request(
+        InferRequest("m", [InferTensor("x", "BOOL", (2,), np.array([True, False]))]), binary=True
+    )
     for bad in (good[:-1] + b"\x02", good[:-1], good + b"\x00"):
         with pytest.raises(ServingError):
             read_request(bad, "m", "", length)
@@ -362,7 +364,9 @@ def test_requests_that_differ_in_values_alone_are_read_as_the_first_was():
 
 
 def test_forms_of_one_model_are_not_those_of_another():
-    body, length = write_request(InferRequest("m", [Tensor("x", "FP32", (1,), np.ones(1, np.float32))]), binary=True)
+    body, length = write_request(
+        InferRequest("m", [InferTensor("x", "FP32", (1,), np.ones(1, np.float32))]), binary=True
+    )
     assert read_request(body, "m", "", length).request.model == "m"
     assert read_request(body, "n", "2", length).request.model == "n"
     assert read_request(body, "n", "2", length).request.version == "2"
@@ -372,7 +376,7 @@ def test_binary_responses_with_equal_heads_have_their_own_values():
     asked = RestRequest(InferRequest("m", []), binary_by_default=True)
     for value, id in ((1.0, ""), (2.0, ""), (3.0, "seven"), (4.0, "")):
         array = np.full((1, 2), value, np.float32)
-        written = write_response(InferResponse("m", "1", [Tensor("y", "FP32", (1, 2), array)], id), asked)
+        written = write_response(InferResponse("m", "1", [InferTensor("y", "FP32", (1, 2), array)], id), asked)
         body = b"".join(written.chunks)
         found = read_response(body, written.json_length)
         assert found.id == id

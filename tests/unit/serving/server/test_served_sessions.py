@@ -14,7 +14,7 @@ from serving_clients import Client
 import xpuruntime as xrt
 from xpuruntime.errors import InputError
 from xpuruntime.serving import Server, ServeSettings
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 
@@ -54,7 +54,7 @@ def test_an_open_session_is_served_on_both_transports_and_stays_open():
             answer = client.post("/v2/models/digits/infer", asked(made)).json["outputs"][0]
             np.testing.assert_array_equal(np.array(answer["data"], np.float32).reshape(3, 10), expected)
             with grpc.insecure_channel(server.grpc_address) as channel:
-                request = InferRequest("digits", [Tensor("image", "FP32", made.shape, made)])
+                request = InferRequest("digits", [InferTensor("image", "FP32", made.shape, made)])
                 sent = channel.unary_unary(INFER)(write_infer_request(request), timeout=20)
             np.testing.assert_array_equal(read_infer_response(sent).outputs[0].data, expected)
             extensions = client.get("/v2").json["extensions"]

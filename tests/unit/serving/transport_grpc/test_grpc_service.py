@@ -11,7 +11,7 @@ import time
 import numpy as np
 import pytest
 
-from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response, read_stream_response
@@ -20,7 +20,7 @@ from xpuruntime.serving.protocol.schema import decode, encode
 
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
 SERVICE = "/inference.GRPCInferenceService/"
-ONE = Tensor("x", "FP32", (1,), np.ones(1, np.float32))
+ONE = InferTensor("x", "FP32", (1,), np.ones(1, np.float32))
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_inference_is_that_of_the_session(channel, served):
     image = np.linspace(0, 1, 64, dtype=np.float32).reshape(1, 1, 8, 8)
     expected = served.service.session.run({"image": image})["logits"]
     for raw in (True, False):
-        request = InferRequest("digits", [Tensor("image", "FP32", image.shape, image)], id="7")
+        request = InferRequest("digits", [InferTensor("image", "FP32", image.shape, image)], id="7")
         answer = infer(channel, request, raw=raw)
         assert (answer.model, answer.version, answer.id) == ("digits", "1", "7")
         np.testing.assert_array_equal(answer.outputs[0].data, expected)
@@ -89,7 +89,7 @@ def test_every_datatype_comes_back(channel, datatype):
     made = np.array([b"", b"ab\xff"], object) if datatype == "BYTES" else np.array([0, 1], kind)
     for raw in (True, False):
         if raw or not DATATYPES[datatype].only_raw:
-            answer = infer(channel, InferRequest("echo", [Tensor(datatype, datatype, (2,), made)]), raw=raw)
+            answer = infer(channel, InferRequest("echo", [InferTensor(datatype, datatype, (2,), made)]), raw=raw)
             np.testing.assert_array_equal(answer.outputs[0].data, made, strict=True)
 
 

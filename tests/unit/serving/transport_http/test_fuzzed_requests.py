@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import xpuruntime as xrt
-from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.rest_client import write_request
 
 ARRAYS = {
@@ -23,7 +23,7 @@ ARRAYS = {
     "BOOL": np.array([True, False]),
 }
 REQUEST = InferRequest(
-    "echo", [Tensor(name, name, array.shape, array) for name, array in ARRAYS.items()], id="7",
+    "echo", [InferTensor(name, name, array.shape, array) for name, array in ARRAYS.items()], id="7",
     outputs=[RequestedOutput(name) for name in ARRAYS],
 )  # fmt: skip
 PIECES = [b"\0", b"-", b"9" * 20, b'"', b"[", b"}", b"1e400", b"\xff", b"null"]

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from serving_clients import until
 
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.rest_client import write_request
 
 REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
@@ -256,7 +256,7 @@ def test_five_thousand_connections_are_served_or_told_why_not(served):
 def test_a_client_that_does_not_read_is_not_read_any_more(served):
     """Its responses would pile up in the server."""
     array = np.zeros(1 << 20, np.uint8)
-    request = InferRequest("echo", [Tensor("UINT8", "UINT8", array.shape, array)])
+    request = InferRequest("echo", [InferTensor("UINT8", "UINT8", array.shape, array)])
     body, length = write_request(request, binary=True)
     one = head(len(body), "/v2/models/echo/infer", Inference_Header_Content_Length=str(length)) + body
     sent = []

@@ -21,7 +21,7 @@ pytest.importorskip("httptools", reason="needs httptools, of the extra serve")
 
 from xpuruntime.serving import server as server_module
 from xpuruntime.serving.http.large_bodies import BodyReceiver
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.rest_client import write_request
 from xpuruntime.serving.server import Server
 from xpuruntime.serving.transport.access import Access
@@ -36,7 +36,7 @@ def values(seed: int, count: int = COUNT) -> np.ndarray:
 
 
 def request(array: np.ndarray, model: str = "two.words-x_1", **headers: str) -> bytes:
-    body, length = write_request(InferRequest(model, [Tensor("x", "FP32", array.shape, array)]), binary=True)
+    body, length = write_request(InferRequest(model, [InferTensor("x", "FP32", array.shape, array)]), binary=True)
     lines = [f"POST /v2/models/{model}/infer HTTP/1.1", "Host: a", f"Content-Length: {len(body)}"]
     lines += [f"Inference-Header-Content-Length: {length}"]
     lines += [f"{name.replace('_', '-')}: {value}" for name, value in headers.items()]

@@ -11,7 +11,7 @@ import zlib
 import numpy as np
 import pytest
 
-from xpuruntime.serving.http.routes import Route, WrongMethodError, route_of
+from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.status import ServingError, Status
 
@@ -32,22 +32,22 @@ def binary(image: np.ndarray = IMAGE, **more: object) -> tuple[bytes, dict[str, 
 @pytest.mark.parametrize(
     ("path", "expected"),
     [
-        ("/v2", Route("server")),
-        ("/v2/", Route("server")),
-        ("/v2/health/live", Route("live")),
-        ("/v2/health/ready/", Route("ready")),
-        ("/v2/models/a-b.C_1", Route("model", "a-b.C_1")),
-        ("/v2/models/m/", Route("model", "m")),
-        ("/v2/models/m/versions/2", Route("model", "m", "2")),
-        ("/v2/models/m/ready", Route("ready", "m")),
-        ("/v2/models/m/versions/2/ready", Route("ready", "m", "2")),
-        ("/v2/models/m/config", Route("config", "m")),
-        ("/v2/models/m/versions/2/stats/", Route("stats", "m", "2")),
-        ("/v2/models/stats", Route("statistics")),
-        ("/v2/models/stats/versions/1", Route("model", "stats", "1")),
-        ("/v2/models/m/plan", Route("plan", "m")),
-        ("/v2/models/m/evidence", Route("evidence", "m")),
-        ("/v2/models/m/lock", Route("lock", "m")),
+        ("/v2", Endpoint("server")),
+        ("/v2/", Endpoint("server")),
+        ("/v2/health/live", Endpoint("live")),
+        ("/v2/health/ready/", Endpoint("ready")),
+        ("/v2/models/a-b.C_1", Endpoint("model", "a-b.C_1")),
+        ("/v2/models/m/", Endpoint("model", "m")),
+        ("/v2/models/m/versions/2", Endpoint("model", "m", "2")),
+        ("/v2/models/m/ready", Endpoint("ready", "m")),
+        ("/v2/models/m/versions/2/ready", Endpoint("ready", "m", "2")),
+        ("/v2/models/m/config", Endpoint("config", "m")),
+        ("/v2/models/m/versions/2/stats/", Endpoint("stats", "m", "2")),
+        ("/v2/models/stats", Endpoint("statistics")),
+        ("/v2/models/stats/versions/1", Endpoint("model", "stats", "1")),
+        ("/v2/models/m/plan", Endpoint("plan", "m")),
+        ("/v2/models/m/evidence", Endpoint("evidence", "m")),
+        ("/v2/models/m/lock", Endpoint("lock", "m")),
     ],
 )
 def test_paths(path, expected):

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Observed, Request
     from xpuruntime.engines.model import TensorInfo
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
 
 __all__ = [
     "ExportJob",
@@ -332,7 +332,7 @@ def from_bits(outputs: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict
     return found
 
 
-def write_model(source: Source, folder: Path, name: str = "model.onnx") -> None:
+def write_model(source: ModelSource, folder: Path, name: str = "model.onnx") -> None:
     """Write a prepared model, and its external data at the same relative places, into a folder.
 
     Raises

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.model_source import Source
+from xpuruntime.engines.model_source import ModelSource
 from xpuruntime.errors import ModelError
 from xpuruntime.files.json_reading import decode_json
 
@@ -23,7 +23,7 @@ SOURCE = "source.onnx"
 QUANTISED = "quantised.json"
 
 
-def artifact_source(artifact: Artifact, label: str) -> Source:
+def artifact_source(artifact: Artifact, label: str) -> ModelSource:
     """Return the compiled model as ONNX Runtime opens it.
 
     Raises
@@ -42,7 +42,7 @@ def artifact_source(artifact: Artifact, label: str) -> Source:
             msg = f"the artifact {artifact.folder} cannot be read: {error}. Fix: compile the model again"
             raise ModelError(msg) from None
         quantised = msgspec.structs.replace(told, data=data)
-    return Source(str(artifact.entry), None, label, quantised=quantised)
+    return ModelSource(str(artifact.entry), None, label, quantised=quantised)
 
 
 def source_graph(artifact: Artifact) -> Any:

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.settings import Settings
     from xpuruntime.runtime.machine import Machine
 
@@ -111,7 +111,7 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
     )
 
 
-def _before(request: Request, source: Source) -> Any:
+def _before(request: Request, source: ModelSource) -> Any:
     """Return the graph that ONNX Runtime's optimisers started from, with the names of the model."""
     if source.quantised is None:
         return request.model.named_proto()

@@ -37,7 +37,7 @@ from xpuruntime.engines.input_binding import InputValidator
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
 from xpuruntime.engines.onnxruntime.cuda_host import CudaHostRunner, HostRuns
 from xpuruntime.engines.onnxruntime.cuda_turns import new_turn, no_capture
-from xpuruntime.engines.onnxruntime.device_arrays import Exported, as_bool, element_type
+from xpuruntime.engines.onnxruntime.device_arrays import DLPackArray, as_bool, element_type
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -306,7 +306,7 @@ class CudaModel(LoadedModel):
         """Return a copy of a result on the device, in memory that this session alone uses again, in its own order."""
         from xpuruntime import _core
 
-        source = _core.Tensor.from_dlpack(Exported(capsule, self.index), stream=self.stream)
+        source = _core.Tensor.from_dlpack(DLPackArray(capsule, self.index), stream=self.stream)
         if self._copies is None:
             self._copies = _core.MemoryPool(self.device, name=f"session {Path(self.info.path).name}, copied results")
         copy = _core.Tensor.empty(source.shape, source.dtype, self.device, pool=self._copies, stream=self.stream)
@@ -363,7 +363,7 @@ class CudaModel(LoadedModel):
             return sys.modules["torch"].from_dlpack(capsule)
         from xpuruntime import _core
 
-        exported = Exported(capsule, self.index)
+        exported = DLPackArray(capsule, self.index)
         if kind == "cupy":
             return sys.modules["cupy"].from_dlpack(exported)
         return as_kind(_core.Tensor.from_dlpack(exported, stream=caller), kind)

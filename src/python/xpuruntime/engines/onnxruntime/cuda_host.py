@@ -20,7 +20,7 @@ import numpy as np
 from xpuruntime.engines.host_runner import HostRunner, PinnedArrays
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.cuda_turns import between_captures
-from xpuruntime.engines.onnxruntime.device_arrays import Exported, element_type, host_inputs
+from xpuruntime.engines.onnxruntime.device_arrays import DLPackArray, element_type, host_inputs
 from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
@@ -137,7 +137,7 @@ class HostRuns:
     def _tensor(self, capsule: Any, stream: Any) -> Any:
         from xpuruntime import _core
 
-        return _core.Tensor.from_dlpack(Exported(capsule, self._model.index), stream=stream)
+        return _core.Tensor.from_dlpack(DLPackArray(capsule, self._model.index), stream=stream)
 
     def received(self, tensor: Any, stream: Any) -> Any:
         """Return a pinned tensor that a device tensor is copied into, on a stream."""

@@ -13,7 +13,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from xpuruntime.engines.cuda_arrays import DeviceArray
 
-__all__ = ["ONNX_TYPES", "Exported", "as_bool", "element_type", "host_inputs", "item_size", "overlap"]
+__all__ = ["ONNX_TYPES", "DLPackArray", "as_bool", "element_type", "host_inputs", "item_size", "overlap"]
 
 #: Our dtype names to ONNX element types.
 ONNX_TYPES = {
@@ -93,7 +93,7 @@ def overlap(one: DeviceArray, other: DeviceArray) -> bool:
     return start < most and least < end
 
 
-class Exported:
+class DLPackArray:
     """A DLPack capsule with the methods that consumers call."""
 
     def __init__(self, capsule: Any, index: int) -> None:

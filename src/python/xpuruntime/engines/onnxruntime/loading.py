@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.conversion_log import ConversionLog
-from xpuruntime.engines.model_source import Source, prepare_source
+from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
 from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
@@ -55,7 +55,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     return _load_cuda(request, settings, source, log)
 
 
-def _open(settings: Settings, source: Source, device: str, log: ConversionLog) -> tuple[Opened, Settings]:
+def _open(settings: Settings, source: ModelSource, device: str, log: ConversionLog) -> tuple[Opened, Settings]:
     """Open a session, and return it with the settings that it was opened with.
 
     A graph that was changed here, and that an optimiser spoils, is opened with fewer optimisers. A level that the
@@ -83,7 +83,7 @@ def _open(settings: Settings, source: Source, device: str, log: ConversionLog) -
     raise reason  # the optimisers are not what it was refused for
 
 
-def _load_cuda(request: Request, settings: Settings, source: Source, log: ConversionLog) -> LoadedModel:
+def _load_cuda(request: Request, settings: Settings, source: ModelSource, log: ConversionLog) -> LoadedModel:
     from xpuruntime import _core
 
     preload_cuda()
@@ -91,7 +91,7 @@ def _load_cuda(request: Request, settings: Settings, source: Source, log: Conver
         return _open_cuda(request, settings, source, log)
 
 
-def _open_cuda(request: Request, settings: Settings, source: Source, log: ConversionLog) -> LoadedModel:
+def _open_cuda(request: Request, settings: Settings, source: ModelSource, log: ConversionLog) -> LoadedModel:
     from xpuruntime import _core
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
@@ -170,7 +170,7 @@ def _with_reason(error: XpuRuntimeError, allocator: Any) -> XpuRuntimeError:
     )
 
 
-def model_source(request: Request, settings: Settings, log: ConversionLog) -> Source:
+def model_source(request: Request, settings: Settings, log: ConversionLog) -> ModelSource:
     """Return the model as ONNX Runtime gets it: converted where the policy says so, or that of an artifact."""
     if request.artifact is not None:
         return artifact_source(request.artifact, request.model.path)
@@ -187,7 +187,7 @@ def model_source(request: Request, settings: Settings, log: ConversionLog) -> So
 
 
 def _observer(
-    request: Request, settings: Settings, source: Source, rewriting: Rewriting | None
+    request: Request, settings: Settings, source: ModelSource, rewriting: Rewriting | None
 ) -> Callable[[Mapping[str, Any], int], Observed]:
     """Return what makes an instrumented copy of the session and watches it run. Keeps the rules of `rewriting`."""
     copy = public(settings)
@@ -245,7 +245,7 @@ def _observer(
     return observer
 
 
-def source_graph_of(request: Request, source: Source) -> Any:
+def source_graph_of(request: Request, source: ModelSource) -> Any:
     """Return the graph before any optimiser saw it: of the model, as it was quantised, or as an artifact keeps it."""
     if source.quantised is not None:
         import onnx

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.engines.base import Observed
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 __all__ = ["OnnxRuntimeExporter"]
@@ -59,7 +59,7 @@ class OnnxRuntimeExporter(NativeExporter):
         "triton": "a model repository for Triton's onnxruntime backend",
     }
     proved: ClassVar[tuple[str, ...]] = ("ort-python",)
-    _source: Source | None = None
+    _source: ModelSource | None = None
 
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the script or the repository, with the model as the session gets it."""

@@ -16,7 +16,7 @@ from xpuruntime.engines.onnxruntime.trial import refuse_crash
 from xpuruntime.errors import EngineError, EngineUnavailable, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned
     from xpuruntime.engines.onnxruntime.settings import Settings
 
@@ -42,7 +42,7 @@ class Opened:
         self.placements = placements
 
 
-def session_options(settings: Settings, source: Source) -> Any:
+def session_options(settings: Settings, source: ModelSource) -> Any:
     """Return ``SessionOptions`` for `settings`."""
     import onnxruntime as ort
 
@@ -63,7 +63,7 @@ def session_options(settings: Settings, source: Source) -> Any:
     return options
 
 
-def open_session(settings: Settings, source: Source, device: str, options: Any = None) -> Opened:
+def open_session(settings: Settings, source: ModelSource, device: str, options: Any = None) -> Opened:
     """Open a session that runs where it was told to, or raise.
 
     Raises
@@ -103,7 +103,7 @@ def open_session(settings: Settings, source: Source, device: str, options: Any =
     return Opened(session, placements)
 
 
-def _construct(settings: Settings, source: Source, options: Any) -> Any:
+def _construct(settings: Settings, source: ModelSource, options: Any) -> Any:
     import onnxruntime as ort
 
     # Each CUDA session logs a warning that it has no plugin device; errors still reach the log, and us as exceptions.
@@ -120,7 +120,7 @@ def _construct(settings: Settings, source: Source, options: Any) -> Any:
         ort.set_default_logger_severity(_WARNING)
 
 
-def _islands(settings: Settings, source: Source, device: str) -> Exception:
+def _islands(settings: Settings, source: ModelSource, device: str) -> Exception:
     """Open once more with the CPU provider allowed, only to name the nodes that it would take."""
     options = session_options(settings, source)
     options.add_session_config_entry(_ASSIGNMENT, "1")

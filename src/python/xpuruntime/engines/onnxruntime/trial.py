@@ -29,7 +29,7 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.settings import Settings
 
 __all__ = ["CONFUSED_BY_CASTS", "DISABLED", "LAYER_FUSIONS", "SAFE_LEVEL", "refuse_crash"]
@@ -79,7 +79,7 @@ _lock = threading.Lock()
 _known: dict[str, str] = {}
 
 
-def refuse_crash(settings: Settings, source: Source, level: str, device: str) -> None:
+def refuse_crash(settings: Settings, source: ModelSource, level: str, device: str) -> None:
     """Open a model that was changed here in a process of its own, and raise where that process is killed.
 
     A light model is also run there, on inputs that are generated.
@@ -87,7 +87,7 @@ def refuse_crash(settings: Settings, source: Source, level: str, device: str) ->
     Parameters
     ----------
     settings : Settings
-    source : Source
+    source : ModelSource
     level : str
         The name that ONNX Runtime has for ``settings.level``.
     device : str
@@ -127,7 +127,7 @@ def refuse_crash(settings: Settings, source: Source, level: str, device: str) ->
         )
 
 
-def _ended(source: Source, asked: dict[str, object]) -> str:
+def _ended(source: ModelSource, asked: dict[str, object]) -> str:
     """Return how a trial ended, from memory or the cache where it is known; empty where nothing ended it."""
     model = source.model if source.operators is None else _without_rules(source.model)
     with ScratchFolder("trial") as name:
@@ -166,7 +166,7 @@ def _without_rules(model: str | bytes) -> bytes:
     return bytes(proto.SerializeToString(deterministic=True))
 
 
-def _inputs(source: Source, folder: Path) -> dict[str, object]:
+def _inputs(source: ModelSource, folder: Path) -> dict[str, object]:
     """Write made-up inputs for a light model; where there are none, it is opened only."""
     import numpy as np
 

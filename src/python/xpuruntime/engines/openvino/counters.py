@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["Count", "Counted", "bounded", "count", "idle_call_us"]
+__all__ = ["Counted", "NodeCounter", "bounded", "count", "idle_call_us"]
 
 #: Runs after the cold one that do not count: whoever watched the cold one has emptied the caches.
 _SETTLE = 2
@@ -37,7 +37,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
+class NodeCounter:
     """What the counter of one node tells, microseconds. What each run was cut by comes on top: less than one.
 
     Attributes
@@ -66,7 +66,7 @@ class Counted:
     ----------
     seen : set of str
         Nodes whose counter was above zero after some run.
-    counts : dict of str to Count
+    counts : dict of str to NodeCounter
         Of all nodes that OpenVINO counts for a request.
     spent : list of float
         Wall time of each counted run, by OpenVINO's own clock: without what Python adds to a call.
@@ -75,7 +75,7 @@ class Counted:
     """
 
     seen: set[str] = field(default_factory=set)
-    counts: dict[str, Count] = field(default_factory=dict)
+    counts: dict[str, NodeCounter] = field(default_factory=dict)
     spent: list[float] = field(default_factory=list)
     broken: bool = False
 
@@ -149,7 +149,7 @@ def count(compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, n
     return found
 
 
-def bounded(means: Sequence[int], runs: int) -> Count:
+def bounded(means: Sequence[int], runs: int) -> NodeCounter:
     """Return what the last `runs` runs took, of the whole means that were read after each run.
 
     After `k` runs with a mean of `m`, the sum is at least ``k * m`` and at most ``k * m + k - 1``; and no sum is less
@@ -165,7 +165,7 @@ def bounded(means: Sequence[int], runs: int) -> Count:
     ends = [k * (mean + 1) - 1 for k, mean in enumerate(means, 1)]
     most = list(itertools.accumulate(reversed(ends), min))[::-1]
     sums = tuple(zip(least, most, strict=True))[-runs - 1 :]
-    return Count(max(0, least[-1] - sums[0][1]) / runs, (most[-1] - sums[0][0]) / runs, sums)
+    return NodeCounter(max(0, least[-1] - sums[0][1]) / runs, (most[-1] - sums[0][0]) / runs, sums)
 
 
 def idle_call_us(compiled: Any) -> float:

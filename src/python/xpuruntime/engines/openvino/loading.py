@@ -16,7 +16,7 @@ from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model.external import is_external, load, real_files
 from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.model.shapes import with_shapes
-from xpuruntime.engines.model_source import Source, prepare_source
+from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.openvino.failures import translate
 from xpuruntime.engines.openvino.flattening import flatten_softmax
 from xpuruntime.engines.openvino.naming import name_operations
@@ -92,7 +92,7 @@ class _Opener:
     def __init__(self, request: Request, settings: Settings, log: ConversionLog) -> None:
         self.request, self.settings, self.log = request, settings, log
         self.info: ModelInfo = with_shapes(request.model, request.policy)
-        self._quantised: Source | None = None
+        self._quantised: ModelSource | None = None
         self._told = False
         self._flattened = False
         #: What the copy that is counted has on top, where the session has several streams.
@@ -190,7 +190,7 @@ class _Opener:
             self.log.add(f"Softmax {nodes[0]!r}{more}: computed on a matrix", reason, len(nodes))
         self._flattened = self._flattened or bool(nodes)
 
-    def _source(self) -> Source:
+    def _source(self) -> ModelSource:
         """Return the prepared model; one that was quantised is kept, for that takes long."""
         settings = self.settings
         if not settings.quantise:
@@ -269,7 +269,7 @@ def _there(core: Any, word_: str, device: str) -> None:
         raise EngineError(msg, engine="openvino", device=device)
 
 
-def _with_data(source: Source, info: ModelInfo, folder: Callable[[], str]) -> Any:
+def _with_data(source: ModelSource, info: ModelInfo, folder: Callable[[], str]) -> Any:
     """Return a model as OpenVINO reads it: a path, or bytes that hold their weights.
 
     OpenVINO looks external data up beside a file only, and follows no links out of that folder, so that bytes with such

@@ -16,7 +16,7 @@ from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
 from xpuruntime.engines.precision.stated import model_precisions, precision_of
 from xpuruntime.engines.quantisation.style import HEAVY
 from xpuruntime.engines.unplaced_units import CONVERSIONS, UnitIds, folded_unit, listed
-from xpuruntime.evidence.live_bytes import Step, live_bytes
+from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
@@ -122,11 +122,11 @@ def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> 
     steps = []
     for one, unit in ran:
         if one.time_us is None and one.kernel is None and one.above:
-            steps.append(Step(unit=unit, reads=one.above, views={one.name: one.above[0]}))
+            steps.append(UnitMemory(unit=unit, reads=one.above, views={one.name: one.above[0]}))
         elif one.made is None:
             return ()
         else:
-            steps.append(Step(unit=unit, reads=one.above, makes={one.name: one.made}))
+            steps.append(UnitMemory(unit=unit, reads=one.above, makes={one.name: one.made}))
     outputs = {name for one in executed if one.kind in ("Output", "Result") for name in one.above}
     return live_bytes(steps, outputs)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["Choice", "choose", "library_block_list"]
+__all__ = ["NodePrecision", "choose", "library_block_list"]
 
 # Kept whatever the type: what they do is tied to fp32, or their output type is an attribute of its own.
 _FIXED = {
@@ -34,7 +34,7 @@ _FIXED = {
 _GENERATORS = {"ConstantOfShape"}
 
 
-class Choice(NamedTuple):
+class NodePrecision(NamedTuple):
     """What becomes of one node.
 
     `inputs` and `outputs` are the positions that take the new type. `reason` says why a node with fp32 values is kept.
@@ -73,7 +73,7 @@ def choose(
     target: int,
     keep: Sequence[str],
     supported_ops: frozenset[str] | None,
-) -> dict[str, Choice]:
+) -> dict[str, NodePrecision]:
     """Return the choice for every node that reads or makes fp32 values, by node name.
 
     Parameters
@@ -89,7 +89,7 @@ def choose(
         Operators (``"Conv"``, ``"com.microsoft:Gelu"``) the engine has in the new type; None: all.
     """
     versions = {normal_domain(o.domain): o.version for o in model.opset_import}
-    choices: dict[str, Choice] = {}
+    choices: dict[str, NodePrecision] = {}
     for graph in graphs(model):
         for node in graph.node:
             found = types[node.name]
@@ -105,44 +105,44 @@ def _choose(
     keep: Sequence[str],
     supported_ops: frozenset[str] | None,
     versions: Mapping[str, int],
-) -> Choice:
+) -> NodePrecision:
     domain = normal_domain(node.domain)
     op = f"{domain}:{node.op_type}" if domain else node.op_type
     if any(True for _ in subgraphs(node)):
-        return Choice(reason="its inputs and outputs stay fp32; the nodes inside are judged one by one")
+        return NodePrecision(reason="its inputs and outputs stay fp32; the nodes inside are judged one by one")
     rule = next((pattern for pattern in keep if fnmatchcase(node.name, pattern)), None)
     if rule is not None:
-        return Choice(reason=f"the rule {rule!r} names it")
+        return NodePrecision(reason=f"the rule {rule!r} names it")
     if not domain and node.op_type in _FIXED:
-        return Choice(reason=_FIXED[node.op_type])
+        return NodePrecision(reason=_FIXED[node.op_type])
     if NO_TENSOR in types.inputs or NO_TENSOR in types.outputs:
-        return Choice(reason="sequences, maps and optionals stay fp32")
+        return NodePrecision(reason="sequences, maps and optionals stay fp32")
     form = signature(node.op_type, domain, versions.get(domain, 1))
     if form is None:
-        return Choice(reason=f"the types that {op} takes are not known")
+        return NodePrecision(reason=f"the types that {op} takes are not known")
     if FLOAT not in types.outputs and UNKNOWN not in types.outputs:
         positions = _positions(types.inputs, form, target)
-        return Choice(inputs=positions, follows=True)
+        return NodePrecision(inputs=positions, follows=True)
     if node.op_type in library_block_list():
-        return Choice(reason="ONNX Runtime's converter keeps this operator in fp32")
+        return NodePrecision(reason="ONNX Runtime's converter keeps this operator in fp32")
     if supported_ops is not None and op not in supported_ops:
-        return Choice(reason=f"the engine has no {_short(target)} kernel for {op}")
+        return NodePrecision(reason=f"the engine has no {_short(target)} kernel for {op}")
     return _typed(node, types, form, target, op)
 
 
-def _typed(node: onnx.NodeProto, types: NodeTypes, form: Signature, target: int, op: str) -> Choice:
+def _typed(node: onnx.NodeProto, types: NodeTypes, form: Signature, target: int, op: str) -> NodePrecision:
     if op == "Cast" or op in _GENERATORS:  # the output type is an attribute, which is changed too
         if form.allows(form.output(0), target):
-            return Choice(inputs=_positions(types.inputs, form, target), outputs=frozenset({0}))
-        return Choice(reason=_refusal(node, form, target))
+            return NodePrecision(inputs=_positions(types.inputs, form, target), outputs=frozenset({0}))
+        return NodePrecision(reason=_refusal(node, form, target))
     inputs = _positions(types.inputs, form, target)
     variables = {form.input(i) for i in inputs}
     outputs = frozenset(i for i, t in enumerate(types.outputs) if t == FLOAT and form.output(i) in variables)
     if not outputs:
         if inputs and FLOAT not in types.outputs:
-            return Choice(reason="the type of its output is not known")
-        return Choice(reason=_refusal(node, form, target))
-    return Choice(inputs=inputs, outputs=outputs)
+            return NodePrecision(reason="the type of its output is not known")
+        return NodePrecision(reason=_refusal(node, form, target))
+    return NodePrecision(inputs=inputs, outputs=outputs)
 
 
 def _positions(types: Sequence[int], form: Signature, target: int) -> frozenset[int]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from xpuruntime.engines.precision.judge import Choice
+    from xpuruntime.engines.precision.judge import NodePrecision
 
 __all__ = ["Rewriter"]
 
@@ -50,7 +50,7 @@ class Rewriter:
     model : onnx.ModelProto
         With unique node names, in order. Weights may still be external.
     types : mapping of str to NodeTypes
-    choices : mapping of str to Choice
+    choices : mapping of str to NodePrecision
     target : int
         TensorProto.FLOAT16 or TensorProto.BFLOAT16.
     base_dir, where : str
@@ -72,7 +72,7 @@ class Rewriter:
         self,
         model: onnx.ModelProto,
         types: Mapping[str, NodeTypes],
-        choices: Mapping[str, Choice],
+        choices: Mapping[str, NodePrecision],
         target: int,
         *,
         base_dir: str | None,
@@ -140,7 +140,7 @@ class Rewriter:
             else:
                 scope.forms[name] = {self.target: name}
 
-    def _wanted(self, node: onnx.NodeProto, choice: Choice, scope: _Scope) -> frozenset[int]:
+    def _wanted(self, node: onnx.NodeProto, choice: NodePrecision, scope: _Scope) -> frozenset[int]:
         """Return the inputs to take in the new type."""
         if not choice.follows and node.op_type != "Cast":
             return choice.inputs

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.compiled import Compiled
 from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.qnn.recorded_units import write_units
-from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
+from xpuruntime.engines.qnn.worker import SessionWorker, WorkerFailed
 from xpuruntime.errors import EngineError
 from xpuruntime.files.scratch import ScratchFolder
 
@@ -43,7 +43,7 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
 
     def compiled() -> Any:
         with ScratchFolder("qnn") as place:
-            worker = Worker()
+            worker = SessionWorker()
             try:
                 worker.compile(source.model, instrumented(opening, Path(place), compiling=True), str(folder / _MODEL))
             except WorkerFailed as error:

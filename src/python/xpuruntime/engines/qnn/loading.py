@@ -12,12 +12,12 @@ import msgspec
 
 from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model.file import parse, read
-from xpuruntime.engines.model_source import Source, prepare_source
+from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.onnxruntime.trial import LAYER_FUSIONS
 from xpuruntime.engines.qnn.model import Apart, QnnModel, translated
 from xpuruntime.engines.qnn.opening import PROVIDER, Opening, Placed, claim, construct, placements
 from xpuruntime.engines.qnn.refusals import faults_in_log, refusal, rejected_in_log, rejected_in_trace
-from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
+from xpuruntime.engines.qnn.worker import SessionWorker, WorkerFailed
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
@@ -67,7 +67,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     )
 
 
-def source_of(request: Request, settings: Settings, log: ConversionLog) -> Source:
+def source_of(request: Request, settings: Settings, log: ConversionLog) -> ModelSource:
     """Return the model as QNN gets it: the compiled one of an artifact, or the model with what the policy changes.
 
     Raises
@@ -75,7 +75,7 @@ def source_of(request: Request, settings: Settings, log: ConversionLog) -> Sourc
     ModelError, EngineError
     """
     if request.artifact is not None:
-        source = Source(str(request.artifact.entry), None, str(request.artifact.folder))
+        source = ModelSource(str(request.artifact.entry), None, str(request.artifact.folder))
     else:
         style = settings.style if settings.quantise else None
         source = prepare_source(request, log, convert=settings.convert, keep_fp32=settings.keep_fp32, qdq=style)
@@ -84,12 +84,12 @@ def source_of(request: Request, settings: Settings, log: ConversionLog) -> Sourc
     return source
 
 
-def opening_of(settings: Settings, source: Source) -> Opening:
+def opening_of(settings: Settings, source: ModelSource) -> Opening:
     """Return how a session is opened for `settings`."""
     return Opening(options=settings.provider_options(), strict=not settings.allow_cpu_ops, folder=source.folder)
 
 
-def check_context(source: Source, target: Target) -> None:
+def check_context(source: ModelSource, target: Target) -> None:
     """Hold the record inside a compiled model against the chip: ONNX Runtime itself runs it for any.
 
     Raises
@@ -118,11 +118,13 @@ def check_context(source: Source, target: Target) -> None:
         raise EngineError(msg, engine="qnn", device="npu")
 
 
-def _open(source: Source, opening: Opening, settings: Settings, log: ConversionLog) -> tuple[Any, Sequence[Placed]]:
+def _open(
+    source: ModelSource, opening: Opening, settings: Settings, log: ConversionLog
+) -> tuple[Any, Sequence[Placed]]:
     return without_layer_fusions(lambda: _opened(source, opening, settings, log), source, opening, log)
 
 
-def without_layer_fusions(attempt: Callable[[], T], source: Source, opening: Opening, log: ConversionLog) -> T:
+def without_layer_fusions(attempt: Callable[[], T], source: ModelSource, opening: Opening, log: ConversionLog) -> T:
     """Return what an attempt returns; of a graph that was changed here, try again where an optimiser spoils it.
 
     ONNX Runtime's fusions of written-out layer norms and GELUs look through casts, and may make a graph that is not
@@ -147,14 +149,16 @@ def without_layer_fusions(attempt: Callable[[], T], source: Source, opening: Ope
     return result
 
 
-def _opened(source: Source, opening: Opening, settings: Settings, log: ConversionLog) -> tuple[Any, Sequence[Placed]]:
+def _opened(
+    source: ModelSource, opening: Opening, settings: Settings, log: ConversionLog
+) -> tuple[Any, Sequence[Placed]]:
     try:
         if claim(settings.target):
             session = construct(source.model, opening)
             return session, placements(session)
     except Exception as error:
         raise refused(error, source, opening, settings) from None
-    worker = Worker()
+    worker = SessionWorker()
     try:
         number, reply = worker.open(source.model, opening)
     except BaseException as error:
@@ -169,7 +173,7 @@ def _opened(source: Source, opening: Opening, settings: Settings, log: Conversio
     return Apart(worker, number, reply["outputs"]), [msgspec.convert(one, Placed) for one in reply["placed"]]
 
 
-def refused(error: Exception, source: Source, opening: Opening, settings: Settings) -> XpuRuntimeError:
+def refused(error: Exception, source: ModelSource, opening: Opening, settings: Settings) -> XpuRuntimeError:
     """Return the error of a load that failed, with QNN's reasons, which it gives in its log and its trace only."""
     kind = error.kind if isinstance(error, WorkerFailed) else type(error).__name__
     if isinstance(error, XpuRuntimeError) or kind in _ABOUT_MODEL:
@@ -180,12 +184,12 @@ def refused(error: Exception, source: Source, opening: Opening, settings: Settin
     return refusal(rejected, faults, label=source.label, where=str(settings.target))
 
 
-def _reasons(source: Source, opening: Opening) -> tuple[list[Any], list[str]]:
+def _reasons(source: ModelSource, opening: Opening) -> tuple[list[Any], list[str]]:
     """Open once more in a process of its own, with the log at its most verbose, only to read what it says."""
     with ScratchFolder("qnn") as folder:
         telling = {"enable_framework_op_trace": "1", "framework_op_trace_dir": folder}
         opening = msgspec.structs.replace(opening, options={**opening.options, **telling}, severity=0)
-        worker = Worker()
+        worker = SessionWorker()
         try:
             worker.open(source.model, opening)
         except (WorkerFailed, EngineError):
@@ -198,7 +202,7 @@ def _reasons(source: Source, opening: Opening) -> tuple[list[Any], list[str]]:
     return rejected_in_trace(written) or rejected_in_log(log), faults_in_log(log)
 
 
-def _verify(placed: Sequence[Placed], source: Source, opening: Opening, settings: Settings) -> None:
+def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, settings: Settings) -> None:
     """Refuse a session whose nodes did not go where the policy lets them."""
     away = [one for one in placed if one.provider != PROVIDER]
     strays = [one for one in away if not _allowed(one, settings.allow_cpu_ops)]
@@ -214,7 +218,7 @@ def _allowed(one: Placed, allowed: Sequence[str]) -> bool:
 
 
 def _observer(
-    request: Request, settings: Settings, source: Source, opening: Opening
+    request: Request, settings: Settings, source: ModelSource, opening: Opening
 ) -> Callable[[Mapping[str, Any], int], Observed]:
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.qnn.observing import observe

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.qnn.worker import Worker
+    from xpuruntime.engines.qnn.worker import SessionWorker
 
 __all__ = ["Apart", "Held", "QnnModel", "translated"]
 
@@ -39,13 +39,13 @@ class Apart:
 
     Parameters
     ----------
-    worker : Worker
+    worker : SessionWorker
         Ended when this object is dropped.
     number : int
     outputs : sequence of str
     """
 
-    def __init__(self, worker: Worker, number: int, outputs: Sequence[str]) -> None:
+    def __init__(self, worker: SessionWorker, number: int, outputs: Sequence[str]) -> None:
         self.worker, self._number = worker, number
         self._outputs = [_Output(name) for name in outputs]
 
@@ -124,7 +124,7 @@ class QnnModel(CpuModel):
         self._where = where
 
     @property
-    def worker(self) -> Worker | None:
+    def worker(self) -> SessionWorker | None:
         """The process that holds the session, where it is not this one."""
         return self._handle.worker if isinstance(self._handle, Apart) else None
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.errors import XpuRuntimeError
 
-__all__ = ["Rejected", "faults_in_log", "plain_name", "refusal", "rejected_in_log", "rejected_in_trace"]
+__all__ = ["RejectedNode", "faults_in_log", "plain_name", "refusal", "rejected_in_log", "rejected_in_trace"]
 
 _COLOUR = re.compile("\x1b\\[[0-9;]*m")
 _STAMP = re.compile(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d+ \[(?P<level>[A-Z]):[^\]]*\]\s*(?P<text>.*)$")
@@ -34,7 +34,7 @@ _SHAPE = "Cannot get shape"
 _NAMED = 8
 
 
-class Rejected(msgspec.Struct, frozen=True, kw_only=True):
+class RejectedNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node that QNN does not take: its name in the source model, operator, and the reason."""
 
     name: str
@@ -47,21 +47,21 @@ def plain_name(name: str) -> str:
     return re.sub(r"(_token_\d+|/duplicated)+$", "", name)
 
 
-def rejected_in_trace(text: str) -> list[Rejected]:
+def rejected_in_trace(text: str) -> list[RejectedNode]:
     """Return the nodes that ``qnn_op_trace.json`` lists as not supported; none when it is missing or cut off."""
     try:
         listed = json.loads(text).get("unsupported_nodes", [])
-        found = [Rejected(name=n["node_name"], op=n["op_type"], reason=_clean(n.get("reason", ""))) for n in listed]
+        found = [RejectedNode(name=n["node_name"], op=n["op_type"], reason=_clean(n.get("reason", ""))) for n in listed]
     except (ValueError, KeyError, TypeError, AttributeError):
         return []
     return _distinct(found)
 
 
-def rejected_in_log(text: str) -> list[Rejected]:
+def rejected_in_log(text: str) -> list[RejectedNode]:
     """Return the nodes that a verbose log says failed validation, with its reasons."""
     text = _COLOUR.sub("", text)
     found = [
-        Rejected(name=node["name"], op=node["op"], reason=_clean(match["reason"]))
+        RejectedNode(name=node["name"], op=node["op"], reason=_clean(match["reason"]))
         for match in _FAILED.finditer(text)
         for node in _NODE.finditer(match["nodes"])
     ]
@@ -69,7 +69,7 @@ def rejected_in_log(text: str) -> list[Rejected]:
     for line in text.splitlines():
         if "Unsupported nodes in QNN EP" in line:
             found += [
-                Rejected(name=node["name"], op=node["op"], reason="QNN gives no reason")
+                RejectedNode(name=node["name"], op=node["op"], reason="QNN gives no reason")
                 for node in _UNSUPPORTED.finditer(line)
                 if node["name"] not in seen
             ]
@@ -89,12 +89,12 @@ def faults_in_log(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def refusal(rejected: Sequence[Rejected], faults: Sequence[str], *, label: str, where: str) -> XpuRuntimeError:
+def refusal(rejected: Sequence[RejectedNode], faults: Sequence[str], *, label: str, where: str) -> XpuRuntimeError:
     """Return the error of a model that QNN does not take as a whole.
 
     Parameters
     ----------
-    rejected : sequence of Rejected
+    rejected : sequence of RejectedNode
         Nodes that would run elsewhere.
     faults : sequence of str
         What QNN said went wrong.
@@ -123,9 +123,9 @@ def _clean(reason: str) -> str:
     return _TAIL.sub("", reason.strip()).rstrip(".") or "QNN gives no reason"
 
 
-def _distinct(found: Sequence[Rejected]) -> list[Rejected]:
+def _distinct(found: Sequence[RejectedNode]) -> list[RejectedNode]:
     """Keep one entry a node: QNN looks at the graph twice, the second time in another layout."""
-    kept: dict[str, Rejected] = {}
+    kept: dict[str, RejectedNode] = {}
     for one in found:
         kept.setdefault(plain_name(one.name), msgspec.structs.replace(one, name=plain_name(one.name)))
     return list(kept.values())

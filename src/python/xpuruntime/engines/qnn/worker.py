@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Worker`: another process that holds sessions for a chip which this process cannot hold, or whose log is to be read.
+"""`SessionWorker`: a process that holds sessions for a chip which the caller's cannot hold, or whose log is read.
 
 It is a plain new interpreter, so that the caller's ``__main__`` is not imported again. It ignores Ctrl-C, ends when its
 standard input does, and is waited for, so that neither a child nor a zombie is left behind.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.qnn.opening import Opening
 
-__all__ = ["Worker", "WorkerFailed"]
+__all__ = ["SessionWorker", "WorkerFailed"]
 
 _START = (
     "import sys; sys.path[:] = [p for p in sys.path if p]; from xpuruntime.engines.qnn.worker_main import main; main()"
@@ -59,7 +59,7 @@ class _Question:
 
 
 class _Link:
-    """The process and the pipes; held by the thread that serves it, so that a dropped `Worker` can be collected."""
+    """The process and the pipes; held by the thread that serves it, so that a dropped worker can be collected."""
 
     def __init__(self, process: subprocess.Popen[bytes], log: Any) -> None:
         self.process, self.log = process, log
@@ -145,7 +145,7 @@ class _Link:
         return os.pread(self.log.fileno(), size, 0).decode(errors="replace")  # the place in the file is shared
 
 
-class Worker:
+class SessionWorker:
     """A process that holds QNN sessions. Safe to use from many threads; questions are answered one after the other.
 
     Raises

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.quantisation.sample_sources import Samples
+    from xpuruntime.engines.quantisation.sample_sources import CalibrationSamples
 
 __all__ = ["Calibration"]
 
@@ -63,7 +63,7 @@ class Calibration:
     """
 
     def __init__(self, data: Any, model: ModelInfo) -> None:
-        self._source: Samples = open_source(data, model)
+        self._source: CalibrationSamples = open_source(data, model)
         self.origin = self._source.origin
         self._check = InputValidator(
             (*model.inputs, *model.overridable_inputs), [t.name for t in model.overridable_inputs]

@@ -19,7 +19,7 @@ from xpuruntime.files.paths import kind_of, reason_of, user_path
 if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["Samples", "open_source"]
+__all__ = ["CalibrationSamples", "open_source"]
 
 #: A generator's samples stay in memory up to this many bytes, and go to a temporary file beyond.
 _IN_MEMORY = 64 << 20
@@ -30,7 +30,7 @@ _WHAT = (
 )
 
 
-class Samples(Protocol):
+class CalibrationSamples(Protocol):
     """Samples in an order that is always the same; may be gone through any number of times."""
 
     origin: str
@@ -39,7 +39,7 @@ class Samples(Protocol):
         """Yield where a sample is from, for messages, and its arrays by name."""
 
 
-def open_source(data: Any, model: ModelInfo) -> Samples:
+def open_source(data: Any, model: ModelInfo) -> CalibrationSamples:
     """Return `data` as samples; see `Calibration`.
 
     Raises
@@ -62,7 +62,7 @@ def open_source(data: Any, model: ModelInfo) -> Samples:
     raise SampleError(f"takes no {type(data).__name__}; {_WHAT}", argument="calibration=")
 
 
-def _open_path(path: Path, model: ModelInfo) -> Samples:
+def _open_path(path: Path, model: ModelInfo) -> CalibrationSamples:
     kind = kind_of(path)
     if kind == "folder":
         return _Folder(path, model)

@@ -76,7 +76,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         return {**{node.name: (node.name,) for node in model.nodes}, **self.regions}
 
 
-class Ready(NamedTuple):
+class SerializedEngine(NamedTuple):
     """A plan and its record."""
 
     plan: bytes
@@ -107,7 +107,7 @@ def write_artifact(
     return Compiled(files=(PLAN, RECORD), node_map=built.layers, notes=log.notes())
 
 
-def read_artifact(artifact: Artifact, flavour: Flavour, target: dict[str, str]) -> Ready:
+def read_artifact(artifact: Artifact, flavour: Flavour, target: dict[str, str]) -> SerializedEngine:
     """Read a compiled engine and check it against its record and against what is here.
 
     Raises
@@ -130,7 +130,7 @@ def read_artifact(artifact: Artifact, flavour: Flavour, target: dict[str, str]) 
     return ready
 
 
-def _read(folder: Path, flavour: Flavour) -> Ready:
+def _read(folder: Path, flavour: Flavour) -> SerializedEngine:
     def damaged(why: str) -> ModelError:
         return ModelError(f"the engine in {folder} cannot be used: {why}. Fix: {_AGAIN}", engine=flavour.name)
 
@@ -150,7 +150,7 @@ def _read(folder: Path, flavour: Flavour) -> Ready:
     why = malformed(bindings(flavour), plan)
     if why is not None:
         raise damaged(why)
-    return Ready(plan, record)
+    return SerializedEngine(plan, record)
 
 
 def malformed(trt: Any, plan: bytes) -> str | None:

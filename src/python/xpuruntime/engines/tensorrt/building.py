@@ -19,7 +19,7 @@ from xpuruntime.engines.tensorrt.timing import TimingCache
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.conversion_log import ConversionLog
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings
 
@@ -41,7 +41,7 @@ class Built(NamedTuple):
     flags: dict[str, str]
 
 
-def prepare(request: Request, settings: Settings, log: ConversionLog) -> Source:
+def prepare(request: Request, settings: Settings, log: ConversionLog) -> ModelSource:
     """Return the model as the builder gets it: with fixed sizes, converted or quantised.
 
     Raises
@@ -88,7 +88,7 @@ def _build(
     settings: Settings,
     flavour: Flavour,
     target: dict[str, str],
-    source: Source,
+    source: ModelSource,
     log: ConversionLog,
     cancel: Cancel,
     heard: Listener,

@@ -16,7 +16,7 @@ from xpuruntime.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.caches import CacheFile
     from xpuruntime.engines.tensorrt.products import Flavour
     from xpuruntime.engines.tensorrt.settings import Settings
@@ -60,7 +60,7 @@ class Handle:
         self._cache_file: CacheFile | None = None
         self.engine: Any = None
 
-    def open(self, plan: bytes, cache_file: CacheFile | None, weights: Source | None) -> None:
+    def open(self, plan: bytes, cache_file: CacheFile | None, weights: ModelSource | None) -> None:
         """Put the engine on the device.
 
         Parameters
@@ -68,7 +68,7 @@ class Handle:
         plan : bytes
         cache_file : CacheFile or None
             Of the runtime cache.
-        weights : Source or None
+        weights : ModelSource or None
             Where a plan without weights gets them from.
 
         Raises
@@ -104,7 +104,7 @@ class Handle:
         words = [name.replace("_", " ").lower() for name, member in members.items() if int(bits) & int(member)]
         return [f"the plan does not fit here ({', '.join(words)})"] if words else []
 
-    def _refit(self, weights: Source | None, heard: Listener) -> None:
+    def _refit(self, weights: ModelSource | None, heard: Listener) -> None:
         trt = self.trt
         if weights is None:
             msg = (

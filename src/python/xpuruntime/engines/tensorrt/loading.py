@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model.shapes import with_shapes
-from xpuruntime.engines.tensorrt.artifact import Ready, Record, read_artifact
+from xpuruntime.engines.tensorrt.artifact import Record, SerializedEngine, read_artifact
 from xpuruntime.engines.tensorrt.building import build, prepare
 from xpuruntime.engines.tensorrt.caches import cache_file
 from xpuruntime.engines.tensorrt.handle import Handle
@@ -72,8 +72,10 @@ def load_model(
     return model
 
 
-def _plan(request: Request, settings: Settings, flavour: Flavour, target: dict[str, str], log: ConversionLog) -> Ready:
+def _plan(
+    request: Request, settings: Settings, flavour: Flavour, target: dict[str, str], log: ConversionLog
+) -> SerializedEngine:
     if request.artifact is not None:
         return read_artifact(request.artifact, flavour, target)
     built = build(request, settings, flavour, target, log)
-    return Ready(built.plan, Record.of(built, target))
+    return SerializedEngine(built.plan, Record.of(built, target))

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.messages import Listener
     from xpuruntime.engines.tensorrt.products import Flavour
 
@@ -45,7 +45,7 @@ def strong_typing(trt: Any) -> int:
     return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 
 
-def parse(network: Any, parser: Any, source: Source, request: Request, flavour: Flavour, heard: Listener) -> None:
+def parse(network: Any, parser: Any, source: ModelSource, request: Request, flavour: Flavour, heard: Listener) -> None:
     """Read the model into the network.
 
     Raises
@@ -67,7 +67,7 @@ def parse(network: Any, parser: Any, source: Source, request: Request, flavour: 
     _check_borders(network, request, flavour)
 
 
-def _refused(parser: Any, source: Source, request: Request, flavour: Flavour, heard: Listener) -> XpuRuntimeError:
+def _refused(parser: Any, source: ModelSource, request: Request, flavour: Flavour, heard: Listener) -> XpuRuntimeError:
     known = {"engine": flavour.name, "device": request.device}
     if not parser.num_errors:
         return failure(f"reading {source.label} with {flavour.title}", heard.errors(), **known)

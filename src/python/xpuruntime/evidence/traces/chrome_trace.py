@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from xpuruntime.runtime.device_recording import DeviceWork, Range, Recording
+    from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, Range
     from xpuruntime.runtime.trace_events import Mark
 
 __all__ = ["chrome_trace"]
@@ -31,13 +31,13 @@ _ENGINES = 2_000_000_000
 
 
 def chrome_trace(
-    recording: Recording, marks: Iterable[Mark] = (), metadata: Mapping[str, Any] | None = None
+    recording: DeviceRecording, marks: Iterable[Mark] = (), metadata: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     """Return a trace.
 
     Parameters
     ----------
-    recording : Recording
+    recording : DeviceRecording
     marks : iterable of Mark
         What engines and other parts of this library recorded meanwhile.
     metadata : mapping, optional
@@ -52,7 +52,7 @@ def chrome_trace(
 
 
 class _Trace:
-    def __init__(self, recording: Recording) -> None:
+    def __init__(self, recording: DeviceRecording) -> None:
         self._recording = recording
         self._base = recording.start_ns
         self._host = os.getpid()

@@ -26,13 +26,13 @@ from xpuruntime.locks.diff.with_lock import compare_with_lock
 from xpuruntime.locks.session_worker import MODULE
 from xpuruntime.locks.worker_side.xrt_session_worker import read_array, write_arrays
 from xpuruntime.measuring.rounds import in_worker, measure
-from xpuruntime.measuring.statistics import Margin, Verdict
+from xpuruntime.measuring.statistics import Margin, RatioVerdict
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from xpuruntime.evidence.report_comparison import ReportComparison, UnitSide, What
-    from xpuruntime.measuring.rounds import Measured, Progress
+    from xpuruntime.measuring.rounds import Progress, RoundTimes
     from xpuruntime.measuring.worker import Worker
 
 __all__ = ["compare_environments"]
@@ -351,7 +351,7 @@ def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: s
 
 def _times(
     opened: list[_Opened], budget: float, margin: float, confidence: float, progress: Callable[[Progress], None] | None
-) -> Measured:
+) -> RoundTimes:
     variants = {
         name: in_worker(one.worker, f"{MODULE}:time_session")
         for name, one in zip(("before", "after"), opened, strict=True)
@@ -362,18 +362,18 @@ def _times(
     )
 
 
-def _time(measured: Measured, comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> Level:
+def _time(measured: RoundTimes, comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> Level:
     found = measured.comparisons["after"]
     medians = {name: float(np.median(times)) * 1e6 for name, times in measured.rounds.items()}
     said = (
         f"{found.ratio:.3f} times as long [{found.low:.3f}, {found.high:.3f}] in {found.rounds} interleaved rounds "
         f"at a confidence of {found.confidence:.0%}, with a margin of {found.margin:.1%}: {found.verdict.value}"
     )
-    if found.too_noisy and found.verdict is Verdict.INCONCLUSIVE:
+    if found.too_noisy and found.verdict is RatioVerdict.INCONCLUSIVE:
         said += "; the machine is too noisy, the first side differs from itself by more than half of the margin"
-    if found.verdict is Verdict.INCONCLUSIVE:
+    if found.verdict is RatioVerdict.INCONCLUSIVE:
         return Level(name="time", verdict="undecided", reason=said)
-    if found.verdict is Verdict.TIED:
+    if found.verdict is RatioVerdict.TIED:
         return Level(name="time", verdict="same", reason=said)
     causes, restore = _caused(comparison, environment)
     row = DiffRow(

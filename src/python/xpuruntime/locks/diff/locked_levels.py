@@ -15,9 +15,9 @@ from xpuruntime.locks.diff.result import DiffRow, Level
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.lockfile.drift import Drift
+    from xpuruntime.lockfile.drift import LockDrift
     from xpuruntime.lockfile.records import Identity, LockedOutput, UnitEntry
-    from xpuruntime.locks.diff.recorded import Recorded
+    from xpuruntime.locks.diff.recorded import RecordedSide
 
 __all__ = ["locked_levels"]
 
@@ -34,7 +34,7 @@ _KERNELS = (
 _NAMED = 6
 
 
-def locked_levels(before: Recorded, after: Recorded) -> tuple[tuple[Level, ...], tuple[str, ...]]:
+def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Level, ...], tuple[str, ...]]:
     """Return the levels of a difference between two sides as a lock has them, and notes on what was not compared."""
     sides = narrowed(before, after), narrowed(after, before)
     one, other = (side.identity for side, _ in sides)
@@ -61,7 +61,7 @@ def locked_levels(before: Recorded, after: Recorded) -> tuple[tuple[Level, ...],
     return levels, notes
 
 
-def _of_kernels_that_did_not_run(drift: Drift, one: Identity, other: Identity) -> bool:
+def _of_kernels_that_did_not_run(drift: LockDrift, one: Identity, other: Identity) -> bool:
     """Whether a drift is of the build of xpuruntime's kernels, and they ran on one side alone."""
     having = [any(validator.id == drift.validator for validator in side.validators) for side in (one, other)]
     return drift.code == DriftCode.KERNEL_SOURCE and not all(having)
@@ -71,7 +71,7 @@ def _level(name: str, rows: Sequence[DiffRow]) -> Level:
     return Level(name=name, verdict="differs" if rows else "same", rows=tuple(rows))
 
 
-def _environment_row(drift: Drift) -> DiffRow:
+def _environment_row(drift: LockDrift) -> DiffRow:
     return DiffRow(id=f"{drift.code}.{drift.subject}", before=drift.expected, after=drift.found, restore=drift.restore)
 
 
@@ -83,7 +83,7 @@ def _key_rows(one: Identity, other: Identity) -> tuple[DiffRow, ...]:
 
 
 def _plan_rows(
-    drifts: Sequence[Drift], environment: tuple[DiffRow, ...], keys: tuple[DiffRow, ...]
+    drifts: Sequence[LockDrift], environment: tuple[DiffRow, ...], keys: tuple[DiffRow, ...]
 ) -> tuple[DiffRow, ...]:
     """Return what differs in the plan, which follows from the environment and from stated keys; and the shapes."""
     causes = tuple(row.id for row in (*environment, *keys))
@@ -109,7 +109,7 @@ class _Rows:
         self,
         one: Identity,
         other: Identity,
-        drifts: Sequence[Drift],
+        drifts: Sequence[LockDrift],
         environment: tuple[DiffRow, ...],
         keys: tuple[DiffRow, ...],
     ) -> None:
@@ -136,7 +136,7 @@ class _Rows:
             and (calls is None or (drift.subject in self._calls) == calls)
         )
 
-    def _row(self, drift: Drift) -> DiffRow:
+    def _row(self, drift: LockDrift) -> DiffRow:
         name = drift.entries[0] if drift.entries else drift.subject
         entry = self._units.get(name)
         causes, restore = self.caused(self._depends.get(name, set()))
@@ -172,7 +172,7 @@ def _kernels(rows: _Rows, one: Identity, other: Identity) -> Level:
     return Level(name="kernels", verdict="differs" if found else "same", reason=reason, rows=found)
 
 
-def _numerics(before: Recorded, after: Recorded, rows: _Rows) -> Level:
+def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
     """Compare the outputs that both sides have, of the same inputs."""
     sides = [{one.name: one for one in side.identity.outputs} for side in (before, after)]
     for side, outputs in zip((before, after), sides, strict=True):
@@ -223,7 +223,7 @@ def _output(
     return f"beyond rtol {one.rtol:g}, atol {one.atol:g}", "samples", "other samples"
 
 
-def _time(before: Recorded, after: Recorded) -> Level:
+def _time(before: RecordedSide, after: RecordedSide) -> Level:
     """Show what was measured; times of different jobs are not compared."""
     said = "; ".join(
         f"{side.name}: "

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Recorded`: what a lock has of an environment, read from a lock, made in an interpreter, or taken from a report."""
+"""`RecordedSide`: what a lock has of an environment, from a lock, made in an interpreter, or from a report."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence import Report
 
-__all__ = ["Recorded", "narrowed", "of_lock", "of_report"]
+__all__ = ["RecordedSide", "narrowed", "of_lock", "of_report"]
 
 #: Settings whose texts name the policy's keys; a lock's plan has rules instead of these.
 _NAMING_KEYS = ("rewrites", "left", "tune")
 
 
-class Recorded(NamedTuple):
+class RecordedSide(NamedTuple):
     """One side, as a lock has it.
 
     Attributes
@@ -60,10 +60,10 @@ class Recorded(NamedTuple):
     partial: bool = False
 
 
-def of_lock(name: str, lock: Lock) -> Recorded:
+def of_lock(name: str, lock: Lock) -> RecordedSide:
     """Return a lock as a side."""
     measured = lock.measured
-    return Recorded(
+    return RecordedSide(
         name=name,
         identity=lock.identity,
         samples={one.name: one.values for one in measured.samples},
@@ -73,7 +73,7 @@ def of_lock(name: str, lock: Lock) -> Recorded:
     )
 
 
-def of_report(name: str, report: Report, like: Identity) -> Recorded:
+def of_report(name: str, report: Report, like: Identity) -> RecordedSide:
     """Return what a report has of the things that a lock has.
 
     Parameters
@@ -107,10 +107,10 @@ def of_report(name: str, report: Report, like: Identity) -> Recorded:
         calls=call_entries(report.decisions, like.validators),
     )
     latency = None if report.latency is None else report.latency.median_us
-    return Recorded(name, identity, latency_us=latency, created=report.created, pinned=pinned, partial=True)
+    return RecordedSide(name, identity, latency_us=latency, created=report.created, pinned=pinned, partial=True)
 
 
-def narrowed(one: Recorded, other: Recorded) -> tuple[Recorded, tuple[str, ...]]:
+def narrowed(one: RecordedSide, other: RecordedSide) -> tuple[RecordedSide, tuple[str, ...]]:
     """Return a side as far as the other one can be compared with it, and the validators that the other does not have.
 
     Where one of them is a report, its plan was made of another policy than that of a lock, which has the kernels as

@@ -12,7 +12,7 @@ from xpuruntime.evidence.report_comparison import ReportComparison
 from xpuruntime.evidence.writing import write_whole
 from xpuruntime.files.paths import json_bytes, json_text
 from xpuruntime.measuring.conditions import Conditions
-from xpuruntime.measuring.statistics import Comparison
+from xpuruntime.measuring.statistics import RatioComparison
 
 if TYPE_CHECKING:
     import os
@@ -89,7 +89,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
         In the order of `LEVELS`.
     comparison : ReportComparison or None
         Of the two reports, with everything that they have; ``None`` where a side is a lock.
-    speed : Comparison or None
+    speed : RatioComparison or None
         Of interleaved rounds, where both sides are interpreters.
     conditions : Conditions or None
         Of the machine during these.
@@ -102,7 +102,7 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     levels: tuple[Level, ...]
     comparison: ReportComparison | None = None
-    speed: Comparison | None = None
+    speed: RatioComparison | None = None
     conditions: Conditions | None = None
     notes: tuple[str, ...] = ()
 

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.lockfile.records import Identity
-    from xpuruntime.locks.diff.recorded import Recorded
+    from xpuruntime.locks.diff.recorded import RecordedSide
     from xpuruntime.locks.diff.side import PythonSide
 
 __all__ = ["compare_with_lock"]
@@ -64,7 +64,7 @@ def compare_with_lock(
     read = {place: side.lock() for place, side in enumerate(sides) if isinstance(side, LockSide)}
     first, lock = next(iter(read.items()))
     like = lock.identity
-    found: list[Recorded] = []
+    found: list[RecordedSide] = []
     with tempfile.TemporaryDirectory(prefix="xrt-diff-") as folder:
         for place, side in enumerate(sides):
             if isinstance(side, LockSide):
@@ -97,7 +97,7 @@ def _locked_there(
     inputs: Mapping[str, Any] | None,
     arguments: Mapping[str, Any],
     folder: Path,
-) -> Recorded:
+) -> RecordedSide:
     """Lock the model in an interpreter as the lock `like`, of the file `where`, was made."""
     stated = dict(arguments)
     if like.policy is not None and all(
@@ -116,7 +116,7 @@ def _locked_there(
     return of_lock(side.name, msgspec.convert(plain, Lock))
 
 
-def _check_comparable(found: Sequence[Recorded]) -> None:
+def _check_comparable(found: Sequence[RecordedSide]) -> None:
     """Refuse locks of different subjects, and of models that have nothing in common."""
     one, other = (side.identity for side in found)
     if one.subject != other.subject:

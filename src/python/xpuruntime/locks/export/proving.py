@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from xpuruntime.engines.native_export.native_config import NativeExporter, NativeRun
-    from xpuruntime.lockfile.drift import Drift
+    from xpuruntime.lockfile.drift import LockDrift
     from xpuruntime.lockfile.records import Identity, Lock, LockedShapes
 
 __all__ = ["prove_export"]
@@ -111,7 +111,7 @@ def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Cla
         reason = "the engine did not tell what it ran"
         yield _claim("evidence.units", f"{len(entries)} units", "-", "unobservable", reason)
         return
-    groups: dict[str, list[Drift]] = {}
+    groups: dict[str, list[LockDrift]] = {}
     for drift in compare_observed(identity, ran.observed.units, ran.observed.decisions, at=at.id):
         groups.setdefault(drift.subject, []).append(drift)
     blind = 0

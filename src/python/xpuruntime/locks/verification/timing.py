@@ -10,14 +10,14 @@ import numpy as np
 
 from xpuruntime.errors import InputError
 from xpuruntime.measuring.rounds import measure
-from xpuruntime.measuring.statistics import Margin, Verdict, compare, require_runs, runs_required
+from xpuruntime.measuring.statistics import Margin, RatioVerdict, compare, require_runs, runs_required
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.lockfile.measured import LockedRatio
-    from xpuruntime.measuring.rounds import Measured, Sampler
-    from xpuruntime.measuring.statistics import Comparison
+    from xpuruntime.measuring.rounds import RoundTimes, Sampler
+    from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.policies import VerifySpeed
 
 __all__ = ["TimedMetric", "time_metric"]
@@ -40,7 +40,7 @@ class TimedMetric(NamedTuple):
     """
 
     metric: str
-    comparison: Comparison | None
+    comparison: RatioComparison | None
     figures: dict[str, float]
     remarks: Sequence[str]
     reason: str = ""
@@ -99,11 +99,11 @@ def time_metric(
     return _tail(metric, variants, checks, margin, budget, expected)
 
 
-def _settled(comparisons: Mapping[str, Comparison]) -> bool:
-    return all(one.within_limit or one.verdict is Verdict.SLOWER for one in comparisons.values())
+def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:
+    return all(one.within_limit or one.verdict is RatioVerdict.SLOWER for one in comparisons.values())
 
 
-def _contradicted(comparison: Comparison, found: Measured, expected: float) -> str:
+def _contradicted(comparison: RatioComparison, found: RoundTimes, expected: float) -> str:
     """Return how the fastest calls contradict the medians on a machine with more work than processors, else nothing.
 
     Rounds that alternate see a disturbance that comes and goes. They do not see a process that waits for processors
@@ -165,7 +165,7 @@ def _single(sampler: Sampler) -> Sampler:
     return lambda calls, samples: [one * calls for one in sampler(1, samples)]
 
 
-def _percentiles(found: Measured) -> tuple[list[float], list[float], list[float]]:
+def _percentiles(found: RoundTimes) -> tuple[list[float], list[float], list[float]]:
     """Return the 99th percentile of each turn of the session, and of the control's two turns of each round."""
     rounds = len(found.twin)
     session = np.asarray(found.calls["session"]).reshape(rounds, -1)

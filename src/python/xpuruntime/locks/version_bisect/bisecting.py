@@ -22,7 +22,7 @@ from xpuruntime.locks.version_bisect.environments import (
     remove,
     versions_between,
 )
-from xpuruntime.locks.version_bisect.journal import Journal
+from xpuruntime.locks.version_bisect.journal import BisectJournal
 from xpuruntime.locks.version_bisect.result import VersionBisect, VersionVerdict
 from xpuruntime.locks.version_bisect.search import first_bad
 from xpuruntime.locks.version_bisect.version_claims import VersionClaim, judge, read_claim
@@ -105,7 +105,7 @@ def bisect_versions(
     except OSError as error:
         raise InputError(f"cannot read the model '{os.fspath(model)}': {error.strerror}") from error
     subject = {"package": package, "good": good, "bad": bad, "claim": wanted.text, "model": digest}
-    known = Journal(journal, subject, resume=resume)
+    known = BisectJournal(journal, subject, resume=resume)
     if wanted.kind == "unit":
         _check_node(wanted, read_model(model, trust=bool(arguments.get("trust"))))
     versions = versions_between(listed_versions(package, pre=pre), good, bad)

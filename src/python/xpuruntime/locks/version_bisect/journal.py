@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Journal`: the verdicts of a bisection, a line each, so that one that was stopped goes on where it was."""
+"""`BisectJournal`: the verdicts of a bisection, a line each, so that one that was stopped goes on where it was."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from xpuruntime.locks.version_bisect.result import VersionVerdict
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["Journal"]
+__all__ = ["BisectJournal"]
 
 SCHEMA = "xpuruntime.bisect.journal/1"
 _MOST = 1 << 24
 
 
-class Journal:
+class BisectJournal:
     """Verdicts in a file; without a path, in memory alone.
 
     Parameters

@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from xpuruntime.errors import InputError
-from xpuruntime.measuring.statistics import Verdict
+from xpuruntime.measuring.statistics import RatioVerdict
 
 if TYPE_CHECKING:
     from xpuruntime.locks.diff.result import Diff
@@ -125,7 +125,7 @@ def _judge_speed(diff: Diff) -> tuple[Judgement, str]:
     if found is None:
         return "skipped", diff.level("time").reason
     said = f"{found.ratio:.3f} [{found.low:.3f}, {found.high:.3f}] of the good version's time"
-    if found.verdict is Verdict.SLOWER:
+    if found.verdict is RatioVerdict.SLOWER:
         return "bad", said
     if found.within_limit:
         return "good", said

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.allocator.stats import AllocatorStats
     from xpuruntime.runtime.session_registry import HoldsMemory
 
-__all__ = ["DeviceMemory", "Holder", "MemoryReport", "Part", "SessionMemory", "memory_report"]
+__all__ = ["DeviceMemory", "Holder", "MemoryPart", "MemoryReport", "OpenSessionMemory", "memory_report"]
 
 _COLUMNS = ("device", "holder", "kind", "held", "in use")
 _NO_CONTEXT = "and asking would create a CUDA context there"
 
 
 @dataclass(frozen=True)
-class Part:
+class MemoryPart:
     """Some of what a holder holds, in bytes; parts may leave a rest, and do not add to the holder."""
 
     what: str
@@ -49,7 +49,7 @@ class Holder:
         Bytes that the device gave to it. No byte is in two holders of a device.
     in_use : int
         Of these, what it has given on.
-    parts : tuple of Part
+    parts : tuple of MemoryPart
         Of these, what is known of who has it.
     """
 
@@ -57,7 +57,7 @@ class Holder:
     kind: str
     held: int
     in_use: int
-    parts: tuple[Part, ...] = ()
+    parts: tuple[MemoryPart, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class DeviceMemory:
 
 
 @dataclass(frozen=True)
-class SessionMemory:
+class OpenSessionMemory:
     """An open session, and what it says it holds. That lies in holders of its device, as far as they are known.
 
     Attributes
@@ -107,7 +107,7 @@ class MemoryReport:
     Attributes
     ----------
     devices : tuple of DeviceMemory
-    sessions : tuple of SessionMemory
+    sessions : tuple of OpenSessionMemory
     workspaces : int
         Bytes of scratch memory of xpuruntime kernels; they lie in xpuruntime pools.
     allocator : AllocatorStats
@@ -117,7 +117,7 @@ class MemoryReport:
     """
 
     devices: tuple[DeviceMemory, ...]
-    sessions: tuple[SessionMemory, ...]
+    sessions: tuple[OpenSessionMemory, ...]
     workspaces: int
     allocator: AllocatorStats
     absent: tuple[str, ...]
@@ -248,7 +248,7 @@ def _device_memory(name: str, pools: list[Any], stats: AllocatorStats, absent: l
     for pool in pools:
         now = pool.stats()
         size = sum(use.current for use in stats.uses if (use.pool, use.device) == (pool.name, name))
-        parts = (Part("PyTorch, by set_allocator", size),) if size else ()
+        parts = (MemoryPart("PyTorch, by set_allocator", size),) if size else ()
         holders.append(Holder(pool.name, pool.kind, now.reserved, now.current, parts))
     holders.sort(key=lambda one: one.held, reverse=True)
     if name != "cpu" and not pools and not _torch_uses(_index(name)):
@@ -278,7 +278,7 @@ def _torch_holder(name: str, absent: list[str]) -> list[Holder]:
     private = sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) not in {(0, 0), *from_us})
     held = reserved - sum(one["total_size"] for one in bridged)
     in_use = allocated - sum(one["allocated_size"] for one in bridged)
-    parts = (Part("pools of CUDA graphs and of users", private),) if private else ()
+    parts = (MemoryPart("pools of CUDA graphs and of users", private),) if private else ()
     return [Holder("PyTorch", "caching allocator", held, in_use, parts)]
 
 
@@ -286,7 +286,7 @@ def _index(name: str) -> int:
     return int(name.rpartition(":")[2])
 
 
-def _sessions(found: Iterable[HoldsMemory], *, given: bool) -> list[SessionMemory]:
+def _sessions(found: Iterable[HoldsMemory], *, given: bool) -> list[OpenSessionMemory]:
     listed = []
     for one in found:
         memory = getattr(one, "memory", None)
@@ -299,7 +299,7 @@ def _sessions(found: Iterable[HoldsMemory], *, given: bool) -> list[SessionMemor
             if given:
                 raise
             continue  # closed since it was noted
-        listed.append(SessionMemory(repr(one), getattr(getattr(one, "plan", None), "device", None), held))
+        listed.append(OpenSessionMemory(repr(one), getattr(getattr(one, "plan", None), "device", None), held))
     return listed
 
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "BACKENDS",
-    "Settings",
+    "SdpaBackends",
     "by_backend",
     "fix_backend_order",
     "is_enabled",
@@ -55,7 +55,7 @@ _ONLY_IF_ENABLED = 8
 _lock = threading.RLock()
 
 
-class Settings(NamedTuple):
+class SdpaBackends(NamedTuple):
     """PyTorch's switches for attention.
 
     Attributes
@@ -82,25 +82,25 @@ def fix_backend_order() -> None:
         _private_api.sdp_choice(q, q, q)
 
 
-def read() -> Settings:
+def read() -> SdpaBackends:
     """Return the settings of the process."""
     with by_backend(None), _lock:
-        return Settings(tuple(bool(get()) for get in _GETTERS), tuple(int(n) for n in _private_api.sdp_order()))
+        return SdpaBackends(tuple(bool(get()) for get in _GETTERS), tuple(int(n) for n in _private_api.sdp_order()))
 
 
-def write(settings: Settings) -> None:
+def write(settings: SdpaBackends) -> None:
     """Set them for the process."""
     with by_backend(None), _lock:
         _enable(settings.enabled)
         _private_api.set_sdp_order(list(settings.order))
 
 
-def restore(before: Settings, applied: Settings) -> None:
+def restore(before: SdpaBackends, applied: SdpaBackends) -> None:
     """Set what `applied` had changed of `before` as it was; what somebody has set since stays as it is.
 
     Parameters
     ----------
-    before, applied : Settings
+    before, applied : SdpaBackends
         What was read, and what was written over it.
     """
     with by_backend(None), _lock:

@@ -12,7 +12,7 @@ from torch.nn import attention as torch_attention
 
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning
 from xpuruntime.pytorch.attention import sdpa_backends
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, Settings
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, SdpaBackends
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
 from xpuruntime.pytorch.switches import shared_switches
 
@@ -142,11 +142,11 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
     undo.append(lambda: sdpa_backends.restore(before, applied))
 
 
-def _settings(before: Settings, wanted: list[int], *, only: bool) -> Settings:
+def _settings(before: SdpaBackends, wanted: list[int], *, only: bool) -> SdpaBackends:
     order = (*wanted, *(number for number in before.order if number not in wanted))
     if only or BACKENDS["torch.math"] in wanted:
-        return Settings(tuple(number in wanted for number in range(_OVERRIDEABLE + 1)), order)
-    return Settings(tuple(was or number in wanted for number, was in enumerate(before.enabled)), order)
+        return SdpaBackends(tuple(number in wanted for number in range(_OVERRIDEABLE + 1)), order)
+    return SdpaBackends(tuple(was or number in wanted for number, was in enumerate(before.enabled)), order)
 
 
 def _cannot(kernel_name: str) -> str:

@@ -20,7 +20,7 @@ from xpuruntime.pytorch.capture import streams
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["CudaRecorder", "Recorder", "Recording", "Replayable"]
+__all__ = ["CapturedGraph", "CudaRecorder", "GraphRecorder", "Replayable"]
 
 #: Graphs whose capture failed are never freed: PyTorch's allocator of pinned memory may still ask them.
 _SPOILED: list[Any] = []
@@ -37,7 +37,7 @@ class Replayable(Protocol):
 
 
 @dataclass(frozen=True)
-class Recording:
+class CapturedGraph:
     """What was captured: the graph, what its function returned, and how far the pool grew, in bytes."""
 
     graph: Replayable
@@ -45,7 +45,7 @@ class Recording:
     bytes: int
 
 
-class Recorder(Protocol):
+class GraphRecorder(Protocol):
     """Captures work on one device."""
 
     device: torch.device
@@ -53,7 +53,7 @@ class Recorder(Protocol):
     def warming(self) -> contextlib.AbstractContextManager[None]:
         """Let the work of the block run where captures are made, ordered after and before the caller's."""
 
-    def record(self, run: Callable[[], Any], generators: list[Any]) -> Recording:
+    def record(self, run: Callable[[], Any], generators: list[Any]) -> CapturedGraph:
         """Capture `run`, which is called once and whose work on the device does not run."""
 
     def released(self, count: int) -> None:
@@ -124,7 +124,7 @@ class CudaRecorder:
             finally:  # where the work failed, too: what it has changed is given back on the caller's stream
                 outer.wait_stream(self.stream)
 
-    def record(self, run: Callable[[], Any], generators: list[Any]) -> Recording:
+    def record(self, run: Callable[[], Any], generators: list[Any]) -> CapturedGraph:
         """Capture `run`, which is called once and whose work on the device does not run.
 
         Raises
@@ -139,7 +139,7 @@ class CudaRecorder:
         except BaseException:
             self.abandon()
             raise
-        return Recording(*self.end(before, outputs))
+        return CapturedGraph(*self.end(before, outputs))
 
     def begin(self, generators: list[Any]) -> int:
         """Begin a capture on this thread. Returns the memory that PyTorch holds before it."""

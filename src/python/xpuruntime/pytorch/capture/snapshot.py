@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Snapshot`: all that a warm-up changes, restored after it."""
+"""`StateSnapshot`: all that a warm-up changes, restored after it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from xpuruntime.pytorch.capture.optimizer_state import OptimizerState, ScalerSta
 if TYPE_CHECKING:
     from xpuruntime.pytorch.capture.captured_state import CapturedState
 
-__all__ = ["RandomState", "Snapshot"]
+__all__ = ["RandomState", "StateSnapshot"]
 
 
 class RandomState:
@@ -49,7 +49,7 @@ class RandomState:
             generator.set_state(state)
 
 
-class Snapshot:
+class StateSnapshot:
     """Copies of what a step changes: parameters, buffers, state of optimizers and scalers, random numbers.
 
     Takes as much memory again as all of that, until it is dropped.

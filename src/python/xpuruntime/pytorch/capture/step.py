@@ -18,7 +18,7 @@ from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators
 from xpuruntime.pytorch.capture.graph_key import GraphKey, describe, difference
 from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, structure_key, unflatten
 from xpuruntime.pytorch.capture.report import CaptureReport, GraphInfo
-from xpuruntime.pytorch.capture.snapshot import Snapshot
+from xpuruntime.pytorch.capture.snapshot import StateSnapshot
 from xpuruntime.pytorch.capture.step_program import uncached_autocast
 from xpuruntime.pytorch.dispatch import context, tuning
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.pytorch.capture.captured_state import CapturedState
-    from xpuruntime.pytorch.capture.graph_recorder import Recorder, Recording
+    from xpuruntime.pytorch.capture.graph_recorder import CapturedGraph, GraphRecorder
     from xpuruntime.pytorch.capture.step_program import StepProgram
 
 __all__ = ["CapturedStep"]
@@ -41,7 +41,7 @@ class _Graph:
     __slots__ = ("gradients", "hits", "inputs", "key", "outputs", "places", "policy", "recording")
 
     def __init__(
-        self, key: Any, inputs: StaticInputs, recording: Recording, places: list[int], work: StepProgram
+        self, key: Any, inputs: StaticInputs, recording: CapturedGraph, places: list[int], work: StepProgram
     ) -> None:
         self.key = key
         self.inputs = inputs
@@ -77,7 +77,7 @@ class CapturedStep:
         work: StepProgram,
         used: CapturedState,
         device: torch.device,
-        recorder: Recorder | None,
+        recorder: GraphRecorder | None,
         *,
         warmup: int = 3,
         max_graphs: int = 8,
@@ -205,7 +205,7 @@ class CapturedStep:
 
         with uncached_autocast(), tuning.replayed():
             problem = ""
-            snapshot = Snapshot(self._state, self._device, optimizers=work.steps_inside)
+            snapshot = StateSnapshot(self._state, self._device, optimizers=work.steps_inside)
             try:
                 with self._recorder.warming():
                     for _ in range(self._warmup):
@@ -236,7 +236,7 @@ class CapturedStep:
         graph = self._graphs[key] = _Graph(key, inputs, recording, self._places(), work)
         return graph
 
-    def _after_failure(self, snapshot: Snapshot) -> None:
+    def _after_failure(self, snapshot: StateSnapshot) -> None:
         self._work.forget_gradients()
         try:
             self._reset_modules()

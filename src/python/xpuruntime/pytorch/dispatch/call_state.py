@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DTYPES",
-    "Recorder",
+    "CallObserver",
     "arch_of",
     "call_key",
     "capturing",
@@ -98,7 +98,7 @@ def has_tangent(x: Any) -> bool:
     return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
 
 
-class Recorder(Protocol):
+class CallObserver(Protocol):
     """Watches calls of overridden operators; see `DispatchContext.watch`."""
 
     def call(

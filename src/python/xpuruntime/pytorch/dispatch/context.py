@@ -16,11 +16,11 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.replacement import Replacement
     from xpuruntime.pytorch.attention.flex_choices import FlexChoice
     from xpuruntime.pytorch.coverage.gaps import CoverageGap
-    from xpuruntime.pytorch.dispatch.call_state import Recorder
+    from xpuruntime.pytorch.dispatch.call_state import CallObserver
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.fast_path import FastPath
     from xpuruntime.pytorch.dispatch.policy_scope import InstalledPolicy
-    from xpuruntime.pytorch.dispatch.route_cost import Calibration
+    from xpuruntime.pytorch.dispatch.route_cost import RoutePin
 
 __all__ = [
     "CONTEXT", "DispatchContext", "PolicyFrame", "active_policy", "forget_tuned_routes", "policy_version",
@@ -41,14 +41,14 @@ class _ThreadState(threading.local):
         Whether gradients are recorded outside of the ``autograd.Function`` whose forward runs.
     measuring : bool
         Whether kernels are being timed.
-    calibration : Calibration or None
+    calibration : RoutePin or None
         Decides the routes of tuned calls, while the cost of the way to a kernel is measured.
     """
 
     policy: tuple[CompiledPolicy | None] | None = None
     recorded = False
     measuring = False
-    calibration: Calibration | None = None
+    calibration: RoutePin | None = None
 
 
 class PolicyFrame:
@@ -72,7 +72,7 @@ class DispatchContext:
         Another number whenever another policy is active process-wide.
     own_policies : set of int
         Blocks in which a thread has a policy of its own.
-    recorder : Recorder or None
+    recorder : CallObserver or None
         Watches every call of every overridden operator; overrides look here at each call.
     installed : InstalledPolicy or None
         Overrides, hooks and switches of the process-wide policy.
@@ -116,7 +116,7 @@ class DispatchContext:
         self.process_policy: CompiledPolicy | None = None
         self.policy_version = 0
         self.own_policies: set[int] = set()
-        self.recorder: Recorder | None = None
+        self.recorder: CallObserver | None = None
         self.installed: InstalledPolicy | None = None
         self.frames = [PolicyFrame()]
         self.lost_frames: list[PolicyFrame] = []
@@ -161,7 +161,7 @@ class DispatchContext:
         if own:
             self.thread.policy = policy
 
-    def watch(self, recorder: Recorder | None) -> Recorder | None:
+    def watch(self, recorder: CallObserver | None) -> CallObserver | None:
         """Let `recorder` watch every call of every overridden operator, in all threads. Returns the one before."""
         with self._lock:
             before, self.recorder = self.recorder, recorder

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.measuring.replacement import Candidate, Replacement
+from xpuruntime.measuring.replacement import KernelTiming, Replacement
 from xpuruntime.measuring.rounds import rotated, time_calls
 from xpuruntime.measuring.statistics import paired_ratio
 from xpuruntime.measuring.tuning_watch import TuningStep
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import TuningPolicy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["Calibration", "route_cost"]
+__all__ = ["RoutePin", "route_cost"]
 
 #: Calls of either kernel with cold caches; one round of each takes about a millisecond.
 _ROUNDS = 61
@@ -46,7 +46,7 @@ _CALLS, _WARM_ROUNDS = 50, 15
 _CONFIDENCE = 0.99
 
 
-class Calibration:
+class RoutePin:
     """Has the smallest calls of an operation served by a stated kernel, through the override as all others are.
 
     `tuning.settle` asks it while `CONTEXT.thread.calibration` is it.
@@ -139,7 +139,7 @@ def route_cost(active: CompiledPolicy, op: str, device: torch.device, held_by: M
 
 
 def _calibrate(op: str, device: torch.device, rule: TuningPolicy) -> Replacement | None:
-    ours, native = Calibration(ours=True), Calibration(ours=False)
+    ours, native = RoutePin(ours=True), RoutePin(ours=False)
     try:
         calls = {}
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
@@ -202,7 +202,7 @@ def _cost(
         step.end(time.monotonic() - began)
     measured = statistics.median(warm["ours"]) - statistics.median(warm["native"])
     cost = max(whole - measured, 0.0)
-    return Replacement((Candidate("route", "", cost * 1e6),), len(times["ours"]), budget, undecided=False)
+    return Replacement((KernelTiming("route", "", cost * 1e6),), len(times["ours"]), budget, undecided=False)
 
 
 class _OtherWork:

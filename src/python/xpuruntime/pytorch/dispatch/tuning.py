@@ -15,7 +15,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.measuring.replacement import Candidate, Replacement, choose
+from xpuruntime.measuring.replacement import KernelTiming, Replacement, choose
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.policies import TuningPolicy
@@ -283,7 +283,7 @@ def _measure(
         working[name] = run
     native = candidates[0][0]
     if not working:
-        return Replacement((Candidate(native, "", 0.0),), 0, rule.budget, undecided=False)
+        return Replacement((KernelTiming(native, "", 0.0),), 0, rule.budget, undecided=False)
     control = native if native in working else next(iter(working))
     if device.type != "cuda":
         samplers = {name: host_sampler(run, route_costs.get(name, 0.0)) for name, run in working.items()}

@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
-    from xpuruntime.pytorch.explanation.timeline import DeviceWork, Node
+    from xpuruntime.pytorch.explanation.timeline import DeviceEvent, HostEvent
 
-__all__ = ["Attribution", "Share", "attribute_events"]
+__all__ = ["AttributedTime", "TimeAttribution", "attribute_events"]
 
 #: Ranges in which torch.compile runs what it compiled for the CPU into C++, which no profiler sees into.
 _COMPILED = "## Call CompiledFxGraph"
@@ -33,7 +33,7 @@ _DTYPES = {
 }  # fmt: skip
 
 
-class Share:
+class AttributedTime:
     """Time, how often, and by which kernels.
 
     Attributes
@@ -97,27 +97,27 @@ class Called(NamedTuple):
     dtypes: tuple[str, ...]
 
 
-class Attribution(NamedTuple):
+class TimeAttribution(NamedTuple):
     """Whose the time is.
 
     Attributes
     ----------
     kind : {"device", "cpu"}
         Which time: of kernels, copies and fills on devices, or on the CPU where no device did anything.
-    calls : dict of Called to Share
-    rest : dict of UnattributedCalls to Share
+    calls : dict of Called to AttributedTime
+    rest : dict of UnattributedCalls to AttributedTime
     overhead_ns : int
         CPU time between the entry of operators and their kernels: choosing, watching, and what the transforms of
         ``torch.func`` do in between. In no share.
     """
 
     kind: Literal["device", "cpu"]
-    calls: dict[Called, Share]
-    rest: dict[UnattributedCalls, Share]
+    calls: dict[Called, AttributedTime]
+    rest: dict[UnattributedCalls, AttributedTime]
     overhead_ns: int
 
 
-def attribute_events(events: list[Any], kinds: Sequence[RecordedCalls]) -> Attribution:
+def attribute_events(events: list[Any], kinds: Sequence[RecordedCalls]) -> TimeAttribution:
     """Read what the profiler recorded, of calls of some kinds and besides."""
     return _Joining(Timeline(events), kinds).result()
 
@@ -127,13 +127,13 @@ class _Joining:
         self._timeline = timeline
         self._kinds = kinds
         self._keys: dict[int, Called] = {}
-        self._calls: dict[Called, Share] = defaultdict(Share)
-        self._rest: dict[UnattributedCalls, Share] = defaultdict(Share)
+        self._calls: dict[Called, AttributedTime] = defaultdict(AttributedTime)
+        self._rest: dict[UnattributedCalls, AttributedTime] = defaultdict(AttributedTime)
         self._overhead = 0
-        self._uncovered: dict[int, tuple[Node, UncoveredKernel] | None] = {}
+        self._uncovered: dict[int, tuple[HostEvent, UncoveredKernel] | None] = {}
         self._replays: dict[UnattributedCalls, set[int]] = defaultdict(set)
 
-    def result(self) -> Attribution:
+    def result(self) -> TimeAttribution:
         kind: Literal["device", "cpu"] = "device" if self._timeline.work else "cpu"
         for node in self._timeline.nodes:
             self._take(node, timed=kind == "cpu")
@@ -141,9 +141,9 @@ class _Joining:
             self._take_work(work)
         for key, graphs in self._replays.items():
             self._rest[key].count = len(graphs)
-        return Attribution(kind, dict(self._calls), dict(self._rest), self._overhead)
+        return TimeAttribution(kind, dict(self._calls), dict(self._rest), self._overhead)
 
-    def _take(self, node: Node, *, timed: bool) -> None:
+    def _take(self, node: HostEvent, *, timed: bool) -> None:
         """Take one operator or range of the CPU."""
         if node.call is not None:
             if not self._kinds[node.call.kind].count:
@@ -192,7 +192,7 @@ class _Joining:
             other.add(node.name, node.own)
             other.count += 1
 
-    def _take_work(self, work: DeviceWork) -> None:
+    def _take_work(self, work: DeviceEvent) -> None:
         """Take one kernel, copy or fill of a device."""
         node = work.node
         if work.graph:
@@ -230,7 +230,7 @@ class _Joining:
         share.add(work.name, work.duration)
         share.count += 1
 
-    def _share(self, call: Node) -> Share:
+    def _share(self, call: HostEvent) -> AttributedTime:
         """Return the share of the calls of which this is a range."""
         key = self._keys.get(id(call))
         if key is None:
@@ -244,17 +244,17 @@ class _Joining:
             self._keys[id(call)] = key
         return self._calls[key]
 
-    def _other(self, name: str) -> Share:
+    def _other(self, name: str) -> AttributedTime:
         return self._rest[UnattributedCalls("other", "", name, "", "", (), (), "")]
 
-    def _key(self, node: Node, uncovered: UncoveredKernel) -> UnattributedCalls:
+    def _key(self, node: HostEvent, uncovered: UncoveredKernel) -> UnattributedCalls:
         shapes, dtypes = _arguments(node)
         module = self._timeline.module_of(node)
         return UnattributedCalls(
             "uncovered", uncovered.op, node.name, module, node.phase, shapes, dtypes, uncovered.reason
         )
 
-    def _uncovered_share(self, node: Node) -> tuple[Node, UncoveredKernel] | None:
+    def _uncovered_share(self, node: HostEvent) -> tuple[HostEvent, UncoveredKernel] | None:
         """Return the outermost operator around this that a policy can speak of, and what it is."""
         if id(node) in self._uncovered:
             return self._uncovered[id(node)]
@@ -279,12 +279,12 @@ class _Joining:
         return what is not None and self._leads(node, what)
 
 
-def _cut_short(node: Node, uncovered: UncoveredKernel) -> bool:
+def _cut_short(node: HostEvent, uncovered: UncoveredKernel) -> bool:
     """Say whether a checkpoint has ended its second forward in this operator, before anything was computed."""
     return uncovered.reason == NOT_REACHED and node.sequence >= 0 and node.in_backward
 
 
-def _arguments(node: Node) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
+def _arguments(node: HostEvent) -> tuple[tuple[tuple[int, ...], ...], tuple[str, ...]]:
     """Return the shapes and types of the tensors that an operator was called with."""
     shapes = tuple(tuple(shape) for shape in node.shapes if shape and not isinstance(shape[0], (list, tuple)))
     return shapes, tuple(dict.fromkeys(_DTYPES[name] for name in node.dtypes if name in _DTYPES))
@@ -295,7 +295,7 @@ def _compiled(name: str) -> UncoveredKernel | None:
     return uncovered_kernel(name) if name.startswith("triton_") or "cpp_fused_" in name else None
 
 
-def _operator(node: Node) -> str | None:
+def _operator(node: HostEvent) -> str | None:
     """Return the operator that launched a kernel, where there is one; compiled code has none."""
     for one in node.upward():
         if one.name.startswith("triton_") or "cpp_fused_" in one.name:

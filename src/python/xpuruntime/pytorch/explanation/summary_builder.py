@@ -14,7 +14,7 @@ from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
-from xpuruntime.pytorch.explanation.attribution import Called, Share
+from xpuruntime.pytorch.explanation.attribution import AttributedTime, Called
 from xpuruntime.pytorch.explanation.requested import uncertain
 from xpuruntime.pytorch.explanation.summary import Row, RowStatus
 from xpuruntime.pytorch.explanation.timeline import MODULE
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.ops.decision_log import Decision
-    from xpuruntime.pytorch.explanation.attribution import Attribution, UnattributedCalls
+    from xpuruntime.pytorch.explanation.attribution import TimeAttribution, UnattributedCalls
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.pytorch.explanation.requested import RequestedKernels
 
@@ -44,14 +44,17 @@ _MINOR = frozenset(
 
 
 def build_rows(
-    kinds: Sequence[RecordedCalls], attribution: Attribution, decisions: Sequence[Decision], asking: RequestedKernels
+    kinds: Sequence[RecordedCalls],
+    attribution: TimeAttribution,
+    decisions: Sequence[Decision],
+    asking: RequestedKernels,
 ) -> tuple[Row, ...]:
     """Return the rows, those that took longest first.
 
     Parameters
     ----------
     kinds : sequence of RecordedCalls
-    attribution : Attribution
+    attribution : TimeAttribution
     decisions : sequence of Decision
         What the core served meanwhile.
     asking : RequestedKernels
@@ -103,14 +106,16 @@ def _dropped() -> str:
     return f"{dropped} decisions are not in the log, which is full; clear_decisions() empties it"
 
 
-def _unwatched(kinds: Sequence[RecordedCalls], attribution: Attribution, decisions: Sequence[Decision]) -> list[Row]:
+def _unwatched(
+    kinds: Sequence[RecordedCalls], attribution: TimeAttribution, decisions: Sequence[Decision]
+) -> list[Row]:
     """Return rows for calls of which the profiler saw nothing."""
     timed: dict[int, int] = {}
     for key, share in attribution.calls.items():
         timed[key.kind] = timed.get(key.kind, 0) + share.count
     found = []
     for seen in kinds:
-        share = Share()
+        share = AttributedTime()
         share.count = seen.count - timed.get(seen.number, 0)
         if share.count > 0:
             key = Called(seen.number, "", seen.module, seen.phase, seen.shapes, seen.dtypes)
@@ -120,7 +125,7 @@ def _unwatched(kinds: Sequence[RecordedCalls], attribution: Attribution, decisio
     return found
 
 
-def _of_calls(seen: RecordedCalls, key: Called, share: Share, kind: str, decisions: Sequence[Decision]) -> Row:
+def _of_calls(seen: RecordedCalls, key: Called, share: AttributedTime, kind: str, decisions: Sequence[Decision]) -> Row:
     decision = decision_of(seen, decisions)
     status, reason = _status(seen, share)
     notes = [reason] if reason else []
@@ -151,7 +156,7 @@ def _of_calls(seen: RecordedCalls, key: Called, share: Share, kind: str, decisio
     )
 
 
-def _status(seen: RecordedCalls, share: Share) -> tuple[RowStatus, str]:
+def _status(seen: RecordedCalls, share: AttributedTime) -> tuple[RowStatus, str]:
     status = cast("RowStatus", seen.status)
     if status == "honoured" and seen.native and seen.kernel in BACKENDS:
         ran = kernels_in(share.leaves)
@@ -162,7 +167,7 @@ def _status(seen: RecordedCalls, share: Share) -> tuple[RowStatus, str]:
     return status, seen.reason
 
 
-def _of_rest(key: UnattributedCalls, share: Share, kind: str, asking: RequestedKernels) -> Row:
+def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: RequestedKernels) -> Row:
     status: RowStatus = "other"
     reason = ""
     requested: tuple[str, ...] = ()
@@ -251,7 +256,7 @@ def _kernel_of(key: UnattributedCalls) -> str:
     return kernels_in((key.operator,)).get(key.operator, "") if key.op == "attention" else ""
 
 
-def _observed(share: Share) -> tuple[str, ...]:
+def _observed(share: AttributedTime) -> tuple[str, ...]:
     """Return what ran, the longest first."""
     ran = (name for name in share.kernels if not name.startswith(MODULE))
     names = sorted(ran, key=lambda name: -share.kernels[name])

@@ -15,7 +15,7 @@ from xpuruntime.runtime.trace_events import TUNING
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-__all__ = ["MODULE", "RANGE", "DeviceWork", "Node", "Timeline"]
+__all__ = ["MODULE", "RANGE", "DeviceEvent", "HostEvent", "Timeline"]
 
 #: Before the number of a kind of calls, in the name of a range.
 RANGE = "xpuruntime#"
@@ -28,7 +28,7 @@ _COMPILING = ("dynamo", "entire_frame_compile", "entire_backward_compile")
 _BACKWARD = "autograd::engine::evaluate_function: "
 
 
-class Node:
+class HostEvent:
     """Something that ran on the CPU: an operator or a range.
 
     Attributes
@@ -38,8 +38,8 @@ class Node:
         Nanoseconds since the epoch.
     inner : int
         Nanoseconds that were spent in what ran directly inside.
-    parent : Node or None
-    call : Node or None
+    parent : HostEvent or None
+    call : HostEvent or None
         The range of the call that this is or runs in.
     kind : int
         Of a range: number of the kind of calls; otherwise -1.
@@ -48,7 +48,7 @@ class Node:
     aside : str
         What is done in it besides the program's own work, such as compiling, where operators are traced and compute
         nothing; empty: nothing.
-    inner_call : Node or None
+    inner_call : HostEvent or None
         Of an operator: the range of a call that is directly inside; the last, if there are several: kernels that
         refused it come first.
     shapes, dtypes : list
@@ -71,11 +71,11 @@ class Node:
         self.annotation: bool = event.is_user_annotation()
         self.shapes: Any = event.shapes()
         self.dtypes: list[str] = event.dtypes()
-        self.parent: Node | None = None
+        self.parent: HostEvent | None = None
         self.inner = 0
         self.kind = int(self.name[len(RANGE) :]) if self.name.startswith(RANGE) else -1
-        self.call: Node | None = self if self.kind >= 0 else None
-        self.inner_call: Node | None = None
+        self.call: HostEvent | None = self if self.kind >= 0 else None
+        self.inner_call: HostEvent | None = None
         self.below: set[int] | None = None
         self.aside = ""
         if self.name == TUNING:
@@ -92,9 +92,9 @@ class Node:
         """Nanoseconds that were spent in this and in nothing inside it."""
         return max(0, self.end - self.start - self.inner)
 
-    def upward(self) -> Iterator[Node]:
+    def upward(self) -> Iterator[HostEvent]:
         """Yield this and what it ran in, innermost first."""
-        node: Node | None = self
+        node: HostEvent | None = self
         while node is not None:
             yield node
             node = node.parent
@@ -115,7 +115,7 @@ class Node:
         return "train" if recorded else "infer"
 
 
-class DeviceWork(NamedTuple):
+class DeviceEvent(NamedTuple):
     """A kernel, copy or fill that ran on a device.
 
     Attributes
@@ -124,7 +124,7 @@ class DeviceWork(NamedTuple):
     duration : int
         Nanoseconds.
     device : int
-    node : Node or None
+    node : HostEvent or None
         What launched it.
     graph : int
         Correlation number of the launch of a CUDA graph that it belongs to; 0: none.
@@ -135,7 +135,7 @@ class DeviceWork(NamedTuple):
     name: str
     duration: int
     device: int
-    node: Node | None
+    node: HostEvent | None
     graph: int
     elsewhere: bool
 
@@ -150,14 +150,14 @@ class Timeline:
 
     Attributes
     ----------
-    nodes : list of Node
-    work : list of DeviceWork
+    nodes : list of HostEvent
+    work : list of DeviceEvent
     """
 
     def __init__(self, events: Iterable[Any]) -> None:
-        threads: dict[int, list[Node]] = {}
+        threads: dict[int, list[HostEvent]] = {}
         resources: dict[int, int] = {}
-        made: dict[int, tuple[Node, int]] = {}
+        made: dict[int, tuple[HostEvent, int]] = {}
         launches: dict[int, Any] = {}
         device: list[Any] = []
         for event in events:
@@ -174,7 +174,7 @@ class Timeline:
             thread = event.start_thread_id()
             if event.is_async() or thread != event.end_thread_id() or name == "[memory]":
                 continue
-            node = Node(event)
+            node = HostEvent(event)
             threads.setdefault(thread, []).append(node)
             resources.setdefault(event.device_resource_id(), thread)
             made[event.correlation_id()] = (node, thread)
@@ -186,7 +186,7 @@ class Timeline:
         self._paths = _paths(threads)
         self.work = [self._work(event, launches, made, resources) for event in device]
 
-    def module_of(self, node: Node) -> str:
+    def module_of(self, node: HostEvent) -> str:
         """Return the path of the module in whose forward something ran, or whose backward it is; empty: unknown."""
         for one in node.upward():
             if one.module is not None:
@@ -196,8 +196,8 @@ class Timeline:
         return ""
 
     def _work(
-        self, event: Any, launches: dict[int, Any], made: dict[int, tuple[Node, int]], resources: dict[int, int]
-    ) -> DeviceWork:
+        self, event: Any, launches: dict[int, Any], made: dict[int, tuple[HostEvent, int]], resources: dict[int, int]
+    ) -> DeviceEvent:
         launch = launches.get(event.correlation_id())
         linked = event.linked_correlation_id() or (0 if launch is None else launch.linked_correlation_id())
         node, thread = made.get(linked, (None, None))
@@ -210,12 +210,12 @@ class Timeline:
             if thread is not None and (node is None or node.call is None):
                 node = self._narrowest(thread, launch.start_ns(), node)
         elsewhere = launch is not None and thread is None
-        return DeviceWork(event.name(), event.duration_ns(), event.device_index(), node, graph, elsewhere)
+        return DeviceEvent(event.name(), event.duration_ns(), event.device_index(), node, graph, elsewhere)
 
-    def _narrowest(self, thread: int, at: int, within: Node | None) -> Node | None:
+    def _narrowest(self, thread: int, at: int, within: HostEvent | None) -> HostEvent | None:
         """Return what ran innermost at a moment; where `within` is given, in that or it."""
         index = bisect_right(self._starts[thread], at) - 1
-        node: Node | None = self._threads[thread][index] if index >= 0 else None
+        node: HostEvent | None = self._threads[thread][index] if index >= 0 else None
         while node is not None and node.end < at:
             node = node.parent
         if within is None or (node is not None and any(one is within for one in node.upward())):
@@ -223,10 +223,10 @@ class Timeline:
         return within
 
 
-def _nest(nodes: list[Node]) -> None:
+def _nest(nodes: list[HostEvent]) -> None:
     """Sort what ran in one thread, and say what ran in what."""
     nodes.sort(key=lambda node: (node.start, -node.end))
-    open_: list[Node] = []
+    open_: list[HostEvent] = []
     for node in nodes:
         while open_ and open_[-1].end < node.end:
             open_.pop()
@@ -246,7 +246,7 @@ def _nest(nodes: list[Node]) -> None:
         open_.append(node)
 
 
-def _paths(threads: dict[int, list[Node]]) -> dict[tuple[int, int], str]:
+def _paths(threads: dict[int, list[HostEvent]]) -> dict[tuple[int, int], str]:
     """Return thread and sequence number of a node of autograd to the path of the module in whose forward it was made.
 
     Every operator has the number of the node that comes next. The last one with a number has made that node: those

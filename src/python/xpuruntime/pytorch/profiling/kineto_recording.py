@@ -21,7 +21,7 @@ from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, Wor
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from xpuruntime.runtime.device_recording import Recording
+    from xpuruntime.runtime.device_recording import DeviceRecording
 
 __all__ = ["KinetoRecording"]
 
@@ -69,7 +69,7 @@ class KinetoRecording:
         """See `Profiler.abandon`."""
         self._profiler.abandon()
 
-    def added_to(self, recording: Recording) -> Recording:
+    def added_to(self, recording: DeviceRecording) -> DeviceRecording:
         """Return a recording of ranges with the work of devices and PyTorch's operators added."""
         work, calls, operators, dropped = read(self._profiler.events(), self._limit)
         work = with_bytes(work, self._sizes()) if any(one.kind in ("copy", "fill") for one in work) else work

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`DeviceMemory`: peak of the allocator for one variant, without what tuning itself and other variants hold."""
+"""`VariantMemoryMeter`: peak of the allocator for one variant, without what tuning itself and other variants hold."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["DeviceMemory"]
+__all__ = ["VariantMemoryMeter"]
 
 
-class DeviceMemory:
+class VariantMemoryMeter:
     """Peaks of variants that are built one after another, each as if it were the only one.
 
     Made before anything is copied, so that copies of parameters do not count. The first variant makes the state of the

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.pytorch.capture.captured_state import CapturedState
-    from xpuruntime.pytorch.capture.snapshot import Snapshot
+    from xpuruntime.pytorch.capture.snapshot import StateSnapshot
 
-__all__ = ["Reference", "difference", "losses_of", "reference_losses"]
+__all__ = ["ReferenceLosses", "difference", "losses_of", "reference_losses"]
 
 #: Steps whose losses are compared, and eager repetitions with other random numbers where a step draws some.
 _STEPS, _REPEATS = 4, 4
@@ -25,7 +25,7 @@ _STEPS, _REPEATS = 4, 4
 _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 2e-2}
 
 
-class Reference(NamedTuple):
+class ReferenceLosses(NamedTuple):
     """What other variants are compared with.
 
     Attributes
@@ -49,15 +49,15 @@ def losses_of(step: Callable[..., Any], args: tuple[Any, ...]) -> tuple[float, .
 
 
 def reference_losses(
-    step: Callable[..., Any], args: tuple[Any, ...], used: CapturedState, snapshot: Snapshot, rtol: float | None
-) -> Reference:
+    step: Callable[..., Any], args: tuple[Any, ...], used: CapturedState, snapshot: StateSnapshot, rtol: float | None
+) -> ReferenceLosses:
     """Return the losses of the eager step, and the tolerance that they allow."""
     before = _random_states()
     losses, types = _losses_and_types(step, args)
     random = any(not torch.equal(a, b) for a, b in zip(before, _random_states(), strict=True))
     snapshot.restore()
     if rtol is not None:
-        return Reference(losses, rtol, random)
+        return ReferenceLosses(losses, rtol, random)
     tolerance = _tolerance(types | {parameter.dtype for parameter in used.parameters()})
     if random:
         apart = 0.0
@@ -66,7 +66,7 @@ def reference_losses(
             apart = max(apart, difference(losses_of(step, args), losses))
             snapshot.restore()
         tolerance = max(tolerance, 2 * apart)
-    return Reference(losses, tolerance, random)
+    return ReferenceLosses(losses, tolerance, random)
 
 
 def difference(losses: Sequence[float], reference: Sequence[float]) -> float:

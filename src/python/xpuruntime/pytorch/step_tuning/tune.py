@@ -14,18 +14,18 @@ import torch
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.rounds import measure, timed
-from xpuruntime.measuring.statistics import Margin, Verdict
+from xpuruntime.measuring.statistics import Margin, RatioVerdict
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.printable import printable
 from xpuruntime.pytorch.capture.arguments import device_of, samples_of, state_of
 from xpuruntime.pytorch.capture.capturable import make_capturable as change
 from xpuruntime.pytorch.capture.inputs import on_device
-from xpuruntime.pytorch.capture.snapshot import Snapshot
+from xpuruntime.pytorch.capture.snapshot import StateSnapshot
 from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 from xpuruntime.pytorch.step_tuning.arguments import check_arguments
-from xpuruntime.pytorch.step_tuning.device_memory import DeviceMemory
+from xpuruntime.pytorch.step_tuning.device_memory import VariantMemoryMeter
 from xpuruntime.pytorch.step_tuning.losses import difference, losses_of, reference_losses
 from xpuruntime.pytorch.step_tuning.ranks import Ranks
 from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
@@ -42,9 +42,9 @@ from xpuruntime.pytorch.step_tuning.variants import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xpuruntime.measuring.rounds import Measured, Progress, Sampler
+    from xpuruntime.measuring.rounds import Progress, RoundTimes, Sampler
     from xpuruntime.pytorch.capture.captured_state import CapturedState
-    from xpuruntime.pytorch.step_tuning.losses import Reference
+    from xpuruntime.pytorch.step_tuning.losses import ReferenceLosses
 
 __all__ = ["tune"]
 
@@ -153,8 +153,8 @@ def tune(
         change(optimizer, device)
     args = tuple(on_device(samples, device))
     parts = StepParts(fn, optimizer, scaler, before_step, modules, used.parameters())
-    memory = DeviceMemory(device) if device.type == "cuda" else None
-    snapshot = Snapshot(used, device)
+    memory = VariantMemoryMeter(device) if device.type == "cuda" else None
+    snapshot = StateSnapshot(used, device)
     kept = contextlib.ExitStack()
     try:
         kept.enter_context(keep_compiled())
@@ -180,15 +180,15 @@ def tune(
 class _Trials:
     """Builds variants and checks their losses; the first one is the eager step."""
 
-    reference: Reference
+    reference: ReferenceLosses
 
     def __init__(
         self,
-        memory: DeviceMemory | None,
+        memory: VariantMemoryMeter | None,
         parts: StepParts,
         args: tuple[Any, ...],
         used: CapturedState,
-        snapshot: Snapshot,
+        snapshot: StateSnapshot,
         device: torch.device,
         ranks: Ranks,
         rtol: float | None,
@@ -266,7 +266,7 @@ class _Trials:
         return turn
 
 
-def _race(trials: _Trials, ranks: Ranks, **options: Any) -> Measured | None:
+def _race(trials: _Trials, ranks: Ranks, **options: Any) -> RoundTimes | None:
     """Time the variants against the eager step; on other ranks than the first, do what that one asks for."""
     if len(trials.samplers) < 2:
         return None
@@ -281,7 +281,7 @@ def _race(trials: _Trials, ranks: Ranks, **options: Any) -> Measured | None:
 
 
 def _decide(
-    rows: Sequence[StepCandidate], measured: Measured | None, min_effect: float
+    rows: Sequence[StepCandidate], measured: RoundTimes | None, min_effect: float
 ) -> tuple[list[StepCandidate], str, Any]:
     """Return the rows with their figures and codes, the winner's name, and the verdict."""
     found = list(rows)
@@ -289,7 +289,7 @@ def _decide(
     if measured is None:
         return found, EAGER, "tied"
     seconds = {name: sorted(times)[len(times) // 2] for name, times in measured.rounds.items() if times}
-    faster = {n: one for n, one in measured.comparisons.items() if one.verdict is Verdict.FASTER}
+    faster = {n: one for n, one in measured.comparisons.items() if one.verdict is RatioVerdict.FASTER}
     winner = min(faster, key=lambda name: faster[name].ratio, default=EAGER)
     for place, row in enumerate(found):
         if row.name not in seconds:
@@ -303,9 +303,9 @@ def _decide(
             row = replace(row, ratio=ratio)
             if row.name == winner:
                 row = replace(row, code=CandidateCode.WINNER, reason=f"the fastest of {len(seconds)}")
-            elif comparison.verdict is Verdict.FASTER:
+            elif comparison.verdict is RatioVerdict.FASTER:
                 row = replace(row, code=CandidateCode.BEATEN, reason=f"faster than eager, and {winner} is faster still")
-            elif comparison.verdict is Verdict.SLOWER:
+            elif comparison.verdict is RatioVerdict.SLOWER:
                 row = replace(row, code=CandidateCode.SLOWER, reason="slower than the eager step")
             elif comparison.within_limit and comparison.low > 1 - min_effect:
                 row = replace(row, code=CandidateCode.NOT_FASTER, reason=f"not faster by a share of {min_effect:g}")

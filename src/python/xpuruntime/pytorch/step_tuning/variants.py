@@ -119,15 +119,15 @@ def build(variant: Variant, parts: StepParts, args: tuple[Any, ...]) -> Callable
         )
         if not step.report.captured:
             raise InputError("; ".join(step.report.reasons) or "the first step runs eagerly")
-        return Step(step, None)
+        return VariantStep(step, None)
     fn = parts.fn
     if variant.launch in _MODES:
         fn = torch.compile(fn, mode=_MODES[variant.launch])
     program = StepProgram(fn, parts.optimizer, parts.scaler, parts.before_step, parts.parameters)
-    return Step(lambda *inputs: program.whole(inputs, {}), _MODES.get(variant.launch))
+    return VariantStep(lambda *inputs: program.whole(inputs, {}), _MODES.get(variant.launch))
 
 
-class Step:
+class VariantStep:
     """A step of one variant; called like the function that computes the loss."""
 
     def __init__(self, call: Callable[..., Any], mode: str | None) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from xpuruntime.serving.messages import Tensor
+from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
@@ -219,7 +219,7 @@ def _plain(array: Any, datatype: str) -> np.ndarray[Any, Any]:
     return made.view(np.uint16) if datatype == "BF16" else made
 
 
-def joined(layout: Layout, feed: Feed, pieces: Mapping[int, Mapping[str, Any]]) -> list[Tensor]:
+def joined(layout: Layout, feed: Feed, pieces: Mapping[int, Mapping[str, Any]]) -> list[InferTensor]:
     """Return the outputs of a request as tensors, of the pieces that were run, by their first row."""
     tensors = []
     for name in feed.outputs:
@@ -233,5 +233,5 @@ def joined(layout: Layout, feed: Feed, pieces: Mapping[int, Mapping[str, Any]]) 
             parts = [outputs[name] for _, outputs in sorted(pieces.items())]
             assert info.batch is not None
             array = np.concatenate(parts, axis=info.batch)
-        tensors.append(Tensor(name, info.datatype, tuple(array.shape), array))
+        tensors.append(InferTensor(name, info.datatype, tuple(array.shape), array))
     return tensors

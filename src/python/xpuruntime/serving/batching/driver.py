@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime.runtime.interruptible_waits import ConditionVariable, InterruptibleFuture, Latch, uninterrupted
 from xpuruntime.serving.batching.admission import Admission
-from xpuruntime.serving.batching.entries import Dispatch, Entry, Part, QueueFull
-from xpuruntime.serving.batching.executing import Executor
+from xpuruntime.serving.batching.entries import Dispatch, Entry, EntryRows, QueueFull
+from xpuruntime.serving.batching.executing import BatchExecutor
 from xpuruntime.serving.batching.inline import ShortRuns
 from xpuruntime.serving.batching.jobs import Execution, Job, QueueState, fail
 from xpuruntime.serving.batching.scheduler import Scheduler
@@ -87,7 +87,7 @@ class Batcher:
         #: Times by shape, where requests may run inline.
         self.short = ShortRuns.of(settings) if inline else None
         self._admission = Admission(layout, settings, name, clock)
-        self._executor = Executor(runner, layout, settings, name, self.short)
+        self._executor = BatchExecutor(runner, layout, settings, name, self.short)
         self._scheduler = Scheduler(settings, instances, serial=runner.serial)
         self._lock = threading.Lock()
         #: Of the threads of the batcher, which nothing interrupts; and of those that call it.
@@ -157,7 +157,7 @@ class Batcher:
         entry = job.entry
         began = entry.arrived
         try:
-            batch = Dispatch((Part(entry, 0, entry.rows),), entry.rows, "inline", began)
+            batch = Dispatch((EntryRows(entry, 0, entry.rows),), entry.rows, "inline", began)
             execution = self._executor.execute(batch, began)
             self._observer.executed(execution)
             now = self._clock()

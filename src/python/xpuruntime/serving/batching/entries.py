@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterator
 
-__all__ = ["REASONS", "Dispatch", "Entry", "Group", "Outcome", "Part", "QueueFull", "Reason"]
+__all__ = ["REASONS", "Dispatch", "Entry", "EntryRows", "Group", "Outcome", "QueueFull", "Reason"]
 
 Outcome = Literal["waiting", "done", "failed", "expired", "cancelled"]
 Reason = Literal["full", "preferred", "delay", "adaptive", "busy", "idle", "deadline", "drain", "retry", "inline"]
@@ -107,7 +107,7 @@ class Group:
                     yield entry
 
 
-class Part(NamedTuple):
+class EntryRows(NamedTuple):
     """Rows of one entry in a batch."""
 
     entry: Entry
@@ -119,7 +119,7 @@ class Part(NamedTuple):
 class Dispatch:
     """A batch that an instance is to run."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[EntryRows, ...]
     rows: int
     reason: Reason
     at: float

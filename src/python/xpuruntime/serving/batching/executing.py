@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Executor`: execution of batches: inputs put together, the run of the model, outputs taken apart, and the times."""
+"""`BatchExecutor`: execution of batches: inputs put together, the run of the model, outputs taken apart, the times."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.engines.host_runner import HostRunner
-    from xpuruntime.serving.batching.entries import Dispatch, Part
+    from xpuruntime.serving.batching.entries import Dispatch, EntryRows
     from xpuruntime.serving.batching.inline import ShortRuns
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
 
-__all__ = ["Executor"]
+__all__ = ["BatchExecutor"]
 
 _tick = time.perf_counter_ns
 
 
-class Executor:
+class BatchExecutor:
     """Runs batches. Safe to call from many threads.
 
     Parameters
@@ -85,7 +85,7 @@ class Executor:
         job.pieces[0] = whole_outputs(self._layout, results, job.feed)
         execution.input_ns, execution.infer_ns, execution.output_ns = copied - begin, ran - copied, _tick() - ran
 
-    def _run_parts(self, parts: Sequence[Part], execution: Execution) -> None:
+    def _run_parts(self, parts: Sequence[EntryRows], execution: Execution) -> None:
         jobs: list[Job] = [part.entry.payload for part in parts]
         begin = _tick()
         slices = [Slice(job.feed, part.start, part.stop) for job, part in zip(jobs, parts, strict=True)]

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Hashable, Mapping
 
     from xpuruntime.serving.batching.layout import InputLayout, Layout
-    from xpuruntime.serving.messages import InferRequest, Tensor
+    from xpuruntime.serving.messages import InferRequest, InferTensor
 
 __all__ = ["Feed", "RequestCheck", "check_request"]
 
@@ -195,7 +195,7 @@ def _target(info: InputLayout, length: int, fixed: bool) -> int:
     return sizes[-1] if fixed else next(size for size in sizes if size >= length)
 
 
-def _content(tensor: Tensor) -> Hashable:
+def _content(tensor: InferTensor) -> Hashable:
     """Return what tells inputs without a batch dimension apart."""
     array: np.ndarray[Any, Any] = tensor.data
     if array.dtype != object and array.nbytes <= _COMPARED:

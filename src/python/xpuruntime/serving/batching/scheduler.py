@@ -13,7 +13,7 @@ from collections import deque
 from typing import TYPE_CHECKING
 
 from xpuruntime.serving.batching.adaptive_delay import AdaptiveDelay
-from xpuruntime.serving.batching.entries import Dispatch, Entry, Group, Part, QueueFull
+from xpuruntime.serving.batching.entries import Dispatch, Entry, EntryRows, Group, QueueFull
 from xpuruntime.serving.batching.serial_device import SerialDevice
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ class Scheduler:
         self._ripe: dict[Hashable, None] = {}
         self._deadlines: list[tuple[float, int, Entry]] = []
         self._overdue: list[tuple[float, int, Entry]] = []
-        self._retries: deque[Part] = deque()
+        self._retries: deque[EntryRows] = deque()
         self._ordered: deque[Entry] | None = deque() if settings.preserve_ordering else None
         self._ready: list[Entry] = []
         self._open: dict[Entry, None] = {}
@@ -301,22 +301,22 @@ class Scheduler:
                 found[group] = ((first.level, first.number), None)
         return [(group, reason) for group, (_, reason) in sorted(found.items(), key=lambda one: one[1][0])]
 
-    def _form(self, group: Group, due: Reason | None) -> tuple[list[Part], int, Reason] | None:
+    def _form(self, group: Group, due: Reason | None) -> tuple[list[EntryRows], int, Reason] | None:
         """Return the parts of the next batch of a group, or ``None`` where it is better to wait for more."""
         if self._most == 0:
             entry = next(group.waiting())
-            return [Part(entry, 0, entry.rows)], 1, "drain" if due == "drain" else "full"
-        parts: list[Part] = []
+            return [EntryRows(entry, 0, entry.rows)], 1, "drain" if due == "drain" else "full"
+        parts: list[EntryRows] = []
         rows, preferred, full = 0, 0, False
         for entry in group.waiting():
             left, room = entry.rows - entry.sent, self._most - rows
             if left > room:
                 full = True
                 if left > self._most and room:  # it never fits whole
-                    parts.append(Part(entry, entry.sent, entry.sent + room))
+                    parts.append(EntryRows(entry, entry.sent, entry.sent + room))
                     rows += room
                 break
-            parts.append(Part(entry, entry.sent, entry.rows))
+            parts.append(EntryRows(entry, entry.sent, entry.rows))
             rows += left
             if rows in self._preferred:
                 preferred = len(parts)
@@ -330,7 +330,7 @@ class Scheduler:
             return parts, sum(part.stop - part.start for part in parts), "preferred"
         return None if due is None else (parts, rows, due)
 
-    def _send(self, key: Hashable, parts: list[Part], rows: int, reason: Reason, now: float) -> Dispatch:
+    def _send(self, key: Hashable, parts: list[EntryRows], rows: int, reason: Reason, now: float) -> Dispatch:
         group = self._groups[key]
         waited = group.rows
         for entry, start, stop in parts:
@@ -345,7 +345,7 @@ class Scheduler:
             self._adaptive.sent(key, batch, waited, group.latest)
         return batch
 
-    def _sent(self, parts: tuple[Part, ...], reason: Reason, now: float, rows: int | None = None) -> Dispatch:
+    def _sent(self, parts: tuple[EntryRows, ...], reason: Reason, now: float, rows: int | None = None) -> Dispatch:
         self.running += 1
         if rows is None:
             rows = sum(part.stop - part.start for part in parts)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import MappingOf, Nested
-from xpuruntime.policies.document import Items, Node, describe, describe_value, from_python
+from xpuruntime.policies.document import Node, SequenceNode, describe, describe_value, from_python
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Number, Text, refuse_control_characters
 from xpuruntime.policies.refusal import Refused
@@ -42,7 +42,7 @@ class IntegerList(Kind):
         return self._read(from_python(list(value)))
 
     def _read(self, node: Node) -> tuple[int, ...]:
-        if not isinstance(node, Items):
+        if not isinstance(node, SequenceNode):
             raise self.wrong_type(describe(node))
         found: list[int] = []
         for index, item in enumerate(node.items):

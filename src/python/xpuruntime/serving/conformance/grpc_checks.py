@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.serving.conformance.probes import check_outputs, need_same, probe_inputs
 from xpuruntime.serving.conformance.result import Checker, FailedCheck, UnobservableCheck
-from xpuruntime.serving.messages import InferRequest, InferResponse, Tensor
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response
@@ -90,7 +90,7 @@ class GrpcChecks:
         run = self.checker.run
         facts: dict[str, Any] = {}
         answers: list[InferResponse] = []
-        inputs: list[Tensor] = []
+        inputs: list[InferTensor] = []
 
         def metadata() -> None:
             facts.update(self.ask("ModelMetadata", name=model))
@@ -129,11 +129,13 @@ class GrpcChecks:
         return answers[0] if answers else None
 
 
-def _with_short_contents(model: str, inputs: list[Tensor]) -> bytes:
+def _with_short_contents(model: str, inputs: list[InferTensor]) -> bytes:
     """Return a request whose first input states a row more than its contents have."""
     first, *rest = inputs
     longer = (first.shape[0] + 1, *first.shape[1:]) if first.shape else (2,)
-    return write_infer_request(InferRequest(model, [Tensor(first.name, first.datatype, longer, first.data), *rest]))
+    return write_infer_request(
+        InferRequest(model, [InferTensor(first.name, first.datatype, longer, first.data), *rest])
+    )
 
 
 def _need(value: Any, what: str) -> str:

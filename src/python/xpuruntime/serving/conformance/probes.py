@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.serving.conformance.result import FailedCheck, UnobservableCheck
-from xpuruntime.serving.messages import Tensor
+from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ _RTOL, _ATOL = 1e-3, 1e-5
 _MOST = 1 << 24
 
 
-def probe_inputs(metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> list[Tensor]:
+def probe_inputs(metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> list[InferTensor]:
     """Return inputs of a model: 0.5 and 0, and empty strings, with free dimensions of size 1 unless stated."""
     found = []
     for one in metadata.get("inputs", ()):
@@ -41,7 +41,7 @@ def probe_inputs(metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]
             array = np.full(shape, 0x3F00, datatype.dtype)
         else:
             array = np.full(shape, 0.5 if datatype.dtype.kind == "f" else 0, datatype.dtype)
-        found.append(Tensor(name, datatype.name, shape, array))
+        found.append(InferTensor(name, datatype.name, shape, array))
     return found
 
 

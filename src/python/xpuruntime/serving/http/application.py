@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.argument_types import SERVICE, check_types
 from xpuruntime.serving.http.answers import JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
-from xpuruntime.serving.http.routes import Route, WrongMethodError, route_of
+from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
 from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.protocol.rest_response import write_response
@@ -111,7 +111,7 @@ class Application:
                 return await self._repository(route, headers, receive, held)
         return self._facts(route)
 
-    def _health(self, route: Route) -> Answer:
+    def _health(self, route: Endpoint) -> Answer:
         """Health is open to those without a token, and then says no reason."""
         if route.action == "live":
             live = self._service.live()
@@ -121,7 +121,7 @@ class Application:
             ready, reason = False, "the server is stopping"
         return _readiness({}, ready, "not ready" if self.options.access.token else reason)
 
-    def _facts(self, route: Route) -> Answer:
+    def _facts(self, route: Endpoint) -> Answer:
         service, (action, model, version) = self._service, route
         if action == "ready":
             ready, reason = service.model_ready(model, version)
@@ -137,7 +137,7 @@ class Application:
         return _json(service.evidence(model, action, version))
 
     async def _repository(
-        self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
+        self, route: Endpoint, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
     ) -> Answer:
         self.options.access.check_repository()
         body = await self._body(headers, receive, held)
@@ -157,7 +157,7 @@ class Application:
         return _json({})
 
     async def _infer(
-        self, route: Route, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
+        self, route: Endpoint, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
     ) -> Answer:
         arrived = time.monotonic()
         body = await self._body(headers, receive, held)
@@ -188,7 +188,7 @@ class Application:
                 answer.chunks = [compress(written.chunks, encoding)]
         return answer
 
-    def _raw(self, route: Route, body: bytes) -> RestRequest:
+    def _raw(self, route: Endpoint, body: bytes) -> RestRequest:
         model, version = route.model, route.version
         batched = int(self._service.model_config(model, version).get("max_batch_size", 0)) > 0
         return read_raw_request(body, self._service.model_metadata(model, version), model, version, batched=batched)

@@ -9,10 +9,10 @@ from typing import NamedTuple
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.access import check_model, check_version
 
-__all__ = ["Route", "WrongMethodError", "route_of"]
+__all__ = ["Endpoint", "WrongMethodError", "route_of"]
 
 
-class Route(NamedTuple):
+class Endpoint(NamedTuple):
     """What a path asks for: its action, and the model and version that it names."""
 
     action: str
@@ -39,7 +39,7 @@ _OF_MODEL = {"", "ready", "infer", "config", "stats", "plan", "evidence", "lock"
 _POSTS = {"infer", "index", "load", "unload"}
 
 
-def route_of(method: str, path: str) -> Route:
+def route_of(method: str, path: str) -> Endpoint:
     """Return what a path asks for; a slash at its end changes nothing.
 
     Raises
@@ -60,10 +60,10 @@ def route_of(method: str, path: str) -> Route:
     return route
 
 
-def _route(parts: tuple[str, ...], path: str) -> Route:
+def _route(parts: tuple[str, ...], path: str) -> Endpoint:
     fixed = _FIXED.get(parts)
     if fixed is not None:
-        return Route(fixed)
+        return Endpoint(fixed)
     if parts[0] == "models" and len(parts) > 1:
         model, rest = parts[1], parts[2:]
         version = ""
@@ -72,9 +72,9 @@ def _route(parts: tuple[str, ...], path: str) -> Route:
             if not version:
                 raise _not_found(path)
         if model and len(rest) < 2 and "".join(rest) in _OF_MODEL and "" not in rest:
-            return Route(rest[0] if rest else "model", check_model(model), check_version(version))
+            return Endpoint(rest[0] if rest else "model", check_model(model), check_version(version))
     if parts[:2] == ("repository", "models") and len(parts) == 4 and parts[3] in ("load", "unload"):
-        return Route(parts[3], check_model(parts[2]))
+        return Endpoint(parts[3], check_model(parts[2]))
     if parts[0] in ("systemsharedmemory", "cudasharedmemory", "trace", "logging"):
         raise ServingError(
             Status.UNIMPLEMENTED, f"this server does not have the extension of {path[:80]}. Fix: send tensors in bodies"

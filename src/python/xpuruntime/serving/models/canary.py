@@ -11,7 +11,7 @@ import numpy as np
 
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.serving.batching.requests import check_request
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.opening import batch_feeds
 from xpuruntime.serving.models.watcher import Watcher, tolerance_of
 
@@ -67,7 +67,7 @@ class Canary(Watcher):
         """Answer the canary once with a probe input, so that a model that is wrong from the start is never ready."""
         feeds = batch_feeds(self._session, self._layout, 1)
         tensors = [
-            Tensor(name, self._layout.inputs[name].datatype, tuple(array.shape), _bits(array))
+            InferTensor(name, self._layout.inputs[name].datatype, tuple(array.shape), _bits(array))
             for name, array in feeds.items()
         ]
         feed = check_request(InferRequest("", tensors), self._layout, fixed=bool(self._fixed))

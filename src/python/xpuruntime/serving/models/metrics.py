@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.serving.models.statistics import FAILURES, LATENCY_BUCKETS, Snapshot
+from xpuruntime.serving.models.statistics import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -80,7 +80,7 @@ def _labels(one: ServedVersion) -> list[str]:
     return [one.name, str(one.version)]
 
 
-def _counted(found: Sequence[tuple[ServedVersion, Snapshot]]) -> Iterator[Any]:
+def _counted(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterator[Any]:
     from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 
     requests = CounterMetricFamily("xrt_requests", "Requests by outcome.", labels=[*_KEYS, "outcome"])
@@ -168,7 +168,7 @@ def _watched(loaded: Sequence[ServedVersion]) -> Iterator[Any]:
     yield from (*families.values(), drift, ratio)
 
 
-def _triton(found: Sequence[tuple[ServedVersion, Snapshot]]) -> Iterator[Any]:
+def _triton(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterator[Any]:
     """Yield the metrics under Triton's names, whose counters do not end in ``_total``: so they have no type here."""
     from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
 

@@ -11,7 +11,7 @@ from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.policies.document import Node, describe, describe_value, to_python
 from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind
-from xpuruntime.policies.quantities import Duration, Share
+from xpuruntime.policies.quantities import Duration, Percentage
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue
 from xpuruntime.serving.batching.settings import BatchSettings
@@ -54,8 +54,8 @@ class CanarySettings(PolicyValue, frozen=True, kw_only=True):
     KINDS: ClassVar[dict[str, Kind]] = {
         "every": Integer(1, 10**9, "One request of so many."),
         "against": Choice(get_args(Against), "What sampled requests are compared with.", what="references"),
-        "rtol": Share("Relative tolerance.", most=10.0, optional=True),
-        "atol": Share("Absolute tolerance.", most=10.0, optional=True),
+        "rtol": Percentage("Relative tolerance.", most=10.0, optional=True),
+        "atol": Percentage("Absolute tolerance.", most=10.0, optional=True),
     }
     every: int = 1000
     against: Against = "reference"
@@ -68,10 +68,10 @@ class ShadowSettings(PolicyValue, frozen=True, kw_only=True):
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "policy": FilePath("Policy file of the other session.", what="a path"),
-        "share": Share("Share of requests.", most=1.0),
-        "margin": Share("Smallest difference in time that counts.", most=10.0),
-        "rtol": Share("Relative tolerance.", most=10.0, optional=True),
-        "atol": Share("Absolute tolerance.", most=10.0, optional=True),
+        "share": Percentage("Percentage of requests.", most=1.0),
+        "margin": Percentage("Smallest difference in time that counts.", most=10.0),
+        "rtol": Percentage("Relative tolerance.", most=10.0, optional=True),
+        "atol": Percentage("Absolute tolerance.", most=10.0, optional=True),
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("policy",)
     policy: str = ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import check_device
-from xpuruntime.policies.document import Node, Scalar, from_python
+from xpuruntime.policies.document import Node, ScalarNode, from_python
 from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.key_homes import home_in_file
@@ -82,7 +82,7 @@ class _Address(Text):
         super().__init__(doc, what="an address such as '127.0.0.1:8000', or false", parse=_check_listen, optional=True)
 
     def _read(self, node: Node) -> Any:
-        if isinstance(node, Scalar) and (node.value is False or (node.plain and node.text in ("off", "no"))):
+        if isinstance(node, ScalarNode) and (node.value is False or (node.plain and node.text in ("off", "no"))):
             return None
         return super()._read(node)
 

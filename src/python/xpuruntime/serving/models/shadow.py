@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.precision import compare_within
-from xpuruntime.measuring.statistics import Comparison, Margin, Verdict, compare, look_rounds
+from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdict, compare, look_rounds
 from xpuruntime.serving.models.watcher import Watcher, tolerance_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Shadow(Watcher):
         self._due = 0.0
         self._times: dict[str, list[float]] = {"shadow": [], "control": [], "twin": []}
         self._looks = look_rounds(*_ROUNDS)
-        self.comparison: Comparison | None = None
+        self.comparison: RatioComparison | None = None
         self.outside = 0
         self.worst = 0.0
         self.last = ""
@@ -85,7 +85,7 @@ class Shadow(Watcher):
                     )
 
     def _decided(self) -> bool:
-        return self.comparison is not None and self.comparison.verdict is not Verdict.INCONCLUSIVE
+        return self.comparison is not None and self.comparison.verdict is not RatioVerdict.INCONCLUSIVE
 
     def to_dict(self) -> dict[str, Any]:
         """Return what was found so far, as plain values."""

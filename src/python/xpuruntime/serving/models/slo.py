@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import LockError
-from xpuruntime.inference.batch_times import Point, time_batches
+from xpuruntime.inference.batch_times import time_batches
 from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.models.opening import batch_feeds, warmup_sizes
 
@@ -16,12 +16,13 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.lockfile.measured import BatchTime
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.models.model_settings import ModelSettings
 
-__all__ = ["Limits", "Point", "choose_limits", "curve_of", "locked_curve", "measure_curve"]
+__all__ = ["Limits", "choose_limits", "curve_of", "locked_curve", "measure_curve"]
 
 
 class Limits(NamedTuple):
@@ -34,7 +35,7 @@ class Limits(NamedTuple):
     met : bool
         Whether the smallest batch is quick enough for it.
     max_batch_size, max_queue_delay_us : int
-    curve : tuple of Point
+    curve : tuple of BatchTime
     source : str
         Where the curve is from: a lock, with who made it and when, or the loading of the model.
     """
@@ -43,7 +44,7 @@ class Limits(NamedTuple):
     met: bool
     max_batch_size: int
     max_queue_delay_us: int
-    curve: tuple[Point, ...]
+    curve: tuple[BatchTime, ...]
     source: str = ""
 
     def to_dict(self) -> dict[str, Any]:
@@ -58,8 +59,8 @@ class Limits(NamedTuple):
             "curve": [
                 {
                     "batch_size": one.rows,
-                    "median_us": round(one.median * 1e6),
-                    "longest_us": round(one.longest * 1e6),
+                    "median_us": round(one.median_us),
+                    "longest_us": round(one.longest_us),
                     "runs": one.runs,
                 }
                 for one in self.curve
@@ -69,7 +70,7 @@ class Limits(NamedTuple):
 
 def measure_curve(
     session: InferenceSession, layout: Layout, batching: BatchSettings, runner: HostRunner
-) -> tuple[Point, ...]:
+) -> tuple[BatchTime, ...]:
     """Return times of executions by batch size, in the largest sizes of padded inputs."""
     *_, sizes = warmup_sizes(layout)
     most = max(batching.max_batch_size, 1)
@@ -77,7 +78,7 @@ def measure_curve(
     return time_batches(runner, lambda one: batch_feeds(session, layout, one, sizes), rows)
 
 
-def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> tuple[Point, ...] | str:
+def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> tuple[BatchTime, ...] | str:
     """Return the times that a lock has of executions as this model is served, or why it has none."""
     if lock is None:
         return "the model has no lock"
@@ -91,16 +92,15 @@ def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> 
             largest, size = max(info.padding.sizes), shapes[name][info.padding.axis] if name in shapes else 0
             if size < largest:
                 return f"the lock has times of {name!r} with {size} elements, and it is padded to {largest}"
-    points = [Point(one.rows, one.median_us * 1e-6, one.longest_us * 1e-6, one.runs) for one in times]
     if batching.shapes == "fixed":
-        found = tuple(one for one in points if one.rows == most)
+        found = tuple(one for one in times if one.rows == most)
         return found or f"the lock has no times of {most} rows, which every execution has"
-    return tuple(one for one in points if one.rows <= most) or f"the lock has no times of {most} rows or fewer"
+    return tuple(one for one in times if one.rows <= most) or f"the lock has no times of {most} rows or fewer"
 
 
 def curve_of(
     session: InferenceSession, layout: Layout, settings: ModelSettings, runner: HostRunner, path: str
-) -> tuple[tuple[Point, ...], str]:
+) -> tuple[tuple[BatchTime, ...], str]:
     """Return times by batch size, and where they are from: the lock, or this process.
 
     Raises
@@ -126,17 +126,18 @@ def curve_of(
     return measure_curve(session, layout, settings.batching, runner), "measured when the model was loaded"
 
 
-def choose_limits(curve: Sequence[Point], p99: float, source: str = "") -> Limits:
+def choose_limits(curve: Sequence[BatchTime], p99: float, source: str = "") -> Limits:
     """Choose the largest batch whose requests stay within a latency, and the delay that is left.
 
     A request may arrive just after an execution has begun, so it waits for that one, for the delay, and for its own:
     the delay and twice the longest execution must fit. Waiting longer than an execution gains nothing, since what
     arrives during one is put together anyway.
     """
-    fitting = [one for one in curve if 2 * one.longest <= p99]
+    p99_us = 1e6 * p99
+    fitting = [one for one in curve if 2 * one.longest_us <= p99_us]
     if not fitting:
         least = min(curve, key=lambda one: one.rows)
         return Limits(p99, False, least.rows, 0, tuple(curve), source)
     best = max(fitting, key=lambda one: one.rows)
-    delay = max(0.0, min(best.median, p99 - 2 * best.longest))
-    return Limits(p99, True, best.rows, int(delay * 1e6) if best.rows > 1 else 0, tuple(curve), source)
+    delay_us = max(0.0, min(best.median_us, p99_us - 2 * best.longest_us))
+    return Limits(p99, True, best.rows, int(delay_us) if best.rows > 1 else 0, tuple(curve), source)

@@ -15,7 +15,7 @@ from xpuruntime.serving.batching.entries import REASONS
 if TYPE_CHECKING:
     from xpuruntime.serving.batching.jobs import Execution
 
-__all__ = ["FAILURES", "LATENCY_BUCKETS", "Count", "Failure", "ModelStatistics", "Snapshot"]
+__all__ = ["FAILURES", "LATENCY_BUCKETS", "Failure", "ModelStatistics", "StatisticDuration", "StatisticsSnapshot"]
 
 Failure = Literal["REJECTED", "CANCELED", "BACKEND", "OTHER"]
 
@@ -31,7 +31,7 @@ _SUCCESS, _FAIL, _QUEUE, _INPUT, _INFER, _OUTPUT = range(6)
 _RECENT = 4096
 
 
-class Count(NamedTuple):
+class StatisticDuration(NamedTuple):
     """How often, and nanoseconds in all."""
 
     times: int = 0
@@ -42,12 +42,12 @@ class Count(NamedTuple):
         return {"count": self.times, "ns": self.ns}
 
 
-class Snapshot(NamedTuple):
+class StatisticsSnapshot(NamedTuple):
     """All counters at one moment.
 
     Attributes
     ----------
-    requests : dict of str to Count
+    requests : dict of str to StatisticDuration
         By ``success``, ``fail``, ``queue``, ``compute_input``, ``compute_infer``, ``compute_output``.
     failures : dict of str to int
         By `FAILURES`.
@@ -57,7 +57,7 @@ class Snapshot(NamedTuple):
         Batches by why they were sent.
     elements, padding : int
         Elements of inputs that were sent, and that were added.
-    batches : dict of int to tuple of Count
+    batches : dict of int to tuple of StatisticDuration
         By rows: times of ``compute_input``, ``compute_infer``, ``compute_output``.
     latency_buckets : tuple of int
         Requests up to each of `LATENCY_BUCKETS`, and above all of them; not cumulative.
@@ -67,14 +67,14 @@ class Snapshot(NamedTuple):
         Since the epoch; 0 where there was none.
     """
 
-    requests: dict[str, Count]
+    requests: dict[str, StatisticDuration]
     failures: dict[str, int]
     inferences: int
     executions: int
     reasons: dict[str, int]
     elements: int
     padding: int
-    batches: dict[int, tuple[Count, Count, Count]]
+    batches: dict[int, tuple[StatisticDuration, StatisticDuration, StatisticDuration]]
     latency_buckets: tuple[int, ...]
     latency_sum: float
     last_inference_ms: int
@@ -87,7 +87,7 @@ class Snapshot(NamedTuple):
 
     def plain(self) -> dict[str, Any]:
         """Return the fields of ``model_stats`` in the statistics extension."""
-        none = Count().plain()
+        none = StatisticDuration().plain()
         return {
             "last_inference": self.last_inference_ms,
             "inference_count": self.inferences,
@@ -174,13 +174,13 @@ class ModelStatistics:
             return (None,) * len(quantiles)
         return tuple(recent[min(len(recent) - 1, int(quantile * len(recent)))] for quantile in quantiles)
 
-    def snapshot(self) -> Snapshot:
+    def snapshot(self) -> StatisticsSnapshot:
         """Return all counters."""
         with self._lock:
             succeeded = self._times[_SUCCESS]  # the times of a request are counted once it has succeeded
             times = [self._times[at] if at == _FAIL else succeeded for at in range(len(_REQUESTS))]
-            return Snapshot(
-                {name: Count(times[at], self._ns[at]) for at, name in enumerate(_REQUESTS)},
+            return StatisticsSnapshot(
+                {name: StatisticDuration(times[at], self._ns[at]) for at, name in enumerate(_REQUESTS)},
                 dict(self._failures),
                 self._inferences,
                 self._executions,
@@ -188,7 +188,11 @@ class ModelStatistics:
                 self._elements,
                 self._padding,
                 {
-                    rows: (Count(found[0], found[1]), Count(found[0], found[2]), Count(found[0], found[3]))
+                    rows: (
+                        StatisticDuration(found[0], found[1]),
+                        StatisticDuration(found[0], found[2]),
+                        StatisticDuration(found[0], found[3]),
+                    )
                     for rows, found in self._batches.items()
                 },
                 tuple(self._buckets),

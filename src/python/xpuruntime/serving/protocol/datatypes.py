@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from xpuruntime.serving.messages import Tensor
+    from xpuruntime.serving.messages import InferTensor
 
 __all__ = [
     "DATATYPES",
@@ -205,7 +205,7 @@ def array_of_elements(
     return np.asarray(elements, datatype.dtype).reshape(shape)
 
 
-def raw_of(tensor: Tensor) -> bytes | memoryview:
+def raw_of(tensor: InferTensor) -> bytes | memoryview:
     """Return the raw elements of a tensor: a view of its array unless it is small, or they are BYTES."""
     datatype = DATATYPES[tensor.datatype]
     if datatype.is_bytes:

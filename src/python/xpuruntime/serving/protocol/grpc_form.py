@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES, Datatype, array_at
 from xpuruntime.serving.protocol.forms import LONGEST
 from xpuruntime.serving.protocol.wire import LENGTH, varint
@@ -32,7 +32,7 @@ class GrpcForm:
         self,
         request: InferRequest,
         between: list[tuple[int, int, bytes]],
-        tensors: list[tuple[Tensor, Datatype, int, int]],
+        tensors: list[tuple[InferTensor, Datatype, int, int]],
     ) -> None:
         self._request, self._between, self._tensors = request, between, tensors
 
@@ -51,7 +51,7 @@ class GrpcForm:
             datatype = DATATYPES[tensor.datatype]
             if datatype.is_bytes or message[at - len(head) : at] != head or message[at : at + len(one)] != one:
                 return None
-            made = Tensor(tensor.name, datatype.name, tensor.shape, None, tensor.parameters)
+            made = InferTensor(tensor.name, datatype.name, tensor.shape, None, tensor.parameters)
             tensors.append((made, datatype, len(one) // datatype.size, at))
             at += len(one)
         return cls(request, between, tensors)
@@ -64,7 +64,7 @@ class GrpcForm:
         """Return the request in a message that fits."""
         old = self._request
         inputs = [
-            Tensor(
+            InferTensor(
                 one.name,
                 one.datatype,
                 one.shape,

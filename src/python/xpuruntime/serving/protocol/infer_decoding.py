@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.serving.messages import InferRequest, InferResponse, RequestedOutput, Tensor
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import (
     Datatype,
     array_of_elements,
@@ -219,7 +219,7 @@ def _put_parameter(parameters: dict[str, Parameter], entry: memoryview) -> None:
     (parameters[key],) = stated.values()
 
 
-def _tensors(parts: _Parts, raw_field: str) -> list[Tensor]:
+def _tensors(parts: _Parts, raw_field: str) -> list[InferTensor]:
     typed = [one.name for one in parts.tensors if one.contents is not None]
     if parts.raw and typed:
         raise ServingError(
@@ -239,7 +239,7 @@ def _tensors(parts: _Parts, raw_field: str) -> list[Tensor]:
             array = array_of_raw(datatype, shape, parts.raw[at], one.name)
         else:
             array = _typed_array(datatype, shape, one)
-        made.append(Tensor(one.name, datatype.name, shape, array, one.parameters))
+        made.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
     return made
 
 

@@ -18,7 +18,7 @@ from xpuruntime.serving.status import ServingError, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter, Tensor
+    from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, Parameter
 
 __all__ = ["write_infer_request", "write_infer_response", "write_stream_response"]
 
@@ -113,7 +113,7 @@ def _parameter_message(value: Parameter) -> bytes:
     return bytes((4 << 3 | FIXED64,)) + _DOUBLE.pack(value)
 
 
-def _tensor_message(tensor: Tensor, *, contents: bool = False) -> bytes:
+def _tensor_message(tensor: InferTensor, *, contents: bool = False) -> bytes:
     parts: list[bytes | memoryview] = []
     _put_text(parts, 1, tensor.name)
     _put_text(parts, 2, tensor.datatype)
@@ -129,7 +129,7 @@ def _packed_shape(shape: Sequence[int]) -> bytes:
     return b"".join(map(varint, shape))
 
 
-def _contents_message(tensor: Tensor) -> bytes:
+def _contents_message(tensor: InferTensor) -> bytes:
     datatype = datatype_named(tensor.datatype, tensor.name)
     if datatype.only_raw:
         raise ServingError(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from xpuruntime.serving.messages import Tensor
+    from xpuruntime.serving.messages import InferTensor
 
 __all__ = ["array_of_json", "elements_of", "reason_of"]
 
@@ -106,7 +106,7 @@ def _not_nested(shape: Sequence[int], tensor: str) -> ServingError:
     )
 
 
-def elements_of(tensor: Tensor) -> list[Any]:
+def elements_of(tensor: InferTensor) -> list[Any]:
     """Return the elements of an output as JSON has them, flat in row-major order.
 
     Raises
@@ -129,7 +129,7 @@ def elements_of(tensor: Tensor) -> list[Any]:
     return found
 
 
-def _only_binary(tensor: Tensor, reason: str) -> ServingError:
+def _only_binary(tensor: InferTensor, reason: str) -> ServingError:
     return ServingError(
         Status.INVALID_ARGUMENT,
         f"output {tensor.name!r} {reason}. Fix: ask for it with the parameter binary_data true, or for all with "

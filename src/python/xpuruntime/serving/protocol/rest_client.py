@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.serving.messages import InferResponse, Tensor
+from xpuruntime.serving.messages import InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import array_of_raw, checked_shape, datatype_named, raw_of
 from xpuruntime.serving.protocol.json_data import array_of_json, elements_of, reason_of
 from xpuruntime.serving.protocol.parameters import refuse_duplicates
@@ -116,7 +116,7 @@ def read_response(body: bytes, length: int | None = None) -> InferResponse:
                 raise _wrong(f"output {one.name!r} has the binary_data_size {size!r}, and {len(body) - at} are left")
             array = array_of_raw(datatype, shape, view[at : at + size], one.name)
             at += size
-        outputs.append(Tensor(one.name, datatype.name, shape, array, one.parameters))
+        outputs.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
     if at != len(body):
         raise _wrong(f"{len(body) - at} bytes follow its outputs")
     return InferResponse(read.model_name, read.model_version, outputs, read.id, read.parameters)

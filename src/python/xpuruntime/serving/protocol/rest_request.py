@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.serving.messages import InferRequest, RequestedOutput, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
     Datatype,
@@ -175,7 +175,7 @@ class _Form:
     def __init__(self, asked: RestRequest, size: int) -> None:
         self._asked, self.size = asked, size
         #: Each tensor with its datatype, number of elements and place behind the JSON.
-        self._tensors: list[tuple[Tensor, Datatype, int, int]] = []
+        self._tensors: list[tuple[InferTensor, Datatype, int, int]] = []
         at = 0
         for one in asked.request.inputs:
             datatype = DATATYPES[one.datatype]
@@ -183,7 +183,7 @@ class _Form:
                 self.size = -1
                 return
             count = element_count(one.shape)
-            made = Tensor(one.name, one.datatype, one.shape, None, one.parameters)
+            made = InferTensor(one.name, one.datatype, one.shape, None, one.parameters)
             self._tensors.append((made, datatype, count, at))
             at += count * datatype.size
 
@@ -192,7 +192,7 @@ class _Form:
         asked = self._asked
         old = asked.request
         inputs = [
-            Tensor(
+            InferTensor(
                 one.name,
                 one.datatype,
                 one.shape,
@@ -220,7 +220,7 @@ def _check_model(read: _Request, model: str, version: str) -> None:
             )
 
 
-def _inputs(read: list[_Input], binary: memoryview) -> list[Tensor]:
+def _inputs(read: list[_Input], binary: memoryview) -> list[InferTensor]:
     tensors = []
     at = 0
     for one in read:
@@ -245,7 +245,7 @@ def _inputs(read: list[_Input], binary: memoryview) -> list[Tensor]:
             length = _size(size, one.name, len(binary) - at)
             array = array_of_raw(datatype, shape, binary[at : at + length], one.name)
             at += length
-        tensors.append(Tensor(one.name, datatype.name, shape, array, one.parameters))
+        tensors.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
     if at != len(binary):
         raise ServingError(
             Status.INVALID_ARGUMENT,
@@ -332,5 +332,5 @@ def read_raw_request(
         row = element_count([dim for dim in shape if dim >= 0]) * datatype.size
         shape[free[0]] = len(body) // row if row else 0
     checked = checked_shape(shape, one["name"])
-    tensor = Tensor(one["name"], datatype.name, checked, array_of_raw(datatype, checked, raw, one["name"]))
+    tensor = InferTensor(one["name"], datatype.name, checked, array_of_raw(datatype, checked, raw, one["name"]))
     return RestRequest(InferRequest(model, [tensor], version), binary_by_default=True)

@@ -8,7 +8,7 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.statistics import Margin, Verdict, compare, look_rounds, paired_ratio
+from xpuruntime.measuring.statistics import Margin, RatioVerdict, compare, look_rounds, paired_ratio
 from xpuruntime.tuning.result.tune_result import Ratio
 from xpuruntime.tuning.trial import CONTROL, CandidateFailed
 
@@ -72,7 +72,7 @@ def duel(measured: Callable[[int], Sequence[float] | None], decide: Decide, *, f
             family=family, seed=seed,
         )  # fmt: skip
         gain = Ratio(value=found.ratio, low=found.low, high=found.high, against=CONTROL, rounds=len(times))
-        if found.verdict is Verdict.SLOWER:
+        if found.verdict is RatioVerdict.SLOWER:
             return True, gain
         return (False if found.within_limit else None), gain
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from xpuruntime.engines.options import BOOL
 from xpuruntime.policies.compound_kinds import MappingOf, read_entries
-from xpuruntime.policies.document import Items, Mapping, Node, Scalar, describe, describe_value
+from xpuruntime.policies.document import MappingNode, Node, ScalarNode, SequenceNode, describe, describe_value
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.kinds import Integer, Kind, Number, Text, refuse_control_characters
 from xpuruntime.policies.provider_options import check_engine
@@ -58,12 +58,12 @@ class WordOr(Kind):
         return str(value) if isinstance(value, str) and value in self._words else self._inner(value, self._item.check)
 
     def _read(self, node: Node) -> Any:
-        if isinstance(node, Scalar) and node.text in self._words:
+        if isinstance(node, ScalarNode) and node.text in self._words:
             return node.text
         return self._inner(node, self._item.read)
 
     def _inner(self, value: Any, accept: Any) -> Any:
-        text = value.text if isinstance(value, Scalar) else value
+        text = value.text if isinstance(value, ScalarNode) else value
         if isinstance(text, str) and not isinstance(self._item, Text):
             raise Refused(f"{quote(text)} is not a valid value{did_you_mean(text, self._words, 'words')}")
         return accept(value)
@@ -112,7 +112,7 @@ class Rounds(Kind):
         return self._pair(*map(self._ONE.check, value))
 
     def _read(self, node: Node) -> tuple[int, int]:
-        if not isinstance(node, Items) or len(node.items) != 2:
+        if not isinstance(node, SequenceNode) or len(node.items) != 2:
             raise self.wrong_type(describe(node))
         return self._pair(*map(self._ONE.read, node.items))
 
@@ -140,7 +140,7 @@ class OptionValues(MappingOf):
         check_engine(name)
 
     def _read_value(self, node: Node) -> FrozenDict:
-        if not isinstance(node, Mapping):
+        if not isinstance(node, MappingNode):
             raise Refused(f"expected a mapping of option to a list of values, got {describe(node)}")
         return read_entries(node, refuse_control_characters, _values)
 
@@ -192,11 +192,11 @@ class Resources(MappingOf):
 
 
 def _values(node: Node) -> tuple[str, ...]:
-    if not isinstance(node, Items) or not node.items:
+    if not isinstance(node, SequenceNode) or not node.items:
         raise Refused(f"expected a list of values to try, got {describe(node)}")
     found = []
     for index, item in enumerate(node.items):
-        if not isinstance(item, Scalar) or item.value is None:
+        if not isinstance(item, ScalarNode) or item.value is None:
             raise Refused(f"expected text, a number, true or false, got {describe(item)}", index).at(item)
         text = BOOL[item.value] if isinstance(item.value, bool) else str(item.value)
         refuse_control_characters(text)

@@ -17,7 +17,7 @@ from xpuruntime.policies.kernel_rule import KernelName
 from xpuruntime.policies.kinds import Choice, Integer, Kind, Number, Text
 from xpuruntime.policies.memory_policy import ByteSize
 from xpuruntime.policies.provider_options import ENGINE_PATTERN, check_engine
-from xpuruntime.policies.quantities import Duration, Share, ShortDuration
+from xpuruntime.policies.quantities import Duration, Percentage, ShortDuration
 from xpuruntime.policies.refusal import Refused
 from xpuruntime.policies.value import PolicyValue, read_fields
 from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
@@ -239,7 +239,7 @@ class Decide(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "min_effect": Share("Smallest gain that makes a winner.", most=1.0),
+        "min_effect": Percentage("Smallest gain that makes a winner.", most=1.0),
         "confidence": Number(0.5, 0.9999, "Confidence of the result."),
         "rounds": Rounds("Fewest and most rounds of a race."),
     }

@@ -17,8 +17,8 @@ from xpuruntime.evidence.records import BESIDE, Boundary, DeviceKernel, Time
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeSpan, Profile
-    from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Recording
+    from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeProfile, NodeSpan
+    from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall
 
 __all__ = ["DeviceTimes", "with_device_times"]
 
@@ -32,7 +32,7 @@ class DeviceTimes(NamedTuple):
 
     Attributes
     ----------
-    profile : Profile
+    profile : NodeProfile
         Its events have `device_us` and `device_kernels`.
     boundaries : tuple of Boundary
         Copies of inputs and outputs and other work outside of nodes, and what the host waited for.
@@ -43,7 +43,7 @@ class DeviceTimes(NamedTuple):
     notes : tuple of str
     """
 
-    profile: Profile
+    profile: NodeProfile
     boundaries: tuple[Boundary, ...]
     device_us: tuple[float, ...]
     in_nodes_us: tuple[float, ...]
@@ -57,13 +57,13 @@ class _Piece(NamedTuple):
     work: DeviceWork
 
 
-def with_device_times(profile: Profile, recording: Recording, began_ns: int) -> DeviceTimes:
+def with_device_times(profile: NodeProfile, recording: DeviceRecording, began_ns: int) -> DeviceTimes:
     """Return a profile with what devices did for each node.
 
     Parameters
     ----------
-    profile : Profile
-    recording : Recording
+    profile : NodeProfile
+    recording : DeviceRecording
         Of the same runs.
     began_ns : int
         When the clock of the profile was zero, nanoseconds since the epoch.
@@ -89,7 +89,7 @@ def with_device_times(profile: Profile, recording: Recording, began_ns: int) -> 
 
 
 def _sorted(
-    spans: Sequence[NodeSpan], windows: Sequence[tuple[float, float]], recording: Recording, began_ns: int
+    spans: Sequence[NodeSpan], windows: Sequence[tuple[float, float]], recording: DeviceRecording, began_ns: int
 ) -> tuple[dict[tuple[str, int, str], list[_Piece]], list[_Piece], list[_Piece]]:
     """Return the work of each node, the work of runs outside of nodes, and what the host waited for."""
     calls: dict[int, HostCall] = {}

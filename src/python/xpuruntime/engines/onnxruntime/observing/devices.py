@@ -15,8 +15,8 @@ from xpuruntime.runtime.trace_events import Mark
 if TYPE_CHECKING:
     from types import TracebackType
 
-    from xpuruntime.engines.onnxruntime.observing.profile import Profile
-    from xpuruntime.runtime.device_recording import Recording
+    from xpuruntime.engines.onnxruntime.observing.profile import NodeProfile
+    from xpuruntime.runtime.device_recording import DeviceRecording
 
 __all__ = ["Devices"]
 
@@ -34,7 +34,7 @@ class Devices:
 
     def __init__(self, device: str) -> None:
         self._recorder = DeviceRecorder() if device.startswith("cuda") else None
-        self._recording: Recording | None = None
+        self._recording: DeviceRecording | None = None
         self._began_ns: int | None = None
         self._notes: list[str] = []
 
@@ -69,7 +69,7 @@ class Devices:
         read = getattr(session, "get_profiling_start_time_ns", None)
         self._began_ns = None if read is None else int(read())
 
-    def marks(self, profile: Profile) -> list[Mark]:
+    def marks(self, profile: NodeProfile) -> list[Mark]:
         """Return the nodes of the counted runs, for a trace; none where nobody knows when the profile began."""
         began = self._began_ns
         if began is None:
@@ -86,7 +86,7 @@ class Devices:
             for one in profile.spans
         ]
 
-    def added_to(self, profile: Profile) -> DeviceTimes:
+    def added_to(self, profile: NodeProfile) -> DeviceTimes:
         """Return a profile with what devices did, or as it is."""
         recording = self._recording
         notes = list(self._notes)

@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.onnxruntime.observing.devices import Devices
-from xpuruntime.engines.onnxruntime.observing.profile import Profile, read_profile
+from xpuruntime.engines.onnxruntime.observing.profile import NodeProfile, read_profile
 from xpuruntime.engines.onnxruntime.observing.unattributed import outside
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned, attribute_units
 from xpuruntime.engines.unplaced_units import effective_of
@@ -122,7 +122,7 @@ def observe(
             assigned = assignment(make_session(None, None))
         except Exception as failed:
             return Observed(partial=True, notes=(*notes, f"nothing was observed: {_first_line(failed)}"))
-        profile, graph, broken, lost = Profile(events=()), None, True, True
+        profile, graph, broken, lost = NodeProfile(events=()), None, True, True
     else:
         with folder as place:
             prefix, path = str(Path(place) / "profile"), Path(place) / "optimized.onnx"
@@ -175,7 +175,7 @@ def observe(
     )
 
 
-def _nothing_to_run(profile: Profile, graph: Any) -> bool:
+def _nothing_to_run(profile: NodeProfile, graph: Any) -> bool:
     """Whether whole runs executed no node because the optimised graph has none."""
     return bool(profile.windows) and not profile.events and graph is not None and not graph.graph.node
 
@@ -215,18 +215,18 @@ def _run(
     return False
 
 
-def _finish(session: Any, notes: list[str]) -> tuple[Profile, bool]:
+def _finish(session: Any, notes: list[str]) -> tuple[NodeProfile, bool]:
     """End the profile and read it; what is missing is noted."""
     try:
         written = session.end_profiling()
     except Exception as error:
         notes.append(f"the profile could not be written: {_first_line(error)}")
-        return Profile(events=()), True
+        return NodeProfile(events=()), True
     try:
         return read_profile(written), False
     except EngineError as error:
         notes.append(str(error))
-        return Profile(events=()), True
+        return NodeProfile(events=()), True
 
 
 def _load(path: Path, notes: list[str]) -> Any:

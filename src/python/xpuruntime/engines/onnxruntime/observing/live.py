@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.live_bytes import Step, live_bytes
+from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,16 +44,16 @@ def live_of(graph: GraphView, seen: Mapping[int, NodeEvent], ids: Mapping[int, s
     return live_bytes([_step(node, seen[node.position], ids[node.position]) for node in ran], graph.outputs)
 
 
-def _step(node: NodeView, event: NodeEvent, unit: str) -> Step:
+def _step(node: NodeView, event: NodeEvent, unit: str) -> UnitMemory:
     outputs = [name for name in node.outputs if name]
     reads = tuple(name for name in node.inputs if name)
     sizes = [_bytes(one.dtype, one.elements) for one in event.outputs]
     if node.op in _VIEWS and not node.domain and reads and outputs:
         rest = dict(zip(outputs[1:], sizes[1:], strict=False))
-        return Step(unit=unit, reads=reads, makes=rest, views={outputs[0]: reads[0]})
+        return UnitMemory(unit=unit, reads=reads, makes=rest, views={outputs[0]: reads[0]})
     if len(sizes) != len(outputs):  # what is left out is not told apart: all of it counts as the first
         sizes = [event.output_bytes] + [0] * (len(outputs) - 1)
-    return Step(unit=unit, reads=reads, makes=dict(zip(outputs, sizes, strict=False)))
+    return UnitMemory(unit=unit, reads=reads, makes=dict(zip(outputs, sizes, strict=False)))
 
 
 def _bytes(dtype: str, elements: int) -> int:

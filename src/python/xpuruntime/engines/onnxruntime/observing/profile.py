@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
 
-__all__ = ["NodeEvent", "NodeSpan", "Profile", "TensorSeen", "read_profile"]
+__all__ = ["NodeEvent", "NodeProfile", "NodeSpan", "TensorSeen", "read_profile"]
 
 _SUFFIX = "_kernel_time"
 #: ONNX Runtime drops what comes after this many events.
@@ -114,7 +114,7 @@ class NodeSpan(NamedTuple):
     provider: str
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True):
+class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
     """What a profile holds.
 
     Attributes
@@ -146,7 +146,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         return iter(self.events)
 
 
-def read_profile(path: str | os.PathLike[str]) -> Profile:
+def read_profile(path: str | os.PathLike[str]) -> NodeProfile:
     """Read a profile of ONNX Runtime.
 
     The first run is left out because it is cold, unless it is the only one. A file that was cut off (a crash, a full
@@ -158,7 +158,7 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
 
     Returns
     -------
-    Profile
+    NodeProfile
 
     Raises
     ------
@@ -176,11 +176,11 @@ def read_profile(path: str | os.PathLike[str]) -> Profile:
         ) from error
     records, cut = _records(text)
     if not records and not cut:
-        return Profile(events=(), partial=True, notes=("the profile holds no event",))
+        return NodeProfile(events=(), partial=True, notes=("the profile holds no event",))
     foreign = any(not isinstance(r, dict) for r in records) or not any("cat" in r and "name" in r for r in records)
     if foreign:
         if cut and not records:
-            return Profile(events=(), partial=True, notes=("the profile is cut off before its first whole event",))
+            return NodeProfile(events=(), partial=True, notes=("the profile is cut off before its first whole event",))
         raise EngineError(
             f"'{file}' is not a profile of ONNX Runtime: it must be a JSON list of events with 'cat' and 'name'. Give "
             "the file that `end_profiling()` returned.",
@@ -211,7 +211,7 @@ def _records(text: str) -> tuple[list[Any], bool]:
         found.append(item)
 
 
-def _profile(records: list[dict[str, Any]], cut: bool) -> Profile:
+def _profile(records: list[dict[str, Any]], cut: bool) -> NodeProfile:
     notes: list[str] = []
     partial = cut
     if cut:
@@ -223,7 +223,7 @@ def _profile(records: list[dict[str, Any]], cut: bool) -> Profile:
     nodes = [r for r in records if r.get("cat") == "Node" and str(r["name"]).endswith(_SUFFIX)]
     if not nodes:
         ends = tuple((float(start), float(end)) for start, end in windows)
-        return Profile(events=(), partial=True, notes=(*notes, "the profile holds no executed node"), windows=ends)
+        return NodeProfile(events=(), partial=True, notes=(*notes, "the profile holds no executed node"), windows=ends)
     if not windows:
         # The line that closes a run is written last: without one, the nodes seen are of an unfinished first run.
         windows = [(min(r["ts"] for r in nodes), max(r["ts"] + r["dur"] for r in nodes) + 1)]
@@ -245,7 +245,7 @@ def _profile(records: list[dict[str, Any]], cut: bool) -> Profile:
     if late:
         partial = True
         notes.append(f"the last run did not finish: {late} of its events are left out")
-    return Profile(
+    return NodeProfile(
         events=_events(per_run),
         run_us=tuple(float(end - start) for start, end in windows),
         nodes_us=tuple(sum(_own_times(records)) for records in per_run),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xpuruntime.engines.model.graph import normal_domain
 from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES, Dim, Scope, Shape, attributes, number
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms, operand, same, sizes
-from xpuruntime.engines.onnxruntime.rewriting.records import Candidate, Form, NewTranspose
+from xpuruntime.engines.onnxruntime.rewriting.records import Form, NewTranspose, RewriteCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -47,7 +47,7 @@ class _Parts(NamedTuple):
     k_shape: Shape | None = None
 
 
-def find_attention(scope: Scope, node: onnx.NodeProto, terms: Terms, opset: int) -> Candidate | None:
+def find_attention(scope: Scope, node: onnx.NodeProto, terms: Terms, opset: int) -> RewriteCandidate | None:
     """Return what a node is as an attention; ``None`` for other nodes. Products are found at the second one."""
     domain = normal_domain(node.domain)
     parts: _Parts | str | None = None
@@ -64,7 +64,7 @@ def find_attention(scope: Scope, node: onnx.NodeProto, terms: Terms, opset: int)
     dtype = DTYPES.get(scope.type(node.input[0]))
     reason = parts if isinstance(parts, str) else _misfit(scope, parts, dtype)
     if reason:
-        return Candidate(node.name, "attention", node.op_type, dtype, {}, refusal=reason)
+        return RewriteCandidate(node.name, "attention", node.op_type, dtype, {}, refusal=reason)
     assert isinstance(parts, _Parts)
     assert dtype is not None
     given: dict[str, Any] = {"q_num_heads": parts.q_heads, "kv_num_heads": parts.kv_heads}
@@ -76,7 +76,7 @@ def find_attention(scope: Scope, node: onnx.NodeProto, terms: Terms, opset: int)
     describe = _describer(scope, parts, terms, dtype)
     form = Form("Attention", inputs, parts.output, given, names, describe, parts.before)
     facts = {"head_dim": _head_dim(scope, parts.q, parts.q_heads)}
-    return Candidate(node.name, "attention", node.op_type, dtype, facts, (form,))
+    return RewriteCandidate(node.name, "attention", node.op_type, dtype, facts, (form,))
 
 
 def _shape_of(scope: Scope, parts: _Parts, name: str) -> Shape | None:

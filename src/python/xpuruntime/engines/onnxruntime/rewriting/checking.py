@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.conversion_log import ConversionLog
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.precision import ProbeResult, Tolerance
 
@@ -30,7 +30,7 @@ _RANDOM = frozenset(
 def check_rewriting(
     rewriting: Rewriting,
     request: Request,
-    open_plain: Callable[[Source], Any],
+    open_plain: Callable[[ModelSource], Any],
     run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
     session: Any,
     log: ConversionLog,
@@ -112,7 +112,7 @@ def _failing(result: ProbeResult) -> str:
 
 def _first_difference(
     rewriting: Rewriting,
-    open_plain: Callable[[Source], Any],
+    open_plain: Callable[[ModelSource], Any],
     run: Callable[[Any, Mapping[str, Any]], Mapping[str, Any]],
     feeds: Mapping[str, Any],
     tolerance: Tolerance,

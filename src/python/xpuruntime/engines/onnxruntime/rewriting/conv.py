@@ -10,7 +10,7 @@ from xpuruntime.engines.model.graph import normal_domain
 from xpuruntime.engines.onnxruntime.rewriting.activation import find_activation
 from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES, Scope, Shape, attributes, number
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms, operand, sizes
-from xpuruntime.engines.onnxruntime.rewriting.records import Candidate, Form
+from xpuruntime.engines.onnxruntime.rewriting.records import Form, RewriteCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["find_conv"]
 
 
-def find_conv(scope: Scope, node: onnx.NodeProto, terms: Terms) -> Candidate | None:
+def find_conv(scope: Scope, node: onnx.NodeProto, terms: Terms) -> RewriteCandidate | None:
     """Return what a node is as a convolution; ``None`` for other nodes."""
     if normal_domain(node.domain) or node.op_type not in ("Conv", "ConvTranspose"):
         return None
@@ -28,7 +28,7 @@ def find_conv(scope: Scope, node: onnx.NodeProto, terms: Terms) -> Candidate | N
     x, weight = scope.shape(node.input[0]), scope.shape(node.input[1])
     reason, given = _misfit(scope, node, x, weight, dtype)
     if reason:
-        return Candidate(node.name, "conv", node.op_type, dtype, {}, refusal=reason)
+        return RewriteCandidate(node.name, "conv", node.op_type, dtype, {}, refusal=reason)
     assert dtype is not None
     assert x is not None
     assert weight is not None
@@ -42,7 +42,7 @@ def find_conv(scope: Scope, node: onnx.NodeProto, terms: Terms) -> Candidate | N
         forms.append(Form("Conv", inputs, tail.output, {**given, "activation": tail.value}, names, describe))
     describe = _describer(terms, dtype, x, weight, given, len(inputs) > 2, "none")
     forms.append(Form("Conv", inputs, node.output[0], {**given, "activation": "none"}, (node.name,), describe))
-    return Candidate(node.name, "conv", node.op_type, "tf32" if terms.rounds(dtype) else dtype, {}, tuple(forms))
+    return RewriteCandidate(node.name, "conv", node.op_type, "tf32" if terms.rounds(dtype) else dtype, {}, tuple(forms))
 
 
 def _misfit(

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.model_source import Source
+from xpuruntime.engines.model_source import ModelSource
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
 from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
@@ -36,7 +36,7 @@ class Rewriting:
 
     Attributes
     ----------
-    before : Source
+    before : ModelSource
         The model as ONNX Runtime would have run it.
     found : FoundRewrites
     rewrites : tuple of Rewrite
@@ -49,7 +49,12 @@ class Rewriting:
     """
 
     def __init__(
-        self, before: Source, model: onnx.ModelProto, found: FoundRewrites, policy: KernelPolicy, settings: Settings
+        self,
+        before: ModelSource,
+        model: onnx.ModelProto,
+        found: FoundRewrites,
+        policy: KernelPolicy,
+        settings: Settings,
     ) -> None:
         self.before = before
         self.found = found
@@ -69,7 +74,7 @@ class Rewriting:
         return self._model
 
     @property
-    def source(self) -> Source:
+    def source(self) -> ModelSource:
         """The model as it runs, made anew each time."""
         return self.written(self.rewrites) if self.rewrites else self.before
 
@@ -88,12 +93,12 @@ class Rewriting:
         self.rewrites = tuple(rewrites)
         self.rules = session_rules(self.policy, [one.node for one in rewrites], strict=self._settings.strict)
 
-    def written(self, rewrites: Sequence[Rewrite], outputs: Sequence[str] = ()) -> Source:
+    def written(self, rewrites: Sequence[Rewrite], outputs: Sequence[str] = ()) -> ModelSource:
         """Return the model with these rewrites, and with further outputs."""
         edited = rewrite(self.model, rewrites, self.rules.key, deterministic=self._settings.deterministic)
         return self.sourced(edited, outputs)
 
-    def watched(self, log: _core.DecisionLog) -> tuple[Source, _core.OnnxRuntimeRules]:
+    def watched(self, log: _core.DecisionLog) -> tuple[ModelSource, _core.OnnxRuntimeRules]:
         """Return the model as it runs, for one session whose decisions are recorded in `log` alone.
 
         Keep the rules until that session is open.
@@ -103,7 +108,7 @@ class Rewriting:
         edited = rewrite(self.model, self.rewrites, rules.key, deterministic=self._settings.deterministic)
         return self.sourced(edited), rules
 
-    def sourced(self, model: onnx.ModelProto, outputs: Sequence[str] = ()) -> Source:
+    def sourced(self, model: onnx.ModelProto, outputs: Sequence[str] = ()) -> ModelSource:
         """Return a form of the model as a source, with further outputs."""
         import onnx
 
@@ -118,7 +123,7 @@ class Rewriting:
         before, folder = self.before, self.folder
         ours = any(domain.domain == DOMAIN for domain in model.opset_import)
         library = str(_core.__file__) if ours else None
-        return Source(
+        return ModelSource(
             model.SerializeToString(),
             folder,
             before.label,
@@ -145,7 +150,7 @@ def terms_of(request: Request, settings: Settings) -> Terms:
     )
 
 
-def begin(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:
+def begin(request: Request, settings: Settings, source: ModelSource, log: ConversionLog) -> Rewriting | None:
     """Rewrite the model that is about to be opened, as the plan says; ``None`` where the policy asks for nothing.
 
     Raises
@@ -161,7 +166,7 @@ def begin(request: Request, settings: Settings, source: Source, log: ConversionL
     return Rewriting(source, model, found, request.policy.kernels, settings)
 
 
-def left_alone(request: Request, settings: Settings, source: Source) -> tuple[UnrewrittenNode, ...]:
+def left_alone(request: Request, settings: Settings, source: ModelSource) -> tuple[UnrewrittenNode, ...]:
     """Return why nodes stay with ONNX Runtime in a session where `begin` has nothing to do; reads the model again."""
     if not settings.left or request.artifact is not None:
         return ()
@@ -173,7 +178,7 @@ def _find(model: onnx.ModelProto, request: Request, settings: Settings) -> Found
     return find_rewrites(model, asking, terms_of(request, settings), settings.capability, tune=settings.tune)
 
 
-def _read(source: Source) -> Any:
+def _read(source: ModelSource) -> Any:
     import onnx
 
     if isinstance(source.model, bytes):

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.model_source import Source
+from xpuruntime.engines.model_source import ModelSource
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.opening import open_session
@@ -41,7 +41,7 @@ def public(settings: Settings) -> Settings:
     return settings.replace(options=options, pool="engine", pool_limit=None, graph="off")
 
 
-def rewritten(request: Request, settings: Settings, source: Source, log: ConversionLog) -> Rewriting | None:
+def rewritten(request: Request, settings: Settings, source: ModelSource, log: ConversionLog) -> Rewriting | None:
     """Return the model with xpuruntime operators as the plan says; ``None`` where the policy asks for none.
 
     Raises
@@ -61,7 +61,7 @@ def rewritten(request: Request, settings: Settings, source: Source, log: Convers
     return rewriting
 
 
-def as_it_runs(source: Source, rewriting: Rewriting | None) -> Source:
+def as_it_runs(source: ModelSource, rewriting: Rewriting | None) -> ModelSource:
     """Return the model that is opened: the rewritten one, where there is one."""
     return source if rewriting is None or not rewriting.rewrites else rewriting.source
 
@@ -74,7 +74,7 @@ def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: Conve
     def open_part(model: bytes) -> Callable[[], Any]:
         from xpuruntime import _core
 
-        source = Source(model, rewriting.folder, rewriting.before.label, operators=str(_core.__file__))
+        source = ModelSource(model, rewriting.folder, rewriting.before.label, operators=str(_core.__file__))
         return _runner(open_session(copy, source, request.device).session, request)
 
     times = measure_free(
@@ -153,7 +153,7 @@ def check(rewriting: Rewriting | None, request: Request, settings: Settings, ses
         return
     copy = public(settings)
 
-    def open_plain(source: Source) -> Any:
+    def open_plain(source: ModelSource) -> Any:
         return open_session(copy, source, request.device).session
 
     def run(one: Any, feeds: Mapping[str, Any]) -> dict[str, Any]:

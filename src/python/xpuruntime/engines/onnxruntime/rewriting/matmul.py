@@ -11,7 +11,7 @@ from xpuruntime.engines.model.graph import normal_domain
 from xpuruntime.engines.onnxruntime.rewriting.activation import find_activation, find_bias, is_bias
 from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES, Scope, Shape, attributes, number
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms, known_product, operand, same, sizes
-from xpuruntime.engines.onnxruntime.rewriting.records import Candidate, Form
+from xpuruntime.engines.onnxruntime.rewriting.records import Form, RewriteCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,7 +26,7 @@ _NO_FORM = {
 }
 
 
-def find_matmul(scope: Scope, node: onnx.NodeProto, terms: Terms) -> Candidate | None:
+def find_matmul(scope: Scope, node: onnx.NodeProto, terms: Terms) -> RewriteCandidate | None:
     """Return what a node is as a product; ``None`` for other nodes."""
     domain = normal_domain(node.domain)
     if domain == "com.microsoft" and node.op_type in _NO_FORM:
@@ -63,12 +63,12 @@ def find_matmul(scope: Scope, node: onnx.NodeProto, terms: Terms) -> Candidate |
         forms.append(form)
     facts = {"m": known_product(m_dims), "n": number(n_dim), "k": number(a[-2] if trans_a else a[-1])}
     rounded = "tf32" if terms.rounds(dtype) else dtype
-    return Candidate(node.name, "matmul", node.op_type, rounded, facts, tuple(reversed(forms)))
+    return RewriteCandidate(node.name, "matmul", node.op_type, rounded, facts, tuple(reversed(forms)))
 
 
-def _refused(scope: Scope, node: onnx.NodeProto, reason: str) -> Candidate:
+def _refused(scope: Scope, node: onnx.NodeProto, reason: str) -> RewriteCandidate:
     dtype = DTYPES.get(scope.type(node.input[0]))
-    return Candidate(node.name, "matmul", node.op_type, dtype, {}, refusal=reason)
+    return RewriteCandidate(node.name, "matmul", node.op_type, dtype, {}, refusal=reason)
 
 
 def _misfit(scope: Scope, node: onnx.NodeProto, a: Shape | None, b: Shape | None) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xpuruntime.engines.model.graph import normal_domain
 from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES, Scope, attributes, number
 from xpuruntime.engines.onnxruntime.rewriting.operands import Terms, operand, same, sizes
-from xpuruntime.engines.onnxruntime.rewriting.records import Candidate, Form
+from xpuruntime.engines.onnxruntime.rewriting.records import Form, RewriteCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -43,19 +43,21 @@ class _Parts(NamedTuple):
     axis: int = -1
 
 
-def find_norm(scope: Scope, node: onnx.NodeProto, terms: Terms) -> Candidate | None:
+def find_norm(scope: Scope, node: onnx.NodeProto, terms: Terms) -> RewriteCandidate | None:
     """Return what a node is as a norm; ``None`` for other nodes. Arithmetic is found at the division by the root."""
     domain = normal_domain(node.domain)
     if domain == "com.microsoft" and node.op_type in _NO_FORM:
         kind, reason = _NO_FORM[node.op_type]
-        return Candidate(node.name, kind, node.op_type, DTYPES.get(scope.type(node.input[0])), {}, refusal=reason)
+        return RewriteCandidate(
+            node.name, kind, node.op_type, DTYPES.get(scope.type(node.input[0])), {}, refusal=reason
+        )
     if (found := _NODES.get((domain, node.op_type))) is not None:
         return _one_node(scope, node, found, terms)
     parts = _arithmetic(scope, node) if not domain and node.op_type in ("Div", "Mul") else None
     return None if parts is None else _candidate(scope, node, parts, terms)
 
 
-def _one_node(scope: Scope, node: onnx.NodeProto, kind: str, terms: Terms) -> Candidate:
+def _one_node(scope: Scope, node: onnx.NodeProto, kind: str, terms: Terms) -> RewriteCandidate:
     given = attributes(node)
     shape = scope.shape(node.input[0])
     reason = ""
@@ -66,7 +68,9 @@ def _one_node(scope: Scope, node: onnx.NodeProto, kind: str, terms: Terms) -> Ca
     elif given.get("stash_type", 1) != 1:
         reason = f"stash_type {given['stash_type']} asks for another precision inside than fp32"
     if reason:
-        return Candidate(node.name, kind, node.op_type, DTYPES.get(scope.type(node.input[0])), {}, refusal=reason)
+        return RewriteCandidate(
+            node.name, kind, node.op_type, DTYPES.get(scope.type(node.input[0])), {}, refusal=reason
+        )
     bias = node.input[2] if len(node.input) > 2 else ""
     epsilon = float(given.get("epsilon", 1e-5))
     axis = int(given.get("axis", -1))
@@ -76,11 +80,11 @@ def _one_node(scope: Scope, node: onnx.NodeProto, kind: str, terms: Terms) -> Ca
     return _candidate(scope, node, parts, terms)
 
 
-def _candidate(scope: Scope, node: onnx.NodeProto, parts: _Parts, terms: Terms) -> Candidate:
+def _candidate(scope: Scope, node: onnx.NodeProto, parts: _Parts, terms: Terms) -> RewriteCandidate:
     dtype = DTYPES.get(scope.type(parts.x))
     reason = _misfit(scope, parts, dtype)
     if reason:
-        return Candidate(node.name, parts.kind, node.op_type, dtype, {}, refusal=reason)
+        return RewriteCandidate(node.name, parts.kind, node.op_type, dtype, {}, refusal=reason)
     assert dtype is not None
     inputs = (parts.x, parts.weight, parts.bias) if parts.bias else (parts.x, parts.weight)
     form = Form(
@@ -91,7 +95,7 @@ def _candidate(scope: Scope, node: onnx.NodeProto, parts: _Parts, terms: Terms) 
         tuple(n.name for n in parts.nodes),
         _describer(scope, parts, terms, dtype),
     )
-    return Candidate(node.name, parts.kind, node.op_type, dtype, {}, (form,))
+    return RewriteCandidate(node.name, parts.kind, node.op_type, dtype, {}, (form,))
 
 
 def _misfit(scope: Scope, parts: _Parts, dtype: str | None) -> str:

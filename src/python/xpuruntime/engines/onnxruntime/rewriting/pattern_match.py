@@ -13,11 +13,11 @@ from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, scopes
 from xpuruntime.engines.onnxruntime.rewriting.matmul import find_matmul
 from xpuruntime.engines.onnxruntime.rewriting.norm import find_norm
 from xpuruntime.engines.onnxruntime.rewriting.records import (
-    Candidate,
     Form,
     FoundRewrites,
     KernelRequest,
     Rewrite,
+    RewriteCandidate,
     UnrewrittenNode,
 )
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import kernels_of
@@ -74,7 +74,7 @@ def find_rewrites(
         for node in scope.graph.node:
             for kind in inside.get((normal_domain(node.domain), node.op_type), ()):
                 reason = "it is inside of a function of the model, whose nodes no key can name; inline it"
-                finder.look(scope, Candidate(node.name, kind, node.op_type, None, {}, refusal=reason))
+                finder.look(scope, RewriteCandidate(node.name, kind, node.op_type, None, {}, refusal=reason))
     return FoundRewrites(tuple(finder.rewrites), tuple(finder.left), tuple(finder.free))
 
 
@@ -104,7 +104,7 @@ class _Finder:
         for node in scope.graph.node:
             self.look(scope, find_conv(scope, node, self.terms) or find_matmul(scope, node, self.terms))
 
-    def look(self, scope: Scope, candidate: Candidate | None) -> None:
+    def look(self, scope: Scope, candidate: RewriteCandidate | None) -> None:
         """Rewrite, leave or offer a node, as the policy says."""
         if candidate is None or candidate.node in self._taken:
             return
@@ -136,7 +136,7 @@ class _Finder:
                 )
             )
 
-    def _offer(self, scope: Scope, candidate: Candidate) -> None:
+    def _offer(self, scope: Scope, candidate: RewriteCandidate) -> None:
         """List a node whose kernel the policy leaves open, in the form that folds most and some kernel can serve."""
         asked = KernelRequest(("auto",), "tuning", ())
         for form in candidate.forms:
@@ -145,7 +145,7 @@ class _Finder:
                 self.free.append(_rewrite(scope, candidate, form, asked))
                 return
 
-    def _why_not(self, candidate: Candidate, form: Form, asked: KernelRequest) -> str | None:
+    def _why_not(self, candidate: RewriteCandidate, form: Form, asked: KernelRequest) -> str | None:
         """Return why none of the kernels asked for can serve a form, whatever the sizes; ``None`` where one can."""
         wanted = {id_ for word in asked.words for id_ in kernels_of(candidate.op, word)}
         reasons: dict[str, str] = {}
@@ -167,7 +167,7 @@ class _Finder:
         yield from _core.KernelRegistry.instance().supports(described, compute_capability=self.capability)
 
 
-def _rewrite(scope: Scope, candidate: Candidate, form: Form, asked: KernelRequest) -> Rewrite:
+def _rewrite(scope: Scope, candidate: RewriteCandidate, form: Form, asked: KernelRequest) -> Rewrite:
     return Rewrite(
         node=candidate.node,
         graph=scope.path,

@@ -13,12 +13,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DOMAIN",
-    "Candidate",
     "Form",
     "FoundRewrites",
     "KernelRequest",
     "NewTranspose",
     "Rewrite",
+    "RewriteCandidate",
     "UnrewrittenNode",
     "by_key",
 ]
@@ -84,7 +84,7 @@ class Form(NamedTuple):
     before: tuple[NewTranspose, ...] = ()
 
 
-class Candidate(NamedTuple):
+class RewriteCandidate(NamedTuple):
     """A node that one of our operators could stand for, or why none can.
 
     Attributes

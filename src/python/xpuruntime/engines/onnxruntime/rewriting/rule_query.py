@@ -14,7 +14,7 @@ from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, unknown_sizes
 from xpuruntime.policies.kernel_ids import OPS
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.onnxruntime.rewriting.records import Candidate
+    from xpuruntime.engines.onnxruntime.rewriting.records import RewriteCandidate
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.policies import KernelPolicy
 
@@ -46,7 +46,7 @@ def _ready() -> None:
     prepare()
 
 
-def facts_of_node(candidate: Candidate, device: str, arch: str | None) -> CallFacts:
+def facts_of_node(candidate: RewriteCandidate, device: str, arch: str | None) -> CallFacts:
     """Return the facts of a node of a graph: sizes that the graph leaves open are unknown."""
     sizes: dict[str, Any] = unknown_sizes(candidate.op)
     sizes.update((name, size) for name, size in candidate.sizes.items() if size is not None)
@@ -110,7 +110,7 @@ class RuleQuery:
         stated += [(rule.rule.match.op, rule.use) for rule in compiled.rules if rule.use]
         return any(self.names_kernel(op, use) for op, use in stated)
 
-    def asked(self, candidate: Candidate) -> KernelRequest | None:
+    def asked(self, candidate: RewriteCandidate) -> KernelRequest | None:
         """Return what the policy requests for a node; ``None`` where no kernel of this library for any size."""
         result = self.policy.compiled_rules.match(facts_of_node(candidate, self.device, self.arch))
         found = [one for one in result.preferences if one.source != "default"]
@@ -125,7 +125,7 @@ class RuleQuery:
             rest = f"sizes of {', '.join(others)} go to the default choice of our dispatcher"
         return KernelRequest(named[0].use, named[0].source, tuple(one.source for one in named), rest)
 
-    def is_free(self, candidate: Candidate) -> bool:
+    def is_free(self, candidate: RewriteCandidate) -> bool:
         """Whether the policy leaves the choice for every size of a node."""
         facts = facts_of_node(candidate, self.device, self.arch)
         return self.policy.compiled_rules.match(facts).use == ("auto",)

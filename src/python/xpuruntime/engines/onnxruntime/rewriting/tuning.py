@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite
-    from xpuruntime.measuring.replacement import Candidate, Replacement
+    from xpuruntime.measuring.replacement import KernelTiming, Replacement
     from xpuruntime.policies import TuningPolicy
 
 __all__ = ["STOCK", "Timed", "measure_free"]
@@ -56,7 +56,7 @@ class Timed(NamedTuple):
         """Whether the xpuruntime operator is decided to be faster by more than the margin."""
         return self.found is not None and self.found.chosen.kernel != STOCK
 
-    def _of(self, kernel: str) -> Candidate:
+    def _of(self, kernel: str) -> KernelTiming:
         assert self.found is not None
         return next(one for one in self.found.candidates if one.kernel == kernel)
 

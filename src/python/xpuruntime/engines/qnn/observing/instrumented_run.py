@@ -18,7 +18,7 @@ from xpuruntime.engines.qnn.observing.records import instrumented, median_cycles
 from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
 from xpuruntime.engines.qnn.opening import PROVIDER, Placed
 from xpuruntime.engines.qnn.recorded_units import read_units
-from xpuruntime.engines.qnn.worker import Worker, WorkerFailed
+from xpuruntime.engines.qnn.worker import SessionWorker, WorkerFailed
 from xpuruntime.engines.unplaced_units import effective_of
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.engines.qnn.opening import Opening
     from xpuruntime.engines.qnn.settings import Settings
@@ -41,7 +41,7 @@ _NAMES = {23: "fp32", 10: "fp16", 7: "bf16"}
 
 
 def observe(
-    request: Request, settings: Settings, source: Source, opening: Opening, feeds: Mapping[str, Any], runs: int
+    request: Request, settings: Settings, source: ModelSource, opening: Opening, feeds: Mapping[str, Any], runs: int
 ) -> Observed:
     """Run an instrumented session and say what ran. Never raises for what goes wrong on the way: it is noted."""
     notes: list[str] = []
@@ -93,9 +93,9 @@ def observe(
     )
 
 
-def _run(source: Source, opening: Opening, feeds: Mapping[str, Any], runs: int) -> tuple[list[Placed], int | None]:
+def _run(source: ModelSource, opening: Opening, feeds: Mapping[str, Any], runs: int) -> tuple[list[Placed], int | None]:
     """Run once cold and `runs` times counted; return where the nodes went, and how many bits its arithmetic keeps."""
-    worker = Worker()
+    worker = SessionWorker()
     try:
         number, reply = worker.open(source.model, opening)
         checkpoint(LOADED)
@@ -110,7 +110,7 @@ def _run(source: Source, opening: Opening, feeds: Mapping[str, Any], runs: int) 
     return [msgspec.convert(one, Placed) for one in reply["placed"]], kept
 
 
-def _bits_kept(worker: Worker, opening: Opening) -> int | None:
+def _bits_kept(worker: SessionWorker, opening: Opening) -> int | None:
     """Multiply 1 + 2^-k by one on the same chip, as fp32 tensors, and return how many bits come through."""
     from onnx import TensorProto, helper, numpy_helper
 

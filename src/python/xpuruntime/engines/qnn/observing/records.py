@@ -17,7 +17,7 @@ from xpuruntime.engines.precision.names import read_and_written
 if TYPE_CHECKING:
     from xpuruntime.engines.qnn.opening import Opening
 
-__all__ = ["Mapping", "Operation", "Recorded", "instrumented", "read_cycles", "read_records"]
+__all__ = ["Operation", "OperationMapping", "SessionTrace", "instrumented", "read_cycles", "read_records"]
 
 _TRACE, _PROFILE, _ORT, _INPUT, _COMPILED = "qnn_op_trace.json", "profile.csv", "ort", "input", "compiled"
 _NODE = re.compile(r"^[^,]*,NODE,(?P<value>\d+),(?P<unit>[^,]*),[^,]*,[^,]*,(?P<what>.*?) \(cycles\)")
@@ -49,7 +49,7 @@ class Operation(msgspec.Struct, frozen=True, kw_only=True):
         return read_and_written(self.read, self.written)
 
 
-class Mapping(msgspec.Struct, frozen=True, kw_only=True):
+class OperationMapping(msgspec.Struct, frozen=True, kw_only=True):
     """One operation and the nodes that it stands for, as the trace says: names of the partitioned graph."""
 
     operation: str
@@ -57,12 +57,12 @@ class Mapping(msgspec.Struct, frozen=True, kw_only=True):
     nodes: tuple[str, ...]
 
 
-class Recorded(msgspec.Struct, frozen=True, kw_only=True):
+class SessionTrace(msgspec.Struct, frozen=True, kw_only=True):
     """All that was written about one session.
 
     Attributes
     ----------
-    mappings : tuple of Mapping
+    mappings : tuple of OperationMapping
     nodes : tuple of dict
         Of the graph as it was partitioned: ``name``, ``op``, ``inputs``, ``outputs``.
     operations : dict of str to Operation
@@ -72,7 +72,7 @@ class Recorded(msgspec.Struct, frozen=True, kw_only=True):
         What is missing.
     """
 
-    mappings: tuple[Mapping, ...] = ()
+    mappings: tuple[OperationMapping, ...] = ()
     nodes: tuple[dict[str, Any], ...] = ()
     operations: dict[str, Operation] = {}
     chip: tuple[int, int] | None = None
@@ -100,12 +100,12 @@ def instrumented(opening: Opening, folder: Path, *, compiling: bool = False) -> 
     )
 
 
-def read_records(folder: Path) -> Recorded:
+def read_records(folder: Path) -> SessionTrace:
     """Read what QNN wrote about the graph. Never raises: what is missing or damaged is noted."""
     notes: list[str] = []
     trace = _json(folder / _TRACE, notes) or {}
     mappings = tuple(
-        Mapping(
+        OperationMapping(
             operation=str(one.get("dst_name")),
             op=str(one.get("dst_qnn_op_type")),
             nodes=tuple(str(s.get("name")) for s in one.get("sources", ()) if s.get("type") == "OP"),
@@ -122,7 +122,7 @@ def read_records(folder: Path) -> Recorded:
     for path in sorted((folder / _COMPILED).glob("*.json")):
         if not path.name.endswith("_tensor_log.json"):
             operations.update(_operations((_json(path, notes) or {}).get("graph") or {}))
-    return Recorded(
+    return SessionTrace(
         mappings=mappings,
         nodes=_partitioned(folder / _INPUT, {name for one in mappings for name in one.nodes}, notes),
         operations=operations,

@@ -24,9 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.model_source import Source
+    from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
-    from xpuruntime.engines.qnn.observing.records import Recorded
+    from xpuruntime.engines.qnn.observing.records import SessionTrace
     from xpuruntime.engines.qnn.opening import Placed
 
 __all__ = ["INSERTED_CASTS", "join_units", "units_of"]
@@ -41,7 +41,7 @@ _INDICES = frozenset({"int64", "int32", "bool"})
 
 
 def units_of(
-    request: Request, source: Source, recorded: Recorded, placed: Sequence[Placed]
+    request: Request, source: ModelSource, recorded: SessionTrace, placed: Sequence[Placed]
 ) -> tuple[tuple[Unit, ...], tuple[str, ...], bool]:
     """Return the units of a request's model, as `join_units`; of a model that was quantised here, in its own nodes."""
     execution = request.policy.execution
@@ -69,7 +69,7 @@ def units_of(
 
 def join_units(
     model: Any,
-    recorded: Recorded,
+    recorded: SessionTrace,
     placed: Sequence[Placed],
     *,
     device: str,
@@ -82,7 +82,7 @@ def join_units(
     ----------
     model : onnx.ModelProto
         The source model, before anything was converted.
-    recorded : Recorded
+    recorded : SessionTrace
     placed : sequence of Placed
     device, precision, allow_cpu_ops
         What was asked.
@@ -95,7 +95,7 @@ class _Joiner:
     def __init__(
         self,
         model: Any,
-        recorded: Recorded,
+        recorded: SessionTrace,
         placed: Sequence[Placed],
         device: str,
         precision: str,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.model.shapes import ShapeRange
 from xpuruntime.engines.tensorrt.observing.inspector import read_engine
-from xpuruntime.engines.tensorrt.observing.unit_attribution import Source, attribute_units
+from xpuruntime.engines.tensorrt.observing.unit_attribution import SourceModel, attribute_units
 from xpuruntime.engines.tensorrt.slots import Slot
 from xpuruntime.errors import EngineError, ModelError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
@@ -54,7 +54,7 @@ def observe(model: TensorRtModel, request: Request, feeds: Mapping[str, Any], ru
         layers = read_engine(text)
     except EngineError as error:
         return Observed(effective=effective, notes=(str(error), *_UNSEEN), partial=True)
-    source = Source(request.model.nodes, _types(request), handle.record.nodes(request.model), handle.record.layers)
+    source = SourceModel(request.model.nodes, _types(request), handle.record.nodes(request.model), handle.record.layers)
     joined = attribute_units(
         layers,
         times,

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model.facts import NodeInfo
     from xpuruntime.engines.tensorrt.observing.inspector import Layer, TensorSeen
 
-__all__ = ["Attribution", "Source", "attribute_units"]
+__all__ = ["Attribution", "SourceModel", "attribute_units"]
 
 #: Layers that move data, or nothing at all. They name the node that they were made for, which another layer computes.
 _MOVES = frozenset({"Reformat", "NoOp", "Signal", "Wait", "ShapeHostToDevice", "DeviceToShapeHost"})
@@ -29,7 +29,7 @@ _GONE = "no layer of the engine names it: computed or removed when the engine wa
 _INSIDE = "it may be inside of a layer that does not say what it is made of"
 
 
-class Source(NamedTuple):
+class SourceModel(NamedTuple):
     """What is known of the source model.
 
     Attributes
@@ -61,7 +61,7 @@ class Attribution(NamedTuple):
 def attribute_units(
     layers: Sequence[Layer],
     times: Mapping[str, Sequence[float]],
-    source: Source,
+    source: SourceModel,
     *,
     engine: str,
     device: str,
@@ -75,7 +75,7 @@ def attribute_units(
         From `read_engine`.
     times : mapping of str to sequence of float
         Layer name to microseconds, one for each observed run.
-    source : Source
+    source : SourceModel
     engine, device : str
     precision : str
         As the policy states it; ``"model"`` is what the model says tensor by tensor.
@@ -109,7 +109,7 @@ def attribute_units(
     return Attribution(tuple(units), tuple(boundaries), tuple(notes))
 
 
-def _named(layer: Layer, source: Source) -> tuple[str, ...]:
+def _named(layer: Layer, source: SourceModel) -> tuple[str, ...]:
     """Return the source nodes that a layer names: in its metadata, else by the names of what was fused into it."""
     found = layer_nodes(layer.metadata, source.parsed)
     if found or _FOREIGN in layer.name:
@@ -136,7 +136,7 @@ def _unit(
     own: list[NodeInfo],
     served: tuple[str, ...],
     times: Mapping[str, Sequence[float]],
-    source: Source,
+    source: SourceModel,
     engine: str,
     device: str,
     precision: str,
@@ -168,7 +168,7 @@ def _unit(
     )
 
 
-def _requested(own: list[NodeInfo], source: Source, precision: str) -> str | None:
+def _requested(own: list[NodeInfo], source: SourceModel, precision: str) -> str | None:
     """Return the precision asked of a unit: that of its last node which computes."""
     for node in reversed(own):
         if node.op in CONVERSIONS:

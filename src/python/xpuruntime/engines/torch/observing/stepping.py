@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.torch.program.recording import Recorder
+from xpuruntime.engines.torch.program.recording import ProgramRecorder
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +34,7 @@ def step(model: TorchModel, tensors: Sequence[Any], around: Around) -> dict[str,
         if model.request.model.format == "pt2":
             source.call(_interpreted(model.module, source.names, around))(given)
             return {}
-        recorder = Recorder(model.module, around)
+        recorder = ProgramRecorder(model.module, around)
         with recorder.paths(), recorder.mode():
             source.call(model.module)(given)
         return {node.name: node for node in recorder.nodes}

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.evidence.live_bytes import Step, live_bytes
+from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
@@ -66,7 +66,7 @@ class TensorSizes:
                 elif bases:
                     views[output] = bases[0]
                 read |= dict.fromkeys(own, output)
-            steps.append(Step(unit=name, reads=node.inputs, makes=makes, views=views))
+            steps.append(UnitMemory(unit=name, reads=node.inputs, makes=makes, views=views))
         read_by_some = {one for step in steps for one in step.reads}
         unread = {one for step in steps for one in (*step.makes, *step.views)} - read_by_some
         return live_bytes(steps, {*unread, *outputs})

@@ -16,7 +16,7 @@ from xpuruntime.engines.torch.names import op_name
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-__all__ = ["Recorder", "record"]
+__all__ = ["ProgramRecorder", "record"]
 
 
 def record(module: Any, call: Callable[[], Any]) -> tuple[Any, tuple[NodeInfo, ...]]:
@@ -26,13 +26,13 @@ def record(module: Any, call: Callable[[], Any]) -> tuple[Any, tuple[NodeInfo, .
     """
     import torch
 
-    recorder = Recorder(module)
+    recorder = ProgramRecorder(module)
     with torch.no_grad(), recorder.paths(), recorder.mode():
         result = call()
     return result, tuple(recorder.nodes)
 
 
-class Recorder:
+class ProgramRecorder:
     """Names operators as they run.
 
     Parameters

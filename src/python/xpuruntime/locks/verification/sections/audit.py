@@ -15,14 +15,14 @@ from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import tolerance_of
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
-from xpuruntime.measuring.statistics import Margin, Verdict, compare
+from xpuruntime.measuring.statistics import Margin, RatioVerdict, compare
 from xpuruntime.policies.quantities import share_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.locks.verification.sections.subject import Subject
-    from xpuruntime.measuring.statistics import Comparison
+    from xpuruntime.measuring.statistics import RatioComparison
 
 __all__ = ["audit_claims"]
 
@@ -98,7 +98,7 @@ def _no_cache(subject: Subject) -> Claim:
         return claim
     times: dict[str, list[float]] = {"new": [], "later": [], "at once": []}
     ends = time.monotonic() + _CACHE_SECONDS
-    worst: tuple[str, Comparison] | None = None
+    worst: tuple[str, RatioComparison] | None = None
     for pairs in _PAIRS:
         while len(times["new"]) < pairs and (time.monotonic() < ends or len(times["new"]) < _PAIRS[0]):
             try:
@@ -111,19 +111,19 @@ def _no_cache(subject: Subject) -> Claim:
             for when in ("later", "at once")
         }
         worst = max(found.items(), key=lambda one: one[1].ratio)
-        cached = [one for one in found.values() if one.verdict is Verdict.SLOWER]
+        cached = [one for one in found.values() if one.verdict is RatioVerdict.SLOWER]
         if cached or all(one.within_limit for one in found.values()) or time.monotonic() >= ends:
             break
     assert worst is not None
     return _decided(claim, found, worst, len(times["new"]))
 
 
-def _decided(claim: Claim, found: dict[str, Comparison], worst: tuple[str, Comparison], pairs: int) -> Claim:
+def _decided(claim: Claim, found: dict[str, RatioComparison], worst: tuple[str, RatioComparison], pairs: int) -> Claim:
     when, one = worst
     figures = {"pairs": float(pairs), "ratio": one.ratio, "low": one.low, "high": one.high}
     observed = f"new inputs take {one.ratio:.3f} [{one.low:.3f}, {one.high:.3f}] of the time of repeated ones"
     claim = msgspec.structs.replace(claim, observed=observed, figures=figures, fix=None)
-    if any(each.verdict is Verdict.SLOWER for each in found.values()):
+    if any(each.verdict is RatioVerdict.SLOWER for each in found.values()):
         reason = f"inputs that were run before are faster ({when}), beyond {share_text(one.margin)}: results are cached"
         fix = "turn the cache off, and time with inputs that differ"
         return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.CACHED, reason=reason, fix=fix)

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.lockfile.codes import DriftCode
-    from xpuruntime.lockfile.drift import Drift
+    from xpuruntime.lockfile.drift import LockDrift
     from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["MACHINE", "lock_claims"]
@@ -28,7 +28,7 @@ _NAMED = 4
 def lock_claims(subject: Subject) -> Iterator[Claim]:
     """Check the lock as ``xrt lock --check`` does, and yield a claim for each code of what differs."""
     found = lock(subject.model, output=subject.lock, check=True, **subject.options)
-    groups: dict[DriftCode, list[Drift]] = {}
+    groups: dict[DriftCode, list[LockDrift]] = {}
     for drift in found.drifts:
         groups.setdefault(drift.code, []).append(drift)
     identity = found.lock.identity

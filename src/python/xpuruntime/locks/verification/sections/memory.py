@@ -14,7 +14,7 @@ from xpuruntime.locks.figures import START_MARGIN, peak_of_process, time_start
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
 from xpuruntime.locks.verification.sections.expected import elsewhere, not_locked
-from xpuruntime.measuring.statistics import Verdict
+from xpuruntime.measuring.statistics import RatioVerdict
 from xpuruntime.policies.quantities import duration_text, share_text
 from xpuruntime.runtime.process_memory import process_memory
 
@@ -205,7 +205,7 @@ def _locked_start(subject: Subject, lock: Lock) -> Claim:
         observed=f"{ratio:.3f} [{low:.3f}, {high:.3f}] of the reference's",
         figures={"ratio": ratio, "low": low, "high": high, "locked_ratio": expected.ratio, "rounds": one.rounds},
     )
-    if one.verdict is Verdict.SLOWER:
+    if one.verdict is RatioVerdict.SLOWER:
         fix = f"find what changed: `xrt diff {subject.lock} here MODEL`"
         reason = f"opening takes {share_text(one.ratio - 1)} longer than was locked"
         return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOW_START, reason=reason, fix=fix)

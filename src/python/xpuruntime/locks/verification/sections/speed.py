@@ -15,7 +15,7 @@ from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.locks.verification.sections.controls import ControlError, open_pair
 from xpuruntime.locks.verification.sections.expected import elsewhere, expected_ratio, uncertain
 from xpuruntime.locks.verification.timing import time_metric
-from xpuruntime.measuring.statistics import Verdict, holm
+from xpuruntime.measuring.statistics import RatioVerdict, holm
 from xpuruntime.measuring.worker_failure import WorkerFailure
 from xpuruntime.policies import VerifySpeed
 from xpuruntime.policies.quantities import share_text
@@ -115,7 +115,7 @@ def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, co
     observed = f"{one.ratio * scale:.3f} [{one.low * scale:.3f}, {one.high * scale:.3f}] of the control"
     claim = msgspec.structs.replace(claim, observed=observed, figures={**figures, "margin": one.margin})
     limit, remarks = 1 + one.margin, "".join(f"; {remark}" for remark in found.remarks)
-    if one.too_noisy and one.verdict is not Verdict.SLOWER and not one.within_limit:
+    if one.too_noisy and one.verdict is not RatioVerdict.SLOWER and not one.within_limit:
         split = one.control_split
         apart = "" if split is None else f", {split.ratio:.3f} [{split.low:.3f}, {split.high:.3f}]"
         reason = f"the control differs from itself by more than half of the margin{apart}{remarks}"

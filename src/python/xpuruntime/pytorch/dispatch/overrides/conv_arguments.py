@@ -15,13 +15,13 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["Window", "fits", "is_fixed", "layout_of", "rounds", "unsupported_reason", "window_of"]
+__all__ = ["ConvWindow", "fits", "is_fixed", "layout_of", "rounds", "unsupported_reason", "window_of"]
 
 _deterministic = _private_api.is_deterministic
 _fp32_precision = _private_api.fp32_precision
 
 
-class Window(NamedTuple):
+class ConvWindow(NamedTuple):
     """How the kernel moves over an image, as `_core` takes it.
 
     Attributes
@@ -38,13 +38,15 @@ class Window(NamedTuple):
     groups: tuple[int]
 
 
-def window_of(dims: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int) -> Window:
+def window_of(
+    dims: int, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int], groups: int
+) -> ConvWindow:
     """Return the window of a convolution whose operands have `dims` dimensions: 4, or 3 for images of one row."""
     if dims == 4:
         (sh, sw), (ph, pw), (dh, dw) = _pair(stride), _pair(padding), _pair(dilation)
     else:
         (sh, sw), (ph, pw), (dh, dw) = (1, stride[0]), (0, padding[0]), (1, dilation[0])
-    return Window((sh, sw), (ph, pw, ph, pw), (dh, dw), (groups,))
+    return ConvWindow((sh, sw), (ph, pw, ph, pw), (dh, dw), (groups,))
 
 
 def rounds(x: Tensor) -> bool:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Former module names: what plug-ins import under them is what the new modules have, with a warning."""
+"""Former names of modules and classes: they give what the new ones are, with a warning."""
 
 from __future__ import annotations
 
@@ -25,3 +25,17 @@ def test_a_former_module_warns_and_has_the_new_names(former: str, now: str, name
     new = importlib.import_module(f"xpuruntime.{now}")
     for one, other in names.items():
         assert getattr(old, one) is getattr(new, other)
+
+
+@pytest.mark.parametrize(
+    ("module", "former", "now"),
+    [
+        ("distributed", "Choice", "CollectiveChoice"),
+        ("planning", "Decision", "Resolution"),
+        ("serving.messages", "Tensor", "InferTensor"),
+    ],
+)
+def test_a_former_class_name_warns_and_is_the_new_class(module: str, former: str, now: str) -> None:
+    found = importlib.import_module(f"xpuruntime.{module}")
+    with pytest.warns(DeprecationWarning, match=f"xpuruntime.{module}.{now}"):
+        assert getattr(found, former) is getattr(found, now)
