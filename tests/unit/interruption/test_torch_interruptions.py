@@ -56,7 +56,7 @@ def _state() -> dict[str, Any]:
         "running": _core.running_module(),
         "policy": (CONTEXT.process_policy, CONTEXT.thread.policy),
         "own policies": len(CONTEXT.own_policies),
-        "recorder": CONTEXT.recorder,
+        "observer": CONTEXT.observer,
         "switches": dict(CONTEXT.switch_claims),
         "sdpa": (torch.backends.cuda.flash_sdp_enabled(), torch.backends.cuda.math_sdp_enabled()),
         "fastpath": torch.backends.mha.get_fastpath_enabled(),

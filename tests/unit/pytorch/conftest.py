@@ -60,7 +60,7 @@ def nothing_is_watched_afterwards():
     yield
     xt.clear_kernel_policy()
     assert installed() == ()
-    assert CONTEXT.recorder is None
+    assert CONTEXT.observer is None
     assert len(torch_module._global_forward_pre_hooks) == hooks
     assert not torch._C._autograd._profiler_enabled()
 

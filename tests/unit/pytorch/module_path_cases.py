@@ -175,7 +175,7 @@ def made(wrap, way, device):
 
 
 class Served(contextlib.ContextDecorator):
-    """Notes path, phase, kernel and sizes of each product that a policy decides; a `call_state.CallObserver`.
+    """Notes path, phase, kernel and sizes of each product that a policy decides; a `context.CallObserver`.
 
     A call that raises is none: its kernel has refused it, and it is made again.
     """

@@ -14,9 +14,9 @@ from xpuruntime import _core  # noqa: E402
 from xpuruntime.measuring.replacement import KernelTiming, replacing  # noqa: E402
 from xpuruntime.policies import TuningPolicy  # noqa: E402
 from xpuruntime.pytorch import _private_api  # noqa: E402
-from xpuruntime.pytorch.attention import request as attention_call  # noqa: E402
+from xpuruntime.pytorch.attention import selection as attention_selection  # noqa: E402
 from xpuruntime.pytorch.attention import timed_calls  # noqa: E402
-from xpuruntime.pytorch.attention.request import AttentionCall  # noqa: E402
+from xpuruntime.pytorch.attention.call import AttentionCall  # noqa: E402
 from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import active_policy  # noqa: E402
 
@@ -100,7 +100,7 @@ def test_what_serves_training_is_measured_with_its_gradient_on_both_sides(monkey
 @pytest.fixture
 def unfused_is_fastest(nothing_is_tuned, monkeypatch):
     """PyTorch's unfused attention is a candidate here, which it is not otherwise, and the fastest."""
-    monkeypatch.setattr(attention_call, "others_of_pytorch", lambda _: ["torch.math"])
+    monkeypatch.setattr(attention_selection, "others_of_pytorch", lambda _: ["torch.math"])
     real = tuning._measure
     monkeypatch.setattr(tuning, "route_cost", lambda *_: 1.0)
 
@@ -150,17 +150,17 @@ def test_another_kernel_of_pytorch_serves_where_it_is_the_fastest():
 
 def test_the_candidates_are_what_can_serve_is_not_chosen_and_not_switched_off(monkeypatch):
     call = AttentionCall(*operands(True), needs_grad=True)
-    assert attention_call.others_of_pytorch(call) == []  # on the CPU PyTorch chooses flash, and has no other
+    assert attention_selection.others_of_pytorch(call) == []  # on the CPU PyTorch chooses flash, and has no other
     real = torch._fused_sdp_choice
 
     def unfused(*args, **more):  # where it can
         return 0 if torch.backends.cuda.math_sdp_enabled() else real(*args, **more)
 
     monkeypatch.setattr(_private_api, "sdp_choice", unfused)
-    assert attention_call.others_of_pytorch(call) == ["torch.flash"]
+    assert attention_selection.others_of_pytorch(call) == ["torch.flash"]
     torch.backends.cuda.enable_flash_sdp(False)
     try:
-        assert attention_call.others_of_pytorch(call) == []
+        assert attention_selection.others_of_pytorch(call) == []
     finally:
         torch.backends.cuda.enable_flash_sdp(True)
 

@@ -48,7 +48,7 @@ def test_it_is_measured_for_each_operation_once_and_kept(op, nothing_is_tuned, m
         cost = route_cost.route_cost(active, op, CPU, HELD_BY)
         assert 0 <= cost < math.inf
         assert active.routes == before, "the routes of the calibration are forgotten"
-        assert CONTEXT.thread.calibration is None
+        assert CONTEXT.thread.route_pin is None
         (entry,) = (
             entry
             for key, entry in json.loads(nothing_is_tuned.read_text())["entries"].items()

@@ -35,7 +35,7 @@ def _everything_is_given_back():
     yield
     xt.clear_kernel_policy()
     assert installed() == ()
-    assert CONTEXT.recorder is None
+    assert CONTEXT.observer is None
     assert trace_events._watching is None
     assert not torch._C._autograd._profiler_enabled()
 

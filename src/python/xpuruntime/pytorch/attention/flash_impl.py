@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.pytorch.attention.request import AttentionCall, xrt_rejection
+from xpuruntime.pytorch.attention.call import AttentionCall
+from xpuruntime.pytorch.attention.selection import xrt_rejection
 from xpuruntime.pytorch.dispatch.call_state import call_key
 from xpuruntime.pytorch.dispatch.overrides.native import Native
 from xpuruntime.pytorch.dispatch.overrides.registry import quiet_override_warning

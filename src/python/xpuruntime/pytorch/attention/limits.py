@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention.request import four
+from xpuruntime.pytorch.attention.selection import four
 from xpuruntime.pytorch.dispatch import call_state
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from xpuruntime.pytorch.attention.request import AttentionCall
+    from xpuruntime.pytorch.attention.call import AttentionCall
 
 __all__ = ["transforms", "xrt_call_rejection"]
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.ops.call_context import CallContext
-    from xpuruntime.pytorch.attention.request import AttentionCall
+    from xpuruntime.pytorch.attention.call import AttentionCall
 
 __all__ = ["by_backend", "by_xrt_kernel", "natively"]
 

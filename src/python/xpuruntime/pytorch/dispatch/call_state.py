@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.autograd import forward_ad
@@ -16,11 +16,8 @@ from xpuruntime.pytorch import _private_api
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xpuruntime.pytorch.dispatch.route import Route
-
 __all__ = [
     "DTYPES",
-    "CallObserver",
     "arch_of",
     "call_key",
     "capturing",
@@ -96,24 +93,3 @@ def arch_of(device: torch.device) -> str | None:
 def has_tangent(x: Any) -> bool:
     """Say whether a tensor carries a derivative in forward mode; not whether one does that it wraps."""
     return isinstance(x, torch.Tensor) and forward_ad.unpack_dual(x).tangent is not None
-
-
-class CallObserver(Protocol):
-    """Watches calls of overridden operators; see `DispatchContext.watch`."""
-
-    def call(
-        self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
-    ) -> Any:
-        """Return ``run(*args, **kwargs)``, and keep what is to be known of it.
-
-        Parameters
-        ----------
-        name : str
-            The operator, such as ``"mm.out"``.
-        op : str
-            The operation of a `KernelPolicy`.
-        route : Route or None
-            ``None`` where no policy holds.
-        run : callable
-            What serves the call. The first of `args` is the dispatcher's keyset where the native kernel serves.
-        """

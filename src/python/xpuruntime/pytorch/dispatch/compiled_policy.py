@@ -201,7 +201,7 @@ class CompiledPolicy:
             entry = SDPA
         wanted = self.policy.kernels.compiled_rules.match(facts)
         asked, source = wanted.use, wanted.source
-        if CONTEXT.thread.calibration is not None:
+        if CONTEXT.thread.route_pin is not None:
             asked, source = ("auto",), "default"
         if self.by_module:
             self.rule_use.note(facts)

@@ -6,25 +6,27 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from xpuruntime.measuring.replacement import Replacement
     from xpuruntime.pytorch.attention.flex_choices import FlexChoice
     from xpuruntime.pytorch.coverage.gaps import CoverageGap
-    from xpuruntime.pytorch.dispatch.call_state import CallObserver
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.fast_path import FastPath
     from xpuruntime.pytorch.dispatch.policy_scope import InstalledPolicy
+    from xpuruntime.pytorch.dispatch.route import Route
     from xpuruntime.pytorch.dispatch.route_cost import RoutePin
 
 __all__ = [
-    "CONTEXT", "DispatchContext", "PolicyFrame", "active_policy", "forget_tuned_routes", "policy_version",
-    "set_process_policy", "thread_policy", "watch",
+    "CONTEXT", "CallObserver", "DispatchContext", "PolicyFrame", "active_policy", "forget_tuned_routes",
+    "policy_version", "set_process_policy", "thread_policy", "watch",
 ]  # fmt: skip
 
 _tracing_state = _private_api.tracing_state
@@ -41,14 +43,14 @@ class _ThreadState(threading.local):
         Whether gradients are recorded outside of the ``autograd.Function`` whose forward runs.
     measuring : bool
         Whether kernels are being timed.
-    calibration : RoutePin or None
+    route_pin : RoutePin or None
         Decides the routes of tuned calls, while the cost of the way to a kernel is measured.
     """
 
     policy: tuple[CompiledPolicy | None] | None = None
     recorded = False
     measuring = False
-    calibration: RoutePin | None = None
+    route_pin: RoutePin | None = None
 
 
 class PolicyFrame:
@@ -58,6 +60,27 @@ class PolicyFrame:
 
     def __init__(self, active: CompiledPolicy | None = None) -> None:
         self.active = active
+
+
+class CallObserver(Protocol):
+    """Watches calls of overridden operators; see `DispatchContext.watch`."""
+
+    def call(
+        self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
+        """Return ``run(*args, **kwargs)``, and keep what is to be known of it.
+
+        Parameters
+        ----------
+        name : str
+            The operator, such as ``"mm.out"``.
+        op : str
+            The operation of a `KernelPolicy`.
+        route : Route or None
+            ``None`` where no policy holds.
+        run : callable
+            What serves the call. The first of `args` is the dispatcher's keyset where the native kernel serves.
+        """
 
 
 class DispatchContext:
@@ -72,7 +95,7 @@ class DispatchContext:
         Another number whenever another policy is active process-wide.
     own_policies : set of int
         Blocks in which a thread has a policy of its own.
-    recorder : CallObserver or None
+    observer : CallObserver or None
         Watches every call of every overridden operator; overrides look here at each call.
     installed : InstalledPolicy or None
         Overrides, hooks and switches of the process-wide policy.
@@ -116,7 +139,7 @@ class DispatchContext:
         self.process_policy: CompiledPolicy | None = None
         self.policy_version = 0
         self.own_policies: set[int] = set()
-        self.recorder: CallObserver | None = None
+        self.observer: CallObserver | None = None
         self.installed: InstalledPolicy | None = None
         self.frames = [PolicyFrame()]
         self.lost_frames: list[PolicyFrame] = []
@@ -161,17 +184,17 @@ class DispatchContext:
         if own:
             self.thread.policy = policy
 
-    def watch(self, recorder: CallObserver | None) -> CallObserver | None:
-        """Let `recorder` watch every call of every overridden operator, in all threads. Returns the one before."""
+    def watch(self, observer: CallObserver | None) -> CallObserver | None:
+        """Let `observer` watch every call of every overridden operator, in all threads. Returns the one before."""
         with self._lock:
-            before, self.recorder = self.recorder, recorder
+            before, self.observer = self.observer, observer
             self._publish()
         return before
 
     def _publish(self) -> None:
         """Publish to fast kernels which calls they may serve without Python."""
         active = self.process_policy
-        watched = self.recorder is not None or bool(self.own_policies)
+        watched = self.observer is not None or bool(self.own_policies)
         if active is None:
             _core.set_gates(None, watched, None, False, False)
             return

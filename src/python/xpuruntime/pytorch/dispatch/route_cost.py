@@ -49,7 +49,7 @@ _CONFIDENCE = 0.99
 class RoutePin:
     """Has the smallest calls of an operation served by a stated kernel, through the override as all others are.
 
-    `tuning.settle` asks it while `CONTEXT.thread.calibration` is it.
+    `tuning.settle` asks it while `CONTEXT.thread.route_pin` is it.
 
     Parameters
     ----------
@@ -117,7 +117,7 @@ def route_cost(active: CompiledPolicy, op: str, device: torch.device, held_by: M
         Validators, as of `tuned_records.validators`.
     """
     name = str(torch.cuda.get_device_name(device)) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
-    watched = CONTEXT.recorder is not None
+    watched = CONTEXT.observer is not None
     # Where a thread has a policy of its own, fast kernels leave all calls to Python.
     path = fast_path().route + (";own" if CONTEXT.thread.policy is not None else "") + (";watched" if watched else "")
     mark = (op, name, path)
@@ -144,12 +144,12 @@ def _calibrate(op: str, device: torch.device, rule: TuningPolicy) -> Replacement
         calls = {}
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
             for one, swapped in ((ours, False), (native, True)):
-                CONTEXT.thread.calibration = one
+                CONTEXT.thread.route_pin = one
                 call = _smallest(op, device, swapped=swapped)
                 for _ in range(3):
                     call()
                 calls[one.ours] = call
-            CONTEXT.thread.calibration = None
+            CONTEXT.thread.route_pin = None
             if not (ours.held and native.held) or ours.direct is None or native.direct is None:
                 return None
             step = TuningStep("torch", f"the way to kernels of {op}")
@@ -157,7 +157,7 @@ def _calibrate(op: str, device: torch.device, rule: TuningPolicy) -> Replacement
     except (UnsupportedOperationError, InputError):
         return None
     finally:
-        CONTEXT.thread.calibration = None
+        CONTEXT.thread.route_pin = None
         ours.forget()
         native.forget()
 

@@ -117,9 +117,9 @@ def settle(
         route.op, "auto", route.source, route.module, allow_tf32=allow_tf32, deterministic=deterministic
     )
     candidates = [(route.kernel, native), ("auto", lambda: xrt_kernel(place))]
-    calibration = CONTEXT.thread.calibration
-    if calibration is not None:
-        return calibration.settle(active, key, route, native, ("auto", place, candidates[1][1]))
+    pin = CONTEXT.thread.route_pin
+    if pin is not None:
+        return pin.settle(active, key, route, native, ("auto", place, candidates[1][1]))
     text = f"{text};tf32={allow_tf32};deterministic={deterministic}"
     best = pick(route.op, text, candidates, device, active=active)
     if best is None:

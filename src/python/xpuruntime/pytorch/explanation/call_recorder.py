@@ -147,7 +147,7 @@ class _Depth(threading.local):
 
 
 class CallRecorder:
-    """Keeps what is to be known of calls; a `call_state.CallObserver`.
+    """Keeps what is to be known of calls; a `context.CallObserver`.
 
     Parameters
     ----------
@@ -176,7 +176,7 @@ class CallRecorder:
     def call(
         self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Return ``run(*args, **kwargs)``; see `call_state.CallObserver`."""
+        """Return ``run(*args, **kwargs)``; see `context.CallObserver`."""
         depth = self._depth
         if (depth.value and (route is None or route.source == "default")) or measuring() or _tracing():
             return run(*args, **kwargs)

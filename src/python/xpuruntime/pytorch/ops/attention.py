@@ -11,7 +11,8 @@ import torch
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies.kernel_ids import check_kernel
 from xpuruntime.policies.refusal import Refused
-from xpuruntime.pytorch.attention.request import Arguments, policy_for_xrt
+from xpuruntime.pytorch.attention.call import Arguments
+from xpuruntime.pytorch.attention.selection import policy_for_xrt
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.overrides.attention import attend
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY

@@ -16,8 +16,9 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention.request import AttentionCall, deterministic, find_route, policy_for_xrt, traits
+from xpuruntime.pytorch.attention.call import AttentionCall, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
+from xpuruntime.pytorch.attention.selection import deterministic, find_route, policy_for_xrt
 from xpuruntime.pytorch.dispatch.call_state import call_key
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
@@ -221,8 +222,8 @@ def _dense(grad_out: Tensor) -> Tensor:
 
 
 def _run(name: str, route: Route, run: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    if CONTEXT.recorder is not None:
-        return CONTEXT.recorder.call(f"xpuruntime::{name}", "attention", route, run, args, {})
+    if CONTEXT.observer is not None:
+        return CONTEXT.observer.call(f"xpuruntime::{name}", "attention", route, run, args, {})
     return run(*args)
 
 

@@ -259,9 +259,9 @@ def _run(
         return native(*args)
     place = call_context(None, kernel or None, op)
     try:
-        if CONTEXT.recorder is not None:
+        if CONTEXT.observer is not None:
             route = Route(op, (kernel or "auto",), "kernel=" if kernel else "default", kernel or "auto", place=place)
-            return CONTEXT.recorder.call(name, op, route, xrt_kernel, (place, "", *args), {})
+            return CONTEXT.observer.call(name, op, route, xrt_kernel, (place, "", *args), {})
         return xrt_kernel(place, "", *args)
     except UnsupportedOperationError:
         if kernel and kernel != "auto":

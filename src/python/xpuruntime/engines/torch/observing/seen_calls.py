@@ -67,7 +67,7 @@ class SeenCall:
 
 
 class SeenCalls:
-    """Watches the calls of overridden operators in this thread; a `pytorch.dispatch.call_state.CallObserver`.
+    """Watches the calls of overridden operators in this thread; a `pytorch.dispatch.context.CallObserver`.
 
     Parameters
     ----------
@@ -107,7 +107,7 @@ class SeenCalls:
     def call(
         self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Note a call, and run it; see `xpuruntime.pytorch.dispatch.call_state.CallObserver`."""
+        """Note a call, and run it; see `xpuruntime.pytorch.dispatch.context.CallObserver`."""
         from xpuruntime.pytorch.dispatch.tuning import measuring
 
         def go_on() -> Any:

@@ -18,9 +18,10 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, traits
 from xpuruntime.pytorch.attention.limits import transforms, xrt_call_rejection
-from xpuruntime.pytorch.attention.request import Arguments, AttentionCall, find_route, four, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
+from xpuruntime.pytorch.attention.selection import find_route, four
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
 from xpuruntime.pytorch.dispatch import call_state
@@ -203,9 +204,9 @@ def _natively(route: Route | None, natively: Callable[[], Tensor], tensors: tupl
         with by_backend(pinned, only_if_enabled=tuned):
             return natively()
 
-    if CONTEXT.recorder is None or any(isinstance(x, _private_api.fake_tensor()) for x in tensors):
+    if CONTEXT.observer is None or any(isinstance(x, _private_api.fake_tensor()) for x in tensors):
         return run()  # of fake tensors, nothing is computed; the recorder knows where operators are traced
-    found: Tensor = CONTEXT.recorder.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
+    found: Tensor = CONTEXT.observer.call("scaled_dot_product_attention", "attention", route, run, tensors, {})
     return found
 
 

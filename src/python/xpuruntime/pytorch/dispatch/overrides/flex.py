@@ -51,11 +51,11 @@ def _decided(name: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
             route = None
             if active is not None and "flex_attention" in active.overrides:
                 route = _route(active, query, backward=backward)
-            if CONTEXT.recorder is None:
+            if CONTEXT.observer is None:
                 return native(query, *args, **kwargs)
             route = left(FLEX, _UNFUSED) if route is None else route
             name_ = f"higher_order::{name}"
-            return CONTEXT.recorder.call(name_, "attention", route, native, (query, *args), kwargs)
+            return CONTEXT.observer.call(name_, "attention", route, native, (query, *args), kwargs)
 
         return flex_attention
 

@@ -28,7 +28,7 @@ __all__ = ["call_native", "invoke", "is_native", "prefer_native_error"]
 
 def is_native(route: Route | None) -> bool:
     """Say whether a route is known to lead to PyTorch's own kernel, and nobody watches: then `invoke` is not needed."""
-    return route is not None and route.place is None and not route.open and CONTEXT.recorder is None
+    return route is not None and route.place is None and not route.open and CONTEXT.observer is None
 
 
 #: How PyTorch begins where none of the backends of attention that are enabled can serve.
@@ -66,8 +66,8 @@ def call_native(
     route: Route | None = None,
 ) -> Any:
     """Serve a call by PyTorch's own kernel; `route` where a policy decides it."""
-    if CONTEXT.recorder is not None:
-        return CONTEXT.recorder.call(name, op, route, native, args, more)
+    if CONTEXT.observer is not None:
+        return CONTEXT.observer.call(name, op, route, native, args, more)
     return native(*args, **more)
 
 
@@ -144,8 +144,8 @@ def invoke(
         if route.place is None:
             return call_native(name, op, native, args, route=route)
         try:
-            if CONTEXT.recorder is not None:
-                return CONTEXT.recorder.call(name, op, route, xrt_kernel, (route.place, phase, *args[1:]), {})
+            if CONTEXT.observer is not None:
+                return CONTEXT.observer.call(name, op, route, xrt_kernel, (route.place, phase, *args[1:]), {})
             return xrt_kernel(route.place, phase, *args[1:])
         except (UnsupportedOperationError, InputError) as error:
             if isinstance(error, InputError):

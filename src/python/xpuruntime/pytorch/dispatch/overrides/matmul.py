@@ -122,9 +122,9 @@ def _run(
         if route.place is None:
             return call_native(native.name, "matmul", native, args, more, route)
         try:
-            if CONTEXT.recorder is None:
+            if CONTEXT.observer is None:
                 return product.invoke(active, route, phase)
-            return CONTEXT.recorder.call(
+            return CONTEXT.observer.call(
                 native.name, "matmul", route, _XrtCall(active, route, product, phase), args[1:], more
             )
         except InputError as error:

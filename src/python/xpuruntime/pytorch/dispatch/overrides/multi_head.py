@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entry_points import FAST_PATH, WITH_WEIGHTS
-from xpuruntime.pytorch.attention.request import sizes_of
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -57,9 +57,9 @@ def _with_weights(native: Callable[..., Any]) -> Callable[..., Any]:
             # What wraps it comes here again.
             if not torch.overrides.has_torch_function((query,)):
                 route = _say(active, WITH_WEIGHTS, query, width // heads)
-                if CONTEXT.recorder is not None and route.status == "substituted":
+                if CONTEXT.observer is not None and route.status == "substituted":
                     # A row without time: that is in the rows of the products.
-                    CONTEXT.recorder.call(f"nn::{_NAME}", "attention", route, _nothing, (query,), {})
+                    CONTEXT.observer.call(f"nn::{_NAME}", "attention", route, _nothing, (query,), {})
         return native(*args, **more)
 
     # As torch.jit.script_if_tracing does: what TorchScript and Dynamo look at is PyTorch's own.

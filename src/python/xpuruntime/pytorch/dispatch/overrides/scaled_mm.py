@@ -104,9 +104,9 @@ def _scaled(native: Native) -> Callable[..., Any]:
             if route.place is None:
                 return call_native(name, "matmul", native, (keyset, *args), more, route)
             try:
-                if CONTEXT.recorder is None:
+                if CONTEXT.observer is None:
                     return product.compute(route, phase)
-                return CONTEXT.recorder.call(
+                return CONTEXT.observer.call(
                     name, "matmul", route, lambda *_, at=route, **__: product.compute(at, phase), args, more
                 )
             except (UnsupportedOperationError, InputError) as error:

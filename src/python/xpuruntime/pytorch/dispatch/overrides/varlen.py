@@ -55,10 +55,10 @@ def _decided(name: str, query_at: int) -> Callable[[Native], Callable[..., Any]]
             route = None
             if active is not None and "varlen_attn" in active.overrides:
                 route = _route(active, args[query_at], backward=backward)
-            if CONTEXT.recorder is None:
+            if CONTEXT.observer is None:
                 return native(keyset, *args, **kwargs)
             route = left(VARLEN) if route is None else route
-            return CONTEXT.recorder.call(name, "attention", route, native, (keyset, *args), kwargs)
+            return CONTEXT.observer.call(name, "attention", route, native, (keyset, *args), kwargs)
 
         return varlen
 

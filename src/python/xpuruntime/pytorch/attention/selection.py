@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`AttentionCall`: one call of attention in PyTorch, and the selection of its kernel."""
+"""Selection of the kernel of a call of attention: the route by its policy, and why other kernels do not serve."""
 
 from __future__ import annotations
 
 import functools
 import threading
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -15,119 +15,24 @@ from xpuruntime.ops.call_context import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import timed_calls
+from xpuruntime.pytorch.attention.call import AttentionCall
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, is_enabled, rejection, whole
 from xpuruntime.pytorch.dispatch import call_state, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
-from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route, bare_reason, facts_of_call
+from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route, bare_reason
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-    from xpuruntime.policies.call_facts import CallFacts
 
-
-__all__ = [
-    "Arguments", "AttentionCall", "default_policy", "deterministic", "find_route", "four", "policy_for_xrt", "sizes_of",
-    "traits",
-]  # fmt: skip
+__all__ = ["default_policy", "deterministic", "find_route", "four", "policy_for_xrt", "xrt_rejection"]
 
 #: What serves `fused_attention` and compiled graphs without a policy: xpuruntime where it can, else PyTorch's.
 DEFAULT_NAMES = ("cuda_raw.flash_attention_v2", "torch")
-
-
-class Arguments(NamedTuple):
-    """Those of ``scaled_dot_product_attention`` in one call, as the caller gave them."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    mask: Tensor | None
-    dropout_p: float
-    is_causal: bool
-    scale: float | None
-    enable_gqa: bool
-
-
-class AttentionCall(NamedTuple):
-    """One call: its `Arguments`, and what else a route depends on.
-
-    Attributes
-    ----------
-    q, k, v : Tensor
-        ``[..., heads, length, head_dim]``.
-    mask : Tensor or None
-    dropout_p : float
-    is_causal : bool
-    scale : float or None
-    enable_gqa : bool
-    needs_grad : bool
-        Whether the gradient will be asked for.
-    unfit : str
-        Why no xpuruntime kernel can take these arguments, whatever it is; empty where one might.
-    backward : bool
-        Whether it is the gradient that is asked for.
-    phase, module : str
-        As for `CompiledPolicy.resolve`.
-    """
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    mask: Tensor | None = None
-    dropout_p: float = 0.0
-    is_causal: bool = False
-    scale: float | None = None
-    enable_gqa: bool = False
-    needs_grad: bool = False
-    unfit: str = ""
-    backward: bool = False
-    phase: str = ""
-    module: str = ""
-
-    def __str__(self) -> str:
-        sizes = ", ".join(map(str, map(sizes_of, (self.q, self.k, self.v))))
-        extras = [name for name, there in (("causal", self.is_causal), ("mask", self.mask is not None)) if there]
-        if self.dropout_p > 0:
-            extras.append("dropout")
-        what = "the gradient of attention" if self.backward else "attention"
-        with_ = f" with {' and '.join(extras)}" if extras else ""
-        return f"{what} of {sizes} {call_state.DTYPES.get(self.q.dtype, self.q.dtype)}{with_} on {self.q.device}"
-
-    def facts(self) -> CallFacts:
-        """Return the facts that rules ask for."""
-        return facts_of_call(
-            "attention", device=self.q.device, dtype=self.q.dtype, phase=self.phase, module=self.module,
-            sizes={"head_dim": sizes_of(self.q)[-1]},
-        )  # fmt: skip
-
-
-def sizes_of(x: Tensor) -> list[int]:
-    """Return the sizes of a tensor as numbers; 0 for one in which the parts of a nested tensor differ."""
-    if not (x.is_nested and x.layout is torch.strided):
-        return [whole(n) for n in x.shape]
-    parts = x._nested_tensor_size().tolist()  # such a tensor has no shape
-    return [len(parts), *(sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*parts, strict=True))]
-
-
-def traits(x: Tensor | None) -> Any:
-    """Return what a kernel depends on of a tensor, for the key of a route, also where sizes are symbols."""
-    if x is None:
-        return None
-    if x.is_nested or x.layout is not torch.strided:  # what a kernel depends on is PyTorch's alone
-        return (x.dtype, x.device, x.layout, x.dim())
-    return (x.dtype, x.device, _sizes(x.shape), _sizes(x.stride()))
-
-
-def _sizes(sizes: Any) -> Any:
-    """Return sizes as what a key can hold, also where they are symbols."""
-    for n in sizes:
-        if type(n) is not int:
-            return tuple(whole(n) for n in sizes)
-    return sizes
 
 
 def deterministic(active: CompiledPolicy) -> bool:
@@ -347,11 +252,11 @@ def _settle(
             (id_, lambda place=place: timed_calls.by_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
             for id_, place in places.items()
         ]
-        calibration = CONTEXT.thread.calibration
-        if calibration is not None:
+        pin = CONTEXT.thread.route_pin
+        if pin is not None:
             chosen = (xrt_kernel or others)[0]
             run = dict(candidates)[chosen]
-            return calibration.settle(active, key, route, candidates[0][1], (chosen, places.get(chosen), run))
+            return pin.settle(active, key, route, candidates[0][1], (chosen, places.get(chosen), run))
         text = f"{_text_of(call)};deterministic={exact}"
         passes = dict.fromkeys(others, 0 if fast_path().route == "addon" else 1)  # 0: fast kernels call it
         passes |= dict.fromkeys(xrt_kernel, 2 if call.needs_grad else 1)  # PyTorch's gradient is PyTorch's to call

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`AttentionCall`: one call of attention in PyTorch: its arguments, and what else a route depends on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime.pytorch.attention.sdpa_backends import whole
+from xpuruntime.pytorch.dispatch.call_state import DTYPES
+from xpuruntime.pytorch.dispatch.route import facts_of_call
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from xpuruntime.policies.call_facts import CallFacts
+
+__all__ = ["Arguments", "AttentionCall", "sizes_of", "traits"]
+
+
+class Arguments(NamedTuple):
+    """Those of ``scaled_dot_product_attention`` in one call, as the caller gave them."""
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    mask: Tensor | None
+    dropout_p: float
+    is_causal: bool
+    scale: float | None
+    enable_gqa: bool
+
+
+class AttentionCall(NamedTuple):
+    """One call: its `Arguments`, and what else a route depends on.
+
+    Attributes
+    ----------
+    q, k, v : Tensor
+        ``[..., heads, length, head_dim]``.
+    mask : Tensor or None
+    dropout_p : float
+    is_causal : bool
+    scale : float or None
+    enable_gqa : bool
+    needs_grad : bool
+        Whether the gradient will be asked for.
+    unfit : str
+        Why no xpuruntime kernel can take these arguments, whatever it is; empty where one might.
+    backward : bool
+        Whether it is the gradient that is asked for.
+    phase, module : str
+        As for `CompiledPolicy.resolve`.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    mask: Tensor | None = None
+    dropout_p: float = 0.0
+    is_causal: bool = False
+    scale: float | None = None
+    enable_gqa: bool = False
+    needs_grad: bool = False
+    unfit: str = ""
+    backward: bool = False
+    phase: str = ""
+    module: str = ""
+
+    def __str__(self) -> str:
+        sizes = ", ".join(map(str, map(sizes_of, (self.q, self.k, self.v))))
+        extras = [name for name, there in (("causal", self.is_causal), ("mask", self.mask is not None)) if there]
+        if self.dropout_p > 0:
+            extras.append("dropout")
+        what = "the gradient of attention" if self.backward else "attention"
+        with_ = f" with {' and '.join(extras)}" if extras else ""
+        return f"{what} of {sizes} {DTYPES.get(self.q.dtype, self.q.dtype)}{with_} on {self.q.device}"
+
+    def facts(self) -> CallFacts:
+        """Return the facts that rules ask for."""
+        return facts_of_call(
+            "attention", device=self.q.device, dtype=self.q.dtype, phase=self.phase, module=self.module,
+            sizes={"head_dim": sizes_of(self.q)[-1]},
+        )  # fmt: skip
+
+
+def sizes_of(x: Tensor) -> list[int]:
+    """Return the sizes of a tensor as numbers; 0 for one in which the parts of a nested tensor differ."""
+    if not (x.is_nested and x.layout is torch.strided):
+        return [whole(n) for n in x.shape]
+    parts = x._nested_tensor_size().tolist()  # such a tensor has no shape
+    return [len(parts), *(sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*parts, strict=True))]
+
+
+def traits(x: Tensor | None) -> Any:
+    """Return what a kernel depends on of a tensor, for the key of a route, also where sizes are symbols."""
+    if x is None:
+        return None
+    if x.is_nested or x.layout is not torch.strided:  # what a kernel depends on is PyTorch's alone
+        return (x.dtype, x.device, x.layout, x.dim())
+    return (x.dtype, x.device, _sizes(x.shape), _sizes(x.stride()))
+
+
+def _sizes(sizes: Any) -> Any:
+    """Return sizes as what a key can hold, also where they are symbols."""
+    for n in sizes:
+        if type(n) is not int:
+            return tuple(whole(n) for n in sizes)
+    return sizes
