@@ -24,7 +24,7 @@ from real_models import CACHE, fetch, place
 import xpuruntime as xrt
 from harness import write
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.inference.plan_request import SessionArguments
+from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.statistics import paired_ratio
 from xpuruntime.policies import Policy

@@ -20,7 +20,8 @@ from xpuruntime.inference.calibrating import calibration_of
 from xpuruntime.inference.comparison import Comparison, EngineRow
 from xpuruntime.inference.drift import measure_drift
 from xpuruntime.inference.explain import measure
-from xpuruntime.inference.plan_request import SessionArguments, plan_request
+from xpuruntime.inference.plan_request import plan_request
+from xpuruntime.inference.session_arguments import SessionArguments
 
 if TYPE_CHECKING:
     import os
@@ -33,9 +34,10 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.bisect import Divergence
     from xpuruntime.inference.drift import DriftReport
-    from xpuruntime.inference.plan_request import PolicyLike, Precision
+    from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
+    from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["answers_of", "compare_engines"]

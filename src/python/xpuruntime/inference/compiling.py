@@ -10,7 +10,8 @@ from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.artifacts.store import Recipe, build, copy_artifact
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.files.paths import user_path
-from xpuruntime.inference.plan_request import SessionArguments, plan_session, warn_of
+from xpuruntime.inference.plan_request import plan_session, warn_of
+from xpuruntime.inference.session_arguments import SessionArguments
 
 if TYPE_CHECKING:
     import os
@@ -18,8 +19,9 @@ if TYPE_CHECKING:
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.plan_request import PolicyLike, Precision
+    from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy
+    from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["compile_model", "save_compiled"]

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.inference.plan_request import SessionArguments
+    from xpuruntime.inference.session_arguments import SessionArguments
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Sessions under a lock: validators before anything is loaded, the plan of the lock, then outputs of probe inputs."""
+"""`LockInForce`: a lock that a session is opened under, whose validators are compared before anything is loaded."""
 
 from __future__ import annotations
 
-import hashlib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -13,7 +11,6 @@ import msgspec
 
 from xpuruntime.artifacts.manifest import digest_of_files
 from xpuruntime.engines.model.digests import part_digests
-from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.errors import LockError
 from xpuruntime.evidence.records import Control, KeySeen
 from xpuruntime.files.paths import json_bytes, with_home
@@ -21,14 +18,11 @@ from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.differences import (
     compare_calls,
     compare_entries,
-    compare_outputs,
     compare_plans,
-    samples_agree,
 )
 from xpuruntime.lockfile.drift import LockDrift, drift_error
 from xpuruntime.lockfile.entries import call_entries, unit_entries
-from xpuruntime.lockfile.measured import OutputSample
-from xpuruntime.lockfile.records import LockedModel, LockedOutput, LockedPlan
+from xpuruntime.lockfile.records import SHAPES_ID, LockedModel, LockedPlan
 from xpuruntime.lockfile.rules import PLACES, locked_policy, policy_of, stated_keys
 from xpuruntime.lockfile.validators import Surroundings, compare_libraries, compare_validators
 from xpuruntime.policies import Policy
@@ -41,33 +35,21 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.inference.plan_request import SessionArguments
-    from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.inference.session_arguments import SessionArguments
     from xpuruntime.lockfile.records import Identity, Lock
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 
 __all__ = [
-    "SHAPES_ID",
     "LockInForce",
     "check_loaded",
-    "check_outputs",
     "compare_observed",
-    "compare_results",
     "lock_in_force",
     "lock_seen",
     "locked_plan",
-    "observed_outputs",
-    "probe_at",
-    "shapes_that_fit",
     "surroundings",
 ]
 
-#: Id of the shapes that a lock is made with.
-SHAPES_ID = "s0"
-_PROBE = "probe:0"
-#: Values of an output that are kept to compare within a tolerance.
-_SAMPLES = 64
 #: Differences that a reason names.
 _NAMED = 4
 
@@ -239,82 +221,6 @@ def locked_plan(plan: Plan) -> LockedPlan:
     )
 
 
-def probe_at(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dict[str, Any]:
-    """Return probe inputs of a model in given shapes. Raises `InputError` where none can be made."""
-    from xpuruntime.engines.cuda_arrays import host_copies
-    from xpuruntime.engines.model import with_shapes
-    from xpuruntime.engines.precision import probe_feeds
-
-    known = {tensor.name for tensor in info.inputs}
-    sizes = {name: tuple(shape) for name, shape in shapes.items() if shape and name in known}
-    if sizes:
-        info = with_shapes(info, Policy.coerce({"execution": {"shapes": {k: list(v) for k, v in sizes.items()}}}))
-    return host_copies(probe_feeds(info))  # examples of a module may lie on a device
-
-
-def shapes_that_fit(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dict[str, tuple[int, ...]]:
-    """Return the shapes of a lock where a model still has such inputs; nothing where it has others."""
-    known = {tensor.name: tensor.shape for tensor in (*info.inputs, *info.overridable_inputs)}
-    for name, sizes in shapes.items():
-        dims = known.get(name, ())
-        if name not in known or (dims is not None and not shape_fits(sizes, dims)):
-            return {}
-    return {name: tuple(sizes) for name, sizes in shapes.items()}
-
-
-def observed_outputs(
-    runs: Sequence[Mapping[str, Any]], *, rtol: float, atol: float, at: str = SHAPES_ID
-) -> tuple[tuple[LockedOutput, ...], tuple[OutputSample, ...]]:
-    """Return what a lock has of the outputs of several runs on the same inputs.
-
-    Where their bits differ, an output is compared within a tolerance, with samples of its values.
-    """
-    outputs, samples = [], []
-    for name in sorted(runs[0]):
-        bits = {_digest(one[name]) for one in runs}
-        first = _array(runs[0][name])
-        shape = tuple(int(size) for size in first.shape)
-        bitwise = len(bits) == 1
-        outputs.append(
-            LockedOutput(
-                input=_PROBE,
-                at=at,
-                name=name,
-                dtype=str(first.dtype),
-                shape=shape,
-                grade="bitwise" if bitwise else "tolerance",
-                sha256=bits.pop() if bitwise else "",
-                rtol=0.0 if bitwise else rtol,
-                atol=0.0 if bitwise else atol,
-            )
-        )
-        if not bitwise:
-            samples.append(OutputSample(name=name, at=at, values=_samples(first)))
-    return tuple(outputs), tuple(samples)
-
-
-def _array(value: Any) -> Any:
-    import numpy as np
-
-    return np.asarray(value)
-
-
-def _digest(value: Any) -> str:
-    import numpy as np
-
-    array = np.ascontiguousarray(_array(value))
-    data = json.dumps(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()
-    return hashlib.sha256(data).hexdigest()
-
-
-def _samples(array: Any) -> tuple[float, ...]:
-    import numpy as np
-
-    flat = np.ravel(array)
-    places = np.unique(np.linspace(0, max(len(flat) - 1, 0), min(_SAMPLES, len(flat))).astype(np.int64))
-    return tuple(float(value) for value in np.asarray(flat[places], np.float64))
-
-
 def check_loaded(in_force: LockInForce) -> None:
     """Compare the libraries that are mapped now with those of the lock.
 
@@ -326,45 +232,6 @@ def check_loaded(in_force: LockInForce) -> None:
     drifts = compare_libraries(in_force.lock.identity)
     if drifts:
         raise drift_error(in_force.where, drifts)
-
-
-def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
-    """Run probe inputs and compare their outputs with those of a lock.
-
-    Raises
-    ------
-    LockError
-        An output is another one.
-    """
-    lock, where = in_force.lock, in_force.where
-    for shapes in lock.identity.shapes:
-        locked = tuple(one for one in lock.identity.outputs if one.at == shapes.id)
-        if not locked:
-            continue
-        results = session.run(probe_at(session.model, shapes.inputs))
-        drifts = compare_results(locked, lock, results, shapes.id)
-        if drifts:
-            raise drift_error(where, drifts)
-
-
-def compare_results(
-    locked: tuple[LockedOutput, ...], lock: Lock, results: Mapping[str, Any], at: str
-) -> tuple[LockDrift, ...]:
-    """Return what differs between the outputs of a lock and those of one run on its probe inputs."""
-    found, _ = observed_outputs([results], rtol=0, atol=0, at=at)
-    now = {one.name: one for one in found}
-    samples = {one.name: one.values for one in lock.measured.samples if one.at == at}
-    for one in locked:
-        other = now.get(one.name)
-        near = (
-            one.grade == "tolerance"
-            and other is not None
-            and (one.dtype, one.shape) == (other.dtype, other.shape)
-            and samples_agree(samples.get(one.name, ()), _samples(_array(results[one.name])), one.rtol, one.atol)
-        )
-        if near:
-            now[one.name] = one
-    return compare_outputs(locked, tuple(now.values()))
 
 
 def compare_observed(

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.argument_types import FLAG, MACHINE, TEXTS, check_types
+from xpuruntime.argument_types import MACHINE, check_types
 from xpuruntime.engines.registry import known_engines
-from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
+from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.inference.calibrating import calibration_of
+from xpuruntime.inference.session_arguments import SessionArguments
 
 if TYPE_CHECKING:
     import os
@@ -25,17 +26,13 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.locked import LockInForce
+    from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
     from xpuruntime.planning import Plan, PlanRequest, Resolution
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
+    from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-    #: The path of a model file, or a ``torch.nn.Module``.
-    ModelLike = str | os.PathLike[str] | Any
-    PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
-    Precision = Literal["model", "fp32", "tf32", "fp16", "bf16", "int8"]
-
 __all__ = [
-    "SessionArguments",
     "artifact_of",
     "plan",
     "plan_request",
@@ -79,64 +76,6 @@ def plan(
         device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen
     )
     return plan_session(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
-
-
-class SessionArguments(NamedTuple):
-    """The arguments of `InferenceSession` that decide its policy, trust and lock, under the same names."""
-
-    device: str | None = None
-    engine: str | Sequence[str] | None = None
-    kernel_policy: KernelPolicy | None = None
-    exec_policy: ExecutionPolicy | None = None
-    policy: PolicyLike | None = None
-    precision: Precision | None = None
-    fp16: bool = False
-    backend: str | Sequence[str] | None = None
-    trust: bool = False
-    lock: str | os.PathLike[str] | None = None
-    frozen: bool = False
-
-    def check_types(self) -> None:
-        """Refuse what has a wrong type and is not told by the policy. Raises TypeError."""
-        types = {"fp16": FLAG, "trust": FLAG, "frozen": FLAG, "engine": TEXTS, "backend": TEXTS}
-        check_types(types, self._asdict(), optional=("engine", "backend"))
-
-    def stated_arguments(self) -> list[str]:
-        """Return the names of the arguments that state a part of the policy."""
-        names = ("device", "engine", "kernel_policy", "exec_policy", "policy", "precision", "backend")
-        return [name for name in names if getattr(self, name) is not None] + (["fp16"] if self.fp16 else [])
-
-    def check_frozen(self) -> None:
-        """Refuse what contradicts `frozen`. Raises `InputError` or `PolicyError`."""
-        if self.lock is None:
-            raise InputError("frozen takes the policy from a lock, and none is named. Fix: name it with lock=")
-        if given := self.stated_arguments():
-            raise PolicyError(f"frozen takes the policy from the lock; leave out {', '.join(given)}, or frozen")
-
-    def merged(self, policy: PolicyLike | None) -> Policy:
-        """Return `policy` with the other arguments in it, and its paths absolute.
-
-        Raises `PolicyError` where they contradict each other.
-        """
-        from xpuruntime.policies import Policy
-        from xpuruntime.policies.file_path import in_folder
-
-        engine, backend, precision = self.engine, self.backend, self.precision
-        if engine is not None and backend is not None and engine != backend:
-            raise PolicyError(
-                f"engine={engine!r} and backend={backend!r} contradict each other; backend is an alias, state one of "
-                "them"
-            )
-        if self.fp16 and precision not in (None, "fp16"):
-            raise PolicyError(f"fp16=True and precision={precision!r} contradict each other; state one of them")
-        made = Policy.coerce(policy).with_overrides(
-            device=self.device,
-            engine=engine if engine is not None else backend,
-            precision="fp16" if self.fp16 else precision,
-            kernel_policy=self.kernel_policy,
-            exec_policy=self.exec_policy,
-        )
-        return made.relocated(in_folder(""))
 
 
 class PlannedModel(NamedTuple):

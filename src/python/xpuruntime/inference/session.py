@@ -17,7 +17,8 @@ from xpuruntime.engines.model.static_batch import with_open_batch
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
-from xpuruntime.inference.plan_request import SessionArguments, plan_session, reopen_plan, warn_of
+from xpuruntime.inference.plan_request import plan_session, reopen_plan, warn_of
+from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.runtime.instrumented_calls import instrumented_method
 from xpuruntime.runtime.process_forks import reset_in_child
 from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings
@@ -35,10 +36,11 @@ if TYPE_CHECKING:
     from xpuruntime.evidence import Report
     from xpuruntime.evidence.sections.determinism import DeterminismTests
     from xpuruntime.inference.locked import LockInForce
-    from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
+    from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.planning import Plan
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy
+    from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["InferenceSession"]
@@ -185,7 +187,8 @@ class InferenceSession:
 
     def _check_lock(self, lock: LockInForce) -> None:
         """Compare what is loaded now, and what it computes, with the lock; closes the session where it does not fit."""
-        from xpuruntime.inference.locked import check_loaded, check_outputs
+        from xpuruntime.inference.locked import check_loaded
+        from xpuruntime.inference.locked_outputs import check_outputs
 
         try:
             check_loaded(lock)

@@ -11,7 +11,15 @@ import msgspec
 
 from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.drift import LockDrift, shown
-from xpuruntime.lockfile.records import CallEntry, Identity, LockedOutput, LockedPlan, LockedPolicy, UnitEntry
+from xpuruntime.lockfile.records import (
+    SHAPES_ID,
+    CallEntry,
+    Identity,
+    LockedOutput,
+    LockedPlan,
+    LockedPolicy,
+    UnitEntry,
+)
 from xpuruntime.lockfile.validators import validator_drift
 
 if TYPE_CHECKING:
@@ -87,7 +95,7 @@ def _describe(one: UnitEntry) -> str:
 
 
 def _entry_drift(one: UnitEntry, code: DriftCode, expected: str, found: str) -> LockDrift:
-    name = one.unit if one.at == "s0" else f"{one.unit} at {one.at}"
+    name = one.unit if one.at == SHAPES_ID else f"{one.unit} at {one.at}"
     fix = f"restore what it depends on (validators {', '.join(one.depends_on)}), or take it: {_RELOCK} '{one.unit}'"
     return LockDrift(code=code, subject=name, expected=expected, found=found, entries=(one.unit,), restore=fix)
 

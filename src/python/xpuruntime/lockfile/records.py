@@ -15,6 +15,7 @@ from xpuruntime.lockfile.measured import Measured
 
 __all__ = [
     "SCHEMA",
+    "SHAPES_ID",
     "AcceptedDrift",
     "CallEntry",
     "Identity",
@@ -33,6 +34,8 @@ __all__ = [
 ]
 
 SCHEMA = "xpuruntime.lock/1"
+#: Id of the shapes that a lock is made with.
+SHAPES_ID = "s0"
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -14,17 +14,11 @@ from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import open_calls
-from xpuruntime.inference.locked import (
-    SHAPES_ID,
-    locked_plan,
-    observed_outputs,
-    probe_at,
-    shapes_that_fit,
-    surroundings,
-)
+from xpuruntime.inference.locked import locked_plan, surroundings
+from xpuruntime.inference.locked_outputs import observed_outputs, probe_at, shapes_that_fit
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import Measured, OutputSample
-from xpuruntime.lockfile.records import Identity, Lock, LockedShapes, Provenance
+from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedShapes, Provenance
 from xpuruntime.lockfile.rules import locked_policy, policy_record, stated_keys, without_lock
 from xpuruntime.lockfile.validators import collect_validators
 from xpuruntime.locks.batch_figures import check_batches, memory_of_session, times_of_batches

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     import os
 
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.plan_request import SessionArguments
+    from xpuruntime.inference.session_arguments import SessionArguments
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.executors.ray_cluster import RayCluster

@@ -15,7 +15,7 @@ from xpuruntime.argument_types import CALLABLE, FLAG, MACHINE, NAMES, NUMBER, PA
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.inference.plan_request import SessionArguments
+from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.conditions import between, moment
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.plan_request import PolicyLike
+    from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.devices import TrialDevice
     from xpuruntime.tuning.executors.base import Executor

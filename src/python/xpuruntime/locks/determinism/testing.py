@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference import InferenceSession
-    from xpuruntime.inference.plan_request import ModelLike, PolicyLike
+    from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
     from xpuruntime.locks.determinism.grades import Mismatch, Run, TrialResult
     from xpuruntime.policies import ExecutionPolicy
     from xpuruntime.policies.execution_policy import Determinism

@@ -12,7 +12,7 @@ import msgspec
 from xpuruntime.evidence.report_builder.environment import influential_variables
 from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.entries import call_entries, unit_entries
-from xpuruntime.lockfile.records import Identity, Lock, LockedPlan, LockedShapes, Validator
+from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedPlan, LockedShapes, Validator
 from xpuruntime.lockfile.rules import PLACES, policy_record
 from xpuruntime.lockfile.tables import packages_of, variables_of
 from xpuruntime.lockfile.validators import CORE
@@ -84,7 +84,7 @@ def of_report(name: str, report: Report, like: Identity) -> RecordedSide:
         Of the lock that it is compared with: its validators are what entries depend on.
     """
     found = report.plan
-    at = like.shapes[0].id if like.shapes else "s0"
+    at = like.shapes[0].id if like.shapes else SHAPES_ID
     entries = unit_entries(report.units, report.decisions, like.validators, at)
     pinned = found.get("policy_source") == "lock"
     controls = tuple(

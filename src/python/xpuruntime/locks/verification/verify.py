@@ -50,7 +50,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference import InferenceSession
-    from xpuruntime.inference.plan_request import ModelLike, PolicyLike, Precision
+    from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
+    from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["verify"]

@@ -62,7 +62,7 @@ def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
     from xpuruntime.artifacts.reading import find_artifact
     from xpuruntime.engines.model import read_model
     from xpuruntime.inference.embedded_policy import carried_policy
-    from xpuruntime.inference.plan_request import SessionArguments
+    from xpuruntime.inference.session_arguments import SessionArguments
 
     if settings.policy is not None:
         policy: Policy | None = Policy.load(settings.policy)

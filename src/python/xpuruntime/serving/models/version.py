@@ -296,7 +296,7 @@ class ServedVersion:
         most = settings.batching.max_batch_size
         fixed = settings.batching.shapes == "fixed"
         if settings.warmup in ("auto", "lock") and self.lock is not None:
-            from xpuruntime.inference.locked import probe_at
+            from xpuruntime.inference.locked_outputs import probe_at
 
             for shapes in self.lock.identity.shapes:
                 self._run_once(probe_at(self.session.model, shapes.inputs), "lock")
