@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Graph of an ONNX model: its subgraphs and tensors, unique node names, the order of nodes, a copy without weights."""
+"""Graph of an ONNX model: subgraphs and tensors, unique node names, order, fixed sizes, a copy without weights."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ import heapq
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     import onnx
 
 __all__ = [
     "NamedNode",
+    "agreed_sizes",
+    "fix_shapes",
     "fresh_name",
     "graphs",
     "name_nodes",
@@ -192,3 +194,44 @@ def without_weights(model: onnx.ModelProto, *, keep: int = -1) -> onnx.ModelProt
         elif tensor.name not in known:
             graph.input.append(onnx.helper.make_tensor_value_info(tensor.name, tensor.data_type, list(tensor.dims)))
     return light
+
+
+def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...]]) -> None:
+    """Put sizes into a graph, in place: into its inputs, and wherever the main graph uses the name of a dimension.
+
+    Parameters
+    ----------
+    proto : onnx.ModelProto
+    fixed : mapping of str to tuple of int or None
+        Input name to sizes; ``None`` leaves a dimension as it is.
+    """
+    found: list[tuple[str, int]] = []
+    for value in proto.graph.input:
+        sizes = fixed.get(value.name)
+        if sizes is None:
+            continue
+        tensor = value.type.tensor_type
+        if not tensor.HasField("shape"):
+            tensor.shape.SetInParent()
+            for _ in sizes:
+                tensor.shape.dim.add()
+        for dim, size in zip(tensor.shape.dim, sizes, strict=True):
+            if size is None:
+                continue
+            if dim.dim_param:
+                found.append((dim.dim_param, size))
+            dim.dim_value = size
+    symbols = agreed_sizes(found)
+    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
+        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
+            if dim.dim_param in symbols:
+                dim.dim_value = symbols[dim.dim_param]
+
+
+def agreed_sizes(sizes: Iterable[tuple[int | str | None, int | None]]) -> dict[str, int]:
+    """Return the name of each dimension with its one size, without those that have several or none."""
+    found: dict[str, set[int | None]] = {}
+    for name, size in sizes:
+        if isinstance(name, str):
+            found.setdefault(name, set()).add(size)
+    return {name: one for name, (one, *more) in found.items() if one is not None and not more}

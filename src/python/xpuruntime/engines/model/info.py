@@ -18,9 +18,8 @@ from xpuruntime.engines.model.check import check_graph, check_text
 from xpuruntime.engines.model.external import ExternalFile
 from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
 from xpuruntime.engines.model.file import parse, read, refuse
-from xpuruntime.engines.model.graph import NamedNode, name_nodes, normal_domain, sort_nodes, tensors
+from xpuruntime.engines.model.graph import NamedNode, fix_shapes, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.engines.model.limits import check_limits
-from xpuruntime.engines.model.shapes import fix_shapes
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
 from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
 from xpuruntime.files.digests import open_file_digest

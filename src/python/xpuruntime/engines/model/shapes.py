@@ -9,20 +9,19 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.model.graph import agreed_sizes
 from xpuruntime.engines.model.static_batch import with_static_batch
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.input_shapes import split_size
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-    import onnx
+    from collections.abc import Iterator, Mapping, Sequence
 
     from xpuruntime.engines.model.facts import TensorInfo
     from xpuruntime.engines.model.info import ModelInfo
     from xpuruntime.policies import Policy
 
-__all__ = ["ShapeRange", "fix_shapes", "open_dimensions", "read_shapes", "shape_fits", "shape_ranges", "with_shapes"]
+__all__ = ["ShapeRange", "open_dimensions", "read_shapes", "shape_fits", "shape_ranges", "with_shapes"]
 
 _KEY = "execution.shapes"
 
@@ -115,7 +114,7 @@ def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
     stated = policy.execution.shapes
     if stated:
         settled = _settle(info, stated)
-        symbols = _agreed(
+        symbols = agreed_sizes(
             (size, None if one is None or not one.fixed else one.min)
             for tensor in _all_inputs(info)
             for size, one in zip(tensor.shape or (), settled.get(tensor.name, ()), strict=False)
@@ -166,38 +165,6 @@ def read_shapes(
     return found
 
 
-def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...]]) -> None:
-    """Put sizes into a graph, in place: into its inputs, and wherever the main graph uses the name of a dimension.
-
-    Parameters
-    ----------
-    proto : onnx.ModelProto
-    fixed : mapping of str to tuple of int or None
-        Input name to sizes; ``None`` leaves a dimension as it is.
-    """
-    found: list[tuple[str, int]] = []
-    for value in proto.graph.input:
-        sizes = fixed.get(value.name)
-        if sizes is None:
-            continue
-        tensor = value.type.tensor_type
-        if not tensor.HasField("shape"):
-            tensor.shape.SetInParent()
-            for _ in sizes:
-                tensor.shape.dim.add()
-        for dim, size in zip(tensor.shape.dim, sizes, strict=True):
-            if size is None:
-                continue
-            if dim.dim_param:
-                found.append((dim.dim_param, size))
-            dim.dim_value = size
-    symbols = _agreed(found)
-    for value in (*proto.graph.input, *proto.graph.output, *proto.graph.value_info):
-        for dim in value.type.tensor_type.shape.dim if value.type.HasField("tensor_type") else ():
-            if dim.dim_param in symbols:
-                dim.dim_value = symbols[dim.dim_param]
-
-
 def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ranges:
     """Return input to ranges, ``None`` for a dimension that stays open; inputs without a rank are left out."""
     tensors = {tensor.name: tensor for tensor in _all_inputs(info)}
@@ -233,15 +200,6 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
     for name, sizes in stated.items():
         settled[name] = tuple(ShapeRange(*split_size(size)) for size in sizes)
     return settled
-
-
-def _agreed(sizes: Iterable[tuple[int | str | None, int | None]]) -> dict[str, int]:
-    """Return the name of each dimension with its one size, without those that have several or none."""
-    found: dict[str, set[int | None]] = {}
-    for name, size in sizes:
-        if isinstance(name, str):
-            found.setdefault(name, set()).add(size)
-    return {name: one for name, (one, *more) in found.items() if one is not None and not more}
 
 
 def _pairs(tensor: TensorInfo, sizes: tuple[int | str, ...]) -> Iterator[tuple[int | str | None, ShapeRange]]:
