@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What is refused in a JSON file, with the place and the words of the message."""
+
+from __future__ import annotations
+
+import pytest
+
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import Policy
+
+JSON = [
+    ('{"mode": "strict",\n "kernals": {}}', "2:2: unknown key 'kernals' in the policy; did you mean 'kernels'?"),
+    ('{"mode": "strict", "mode": "prefer"}', "1:20: duplicate key 'mode': it is already set on line 1"),
+    (
+        '{"execution": {\n"precision": "fp61"}}',
+        "2:14: execution.precision: 'fp61' is not a valid value; did you mean 'fp16'?",
+    ),
+    ('{"mode": 3}', "1:10: mode: expected one of prefer, strict, auto, got the number 3"),
+    ('{"mode": null}', "1:10: mode: has no value"),
+    ('{"mode": true}', "1:10: mode: expected one of prefer, strict, auto, got true"),
+    ('{"execution": {"tf32": "off"}}', "1:24: execution.tf32: expected true or false, got text 'off'"),
+    (
+        '{"execution": {"device": 0}}',
+        "1:26: execution.device: expected a device such as 'cpu' or 'cuda:0', got the number 0",
+    ),
+    (
+        '{"execution": {"threads": 1e2}}',
+        "1:27: execution.threads: expected a whole number from 1 to 4096, got the number 100.0",
+    ),
+    ('{"accuracy": {"rtol": NaN}}', "1:23: not valid JSON: expected a value, found NaN"),
+    ('{"accuracy": {"rtol": -Infinity}}', "1:23: not valid JSON: expected a value, found '-'"),
+    ('{"accuracy": {"rtol": 1e999}}', "1:23: accuracy.rtol: the number inf is out of range"),
+    ('{"accuracy": {"rtol": ' + "9" * 5000 + "}}", "1:23: not valid JSON: a number with too many digits"),
+    ("", '1:1: the file is empty; a policy is a mapping such as {"mode": "strict"}'),
+    (" \n ", "1:1: the file is empty"),
+    ("[]", "1:1: expected a mapping such as {schema: ...}, got a list"),
+    ("null", "1:1: expected a mapping such as {schema: ...}, got nothing"),
+    ('"mode: strict"', "1:1: expected a mapping such as {schema: ...}, got text 'mode: strict'"),
+    ("mode: strict", "1:1: not valid JSON: expected a value, found mode; text needs double quotes"),
+    ("{'mode': 1}", "1:2: not valid JSON: expected a key in double quotes"),
+    ('{"mode" "strict"}', "1:9: not valid JSON: expected ':' after a key"),
+    ('{"mode": "strict",}', "1:19: not valid JSON: expected a key in double quotes"),
+    ('{"mode": "strict"', "1:18: not valid JSON: expected ',' or '}'"),
+    ('{"mode": }', "1:10: not valid JSON: expected a value, found '}'"),
+    ('{"mode":', "1:9: not valid JSON: expected a value, found the end"),
+    ('{"execution": {"engine": ["a" "b"]}}', "1:31: not valid JSON: expected ',' or ']'"),
+    ('{"mode": "str', "1:10: not valid JSON: unterminated string starting"),
+    ('{"mode": "a\\q"}', "1:12: not valid JSON: invalid \\escape"),
+    ('{"mode": "a\nb"}', "1:12: not valid JSON: invalid control character"),
+    ('{"mode": "strict"} {}', "1:20: not valid JSON: more text after the end of the policy"),
+    ('{"mode": 01}', "1:11: not valid JSON: expected ',' or '}'"),
+    ('{"kernels": {"rules": [{"match": {"node": "\\ud800"}, "use": "auto"}]}}', "1:43: kernels.rules[0].match.node: "),
+    ('// note\n{"mode": "strict"}', "1:1: not valid JSON: expected a value, found '/'"),
+]
+
+
+@pytest.mark.parametrize(("text", "message"), JSON, ids=[text[:40] for text, _ in JSON])
+def test_json_refusals(text, message):
+    with pytest.raises(PolicyError) as error:
+        Policy.loads(text, "json", name="policy.json")
+    assert str(error.value).startswith("policy.json:" + message), str(error.value)
