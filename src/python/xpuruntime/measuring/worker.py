@@ -181,10 +181,10 @@ class Worker:
         reason = f"{function} raised {error['kinds'][0]}: {error['message']}"
         raise WorkerFailure(kind, reason, exceptions=error["kinds"], traceback=error["traceback"])
 
-    def attempt(self, function: str, /, *, timeout: float | None = None, **arguments: Any) -> WorkerResult:
+    def attempt(self, function: str, /, **arguments: Any) -> WorkerResult:
         """Call a function in the worker, with a failure as a value."""
         try:
-            return WorkerResult(self.call(function, timeout=timeout, **arguments), None)
+            return WorkerResult(self.call(function, **arguments), None)
         except WorkerFailure as failure:
             return WorkerResult(None, failure)
 

@@ -19,11 +19,12 @@ __all__ = ["place_text", "plain_text", "render", "worst_first"]
 _STYLE = {"pass": "green", "fail": "bold red", "inconclusive": "bold yellow", "unobservable": "yellow", "skipped": ""}
 _HEAD = {"pass": "bold green", "warn": "bold yellow", "fail": "bold red", "inconclusive": "bold yellow"}
 _WIDTHS = {"claim": 24, "verdict": 12}
+_WIDTH = 100
 
 
-def plain_text(result: VerificationResult, width: int = 100) -> str:
-    """Return the result as text without colours or control codes, `width` columns wide at most."""
-    return plain(render(result), width)
+def plain_text(result: VerificationResult) -> str:
+    """Return the result as text without colours or control codes."""
+    return plain(render(result), _WIDTH)
 
 
 def worst_first(claims: tuple[Claim, ...]) -> list[Claim]:

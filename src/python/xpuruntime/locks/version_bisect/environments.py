@@ -82,7 +82,7 @@ def versions_between(versions: Sequence[str], good: str, bad: str) -> list[str]:
     return found if found[0] == good else found[::-1]
 
 
-def make_environment(folder: Path, package: str, version: str, extra: Sequence[str] = ()) -> str:
+def make_environment(folder: Path, package: str, version: str, extra: Sequence[str]) -> str:
     """Return the interpreter of an environment with a version of a package.
 
     The package, without what it depends on, is installed into an empty virtual environment. All else is what this

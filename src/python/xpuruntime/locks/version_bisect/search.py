@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-__all__ = ["FirstBad", "Judgement", "first_bad", "most_tests"]
+__all__ = ["FirstBad", "Judgement", "first_bad"]
 
 Judgement = Literal["good", "bad", "skipped"]
 
@@ -53,8 +53,3 @@ def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> Fir
         else:
             skipped.add(place)
     return FirstBad(low, high, tuple(range(low + 1, high)))
-
-
-def most_tests(versions: int) -> int:
-    """Return how many versions are judged at most, where none is skipped."""
-    return max(versions - 2, 0).bit_length()

@@ -48,18 +48,11 @@ def exposition(models: Models, accept: str = "") -> tuple[bytes, str]:
 
 
 class ModelsCollector:
-    """A `Collector` of prometheus-client: register it where other metrics of the process are, too.
+    """A `Collector` of prometheus-client: register it where other metrics of the process are, too."""
 
-    Parameters
-    ----------
-    models : Models
-    dialects : sequence of {"xrt", "triton"}, optional
-        Names that the metrics have; default: those of the settings.
-    """
-
-    def __init__(self, models: Models, dialects: Sequence[str] | None = None) -> None:
+    def __init__(self, models: Models) -> None:
         self._models = models
-        self._dialects = tuple(models.settings.metrics.dialect if dialects is None else dialects)
+        self._dialects = models.settings.metrics.dialect
 
     def describe(self) -> list[Any]:
         """Return nothing: what there is depends on the models."""

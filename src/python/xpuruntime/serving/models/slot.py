@@ -52,9 +52,9 @@ class ModelSlot:
     budget : MemoryBudget
     session : InferenceSession, optional
         One that is open already; it is never reloaded.
-    registry : EngineRegistry, optional
-    log : RequestLog, optional
-    changed : callable, optional
+    registry : EngineRegistry or None
+    log : RequestLog or None
+    changed : callable
         Called when other versions than before are loaded.
     """
 
@@ -65,16 +65,16 @@ class ModelSlot:
         budget: MemoryBudget,
         *,
         session: InferenceSession | None = None,
-        registry: EngineRegistry | None = None,
-        log: RequestLog | None = None,
-        changed: Callable[[], None] | None = None,
+        registry: EngineRegistry | None,
+        log: RequestLog | None,
+        changed: Callable[[], None],
     ) -> None:
         self.name, self.settings = name, settings
         #: The versions that are served, newest first. Replaced as a whole.
         self.loaded: tuple[ServedVersion, ...] = ()
         self.last_used = time.monotonic()
         self._budget, self._session, self._registry, self._log = budget, session, registry, log
-        self._changed = changed or (lambda: None)
+        self._changed = changed
         self._changing = threading.RLock()
         self._asleep = settings.load == "on_demand"
         self._state, self._reason = ("UNAVAILABLE" if self._asleep else "LOADING"), "it is not loaded yet"

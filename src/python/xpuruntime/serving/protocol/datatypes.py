@@ -28,7 +28,6 @@ __all__ = [
     "array_of_raw",
     "checked_shape",
     "datatype_named",
-    "element_count",
     "raw_of",
 ]
 
@@ -125,11 +124,6 @@ def checked_shape(shape: Iterable[int], tensor: str) -> tuple[int, ...]:
     return dims
 
 
-def element_count(shape: Sequence[int]) -> int:
-    """Return how many elements a shape has."""
-    return math.prod(shape)
-
-
 def array_of_raw(datatype: Datatype, shape: tuple[int, ...], raw: memoryview, tensor: str) -> NDArray[Any]:
     """Return an array of raw elements: a read-only view where that is possible, not necessarily aligned.
 
@@ -139,8 +133,8 @@ def array_of_raw(datatype: Datatype, shape: tuple[int, ...], raw: memoryview, te
         The length is not that of the shape, or an element of BYTES reaches past the end.
     """
     if datatype.is_bytes:
-        return _object_array(_split(raw, element_count(shape), tensor), shape)
-    expected = element_count(shape) * datatype.size
+        return _object_array(_split(raw, math.prod(shape), tensor), shape)
+    expected = math.prod(shape) * datatype.size
     if len(raw) != expected:
         raise ServingError(
             Status.INVALID_ARGUMENT,
@@ -171,11 +165,11 @@ def array_of_elements(
     ServingError
         The number of elements is not that of the shape, or one is out of range.
     """
-    if len(elements) != element_count(shape):
+    if len(elements) != math.prod(shape):
         raise ServingError(
             Status.INVALID_ARGUMENT,
             f"tensor {tensor!r} has {len(elements)} elements, and the shape {list(shape)} has "
-            f"{element_count(shape)}. Fix: send the elements of that shape, or correct it",
+            f"{math.prod(shape)}. Fix: send the elements of that shape, or correct it",
         )
     if datatype.is_bytes:
         return _object_array(elements, shape)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +16,6 @@ from xpuruntime.serving.protocol.datatypes import (
     array_of_raw,
     checked_shape,
     datatype_named,
-    element_count,
 )
 from xpuruntime.serving.protocol.forms import Forms
 from xpuruntime.serving.protocol.grpc_form import GrpcForm
@@ -259,7 +259,7 @@ _NAMES = {number: name for name, (number, _) in CONTENTS.items()}
 
 def _typed_array(datatype: Datatype, shape: tuple[int, ...], one: _TensorParts) -> NDArray[Any]:
     if datatype.only_raw:
-        if not one.contents and element_count(shape) == 0:
+        if not one.contents and math.prod(shape) == 0:
             return np.empty(shape, datatype.dtype)
         raise ServingError(
             Status.INVALID_ARGUMENT,

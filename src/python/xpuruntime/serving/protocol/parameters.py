@@ -28,7 +28,7 @@ _EXTENSIONS = {
 }
 
 
-def deadline_of(parameters: Mapping[str, Parameter], now: float | None = None) -> float | None:
+def deadline_of(parameters: Mapping[str, Parameter], now: float | None) -> float | None:
     """Return the deadline that the parameter ``timeout`` (microseconds) states, on the clock of `time.monotonic`."""
     stated = parameters.get("timeout")
     if stated is None:

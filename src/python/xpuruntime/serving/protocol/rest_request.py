@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,6 @@ from xpuruntime.serving.protocol.datatypes import (
     array_of_raw,
     checked_shape,
     datatype_named,
-    element_count,
 )
 from xpuruntime.serving.protocol.forms import LONGEST, Forms
 from xpuruntime.serving.protocol.json_data import array_of_json, reason_of
@@ -182,7 +182,7 @@ class _Form:
             if datatype.is_bytes:  # its size says nothing of its shape, and is not known
                 self.size = -1
                 return
-            count = element_count(one.shape)
+            count = math.prod(one.shape)
             made = InferTensor(one.name, one.datatype, one.shape, None, one.parameters)
             self._tensors.append((made, datatype, count, at))
             at += count * datatype.size
@@ -329,7 +329,7 @@ def read_raw_request(
             shape[at] = 1
         raw = memoryview(len(body).to_bytes(4, "little") + body)
     elif free:
-        row = element_count([dim for dim in shape if dim >= 0]) * datatype.size
+        row = math.prod([dim for dim in shape if dim >= 0]) * datatype.size
         shape[free[0]] = len(body) // row if row else 0
     checked = checked_shape(shape, one["name"])
     tensor = InferTensor(one["name"], datatype.name, checked, array_of_raw(datatype, checked, raw, one["name"]))

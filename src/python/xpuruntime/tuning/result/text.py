@@ -26,11 +26,12 @@ _STYLE = {
     CandidateCode.UNDECIDED: "yellow",
 }
 _MOST = 25
+_WIDTH = 100
 
 
-def plain_text(result: TuneResult, width: int = 100) -> str:
-    """Return the result as text without colours or control codes, `width` columns wide at most."""
-    return plain(render(result), width)
+def plain_text(result: TuneResult) -> str:
+    """Return the result as text without colours or control codes."""
+    return plain(render(result), _WIDTH)
 
 
 def changes_text(changes: Mapping[str, Any]) -> str:
