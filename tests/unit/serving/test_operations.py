@@ -13,10 +13,10 @@ import pytest
 from serving_models import WAIT, ask, rows_of
 
 from xpuruntime.errors import InputError, XpuRuntimeWarning
-from xpuruntime.serving.models.access_log import AccessLog
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
-from xpuruntime.serving.models.status_page import status_data, status_page
+from xpuruntime.serving.monitoring.access_log import AccessLog
+from xpuruntime.serving.monitoring.status_page import status_data, status_page
 from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[str]], float]:
 
 def test_metrics_in_both_dialects(used: Models) -> None:
     pytest.importorskip("prometheus_client")
-    from xpuruntime.serving.models.metrics import exposition
+    from xpuruntime.serving.monitoring.metrics import exposition
 
     data, content_type = exposition(used)
     assert content_type.startswith("text/plain")
@@ -95,7 +95,7 @@ def test_metrics_in_both_dialects(used: Models) -> None:
 
 def test_counters_never_fall_between_two_reads(used: Models) -> None:
     pytest.importorskip("prometheus_client")
-    from xpuruntime.serving.models.metrics import exposition
+    from xpuruntime.serving.monitoring.metrics import exposition
 
     before = samples(exposition(used)[0].decode())
     used.infer(ask("mlp", {"x": X})).result(WAIT)
@@ -107,7 +107,7 @@ def test_counters_never_fall_between_two_reads(used: Models) -> None:
 
 
 def test_without_the_package_metrics_say_what_to_install(used: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xpuruntime.serving.models.metrics import exposition
+    from xpuruntime.serving.monitoring.metrics import exposition
 
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(Exception, match=r"pip install 'xpuruntime\[serve\]'"):

@@ -23,8 +23,8 @@ def render_serving(plain: Mapping[str, Any]) -> str:
     Parameters
     ----------
     plain : mapping of str to object
-        ``ready``, ``reason``, ``facts``, ``models`` and ``devices``, as `xpuruntime.serving.models.status_page` makes
-        them.
+        ``ready``, ``reason``, ``facts``, ``models`` and ``devices``, as
+        `xpuruntime.serving.monitoring.status_page` makes them.
     """
     state = "ready" if plain["ready"] else "not ready"
     rows = [

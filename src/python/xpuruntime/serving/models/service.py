@@ -14,12 +14,12 @@ import msgspec
 from xpuruntime.argument_types import FLAG, SESSIONS, ArgumentType, check_types
 from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.runtime.interruptible_waits import BackgroundCall
-from xpuruntime.serving.models.access_log import AccessLog
 from xpuruntime.serving.models.describing import config_of, metadata_of
 from xpuruntime.serving.models.memory import MemoryBudget
 from xpuruntime.serving.models.model_settings import ModelSettings
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.models.slot import ModelSlot
+from xpuruntime.serving.monitoring.access_log import AccessLog
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter
-    from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.version import ServedVersion
+    from xpuruntime.serving.monitoring.access_log import RequestLog
 
 __all__ = ["EXTENSIONS", "Models"]
 

@@ -26,9 +26,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import InferRequest, InferResponse
-    from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.memory import MemoryBudget
     from xpuruntime.serving.models.model_settings import ModelSettings
+    from xpuruntime.serving.monitoring.access_log import RequestLog
 
 __all__ = ["ModelSlot"]
 

@@ -19,8 +19,8 @@ from xpuruntime.serving.messages import InferResponse
 from xpuruntime.serving.models.opening import batch_feeds, locked_size, open_session, warmup_sizes
 from xpuruntime.serving.models.repository import size_on_disk
 from xpuruntime.serving.models.slo import choose_limits, curve_of
-from xpuruntime.serving.models.statistics import Failure, ModelStatistics
-from xpuruntime.serving.models.watching import make_watchers
+from xpuruntime.serving.monitoring.statistics import Failure, ModelStatistics
+from xpuruntime.serving.sampling.watchers import make_watchers
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from xpuruntime.serving.batching.jobs import Execution, Job
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, Parameter
-    from xpuruntime.serving.models.access_log import RequestLog
     from xpuruntime.serving.models.model_settings import ModelSettings
     from xpuruntime.serving.models.slo import Limits
-    from xpuruntime.serving.models.watcher import Watcher
+    from xpuruntime.serving.monitoring.access_log import RequestLog
+    from xpuruntime.serving.sampling.watcher import Watcher
 
 __all__ = ["ServedVersion"]
 

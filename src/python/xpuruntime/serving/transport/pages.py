@@ -25,12 +25,12 @@ def pages_of(service: ModelService) -> Pages:
     models = service
 
     def metrics(accept: str) -> tuple[bytes, str]:
-        from xpuruntime.serving.models.metrics import exposition
+        from xpuruntime.serving.monitoring.metrics import exposition
 
         return exposition(models, accept)
 
     def status(accept: str) -> tuple[bytes, str]:
-        from xpuruntime.serving.models.status_page import status_page
+        from xpuruntime.serving.monitoring.status_page import status_page
 
         del accept
         return status_page(models).encode(), "text/html; charset=utf-8"

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.serving.models.statistics import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
+from xpuruntime.serving.monitoring.statistics import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -10,14 +10,14 @@ from xpuruntime.artifacts.reading import find_artifact
 from xpuruntime.errors import PolicyError
 from xpuruntime.inference.session import InferenceSession
 from xpuruntime.policies import Policy
-from xpuruntime.serving.models.canary import Canary
-from xpuruntime.serving.models.shadow import Shadow
+from xpuruntime.serving.sampling.canary import Canary
+from xpuruntime.serving.sampling.shadow import Shadow
 
 if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.models.model_settings import ModelSettings
-    from xpuruntime.serving.models.watcher import Watcher
+    from xpuruntime.serving.sampling.watcher import Watcher
 
 __all__ = ["make_watchers"]
 

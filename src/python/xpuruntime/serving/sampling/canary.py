@@ -13,7 +13,7 @@ from xpuruntime.engines.precision import compare_within
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.opening import batch_feeds
-from xpuruntime.serving.models.watcher import Watcher, tolerance_of
+from xpuruntime.serving.sampling.watcher import Watcher, tolerance_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.precision import compare_within
 from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdict, compare, look_rounds
-from xpuruntime.serving.models.watcher import Watcher, tolerance_of
+from xpuruntime.serving.sampling.watcher import Watcher, tolerance_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
