@@ -37,11 +37,7 @@ Status = Literal["honoured", "fallback", "substituted", "unsupported", "inconclu
 UnitStatus = Literal["honoured", "substituted", "unsupported", "unobservable"]
 
 
-class _Record(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=False):
-    """A frozen, keyword-only value."""
-
-
-class Verdict(_Record, frozen=True, kw_only=True):
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     """One candidate, accepted or rejected.
 
     Attributes
@@ -64,7 +60,7 @@ class Verdict(_Record, frozen=True, kw_only=True):
     fix: str | None = None
 
 
-class Control(_Record, frozen=True, kw_only=True):
+class Control(msgspec.Struct, frozen=True, kw_only=True):
     """One policy key and what an engine can do with it, known before anything is loaded.
 
     Attributes
@@ -88,7 +84,7 @@ class Control(_Record, frozen=True, kw_only=True):
     fix: str | None = None
 
 
-class Observation(_Record, frozen=True, kw_only=True):
+class Observation(msgspec.Struct, frozen=True, kw_only=True):
     """One policy key after a run: requested, resolved, observed.
 
     ``status`` is `honoured`, `fallback` (a candidate of ``execution.fallback`` ran, which the policy permits),
@@ -104,7 +100,7 @@ class Observation(_Record, frozen=True, kw_only=True):
     reason: str
 
 
-class KeySeen(_Record, frozen=True, kw_only=True):
+class KeySeen(msgspec.Struct, frozen=True, kw_only=True):
     """What an engine itself found out about one policy key, where it knows more than its units tell.
 
     `status` is meant as in `Observation`.
@@ -115,7 +111,7 @@ class KeySeen(_Record, frozen=True, kw_only=True):
     reason: str
 
 
-class Time(_Record, frozen=True, kw_only=True):
+class Time(msgspec.Struct, frozen=True, kw_only=True):
     """A time and what kind of time it is.
 
     Attributes
@@ -134,7 +130,7 @@ class Time(_Record, frozen=True, kw_only=True):
     runs: int
 
 
-class DeviceKernel(_Record, frozen=True, kw_only=True):
+class DeviceKernel(msgspec.Struct, frozen=True, kw_only=True):
     """A kernel, copy or fill that a device ran for one unit, as a profiler of devices saw it.
 
     Attributes
@@ -165,7 +161,7 @@ class DeviceKernel(_Record, frozen=True, kw_only=True):
     precision: str | None = None
 
 
-class Unit(_Record, frozen=True, kw_only=True):
+class Unit(msgspec.Struct, frozen=True, kw_only=True):
     """One thing the engine executed, joined to the source nodes it stands for.
 
     Attributes
@@ -224,7 +220,7 @@ class Unit(_Record, frozen=True, kw_only=True):
     device_kernels: tuple[DeviceKernel, ...] = ()
 
 
-class SourceNode(_Record, frozen=True, kw_only=True):
+class SourceNode(msgspec.Struct, frozen=True, kw_only=True):
     """One node of the source model, as units name it. `inputs` are the tensors that it reads, without weights."""
 
     name: str
@@ -237,7 +233,7 @@ class SourceNode(_Record, frozen=True, kw_only=True):
 BESIDE = "outside of nodes"
 
 
-class Boundary(_Record, frozen=True, kw_only=True):
+class Boundary(msgspec.Struct, frozen=True, kw_only=True):
     """Work at the border between devices, dtypes or layouts: a copy, cast, layout change, CPU island or a sync."""
 
     kind: Literal["copy", "cast", "layout", "cpu_island", "sync"]
@@ -247,7 +243,7 @@ class Boundary(_Record, frozen=True, kw_only=True):
     time: Time | None = None
 
 
-class Conversion(_Record, frozen=True, kw_only=True):
+class Conversion(msgspec.Struct, frozen=True, kw_only=True):
     """What the session did to the caller's arrays or to the model, each said once with a count.
 
     Attributes
@@ -263,7 +259,7 @@ class Conversion(_Record, frozen=True, kw_only=True):
     count: int
 
 
-class Latency(_Record, frozen=True, kw_only=True):
+class Latency(msgspec.Struct, frozen=True, kw_only=True):
     """Wall time of whole runs, in microseconds."""
 
     median_us: float

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["DeviceIdentity", "ExecutionFacts", "LibraryIdentity", "execution_facts"]
 
 
-class _Value(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen, keyword-only value."""
-
-
-class LibraryIdentity(_Value, frozen=True, kw_only=True):
+class LibraryIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A shared library as a build: equal wherever the same file is installed. See `Library` for the fields."""
 
     name: str
@@ -28,7 +24,7 @@ class LibraryIdentity(_Value, frozen=True, kw_only=True):
     size: int | None = None
 
 
-class DeviceIdentity(_Value, frozen=True, kw_only=True):
+class DeviceIdentity(msgspec.Struct, frozen=True, kw_only=True):
     """A device as a model: equal for two devices that compute alike, so without index, address or memory.
 
     Attributes
@@ -52,7 +48,7 @@ class DeviceIdentity(_Value, frozen=True, kw_only=True):
     units: int | None = None
 
 
-class ExecutionFacts(_Value, frozen=True, kw_only=True):
+class ExecutionFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan is executed on and by.
 
     Attributes

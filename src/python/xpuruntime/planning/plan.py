@@ -35,11 +35,7 @@ SCHEMA = "xpuruntime.plan/1"
 _JSON = ArgumentType("JSON text, str or bytes", lambda value: isinstance(value, (str, bytes, bytearray)))
 
 
-class _Value(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen, keyword-only value."""
-
-
-class PlanRequest(_Value, frozen=True, kw_only=True):
+class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     """What is to be planned: a model, and what for. Everything else is in the policy.
 
     Attributes
@@ -73,7 +69,7 @@ class PlanRequest(_Value, frozen=True, kw_only=True):
         )
 
 
-class InputFacts(_Value, frozen=True, kw_only=True):
+class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One input or output of a model: name, NumPy dtype name, shape.
 
     A text in the shape is a symbolic size, ``None`` an unknown one; a shape of ``None`` has an unknown rank.
@@ -84,7 +80,7 @@ class InputFacts(_Value, frozen=True, kw_only=True):
     shape: tuple[int | str | None, ...] | None
 
 
-class ModelFacts(_Value, frozen=True, kw_only=True):
+class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a plan keeps of the model.
 
     Attributes
@@ -129,7 +125,7 @@ class ModelFacts(_Value, frozen=True, kw_only=True):
         )
 
 
-class Plan(_Value, frozen=True, kw_only=True):
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """What will run, decided from facts alone, before anything is loaded.
 
     Attributes

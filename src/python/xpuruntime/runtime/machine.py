@@ -9,11 +9,7 @@ import msgspec
 __all__ = ["CpuFacts", "CudaFacts", "EngineFacts", "Library", "Machine"]
 
 
-class _Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen, keyword-only value."""
-
-
-class CpuFacts(_Fact, frozen=True, kw_only=True):
+class CpuFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The processor: name, logical cores, ISA features such as ``"avx512f"``, total memory in bytes."""
 
     name: str
@@ -22,7 +18,7 @@ class CpuFacts(_Fact, frozen=True, kw_only=True):
     total_memory: int = 0
 
 
-class CudaFacts(_Fact, frozen=True, kw_only=True):
+class CudaFacts(msgspec.Struct, frozen=True, kw_only=True):
     """One NVIDIA device. Bytes of memory, versions as ``(major, minor)``, `dtypes` it computes in like ``"bf16"``."""
 
     index: int
@@ -36,7 +32,7 @@ class CudaFacts(_Fact, frozen=True, kw_only=True):
     dtypes: tuple[str, ...] = ()
 
 
-class Library(_Fact, frozen=True, kw_only=True):
+class Library(msgspec.Struct, frozen=True, kw_only=True):
     """A shared library: its soname, the path found or loaded, and what tells it from other builds, where known.
 
     Attributes
@@ -59,7 +55,7 @@ class Library(_Fact, frozen=True, kw_only=True):
     size: int | None = None
 
 
-class EngineFacts(_Fact, frozen=True, kw_only=True):
+class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What a probe of one engine found. Probing never raises.
 
     Attributes
@@ -95,7 +91,7 @@ class EngineFacts(_Fact, frozen=True, kw_only=True):
     cuda_libraries: tuple[Library, ...] = ()
 
 
-class Machine(_Fact, frozen=True, kw_only=True):
+class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a computer: planning reads this and touches no device.
 
     Attributes

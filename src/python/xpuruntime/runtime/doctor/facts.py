@@ -32,11 +32,7 @@ _DRIVER = Path("/proc/driver/nvidia/version")
 _PCI = Path("/sys/bus/pci/devices")
 
 
-class _Fact(msgspec.Struct, frozen=True, kw_only=True):
-    """A frozen, keyword-only value."""
-
-
-class Package(_Fact, frozen=True, kw_only=True):
+class Package(msgspec.Struct, frozen=True, kw_only=True):
     """An installed Python distribution.
 
     Attributes
@@ -56,7 +52,7 @@ class Package(_Fact, frozen=True, kw_only=True):
     provides_onnxruntime: bool = False
 
 
-class OrtFacts(_Fact, frozen=True, kw_only=True):
+class OrtFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The ONNX Runtime files that would be imported, read without importing them.
 
     Attributes
@@ -76,7 +72,7 @@ class OrtFacts(_Fact, frozen=True, kw_only=True):
     later: tuple[str, ...] = ()
 
 
-class DriverFacts(_Fact, frozen=True, kw_only=True):
+class DriverFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The NVIDIA driver, looked at without our core.
 
     Attributes
@@ -97,7 +93,7 @@ class DriverFacts(_Fact, frozen=True, kw_only=True):
     cuda: tuple[int, int] | None = None
 
 
-class BuildFacts(_Fact, frozen=True, kw_only=True):
+class BuildFacts(msgspec.Struct, frozen=True, kw_only=True):
     """What was built into our core module.
 
     Attributes
@@ -117,7 +113,7 @@ class BuildFacts(_Fact, frozen=True, kw_only=True):
     architectures: str = ""
 
 
-class TorchFacts(_Fact, frozen=True, kw_only=True):
+class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
     """The route by which PyTorch's dispatcher reaches a policy; see `xpuruntime.pytorch.dispatch.fast_path`.
 
     Attributes
@@ -136,7 +132,7 @@ class TorchFacts(_Fact, frozen=True, kw_only=True):
     fix: str = ""
 
 
-class Facts(_Fact, frozen=True, kw_only=True):
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
     """Everything the checks read; they look at nothing else.
 
     Attributes
