@@ -19,7 +19,7 @@ from xpuruntime.policies import TuningPolicy
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["forget_store", "keep", "recall", "rule_suffix", "validators"]
+__all__ = ["keep", "recall", "rule_suffix", "validators"]
 
 _LEAST_US = 1e-3
 _USUAL = TuningPolicy()
@@ -33,11 +33,6 @@ def _open_store() -> TuningCache | None:
         warnings.warn(f"measured times are not kept: {error}", XpuRuntimeWarning, stacklevel=2)
         return None
     return None if path is None else TuningCache(path)
-
-
-def forget_store() -> None:
-    """Look for the file of measured times again when it is next needed."""
-    _open_store.cache_clear()
 
 
 def rule_suffix(rule: TuningPolicy) -> str:

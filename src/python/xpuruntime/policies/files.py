@@ -17,7 +17,7 @@ from xpuruntime.policies.refusal import Refused, did_you_mean, quote
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["MAX_BYTES", "Document", "dumps", "load", "loads", "name_of", "policy_error", "save"]
+__all__ = ["MAX_BYTES", "Document", "dumps", "load", "loads", "policy_error", "save"]
 
 MAX_BYTES = 2**20
 _FORMATS = {".yaml": "yaml", ".yml": "yaml", ".json": "json"}
@@ -40,11 +40,6 @@ def policy_error(refused: Refused, name: str, whole: str = "the policy") -> Poli
     node = refused.node
     place = f"{name}:{node.line}:{node.column}" if node is not None and node.line else name
     return PolicyError(f"{place}: {refused.message(whole=whole)}")
-
-
-def name_of(path: str | os.PathLike[str]) -> str:
-    """Return the name of a file for messages."""
-    return os.fspath(path)
 
 
 def loads(text: str, format: str, name: str) -> Document:
@@ -87,7 +82,7 @@ def load(path: str | os.PathLike[str]) -> Document:
     from xpuruntime.files.paths import reason_of
     from xpuruntime.files.reading import read_regular
 
-    name = name_of(path)
+    name = os.fspath(path)
     format = _format_of(name)
     try:
         data = read_regular(name, MAX_BYTES)
@@ -124,7 +119,7 @@ def save(document: dict[str, Any], path: str | os.PathLike[str]) -> None:
     from xpuruntime.files.paths import reason_of
     from xpuruntime.files.writing import replace_file
 
-    name = name_of(path)
+    name = os.fspath(path)
     data = dumps(document, _format_of(name)).encode()
     try:
         replace_file(name, data, private=False)

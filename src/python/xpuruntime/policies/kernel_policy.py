@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
@@ -22,7 +23,6 @@ from xpuruntime.policies.tuning_policy import TuningPolicy
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Sequence
 
     from typing_extensions import Self
@@ -217,7 +217,7 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
         PolicyError
             When the file cannot be read, is not a policy, or has other sections: read those with `Policy.load`.
         """
-        return cls._from_policy(files.load(path), files.name_of(path))
+        return cls._from_policy(files.load(path), os.fspath(path))
 
     def _document(self) -> dict[str, Any]:
         document: dict[str, Any] = self.WHOLE(kernels=self).to_dict()

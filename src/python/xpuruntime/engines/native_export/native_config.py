@@ -332,8 +332,8 @@ def from_bits(outputs: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict
     return found
 
 
-def write_model(source: ModelSource, folder: Path, name: str = "model.onnx") -> None:
-    """Write a prepared model, and its external data at the same relative places, into a folder.
+def write_model(source: ModelSource, folder: Path) -> None:
+    """Write a prepared model as ``model.onnx``, and its external data at the same relative places, into a folder.
 
     Raises
     ------
@@ -343,13 +343,14 @@ def write_model(source: ModelSource, folder: Path, name: str = "model.onnx") -> 
     import onnx
 
     folder.mkdir(parents=True, exist_ok=True)
+    target = folder / "model.onnx"
     if isinstance(source.model, bytes):
-        (folder / name).write_bytes(source.model)
+        target.write_bytes(source.model)
         base = source.folder
     else:
-        shutil.copyfile(source.model, folder / name)
+        shutil.copyfile(source.model, target)
         base = str(Path(source.model).resolve().parent) if source.folder is None else source.folder
-    proto = onnx.load(str(folder / name), load_external_data=False)
+    proto = onnx.load(str(target), load_external_data=False)
     places = {
         entry.value
         for tensor in tensors(proto)

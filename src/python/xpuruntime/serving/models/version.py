@@ -97,7 +97,7 @@ class ServedVersion:
             self._warm_up()
             if settings.evidence:
                 self.report = self.session.explain().to_dict()
-            self._watch(registry)
+            self._watchers = make_watchers(path, settings, self.session, self.layout, registry)
             batching = settings.batching
             if self.limits is not None:
                 batching = batching.replace(
@@ -346,9 +346,6 @@ class ServedVersion:
         source = "process" if self.device == "cpu" else "device"
         size, source = max((grown, source), (engine, "engine"), (disk, "file"))
         return {"bytes": size, "source": source, "device": self.device}
-
-    def _watch(self, registry: EngineRegistry | None) -> None:
-        self._watchers = make_watchers(self.path, self.settings, self.session, self.layout, registry)
 
     def _release(self) -> None:
         for watcher in self._watchers:
