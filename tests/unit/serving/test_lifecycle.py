@@ -341,6 +341,7 @@ def test_a_compiled_artifact(tmp_path: Path, mlp: Path, serve: Serve) -> None:
 
 @pytest.mark.parametrize("freeze", [False, True])
 def test_what_is_loaded_is_kept_out_of_garbage_collections(mlp: Path, freeze: bool) -> None:
+    gc.unfreeze()  # what other tests of this process have frozen
     before = gc.get_freeze_count()
     settings = ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": {"m": {"source": str(mlp)}}})
     with Models(settings, gc_freeze=freeze) as service:
