@@ -13,7 +13,7 @@ import pytest
 from interrupting import WAYS, sweep
 
 import xpuruntime as xrt
-from xpuruntime.serving.messages import InferRequest, Tensor
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.testing import models
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 # An interruption inside of a destructor is lost: Python writes it to stderr, and pytest warns of it.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning", "ignore::ResourceWarning")
 WAIT = 60.0
-REQUEST = InferRequest("mlp", [Tensor("x", "FP32", (1, 64), np.ones((1, 64), np.float32))])
+REQUEST = InferRequest("mlp", [InferTensor("x", "FP32", (1, 64), np.ones((1, 64), np.float32))])
 
 
 def _settings(tmp_path: Path, **listeners: Any) -> ServeSettings:

@@ -266,11 +266,11 @@ class _Joining:
         self._uncovered[id(node)] = found
         return found
 
-    def _leads(self, node: Node, what: UncoveredKernel) -> bool:
+    def _leads(self, node: HostEvent, what: UncoveredKernel) -> bool:
         """Say whether an operator leads to a call of the same operation that was recorded: it has not escaped then."""
         return any(self._kinds[kind].op == what.op for kind in node.below or ())
 
-    def _only_leads(self, node: Node) -> bool:
+    def _only_leads(self, node: HostEvent) -> bool:
         """Say whether an operator was called again by its own name or another's before it was recorded.
 
         So are the operators that the transforms of ``torch.func`` take: once for each, and then for their result.
