@@ -43,7 +43,10 @@ def sweep(way: str, call: Callable[[], Any], check: Callable[[], Any], times: in
     call()
     seconds = _timed(call)
     chance = random.Random(way)
-    bytecodes = _run_to(call, sys.maxsize) if way == "bytecode" else 0
+    bytecodes = 0
+    if way == "bytecode":
+        _run_to(call, sys.maxsize)  # Python 3.13 has opcode events from the second call of a function on
+        bytecodes = _run_to(call, sys.maxsize)
     hits = 0
     # An interruption inside of a callback of the garbage collector, such as those of hypothesis, is lost.
     callbacks = gc.callbacks[:]
