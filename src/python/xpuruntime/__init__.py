@@ -12,7 +12,6 @@ Importing this package imports no vendor package and needs no GPU, driver or ven
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +33,7 @@ from xpuruntime.errors import (
     XpuRuntimeError,
     XpuRuntimeWarning,
 )
+from xpuruntime.lazy_names import import_part as _import_part
 from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
@@ -272,7 +272,7 @@ def get_version() -> str:
 
 def __getattr__(name: str) -> Any:
     if name in _PACKAGES:
-        return importlib.import_module(f"{__name__}.{name}")
+        return _import_part(f"{__name__}.{name}")
     return _load_name(__name__, name, _LAZY, _REPLACED)
 
 

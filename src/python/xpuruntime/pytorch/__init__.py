@@ -15,10 +15,13 @@ Examples
 
 from __future__ import annotations
 
+import sys as _sys
 from typing import Any
 
 from xpuruntime.lazy_names import load_name as _load_name
+from xpuruntime.lazy_names import refuse_rest as _refuse_rest
 
+_known = len(_sys.modules)
 try:
     import torch as _torch  # noqa: F401
 except ModuleNotFoundError as _missing:
@@ -29,6 +32,9 @@ except ModuleNotFoundError as _missing:
     raise ImportError(
         f"xpuruntime.pytorch requires PyTorch. Install with: {_install_command('torch')}", name="torch"
     ) from None
+except Exception as _error:
+    _refuse_rest(__name__, _known, _error)
+    raise
 
 
 #: Public name to the module that has it; loaded on first use.
