@@ -17,6 +17,7 @@ import xpuruntime as xrt
 from xpuruntime.errors import InputError
 from xpuruntime.locks.verification.sections.metrics import Metric
 from xpuruntime.locks.verification.sections.passed_values import read_value, write_value
+from xpuruntime.locks.worker_side.xrt_session_worker import write_array
 
 HANGS = ["while True: pass", "import ctypes; ctypes.PyDLL(None).sleep(600)", "import time; time.sleep(600)"]
 
@@ -201,3 +202,46 @@ def _lists(value):
 def test_values_that_do_not_pass(tmp_path, value):
     with pytest.raises(TypeError, match="cannot be passed"):
         write_value(value, tmp_path)
+
+
+def test_a_floor_without_a_metric_is_inconclusive(digits, tmp_path):
+    path = tmp_path / "policy.yaml"
+    path.write_text(
+        "execution: {engine: onnxruntime, device: cpu}\nverify:\n  metrics: {top1: 0.9, top5: 0.99}\n"
+        "  memory: {max_growth: 50%}\n"
+    )
+    given = Metric("top1", lambda run: 0.95, 0.9)
+    result = xrt.verify(digits, path, only=["accuracy"], metrics=[given])
+    claim = only_claim(result, "accuracy.metric.top5")
+    assert (claim.verdict, claim.code, claim.requested) == ("inconclusive", "metric_not_given", ">= 0.99")
+    assert (claim.key, claim.line) == ("verify.metrics.top5", 3)
+    assert "--metric FILE.py:top5" in claim.fix
+    assert only_claim(result, "accuracy.metric.top1").verdict == "pass"
+    assert result.exit_code == 4
+    assert xrt.verify(digits, path, only=["evidence"]).exit_code == 0
+
+
+def test_a_metric_beside_other_sections_is_refused(digits):
+    with pytest.raises(InputError, match="metrics are claims of accuracy, and only names evidence"):
+        xrt.verify(digits, CPU, only=["evidence"], metrics=[Metric("top1", lambda run: 1.0, 0.5)])
+
+
+@pytest.mark.parametrize("seconds", [0, -1.0, float("nan")])
+def test_a_budget_that_is_none(digits, seconds):
+    with pytest.raises(InputError, match=r"budget: .* is not a number of seconds above 0"):
+        xrt.verify(digits, CPU, budget=seconds)
+
+
+def test_limits_beyond_any_clock(digits):
+    metric = Metric("top1", lambda run: 1.0, 0.5)
+    for forever in (float("inf"), 10**400):
+        result = xrt.verify(digits, CPU, only=["accuracy"], metrics=[metric], metric_timeout=forever, budget=forever)
+        assert result.verdict == "pass"
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+def test_a_disk_that_is_full_is_named(tmp_path):
+    (path := tmp_path / "0.npy").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left on device") as raised:
+        write_array(path, np.zeros(100_000), "x")
+    assert raised.value.filename == str(path)

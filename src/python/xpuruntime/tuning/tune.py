@@ -251,7 +251,7 @@ def _merge_arguments(
     if load != spec.objective:
         changes["objective"] = load
     if budget is not None:
-        changes["budget"] = spec.budget._replaced({"time": float(budget)})
+        changes["budget"] = spec.budget._replaced({"time": float(max(min(budget, 1e300), -1))})
     if devices is not None:
         changes["devices"] = devices if isinstance(devices, str) else tuple(devices)
     if ray is not None:

@@ -73,6 +73,12 @@ class ClaimCode(Code):
         "A metric of the user ended its process before it returned.",
     )
     METRIC_TIMEOUT = "metric_timeout", "XRT2006", "MetricTimeout", "A metric of the user did not return in time."
+    METRIC_NOT_GIVEN = (
+        "metric_not_given",
+        "XRT2007",
+        "MetricNotGiven",
+        "The policy has the least value of a metric whose function was not given.",
+    )
     NONDETERMINISTIC = (
         "nondeterministic",
         "XRT3001",

@@ -65,8 +65,8 @@ _CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
     "audit": audit_claims,
     "speed": speed_claims,
 }
-
-
+#: Seconds; a clock of floats can be asked for them.
+_FOREVER = 1e9
 _METRICS = ArgumentType(
     "a list of 'FILE.py:FUNCTION' or Metric",
     lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, (str, Metric)) for one in value),
@@ -167,8 +167,15 @@ def verify(
     if inconclusive is not None and inconclusive not in (words := get_args(Inconclusive)):
         hint = did_you_mean(str(inconclusive), words, "values")
         raise InputError(f"inconclusive: {inconclusive!r} is not a valid value{hint}")
-    if not metric_timeout > 0:
-        raise InputError(f"metric_timeout: {metric_timeout!r} is not a number of seconds above 0, such as 600")
+    for name, seconds in (("metric_timeout", metric_timeout), ("budget", budget)):
+        if seconds is not None and not seconds > 0:
+            raise InputError(f"{name}: {seconds!r:.40} is not a number of seconds above 0, such as 60")
+    if metrics and asked and "accuracy" not in asked:
+        raise InputError(
+            f"metrics are claims of accuracy, and only names {', '.join(sorted(asked))}. Fix: add accuracy"
+        )
+    metric_timeout = min(metric_timeout, _FOREVER)
+    budget = None if budget is None else min(budget, _FOREVER)
     document = _document(policy)
     stated = policy if document is None else Policy.from_document(document)
     locked = None if lock is None else load_lock(lock)

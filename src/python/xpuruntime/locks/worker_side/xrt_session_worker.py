@@ -9,9 +9,11 @@ but `intermediates` use the public API alone. Arrays go through files of a folde
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import importlib
 import json
+import os
 import time
 import warnings
 from pathlib import Path
@@ -53,8 +55,12 @@ def read_arrays(folder: Path) -> dict[str, np.ndarray]:
 def write_array(path: Path, array: Any, name: str) -> None:
     """Write an array as ``.npy``, and its name and type beside it."""
     plain = np.asarray(array, order="C")
-    np.save(path, plain.astype(np.str_) if plain.dtype == object else plain, allow_pickle=False)
-    path.with_suffix(".json").write_text(json.dumps({"name": name, "dtype": plain.dtype.name}), encoding="utf-8")
+    try:
+        np.save(path, plain.astype(np.str_) if plain.dtype == object else plain, allow_pickle=False)
+        path.with_suffix(".json").write_text(json.dumps({"name": name, "dtype": plain.dtype.name}), encoding="utf-8")
+    except OSError as error:  # NumPy and a full disk name no file, and NumPy no reason
+        code = error.errno or errno.ENOSPC
+        raise OSError(code, os.strerror(code), str(path)) from error
 
 
 def read_array(path: Path) -> tuple[str, np.ndarray]:

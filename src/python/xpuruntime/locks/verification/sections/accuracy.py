@@ -12,7 +12,7 @@ from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import compare_session
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
-from xpuruntime.locks.verification.sections.metrics import metric_claim
+from xpuruntime.locks.verification.sections.metrics import metric_claim, metric_not_given
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,6 +33,9 @@ def accuracy_claims(subject: Subject) -> Iterator[Claim]:
         yield subject.placed(claim, key)
     for metric in subject.metrics:
         yield subject.placed(metric_claim(metric, subject.session), f"verify.metrics.{metric.name}")
+    given = {metric.name for metric in subject.metrics}
+    for name in (one for one in subject.limits.metrics if one not in given):
+        yield subject.placed(metric_not_given(name, subject.limits.metrics[name]), f"verify.metrics.{name}")
 
 
 def _outputs(subject: Subject) -> Iterator[Claim]:

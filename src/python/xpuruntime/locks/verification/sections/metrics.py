@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.inference import InferenceSession
 
-__all__ = ["FileMetric", "Metric", "metric_claim", "read_metric"]
+__all__ = ["FileMetric", "Metric", "metric_claim", "metric_not_given", "read_metric"]
 
 _FORM = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)(?:=(?P<floor>[^=]+))?")
 _FAILED_FIX = "correct the function {0}: it gets run(inputs) and returns a number"
@@ -125,6 +125,21 @@ def metric_claim(metric: Metric | FileMetric, session: InferenceSession) -> Clai
         reason=f"{metric.name} is {number:.6g}, {'at least' if passed else 'below'} {metric.floor:g}",
         fix=None if passed else "compare the engines with `xrt compare`, or state a lower floor",
         figures=figures,
+    )
+
+
+def metric_not_given(name: str, floor: float) -> Claim:
+    """Return the claim of a metric that the policy has a floor for, and that nobody gave the function of."""
+    return Claim(
+        id=f"accuracy.metric.{name}",
+        section="accuracy",
+        requested=f">= {floor:g}",
+        observed="not computed",
+        verdict="inconclusive",
+        code=ClaimCode.METRIC_NOT_GIVEN,
+        reason=f"the policy states the least value of {name}, and no function {name} was given",
+        fix=f"give its function with --metric FILE.py:{name} (metrics in Python)",
+        figures={"floor": floor},
     )
 
 
