@@ -20,7 +20,7 @@ from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.tuning.devices import TrialDevice
 from xpuruntime.tuning.executors import runner
 from xpuruntime.tuning.executors.process import ProcessExecutor
-from xpuruntime.tuning.executors.runner import Job, Runner
+from xpuruntime.tuning.executors.runner import Runner, RunnerJob
 from xpuruntime.tuning.spec.parts import Constraints
 from xpuruntime.tuning.trial import Candidate, OutOfTime
 
@@ -85,7 +85,9 @@ def test_a_measurement_is_cut_off_where_the_budget_ends(planted_plugin, tmp_path
     write_arrays(tmp_path / "inputs-0", inputs)
     options = {"planted": {"fault": "hang"}}
     policy = {"execution": {"device": "cpu", "engine": "planted", "provider_options": options}}
-    job = Job(model=DEMO, policy=policy, trust=False, calibration=None, samples=str(tmp_path), count=1, tolerance={})
+    job = RunnerJob(
+        model=DEMO, policy=policy, trust=False, calibration=None, samples=str(tmp_path), count=1, tolerance={}
+    )
     executor = ProcessExecutor(lambda one: job, Constraints(), TrialDevice(name="cpu", device="cpu"))
     began = time.monotonic()
     executor.time_left = lambda: began + 3.0 - time.monotonic()
@@ -216,7 +218,7 @@ def test_outputs_that_passed_are_compared_again_only_where_they_differ(tmp_path,
     with xrt.InferenceSession(DEMO, policy=policy) as session:
         write_arrays(tmp_path / "outputs-0", session.run({"image": image}))
     write_arrays(tmp_path / "inputs-0", {"image": image})
-    job = Job(
+    job = RunnerJob(
         model=DEMO, policy=policy, trust=False, calibration=None, samples=str(tmp_path), count=1,
         tolerance={"rtol": 1e-3, "atol": 1e-3, "cosine": 0.999},
     )  # fmt: skip

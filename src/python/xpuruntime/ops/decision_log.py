@@ -13,12 +13,12 @@ from xpuruntime import _core
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Decision", "Decisions", "KernelCandidate", "clear_decisions", "decisions", "recorded"]
+__all__ = ["Decision", "DecisionCandidate", "Decisions", "clear_decisions", "decisions", "recorded"]
 
 Source = Literal["pinned", "rule", "tuned", "first", "fallback"]
 
 
-class KernelCandidate(msgspec.Struct, frozen=True, kw_only=True):
+class DecisionCandidate(msgspec.Struct, frozen=True, kw_only=True):
     """One kernel that could have run, and what became of it.
 
     Attributes
@@ -59,7 +59,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
     asked_by : str
         Who asked: ``"kernels.matmul"``, ``"kernels.rules[0]"``, ``"kernel="`` or ``"default"``.
-    candidates : tuple of KernelCandidate
+    candidates : tuple of DecisionCandidate
         Every kernel that is registered for the operation.
     chosen, config : str
         What runs. ``chosen@config`` as a kernel replays exactly that.
@@ -84,7 +84,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     module: str
     asked: tuple[str, ...]
     asked_by: str
-    candidates: tuple[KernelCandidate, ...]
+    candidates: tuple[DecisionCandidate, ...]
     chosen: str
     config: str
     source: Source

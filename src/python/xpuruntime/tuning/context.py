@@ -21,7 +21,7 @@ from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
 from xpuruntime.runtime.snapshot import probed
 from xpuruntime.tuning.devices import policy_device, trial_devices
-from xpuruntime.tuning.executors.runner import Job
+from xpuruntime.tuning.executors.runner import RunnerJob
 from xpuruntime.tuning.search.planner import Planner
 from xpuruntime.tuning.search.space import build_space
 
@@ -70,7 +70,7 @@ class SearchContext:
         self.digest = model_digest(request.model)
         self.grade = spec.constraints.determinism or policy.execution.determinism
         self.notes: tuple[str, ...] = ()
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, RunnerJob] = {}
         wanted, within = spec.space, None
         if cluster is not None:
             self.devices, within = cluster.devices(plan.device), cluster.threads
@@ -161,7 +161,7 @@ class SearchContext:
         if idle:
             self.notes += (f"nothing was compared in {idle}: the reference has no finite value other than zero there",)
 
-    def job(self, candidate: Candidate, samples: str, count: int) -> Job:
+    def job(self, candidate: Candidate, samples: str, count: int) -> RunnerJob:
         """Return what a runner is to do for a candidate: the same for each call, planned once."""
         if candidate.id in self._jobs:
             return self._jobs[candidate.id]
@@ -169,7 +169,7 @@ class SearchContext:
         planned = self.planner.plan(candidate.changes)
         limits = limits_of(self.request.on(candidate.device, policy), getattr(planned, "computes", None))
         load = self.spec.objective
-        self._jobs[candidate.id] = job = Job(
+        self._jobs[candidate.id] = job = RunnerJob(
             model=str(self.model_path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
             samples=samples, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=load.batch,
             concurrency=load.concurrency, call=self.call,

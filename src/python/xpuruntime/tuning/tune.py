@@ -46,7 +46,7 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.devices import TrialDevice
     from xpuruntime.tuning.executors.base import Executor
-    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.executors.runner import RunnerJob
     from xpuruntime.tuning.result.progress import TuneProgress
 
 __all__ = ["tune"]
@@ -178,7 +178,7 @@ def tune(
         def clock() -> float:
             return earlier + time.monotonic() - began
 
-        def job_of(candidate: Candidate) -> Job:
+        def job_of(candidate: Candidate) -> RunnerJob:
             return context.job(candidate, str(room), count)
 
         executors = _open_executors(context, job_of, registry, cluster, room)
@@ -213,7 +213,7 @@ def tune(
 
 def _open_executors(
     context: SearchContext,
-    job_of: Callable[[Candidate], Job],
+    job_of: Callable[[Candidate], RunnerJob],
     registry: EngineRegistry | None,
     cluster: RayCluster | None,
     samples: Path,

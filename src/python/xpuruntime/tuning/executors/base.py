@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.executors.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate
 
@@ -93,12 +93,12 @@ class SessionExecutor(Executor):
     Parameters
     ----------
     job_of : callable
-        From a candidate to its `Job`.
+        From a candidate to its `RunnerJob`.
     constraints : Constraints
     device : TrialDevice
     """
 
-    def __init__(self, job_of: Callable[[Candidate], Job], constraints: Constraints, device: TrialDevice) -> None:
+    def __init__(self, job_of: Callable[[Candidate], RunnerJob], constraints: Constraints, device: TrialDevice) -> None:
         self._job_of, self._constraints, self.device = job_of, constraints, device
         self._timed = _MOST_TIMED
 
@@ -127,7 +127,7 @@ class SessionExecutor(Executor):
     def _checked(self, candidate: Candidate) -> dict[str, Any]:
         """Open a candidate and return what `Runner.check` does."""
 
-    def _job(self, candidate: Candidate) -> Job:
+    def _job(self, candidate: Candidate) -> RunnerJob:
         """Return the job of a candidate on this device."""
         job = self._job_of(candidate)
         execution = job.policy.get("execution", {})

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.executors.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate
 
@@ -29,7 +29,7 @@ class LocalExecutor(SessionExecutor):
 
     def __init__(
         self,
-        job_of: Callable[[Candidate], Job],
+        job_of: Callable[[Candidate], RunnerJob],
         constraints: Constraints,
         device: TrialDevice,
         registry: EngineRegistry | None,

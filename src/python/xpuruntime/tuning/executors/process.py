@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.executors.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate
 
@@ -50,14 +50,14 @@ class ProcessExecutor(SessionExecutor):
     Parameters
     ----------
     job_of : callable
-        From a candidate to its `Job`.
+        From a candidate to its `RunnerJob`.
     constraints : Constraints
         A process that passes the limit of memory is ended.
     device : TrialDevice
         Processes begin on its cores.
     """
 
-    def __init__(self, job_of: Callable[[Candidate], Job], constraints: Constraints, device: TrialDevice) -> None:
+    def __init__(self, job_of: Callable[[Candidate], RunnerJob], constraints: Constraints, device: TrialDevice) -> None:
         super().__init__(job_of, constraints, device)
         self._limit = constraints.memory_peak or _free_memory()
         self._open = _OPEN if constraints.start is None else min(_OPEN, 2 * constraints.start + 2)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.runtime.machine import Machine
-    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.executors.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints, RayPlacement
     from xpuruntime.tuning.trial import Candidate
 
@@ -121,7 +121,7 @@ class RayCluster:
         return ShippedFiles(files=tuple(sent), contents=tuple(contents))
 
     def executors(
-        self, job_of: Callable[[Candidate], Job], constraints: Constraints, device: str, shipped: ShippedFiles
+        self, job_of: Callable[[Candidate], RunnerJob], constraints: Constraints, device: str, shipped: ShippedFiles
     ) -> list[Executor]:
         """Return an executor for each trial at once.
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from xpuruntime.tuning.executors.ray_cluster import RayCluster, RayNode, ShippedFiles
-    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.executors.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate
 
@@ -32,7 +32,7 @@ class RayExecutor(Executor):
         self,
         cluster: RayCluster,
         node: RayNode,
-        job_of: Callable[[Candidate], Job],
+        job_of: Callable[[Candidate], RunnerJob],
         constraints: Constraints,
         device: str,
         shipped: ShippedFiles,

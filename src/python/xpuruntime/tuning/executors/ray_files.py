@@ -11,7 +11,7 @@ import msgspec
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.executors.runner import RunnerJob
 
 __all__ = ["SAMPLES", "job_on_node", "search_files"]
 
@@ -33,7 +33,7 @@ def search_files(
     return found, mine
 
 
-def job_on_node(job: Job, *, shared: bool) -> Job:
+def job_on_node(job: RunnerJob, *, shared: bool) -> RunnerJob:
     """Return a job with paths on a node: relative to its folder, but for a model that it has at the same path."""
     return msgspec.structs.replace(
         job,

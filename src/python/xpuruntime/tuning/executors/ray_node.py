@@ -26,7 +26,7 @@ from xpuruntime.tuning.trial import CandidateFailed, OutOfTime
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.tuning.executors.runner import Job
+    from xpuruntime.tuning.executors.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate
 
@@ -52,7 +52,7 @@ class NodeExecutor:
 
     def __init__(self) -> None:
         self._folder = ScratchFolder("tune")
-        self._jobs: dict[str, Job] = {}
+        self._jobs: dict[str, RunnerJob] = {}
         self._executor: ProcessExecutor | None = None
 
     def facts(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class NodeExecutor:
         assert self._executor is not None
         self._executor.calibrate(run)
 
-    def call(self, method: str, jobs: Mapping[str, Job], left: float, *arguments: Any) -> dict[str, Any]:
+    def call(self, method: str, jobs: Mapping[str, RunnerJob], left: float, *arguments: Any) -> dict[str, Any]:
         """Call a method within the time left: ``value``, ``failed`` (code, reason) or ``out_of_time``."""
         assert self._executor is not None
         until = time.monotonic() + left
@@ -122,7 +122,7 @@ class NodeExecutor:
         if candidate is None:
             self._folder.cleanup()
 
-    def _localised(self, job: Job) -> Job:
+    def _localised(self, job: RunnerJob) -> RunnerJob:
         """Return a job with its paths on this node."""
         folder = Path(self._folder.name)
         changes = {

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.calls import Calls
 
-__all__ = ["Job", "Runner", "call", "open_runner"]
+__all__ = ["Runner", "RunnerJob", "call", "open_runner"]
 
 #: Seconds of warming before the first turn and before each; of a turn at least.
 _WARM, _AGAIN, _BLOCK = 0.1, 0.002, 0.02
@@ -47,7 +47,7 @@ _TAIL_RUNS = 100
 _THREAD_RUNS = 3
 
 
-class Job(msgspec.Struct, frozen=True, kw_only=True):
+class RunnerJob(msgspec.Struct, frozen=True, kw_only=True):
     """What a runner is to open and to measure.
 
     Attributes
@@ -88,7 +88,7 @@ class Job(msgspec.Struct, frozen=True, kw_only=True):
 class Runner:
     """One candidate, opened."""
 
-    def __init__(self, job: Job, registry: EngineRegistry | None = None) -> None:
+    def __init__(self, job: RunnerJob, registry: EngineRegistry | None = None) -> None:
         self.job = job
         folder = Path(job.samples)
         self._feeds = [read_arrays(folder / f"inputs-{index}") for index in range(job.count)]
@@ -301,7 +301,7 @@ _runner: Runner
 def open_runner(job: dict[str, Any]) -> dict[str, Any]:
     """Open the candidate of this process."""
     global _runner
-    _runner = Runner(msgspec.convert(job, Job))
+    _runner = Runner(msgspec.convert(job, RunnerJob))
     return _runner.facts
 
 
