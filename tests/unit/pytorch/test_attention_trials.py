@@ -50,9 +50,9 @@ def test_ours_gives_the_result_and_the_gradients(causal, scale, masked, kv_heads
     def native():
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
-    timed_calls.natively(call, native)
+    timed_calls.call_native(call, native)
     with xt.kernel_policy(xrt.KernelPolicy(matmul="cpu.blas")):
-        timed_calls.by_xrt_kernel(call, place(), (q, k, v))
+        timed_calls.call_xrt_kernel(call, place(), (q, k, v))
     (expected, gradients), (found, ours) = seen
     torch.testing.assert_close(found, expected)
     for one, other in zip(ours, gradients, strict=True):
@@ -70,8 +70,8 @@ def test_without_a_gradient_none_is_computed(monkeypatch):
     monkeypatch.setattr(_core, "op_attention_backward", never)
     monkeypatch.setattr(torch.autograd, "grad", never)
     with xt.kernel_policy(xrt.KernelPolicy(matmul="cpu.blas")):
-        timed_calls.by_xrt_kernel(call, place(), (q, k, v))
-    timed_calls.natively(call, lambda: F.scaled_dot_product_attention(q, k, v))
+        timed_calls.call_xrt_kernel(call, place(), (q, k, v))
+    timed_calls.call_native(call, lambda: F.scaled_dot_product_attention(q, k, v))
 
 
 @pytest.mark.usefixtures("nothing_is_tuned")

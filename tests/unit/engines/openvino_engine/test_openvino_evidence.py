@@ -17,7 +17,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 import xpuruntime as xrt
 from xpuruntime.engines.openvino.execution_graph import Executed
-from xpuruntime.engines.openvino.naming import mentions, name_operations, plain_name
+from xpuruntime.engines.openvino.naming import mentions, name_operations, name_without_numbers
 from xpuruntime.engines.openvino.unit_attribution import share_out
 from xpuruntime.testing import models
 
@@ -316,7 +316,7 @@ class TestNames:
         names = [op.get_friendly_name() for op in graph.get_ordered_ops()]
         found = {number for name in names for number, _ in mentions(name)}
         assert found == set(range(len(info.nodes)))
-        fc = [name for name in names if plain_name(name).startswith("fc:")]
+        fc = [name for name in names if name_without_numbers(name).startswith("fc:")]
         assert len(fc) > 1, "a Gemm is several operations"
         assert sum(end for name in fc for _, end in mentions(name)) == 1
 

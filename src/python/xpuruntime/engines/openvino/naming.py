@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import NodeInfo
 
-__all__ = ["Mention", "mentions", "name_operations", "plain_name"]
+__all__ = ["Mention", "mentions", "name_operations", "name_without_numbers"]
 
 _OPEN = "xrt"
 #: Group 1 is the number, group 2 tells the operation that makes the node's own output from a step on the way.
@@ -40,7 +40,7 @@ def mentions(names: str) -> list[Mention]:
     return list(found.items())
 
 
-def plain_name(name: str) -> str:
+def name_without_numbers(name: str) -> str:
     """Return a name without the numbers in it, for people."""
     return _MARK.sub("", name)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.openvino.counters import Counted, count, idle_call_us
 from xpuruntime.engines.openvino.execution_graph import Executed, read_graph
-from xpuruntime.engines.openvino.naming import plain_name
+from xpuruntime.engines.openvino.naming import name_without_numbers
 from xpuruntime.engines.openvino.readback import effective
 from xpuruntime.engines.openvino.unit_attribution import Shares, requested_precision, share_out
 from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
@@ -178,7 +178,7 @@ class _Units:
         if apart:
             one = apart[0]
             self.notes.append(
-                f"OpenVINO says two precisions of {len(apart)} unit(s), such as {plain_name(one.name)!r}: "
+                f"OpenVINO says two precisions of {len(apart)} unit(s), such as {name_without_numbers(one.name)!r}: "
                 f"{one.node_precision}, and the kernel {one.kernel}; the kernel's is reported"
             )
         self._cut()
@@ -194,8 +194,8 @@ class _Units:
         short = [one.name for one, _ in counted if self.time(one) is None]
         if short:
             self.notes.append(
-                f"{len(short)} unit(s), such as {plain_name(short[0])!r}, have no time: they took less than a "
-                "microsecond, which OpenVINO does not tell from nothing"
+                f"{len(short)} unit(s), such as {name_without_numbers(short[0])!r}, have no time: they took less than "
+                "a microsecond, which OpenVINO does not tell from nothing"
             )
 
     def _counts(self, one: Executed) -> bool:
@@ -329,7 +329,7 @@ class _Units:
         return len(inputs) > 1 and inputs[1] not in self.makers
 
     def _id(self, name: str) -> str:
-        return self._ids(plain_name(name))
+        return self._ids(name_without_numbers(name))
 
 
 def _types_of_sources(info: ModelInfo) -> dict[str, str]:

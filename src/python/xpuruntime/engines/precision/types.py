@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-__all__ = ["BFLOAT16", "FLOAT", "FLOAT16", "NodeTypes", "Signature", "node_types", "signature", "type_name"]
+__all__ = ["BFLOAT16", "FLOAT", "FLOAT16", "NodeTypes", "Signature", "node_types", "signature", "signature_type"]
 
 UNKNOWN, FLOAT, FLOAT16, BFLOAT16 = 0, 1, 10, 16
 #: A sequence, map or optional.
@@ -70,11 +70,11 @@ class Signature(NamedTuple):
 
     def allows(self, variable: str, elem_type: int) -> bool:
         """Return whether a variable may be `elem_type`; a fixed type allows itself."""
-        name = type_name(elem_type)
+        name = signature_type(elem_type)
         return name == variable or name in self.allowed.get(variable, ())
 
 
-def type_name(elem_type: int) -> str:
+def signature_type(elem_type: int) -> str:
     """Return the name that ONNX signatures use, such as ``"tensor(float)"``."""
     import onnx
 
@@ -217,7 +217,7 @@ def _one_output(form: Signature, variable: str, bound: Mapping[str, int]) -> int
 def _fixed_types() -> dict[str, int]:
     import onnx
 
-    return {type_name(number): number for number in onnx.TensorProto.DataType.values() if number}
+    return {signature_type(number): number for number in onnx.TensorProto.DataType.values() if number}
 
 
 def _constant_type(attributes: Mapping[str, Any]) -> int:

@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.attention.call import AttentionCall
 
-__all__ = ["transforms", "xrt_call_rejection"]
+__all__ = ["transforms_and_tangents", "xrt_call_rejection"]
 
 _KIND = _private_api.transform_kinds
 
 
-def transforms(tensors: tuple[Tensor | None, ...] = ()) -> tuple[Any, ...]:
+def transforms_and_tangents(tensors: tuple[Tensor | None, ...] = ()) -> tuple[Any, ...]:
     """Return the transforms of ``torch.func`` active, outermost first, and which tensors have forward derivatives."""
     stack = call_state.transforms()
     level = _private_api.forward_level()

@@ -246,10 +246,10 @@ def _settle(
             id_: active.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
             for id_ in xrt_kernel
         }
-        candidates = [(route.kernel, lambda: timed_calls.natively(call, natively))]
-        candidates += [(id_, lambda id_=id_: timed_calls.by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
+        candidates = [(route.kernel, lambda: timed_calls.call_native(call, natively))]
+        candidates += [(id_, lambda id_=id_: timed_calls.call_by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
         candidates += [
-            (id_, lambda place=place: timed_calls.by_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
+            (id_, lambda place=place: timed_calls.call_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
             for id_, place in places.items()
         ]
         pin = CONTEXT.thread.route_pin

@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.attention.call import AttentionCall
 
-__all__ = ["by_backend", "by_xrt_kernel", "natively"]
+__all__ = ["call_by_backend", "call_native", "call_xrt_kernel"]
 
 
-def natively(call: AttentionCall, run: Callable[[], Tensor]) -> None:
+def call_native(call: AttentionCall, run: Callable[[], Tensor]) -> None:
     """Do a call by `run`, PyTorch's own choice."""
-    by_backend(call, None, run)
+    call_by_backend(call, None, run)
 
 
-def by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], Tensor]) -> None:
+def call_by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], Tensor]) -> None:
     """Do a call by `run`, where PyTorch can choose nothing but one of its kernels; ``None``: what it has enabled."""
 
     def by_this_one() -> Tensor:
@@ -38,7 +38,7 @@ def by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], Tensor
     _with_gradient(call, by_this_one)
 
 
-def by_xrt_kernel(call: AttentionCall, place: CallContext, operands: tuple[Tensor, Tensor, Tensor]) -> None:
+def call_xrt_kernel(call: AttentionCall, place: CallContext, operands: tuple[Tensor, Tensor, Tensor]) -> None:
     """Do a call by the kernel at a place; `operands` are query, key and value in four dimensions.
 
     Its gradient comes by way of autograd, as the native one's does: going there costs either of them the same.

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from observe_models import Weights, model, node
 
-from xpuruntime.engines.onnxruntime.observing.facts import device_of
+from xpuruntime.engines.onnxruntime.observing.facts import provider_device
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned, attribute_units
 from xpuruntime.evidence.sections.graph_blockers import graph_status
@@ -192,4 +192,4 @@ def test_several_partitions_are_not_told_apart():
     ],
 )
 def test_device_of_a_provider(provider, asked, device):
-    assert device_of(provider, asked) == device
+    assert provider_device(provider, asked) == device

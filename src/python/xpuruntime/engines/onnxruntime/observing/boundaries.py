@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.onnxruntime.observing.facts import device_of
+from xpuruntime.engines.onnxruntime.observing.facts import provider_device
 from xpuruntime.engines.onnxruntime.observing.node_matching import COPIES
 from xpuruntime.engines.precision.names import precision_name
 from xpuruntime.evidence.records import Boundary, Time
@@ -56,10 +56,10 @@ def boundaries_of(
         elif node.op == "Cast" and node.position in inserted:
             read = precision_name(event.inputs[0].dtype) if event.inputs else "?"
             written = precision_name(event.outputs[0].dtype) if event.outputs else "?"
-            place = device_of(event.provider, device)
+            place = provider_device(event.provider, device)
             groups.setdefault(("cast", f"{read} -> {written} on {place}"), []).append(event)
         elif node.op in _LAYOUT and (node.position in inserted or node.domain == "com.microsoft.nchwc"):
-            groups.setdefault(("layout", f"{node.op} on {device_of(event.provider, device)}"), []).append(event)
+            groups.setdefault(("layout", f"{node.op} on {provider_device(event.provider, device)}"), []).append(event)
     found = [_boundary(kind, where, events) for (kind, where), events in groups.items()]
     found += _islands(graph, seen)
     order = ("copy", "cast", "layout", "cpu_island", "sync")

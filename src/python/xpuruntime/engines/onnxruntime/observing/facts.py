@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.graph import NodeView
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 
-__all__ = ["device_of", "is_partition", "layout_of", "precision_of"]
+__all__ = ["computed_precision", "is_partition", "layout_of", "provider_device"]
 
 _PROVIDER_DEVICES = {
     "CPUExecutionProvider": "cpu",
@@ -43,7 +43,7 @@ _SPATIAL = (
 )
 
 
-def device_of(provider: str, asked: str) -> str:
+def provider_device(provider: str, asked: str) -> str:
     """Return the device that a provider stands for; its number is that of the device asked for.
 
     A provider that is not known here is taken to run on the device asked for, unless that is the CPU.
@@ -71,7 +71,7 @@ def layout_of(node: NodeView) -> str | None:
     return "nchw" if any(word in node.op for word in _SPATIAL) and node.op != "GlobalLpPool" else None
 
 
-def precision_of(event: NodeEvent, numbers: Mapping[str, int] | None = None) -> str | None:
+def computed_precision(event: NodeEvent, numbers: Mapping[str, int] | None = None) -> str | None:
     """Return the precision in which a node multiplied; of most, that is what it read and wrote.
 
     Such as ``"fp16"``, or ``"fp32->uint8"`` where these differ; ``None`` where it is not known.

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.engines.onnxruntime.observing.boundaries import boundaries_of
-from xpuruntime.engines.onnxruntime.observing.facts import device_of, is_partition, layout_of, precision_of
+from xpuruntime.engines.onnxruntime.observing.facts import computed_precision, is_partition, layout_of, provider_device
 from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
 from xpuruntime.engines.onnxruntime.observing.live import live_of
 from xpuruntime.engines.onnxruntime.observing.node_matching import is_carrier, match, source_facts
@@ -194,10 +194,10 @@ class _Joiner:
             relation = "opaque"
         written = (found.get(k) if names else k if found.get(k) == k else None for k in node.outputs)
         outputs = tuple(dict.fromkeys(k for k in written if k))
-        ran = precision_of(event, node.numbers) if event else None
+        ran = computed_precision(event, node.numbers) if event else None
         serves = shares.serves.get(node.position, [])
         wanted = self.requested.of_executed(node.op, owned, serves, outputs, ran)
-        place = device_of(provider, self.device) if provider else self.device
+        place = provider_device(provider, self.device) if provider else self.device
         return Unit(
             id=self._id(event.name if event else node.name),
             op=node.op,
@@ -247,9 +247,9 @@ class _Joiner:
             source_nodes=(),
             outputs=(),
             engine=self.engine,
-            device=device_of(event.provider, self.device),
+            device=provider_device(event.provider, self.device),
             provider=event.provider,
-            precision_run=precision_of(event),
+            precision_run=computed_precision(event),
             time=event.time,
             device_kernels=event.device_kernels,
         )

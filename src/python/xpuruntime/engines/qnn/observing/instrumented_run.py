@@ -12,7 +12,7 @@ import msgspec
 import numpy as np
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.onnxruntime.observing.facts import precision_of
+from xpuruntime.engines.onnxruntime.observing.facts import computed_precision
 from xpuruntime.engines.onnxruntime.observing.profile import read_profile
 from xpuruntime.engines.qnn.observing.records import instrumented, median_cycles, read_cycles, read_records
 from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
@@ -173,7 +173,7 @@ def _timed(unit: Unit, cycles: Mapping[str, list[int]], host: Mapping[str, NodeE
         if event is None:
             return msgspec.structs.replace(unit, status="unobservable")
         time = Time(value=event.time_us, unit="us", kind="wall", runs=event.runs)
-        return msgspec.structs.replace(unit, time=time, precision_run=precision_of(event))
+        return msgspec.structs.replace(unit, time=time, precision_run=computed_precision(event))
     series = cycles.get(unit.id)
     if not series:
         return unit

@@ -19,7 +19,7 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, traits
-from xpuruntime.pytorch.attention.limits import transforms, xrt_call_rejection
+from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import find_route, four
 from xpuruntime.pytorch.call_scope import module_paths
@@ -179,7 +179,7 @@ def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -
     kind = 0 if dropout_p == 0 else 1 if dropout_p < 1 else 2
     flags = kind | is_causal << 2 | enable_gqa << 3 | needs_grad << 4 | learns << 5 | _is_deterministic() << 6
     tensors = (query, key, value, mask)
-    layers = transforms(tensors)
+    layers = transforms_and_tangents(tensors)
     plain = not layers and not _modes() and all(type(x) in _PLAIN for x in tensors)
     known: Any = call_key(f"sdpa;{flags}", *tensors) if plain else None
     if known is None:
