@@ -19,12 +19,12 @@ from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninte
 from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
+from xpuruntime.serving.monitoring.pages import pages_of
 from xpuruntime.serving.status import ServingError
 from xpuruntime.serving.transport.access import Access, check_model, read_token
 from xpuruntime.serving.transport.gate import Gate
 from xpuruntime.serving.transport.listening import bind, read_address, shown, unusable
 from xpuruntime.serving.transport.options import TransportOptions
-from xpuruntime.serving.transport.pages import pages_of
 from xpuruntime.serving.transport.tls import Tls
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import ModelService
-    from xpuruntime.serving.transport.pages import Pages
+    from xpuruntime.serving.monitoring.pages import Pages
 
 __all__ = ["Server"]
 

@@ -104,14 +104,13 @@ def verify(
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare
     from xpuruntime.files.conflicts import refuse_overwriting
-    from xpuruntime.locks.verification.outputs import FORMATS
-    from xpuruntime.locks.verification.outputs.gitlab import REPORTS
+    from xpuruntime.locks.verification.outputs import FORMATS, GITLAB_REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
     from xpuruntime.policies.quantities import read_duration
 
     outputs = _outputs(out, tuple(FORMATS))
     if gitlab:
-        outputs += REPORTS.items()
+        outputs += GITLAB_REPORTS.items()
     named = {f"--out {format}={path}": path for format, path in outputs}
     for option, path in named.items():
         check_target(option, path)

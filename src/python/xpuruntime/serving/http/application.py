@@ -14,6 +14,7 @@ from xpuruntime.argument_types import SERVICE, check_types
 from xpuruntime.serving.http.answers import JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
+from xpuruntime.serving.monitoring.pages import pages_of
 from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.protocol.rest_response import write_response
@@ -21,14 +22,13 @@ from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.failures import failure_of
 from xpuruntime.serving.transport.gate import Gate
 from xpuruntime.serving.transport.options import TransportOptions
-from xpuruntime.serving.transport.pages import pages_of
 from xpuruntime.serving.transport.waiting import ClientGone, respond_of, response_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
 
     from xpuruntime.serving.messages import ModelService
-    from xpuruntime.serving.transport.pages import Pages
+    from xpuruntime.serving.monitoring.pages import Pages
 
 __all__ = ["Application", "asgi_app"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.locks.verification.claims import VerificationResult
 
-__all__ = ["FORMATS", "write_output"]
+__all__ = ["FORMATS", "GITLAB_REPORTS", "write_output"]
 
 
 def _to_json(result: VerificationResult) -> str:
@@ -39,6 +39,9 @@ FORMATS: dict[str, Callable[[VerificationResult], str]] = {
     "html": render_page,
     "intoto": to_in_toto,
 }
+
+#: Format to the file that GitLab reads it from: ``artifacts:reports:junit`` and ``artifacts:reports:metrics`` of a job.
+GITLAB_REPORTS = {"junit": "xrt-junit.xml", "openmetrics": "metrics.txt"}
 
 
 def write_output(result: VerificationResult, format: str, path: str | os.PathLike[str]) -> Path:
