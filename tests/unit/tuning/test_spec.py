@@ -8,6 +8,7 @@ import jsonschema
 import pytest
 import yaml
 
+import xpuruntime as xrt
 from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy
@@ -169,3 +170,9 @@ def test_changes_make_a_policy():
         "execution.provider_options.a.y": "2",
         "kernels.matmul": "cpu",
     }
+
+
+@pytest.mark.parametrize("budget", [0, -1.0, float("nan"), float("inf"), 1e308, 10**400, -(10**400)])
+def test_budgets_that_are_none(budget):
+    with pytest.raises(PolicyError, match="is out of range; a duration is from 1ms to 168h"):
+        xrt.tune(xrt.demo_model_path(), inputs="random", budget=budget)
