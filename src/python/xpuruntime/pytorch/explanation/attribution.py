@@ -271,12 +271,12 @@ class _Joining:
         return any(self._kinds[kind].op == what.op for kind in node.below or ())
 
     def _only_leads(self, node: HostEvent) -> bool:
-        """Say whether an operator was called again by its own name or another's before it was recorded.
+        """Say whether an operator was called again by its own name or another's before it was recorded, or cut short.
 
         So are the operators that the transforms of ``torch.func`` take: once for each, and then for their result.
         """
         what = uncovered_operator(node.name) or decomposed_operator(node.name)
-        return what is not None and self._leads(node, what)
+        return what is not None and (self._leads(node, what) or _cut_short(node, what))
 
 
 def _cut_short(node: HostEvent, uncovered: UncoveredKernel) -> bool:
