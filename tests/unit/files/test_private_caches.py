@@ -202,7 +202,8 @@ def test_a_user_without_a_home(tmp_path: Path) -> None:
     }
     # Imported as root, since the interpreter may lie in root's home; then the user changes.
     code = (
-        "import numpy, onnx, onnxruntime, packaging.requirements, xpuruntime\nimport xpuruntime.inference\n" + NO_HOME
+        "import csv, numpy, onnx, onnxruntime, packaging.requirements, xpuruntime\nimport xpuruntime.inference\n"
+        + NO_HOME
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path,

@@ -253,6 +253,7 @@ try:
     refused = interpreters.run_string(one, "import xpuruntime._core")
 except Exception as error:
     refused = error
-assert "works in the main interpreter" in str(refused), refused
+words = "works in the main interpreter", "does not support loading in subinterpreters"  # Python 3.13's
+assert any(one in str(refused) for one in words), refused
 interpreters.destroy(one)
 """)
