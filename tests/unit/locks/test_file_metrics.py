@@ -245,3 +245,9 @@ def test_a_disk_that_is_full_is_named(tmp_path):
     with pytest.raises(OSError, match="No space left on device") as raised:
         write_array(path, np.zeros(100_000), "x")
     assert raised.value.filename == str(path)
+
+
+def test_two_metrics_of_one_name_are_refused(digits):
+    metrics = [Metric("top1", lambda run: 1.0, 0.5), Metric("top1", lambda run: 0.0, 0.5)]
+    with pytest.raises(InputError, match="two metrics are named 'top1'"):
+        xrt.verify(digits, CPU, only=["accuracy"], metrics=metrics)

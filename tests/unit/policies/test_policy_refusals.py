@@ -314,7 +314,7 @@ YAML = [
         "1:43: kernels.rules[0].match.phase[1]: 'trian' is not a valid value; did you mean 'train'?",
     ),
     # YAML itself
-    ("", "1:1: the file is empty; a policy is a mapping such as 'mode: strict'"),
+    ("", "1:1: the file is empty. Fix: state a key, such as 'mode: strict' in a policy"),
     ("# only a comment\n", "1:1: the file is empty"),
     ("---\n...\n", "2:1: expected a mapping such as {schema: ...}, got nothing"),
     ("just text", "1:1: expected a mapping such as {schema: ...}, got text 'just text'"),

@@ -32,7 +32,7 @@ JSON = [
     ('{"accuracy": {"rtol": -Infinity}}', "1:23: not valid JSON: expected a value, found '-'"),
     ('{"accuracy": {"rtol": 1e999}}', "1:23: accuracy.rtol: the number inf is out of range"),
     ('{"accuracy": {"rtol": ' + "9" * 5000 + "}}", "1:23: not valid JSON: a number with too many digits"),
-    ("", '1:1: the file is empty; a policy is a mapping such as {"mode": "strict"}'),
+    ("", '1:1: the file is empty. Fix: state a key, such as {"mode": "strict"} in a policy'),
     (" \n ", "1:1: the file is empty"),
     ("[]", "1:1: expected a mapping such as {schema: ...}, got a list"),
     ("null", "1:1: expected a mapping such as {schema: ...}, got nothing"),

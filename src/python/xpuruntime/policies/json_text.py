@@ -27,7 +27,7 @@ def read_json(text: str) -> Node:
     reader = _Reader(text)
     start = reader.skip(0)
     if start == len(text):
-        raise Refused('the file is empty; a policy is a mapping such as {"mode": "strict"}').at(Node(1, 1))
+        raise Refused('the file is empty. Fix: state a key, such as {"mode": "strict"} in a policy').at(Node(1, 1))
     node, end = reader.value(start, 0)
     end = reader.skip(end)
     if end != len(text):

@@ -54,7 +54,7 @@ def read_yaml(text: str) -> Node:
     except (yaml.YAMLError, UnicodeError) as error:
         raise Refused(f"not valid YAML: {' '.join(str(error).split())}") from None
     if builder.root is None:
-        raise Refused("the file is empty; a policy is a mapping such as 'mode: strict'").at(Node(1, 1))
+        raise Refused("the file is empty. Fix: state a key, such as 'mode: strict' in a policy").at(Node(1, 1))
     return builder.root
 
 

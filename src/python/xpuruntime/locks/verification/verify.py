@@ -202,6 +202,8 @@ def verify(
             found = one if isinstance(one, Metric) else read_metric(one, limits.metrics, metric_timeout)
             if isinstance(found, FileMetric):
                 processes.callback(found.process.close)
+            if any(found.name == other.name for other in read):
+                raise InputError(f"two metrics are named {found.name!r}, and claims have their names. Fix: rename one")
             read.append(found)
         start = time.perf_counter()
         try:
