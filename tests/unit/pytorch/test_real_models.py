@@ -99,6 +99,52 @@ def test_generate(name):
     assert "cpu.reference" in {one.chosen for one in xrt.decisions()}
 
 
+def test_generate_with_a_static_cache_under_a_strict_policy():
+    torch.manual_seed(0)
+    model = FAMILIES["llama"].make().eval()
+    ids = torch.randint(3, 64, (2, 4))
+    options = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0, "cache_implementation": "static"}
+    expected = model.generate(ids, **options)
+    strict = xrt.Policy(mode="strict", kernels={"matmul": "cpu.blas", "rms_norm": "cpu.vectorised"})
+    with xt.kernel_policy(strict), xt.explain() as found:
+        assert torch.equal(model.generate(ids, **options), expected)
+    products = {(row.resolved, row.status) for row in found.rows if row.op == "matmul"}
+    assert products == {("cpu.blas", "honoured")}
+    assert {row.status for row in found.rows} <= {"honoured", "default", "other"}
+
+
+def test_adapters_that_are_put_in_between_two_steps():
+    class Adapted(torch.nn.Module):
+        def __init__(self, base):
+            super().__init__()
+            self.base = base
+            self.a = torch.nn.Parameter(0.1 * torch.randn(2, base.in_features))
+            self.b = torch.nn.Parameter(0.1 * torch.randn(base.out_features, 2))
+
+        def forward(self, x):
+            return self.base(x) + (x @ self.a.T) @ self.b.T
+
+    def prepare(model):
+        turns = []
+
+        def called(**batch):
+            if turns:
+                for layer in model.model.layers:
+                    layer.self_attn.q_proj = Adapted(layer.self_attn.q_proj)
+            turns.append(1)
+            return model(**batch)
+
+        return called
+
+    expected, _ = losses("llama", prepare)
+    with xt.kernel_policy(policy("llama", mode="strict")), xt.explain() as found:
+        actual, _ = losses("llama", prepare)
+    close(actual, expected)
+    assert {row.status for row in found.rows if row.op == "matmul"} == {"honoured"}
+    used = {row.resolved for row in found.rows if row.module == "model.layers.1.self_attn.q_proj"}
+    assert used == {"cpu.reference"}
+
+
 @pytest.mark.usefixtures("inductor_is_new")
 @pytest.mark.parametrize("name", ["llama"])
 def test_compiled(name):
