@@ -8,7 +8,8 @@ import json
 
 import jsonschema
 import pytest
-from test_policy_refusals import JSON, YAML
+from test_policy_refusals import YAML
+from test_policy_refusals_json import JSON
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy, policy_schema
