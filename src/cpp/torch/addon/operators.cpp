@@ -320,7 +320,7 @@ struct Attention : AnyOperator {
     static PyObject* const op = imported("xpuruntime._core", "op_attention");
     static PyObject* const top_left = py::str("top_left").release().ptr();
     static PyObject* const transforms =
-        imported("xpuruntime.pytorch.attention.limits", "transforms");
+        imported("xpuruntime.pytorch.attention.limits", "transforms_and_tangents");
     // What maps or differentiates the call looks on in Python.
     if (py::len(checked(PyObject_CallNoArgs(transforms))) > 0) return {};
     const Tensor out = at::empty_like(query);
