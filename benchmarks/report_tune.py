@@ -47,8 +47,8 @@ def tuned_policies(record: dict[str, Any]) -> Section:
         text += f"\n{record['remark']}\n"
     if remarks:
         text += (
-            f"\nOther programs ran beside it: {'; '.join(remarks)}. That widens the intervals, and favours policies "
-            "with few threads.\n"
+            f"\nThe machine was loaded, by the sessions themselves or by other programs: {'; '.join(remarks)}. That of "
+            "others widens the intervals, and favours policies with few threads.\n"
         )
     return Section("Tuned policies on cpu", text, tuple(checks))
 
