@@ -61,7 +61,7 @@ def duel(measured: Callable[[int], Sequence[float] | None], decide: Decide, *, f
     split: list[tuple[float, float]] = []
     won: bool | None = None
     gain: Ratio | None = None
-    ended = "rounds"
+    ended = "decide.rounds allows no more"
 
     def look() -> tuple[bool | None, Ratio | None]:
         if len(times) < 3:
