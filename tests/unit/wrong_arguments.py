@@ -40,7 +40,7 @@ def bare_errors(
     finish: Callable[[Any], None] = lambda made: None,
     more: tuple[Any, ...] = (),
 ) -> list[str]:
-    """Return the calls whose error is not of xpuruntime; `finish` is called with the results of the others."""
+    """Return the calls that raise an error other than an `XpuRuntimeError`; `finish` gets what a call returned."""
     bare = []
     flags = {one.name for one in inspect.signature(function).parameters.values() if one.annotation in (bool, "bool")}
     for parameter in (*_parameters(function), "misspelt"):

@@ -14,12 +14,10 @@ from __future__ import annotations
 
 import threading
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from xpuruntime import _core
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
+from xpuruntime.runtime.interruptible_waits import ConditionVariable
 
 __all__ = ["between_captures", "capturing_alone", "new_turn", "no_capture"]
 
@@ -31,8 +29,8 @@ _turns: list[weakref.ref[Any]] = []
 _working: set[object] = set()
 _waiting: set[object] = set()
 _capturing: set[object] = set()
-#: Locked locks of threads that wait for a change.
-_waiters: list[Any] = []
+#: That any of these changed.
+_change = ConditionVariable(_lock)
 
 
 def new_turn() -> Any:
@@ -44,25 +42,6 @@ def new_turn() -> Any:
     return turn
 
 
-def _wait_to(claim: Callable[[], bool]) -> None:
-    """Call `claim` under the lock, now and after each change, until it says yes."""
-    while True:
-        waiter = threading.Lock()
-        waiter.acquire()
-        with _lock:
-            if claim():
-                return
-            _waiters.append(waiter)
-        waiter.acquire()
-
-
-def _changed() -> None:
-    for waiter in _waiters:
-        if waiter.locked():  # not when an interruption came in between, and all is done again
-            waiter.release()
-    _waiters.clear()
-
-
 class _BesideNoCapture:
     """A block that no capture may be beside; `_claim` says when it may begin."""
 
@@ -70,13 +49,13 @@ class _BesideNoCapture:
         raise NotImplementedError
 
     def _enter(self) -> None:
-        _wait_to(self._claim)
+        _change.wait_for(self._claim)
 
     def _leave(self, *_: object) -> None:
         with _lock:
             _working.discard(self)
             if not _working:
-                _changed()
+                _change.notify_all()
 
     __enter__ = _core.guarded(_enter, _leave)
     __exit__ = _core.guarded(_leave, _leave)
@@ -113,7 +92,7 @@ class capturing_alone:  # noqa: N801 - used like a function
         self._held: list[Any] = []
 
     def _enter(self) -> None:
-        _wait_to(self._claim)
+        _change.wait_for(self._claim)
         _core.call_aside(self._acquire)
 
     def _claim(self) -> bool:
@@ -130,7 +109,7 @@ class capturing_alone:  # noqa: N801 - used like a function
         with _lock:
             _waiting.discard(self)
             _capturing.discard(self)
-            _changed()
+            _change.notify_all()
 
     def _acquire(self) -> None:
         for turn in self._sessions:
