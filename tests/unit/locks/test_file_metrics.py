@@ -15,8 +15,8 @@ from verify_cases import CPU, only_claim
 
 import xpuruntime as xrt
 from xpuruntime.errors import InputError
+from xpuruntime.locks.verification.metric_worker.passed_values import read_value, write_value
 from xpuruntime.locks.verification.sections.metrics import Metric
-from xpuruntime.locks.verification.sections.passed_values import read_value, write_value
 from xpuruntime.locks.worker_side.xrt_session_worker import write_array
 
 HANGS = ["while True: pass", "import ctypes; ctypes.PyDLL(None).sleep(600)", "import time; time.sleep(600)"]

@@ -12,8 +12,8 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
-from xpuruntime.locks.verification.sections.metric_process import MetricFailed, MetricProcess
-from xpuruntime.locks.verification.sections.metric_side import number_of, said
+from xpuruntime.locks.verification.metric_worker.process import MetricFailed, MetricProcess
+from xpuruntime.locks.verification.metric_worker.worker_side import number_of, said
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

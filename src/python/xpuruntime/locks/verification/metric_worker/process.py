@@ -12,7 +12,7 @@ import xpuruntime
 from xpuruntime.errors import InputError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.verification.claim_codes import ClaimCode
-from xpuruntime.locks.verification.sections.passed_values import read_value, write_value
+from xpuruntime.locks.verification.metric_worker.passed_values import read_value, write_value
 from xpuruntime.measuring.worker import Worker
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MetricFailed", "MetricProcess"]
 
-_SIDE = "xpuruntime.locks.verification.sections.metric_side"
+_SIDE = "xpuruntime.locks.verification.metric_worker.worker_side"
 #: Seconds within which the process has imported xpuruntime.
 _START = 120.0
 _PACKAGES = Path(xpuruntime.__file__).parents[1]

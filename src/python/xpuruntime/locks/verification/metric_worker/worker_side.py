@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import errors
-from xpuruntime.locks.verification.sections.passed_values import read_value, write_value
+from xpuruntime.locks.verification.metric_worker.passed_values import read_value, write_value
 
 if TYPE_CHECKING:
     from collections.abc import Callable
