@@ -196,15 +196,18 @@ def compare(
     )  # fmt: skip
 
 
-def look_rounds(first: int, last: int, *, confidence: float = 0.99, family: int = 1) -> tuple[int, ...]:
-    """Return after how many rounds data are looked at, each time with a third more.
+def look_rounds(first: int, last: int, *, most: int = 0, confidence: float = 0.99, family: int = 1) -> tuple[int, ...]:
+    """Return after how many rounds data are looked at: each time a third more, and after `last` twice as many.
 
     None comes before the sign test can decide at all: with fewer rounds even unanimous ones have too large a p-value.
-    One look more, at whatever round the budget ends, is allowed for.
+    One look more, at whatever round the budget ends, is allowed for. No look is after `most` rounds, or after `last`
+    where that is more.
     """
     found: list[int] = []
     while True:
         looks = growing_rounds(max(first, len(found) and _least(len(found) + 1, confidence, family)), last)
+        while looks[-1] < most:
+            looks.append(min(2 * looks[-1], most))
         if len(looks) <= len(found) or looks == found:
             return tuple(looks)
         found = looks

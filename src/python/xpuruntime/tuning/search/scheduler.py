@@ -16,7 +16,7 @@ import msgspec
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.statistics import look_rounds, runs_required
+from xpuruntime.measuring.statistics import runs_required
 from xpuruntime.tuning.result.progress import TuneProgress
 from xpuruntime.tuning.search.candidate_state import CandidateState, exit_text, gain_from_ratio
 from xpuruntime.tuning.search.planner import Rejected
@@ -310,8 +310,9 @@ class TrialScheduler:
             return
         leader = self._leader()
         seconds = max(control.seconds, self._states[leader].trial.seconds if leader is not None else 0.0)
-        looks = look_rounds(*spec.decide.rounds, confidence=spec.decide.confidence)
-        needed = looks[0] * (2.5 * seconds + 0.2) + (_TESTS * seconds if self._grade != "none" else 0.0)
+        needed = spec.decide.duel_looks(1)[0] * (2.5 * seconds + 0.2) + (
+            _TESTS * seconds if self._grade != "none" else 0.0
+        )
         if spec.constraints.latency_p99 is not None:
             needed += 2 * min(TAIL_SECONDS, 2 * runs_required(0.99) * (control.run or 0.0))
         self._reserve = min(_RESERVE * spec.budget.time, needed)

@@ -15,7 +15,7 @@ import msgspec
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.statistics import runs_required
 from xpuruntime.tuning.search.candidate_state import FINAL, op_share
-from xpuruntime.tuning.search.duel import DuelResult, duel
+from xpuruntime.tuning.search.duel import Duel
 from xpuruntime.tuning.search.planner import Rejected
 from xpuruntime.tuning.search.scheduler import TAIL_SECONDS, TrialScheduler
 from xpuruntime.tuning.trial import CONTROL, CandidateFailed, OutOfTime
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.tuning.result.tune_result import CandidateResult, Ratio
     from xpuruntime.tuning.search.candidate_state import CandidateState
+    from xpuruntime.tuning.search.duel import DuelResult
     from xpuruntime.tuning.search.planner import Planned
     from xpuruntime.tuning.search.space import Point
 
@@ -200,35 +201,47 @@ class Search(TrialScheduler):
             return self._outcome("undecided", f"the policy that was given could not be measured: {control.reason}")
         ranked = self._finalists(kept=kept)
         open_ = sum(self._states[name].code == CandidateCode.UNDECIDED for name in ranked)
-        family, duels, first, undecided = min(max(open_, 1), _FINALISTS), 0, None, ""
+        family, most = min(max(open_, 1), _FINALISTS), self._spec.decide.rounds[1]
+        duels: dict[str, Duel] = {}
+        ended: dict[str, DuelResult] = {}
         for name in ranked:
             state = self._states[name]
             if duels and state.code != CandidateCode.UNDECIDED:
                 continue  # it lost to one that lost a duel
-            if duels == family or not self._meets_constraints(state):
+            if len(duels) == family or not self._meets_constraints(state):
                 continue
             self._counts["finalists"] += 1
             if not kept:
                 reason = f"the policy that was given does not keep the constraints ({control.reason}), and {name} does"
-                gain = self._duel(name, 1).gain if control.trial.code is None else None
+                gain = self._duel(name, 1).run(most).gain if control.trial.code is None else None
                 return self._winner(name, reason, gain)
-            duels += 1
-            won, gain, ended, failed = self._duel(name, family)
-            first = first or gain
-            if won:
-                return self._winner(name, f"{name} won the final duel in fresh processes", gain)
-            state.gain = gain or state.gain
-            if won is None:
-                state.reason = f"the final duel did not decide: {ended}"
-                led = f"{name} led" + ("" if gain is None else f" by {gain} so far")
-                undecided = undecided or f"{led}, and the final duel did not decide: {ended}"
-            elif failed is not None:
-                state.code, state.reason = failed, f"in the final duel, {ended}"
-            else:
-                state.code, state.reason = CandidateCode.NOT_FASTER, "it did not keep its lead in the final duel"
+            duels[name] = self._duel(name, family)
+            if self._go_on(name, duels[name], most, ended):
+                return self._winner(name, f"{name} won the final duel in fresh processes", ended[name].gain)
+        for name in [one for one, found in ended.items() if found.won is None]:  # in what is left of the budget
+            if self._go_on(name, duels[name], self._spec.decide.most_duel_rounds, ended):
+                return self._winner(name, f"{name} won the final duel in fresh processes", ended[name].gain)
         if not kept:
             return self._outcome("none", "no candidate keeps the constraints")
-        return self._outcome("undecided", undecided, gain=first) if undecided else self._no_winner(first)
+        gain = next((found.gain for found in ended.values()), None)
+        for name, found in ended.items():
+            if found.won is None:
+                led = f"{name} led" + ("" if found.gain is None else f" by {found.gain} so far")
+                return self._outcome("undecided", f"{led}, and the final duel did not decide: {found.ended}", gain=gain)
+        return self._no_winner(gain)
+
+    def _go_on(self, name: str, duel: Duel, most: int, ended: dict[str, DuelResult]) -> bool:
+        """Go on with the duel of a finalist for at most so many rounds, and return whether it won."""
+        state, found = self._states[name], duel.run(most)
+        ended[name] = found
+        state.gain = found.gain or state.gain
+        if found.won is None:
+            state.reason = f"the final duel did not decide: {found.ended}"
+        elif found.failed is not None:
+            state.code, state.reason = found.failed, f"in the final duel, {found.ended}"
+        elif not found.won:
+            state.code, state.reason = CandidateCode.NOT_FASTER, "it did not keep its lead in the final duel"
+        return bool(found.won)
 
     def _no_winner(self, gain: Ratio | None) -> Outcome:
         open_ = [name for name, state in self._states.items() if state.code == CandidateCode.UNDECIDED]
@@ -305,8 +318,8 @@ class Search(TrialScheduler):
         state.code, state.reason = (CandidateCode.CONTROL, reason) if state.candidate.id == CONTROL else (code, reason)
         return False
 
-    def _duel(self, name: str, family: int) -> DuelResult:
-        """Race a finalist against the policy that was given; `family` is how many such duels there may be."""
+    def _duel(self, name: str, family: int) -> Duel:
+        """Return the duel of a finalist against the policy that was given; `family` is how many there may be."""
         executor = self._measurements.main_executor
         decide, pair = self._spec.decide, (self._states[CONTROL].candidate, self._states[name].candidate)
 
@@ -314,14 +327,14 @@ class Search(TrialScheduler):
             key = f"duel/{name}/{number}"
             if not self._measurements.due(key, self._spec.budget.time):
                 return None
-            self._report("duel", executor, (CONTROL, name), number, decide.rounds[1])
+            self._report("duel", executor, (CONTROL, name), number, decide.most_duel_rounds)
             try:
                 figures: list[float] = self._measurements.measure(executor, key, lambda: executor.measure_fresh(pair))
             except OutOfTime:
                 return None
             return figures
 
-        return duel(measured, decide, family=family, seed=self._spec.seed)
+        return Duel(measured, decide, family=family, seed=self._spec.seed)
 
     def _promising(self, points: Sequence[Point]) -> list[Point]:
         """Return the points that may still win, and note how many were left out."""

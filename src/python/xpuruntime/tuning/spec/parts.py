@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.measuring.statistics import LEAST_GAIN
+from xpuruntime.measuring.statistics import LEAST_GAIN, look_rounds
 from xpuruntime.policies import AccuracyPolicy
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.document import Node
@@ -236,17 +236,34 @@ class Decide(PolicyValue, frozen=True, kw_only=True):
         Of the result, from 0.5 to 0.9999.
     rounds : tuple of int
         Fewest rounds before anything is decided, and most of one race.
+    duel_rounds : int or None
+        Most rounds of the final duel of a finalist, as far as the budget goes; left out, four times those of a race.
+        All finalists first have as many rounds as a race.
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "min_effect": Percentage("Smallest gain that makes a winner.", most=1.0),
         "confidence": Number(0.5, 0.9999, "Confidence of the result."),
         "rounds": Rounds("Fewest and most rounds of a race."),
-    }
+        "duel_rounds": Integer(3, 100_000, "Most rounds of a final duel; left out, four times those of a race.",
+                               optional=True),
+    }  # fmt: skip
 
     min_effect: float = LEAST_GAIN
     confidence: float = 0.99
     rounds: tuple[int, int] = (7, 61)
+    duel_rounds: int | None = None
+
+    @property
+    def most_duel_rounds(self) -> int:
+        """Most rounds of a final duel."""
+        return self.duel_rounds or 4 * self.rounds[1]
+
+    def duel_looks(self, family: int) -> tuple[int, ...]:
+        """After how many rounds each of so many final duels may be decided."""
+        least, last = self.rounds
+        most = self.most_duel_rounds
+        return look_rounds(least, min(last, most), most=most, confidence=self.confidence, family=family)
 
 
 class RayPlacement(PolicyValue, frozen=True, kw_only=True):
