@@ -5,13 +5,13 @@
     python benchmarks/bench_serving_gpu.py --out results
     python benchmarks/bench_serving_gpu.py --device cpu --small --seconds 1
 
-Raw is the best of all batch sizes, each run by one thread and by two: `run` on NumPy arrays, and on CUDA also a
-replayed graph on arrays that stay on the device. The best `run` is timed again before and after the served requests,
-for as long as those, and their share is of the mean of both. So is the best `run` with no more rows at a time than
-there are requests: two threads with 64 rows each have twice as many. Served are requests of one row, so many at a time:
-handed to the models in this process, and over HTTP with binary tensors from client processes. Answers are compared with
-those of the raw session when all have come. At the end two models share one memory budget, with room for both, and for
-one.
+Raw is the best of all batch sizes, each run by one thread and by two: `run` on NumPy arrays, and on CUDA also
+replayed graphs of one session and of two on arrays that stay on the device. The best `run` is timed again before and
+after the served requests, for as long as those, and their share is of the mean of both. So is the best `run` with no
+more rows at a time than there are requests: two threads with 64 rows each have twice as many. Served are requests of
+one row, so many at a time: handed to the models in this process, and over HTTP with binary tensors from client
+processes. Answers are compared with those of the raw session when all have come. At the end two models share one memory
+budget, with room for both, and for one.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -43,6 +43,9 @@ from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.rest_client import write_request
 from xpuruntime.serving.status import ServingError
 
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 TARGET = 0.9
 CONCURRENCY = (1, 16, 64)
 KEPT = 256
@@ -51,12 +54,16 @@ KEPT = 256
 class Case:
     """A model file, its requests, and the right answers."""
 
-    def __init__(self, name: str, made: tuple[bytes, dict[str, tuple[int, ...]]], folder: Path, words: int) -> None:
+    def __init__(
+        self, name: str, made: tuple[bytes, dict[str, tuple[int, ...]]], folder: Path, words: int, requests: int
+    ) -> None:
         data, rows = made
+        #: At a time, at most.
+        self.requests = requests
         self.name, self.path = name, str(folder / f"{name}.onnx")
         Path(self.path).write_bytes(data)
         ((self.input, row),) = rows.items()
-        self.rows = rows_of(self.input, row, max(CONCURRENCY), words)
+        self.rows = rows_of(self.input, row, requests, words)
         self.datatype = "INT64" if self.rows.dtype == np.int64 else "FP32"
         self.answers = np.empty(0)
 
@@ -91,13 +98,13 @@ class Raw:
         feeds = {self.case.input: np.resize(self.case.rows, (size, *self.case.rows.shape[1:]))}
         for _ in range(3):
             self.session.run(None, feeds)
-        return rate(lambda: self.session.run(None, feeds), size, seconds, threads)
+        return rate([lambda: self.session.run(None, feeds)] * threads, size, seconds)
 
     def rates(self, sizes: list[int], seconds: float) -> dict[str, float]:
         """Return rows a second by batch size and threads."""
         found = {(size, threads): self.rate(size, threads, seconds) for size in sizes for threads in (1, 2)}
         self.best = max(found, key=found.__getitem__)
-        within = [one for one in found if one[0] * one[1] <= max(CONCURRENCY)]
+        within = [one for one in found if one[0] * one[1] <= self.case.requests]
         self.best_within = max(within, key=found.__getitem__)
         return {f"{size} rows, {threads} threads": value for (size, threads), value in found.items()}
 
@@ -107,25 +114,29 @@ class Raw:
 
 
 def graph_rates(case: Case, device: str, sizes: list[int], seconds: float) -> dict[str, float]:
-    """Return rows a second of replayed graphs by batch size, on arrays that stay on the device."""
+    """Return rows a second of replayed graphs by batch size and sessions, on arrays that stay on the device."""
     found: dict[str, float] = {}
     if device == "cpu":
         return found
-    graphs = ort.InferenceSession(case.path, providers=provider(device, enable_cuda_graph="1"))
+    sessions = [ort.InferenceSession(case.path, providers=provider(device, enable_cuda_graph="1")) for _ in range(2)]
     for number, size in enumerate(sizes, 1):
-        given = np.resize(case.rows, (size, *case.rows.shape[1:]))
-        binding, options = graphs.io_binding(), ort.RunOptions()
-        options.add_run_config_entry("gpu_graph_id", str(number))
-        value = ort.OrtValue.ortvalue_from_numpy(given, "cuda", 0)
-        shape = [size, *case.answers.shape[1:]]
-        binding.bind_ortvalue_input(case.input, value)
-        output = ort.OrtValue.ortvalue_from_shape_and_type(shape, np.float32, "cuda", 0)
-        binding.bind_ortvalue_output(graphs.get_outputs()[0].name, output)
-        for _ in range(3):
-            graphs.run_with_iobinding(binding, options)
-        run = partial(graphs.run_with_iobinding, binding, options)
-        found[str(size)] = rate(run, size, seconds, 1)
+        runs = [graph_run(case, session, number, size) for session in sessions]
+        for count in (1, 2):
+            found[f"{size} rows, {count} sessions"] = rate(runs[:count], size, seconds)
     return found
+
+
+def graph_run(case: Case, session: Any, number: int, size: int) -> Callable[[], Any]:
+    """Return what replays the graph of a batch size."""
+    given = np.resize(case.rows, (size, *case.rows.shape[1:]))
+    binding, options = session.io_binding(), ort.RunOptions()
+    options.add_run_config_entry("gpu_graph_id", str(number))
+    binding.bind_ortvalue_input(case.input, ort.OrtValue.ortvalue_from_numpy(given, "cuda", 0))
+    output = ort.OrtValue.ortvalue_from_shape_and_type([size, *case.answers.shape[1:]], np.float32, "cuda", 0)
+    binding.bind_ortvalue_output(session.get_outputs()[0].name, output)
+    for _ in range(3):
+        session.run_with_iobinding(binding, options)
+    return partial(session.run_with_iobinding, binding, options)
 
 
 def settings_of(cases: list[Case], args: argparse.Namespace, policy: Path, **more: Any) -> ServeSettings:
@@ -227,10 +238,13 @@ def main() -> None:
     parser.add_argument("--delay", type=int, default=2000, help="max_queue_delay_us: with 0, batches are not filled")
     parser.add_argument("--instances", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=4.0)
+    parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY, help="requests at a time")
+    parser.add_argument("--models", nargs="+", default=["resnet", "encoder"], choices=("resnet", "encoder"))
     parser.add_argument("--out")
     args = parser.parse_args()
     execution = {"engine": "onnxruntime", "device": args.device}
     execution |= {"cuda_graph": args.graph} if args.device != "cpu" else {}
+    most = max(args.concurrency)
     sizes = [size for size in (1, 2, 4, 8, 16, 32, 64) if size <= 2 * args.batch]
     settings = {name: value for name, value in vars(args).items() if name != "out"}
     body: dict[str, Any] = {"settings": {**settings, "policy": execution}, "target": TARGET, "models": {}}
@@ -241,7 +255,8 @@ def main() -> None:
         made = (resnet((1, 1, 1), 32, 32, 10), encoder(2, 256, 4, 100, 16)) if args.small else (resnet(), encoder())
         words = 100 if args.small else 30522
         raws: dict[str, Raw] = {}
-        cases = [Case("resnet", made[0], folder, words), Case("encoder", made[1], folder, words)]
+        named = zip(("resnet", "encoder"), made, strict=True)
+        cases = [Case(name, one, folder, words, most) for name, one in named if name in args.models]
         for case in cases:
             raws[case.name] = raw = Raw(case, args.device)
             rates = {"run": raw.rates(sizes, args.seconds / 8)}
@@ -254,22 +269,22 @@ def main() -> None:
                     row = body["models"][case.name]
                     row["memory"] = models.evidence(case.name, "evidence")["host_memory"]
                     raws[case.name].measure_peak(args.seconds)
-                    for many in CONCURRENCY:
+                    for many in args.concurrency:
                         row["served"][many] = served_here(models, case, many, args.seconds)
                     raws[case.name].measure_peak(args.seconds)
-                    for many in CONCURRENCY:
+                    for many in args.concurrency:
                         row["http"][many] = served_http(server.http_address, case, many, args.seconds, folder)
                     row["raw"]["peaks"] = raws[case.name].peaks
                     row["raw"]["peaks_within"] = raws[case.name].peaks_within
                     row["dispatches"] = models.evidence(case.name, "evidence")["dispatches"]
-        body["budget"] = shared_budget(cases, args, policy)
+        body["budget"] = shared_budget(cases, args, policy) if len(cases) == 2 else {}
     print(f"{'model':<8} {'what':<22} {'rows/s':>9} {'p50 ms':>8} {'p99 ms':>8} {'of raw':>7} {'within':>7}")
     for name, row in body["models"].items():
         peak, within = (sum(row["raw"][key]) / len(row["raw"][key]) for key in ("peaks", "peaks_within"))
         print(f"{name:<8} {'raw run, peak':<22} {peak:9.0f}")
-        print(f"{name:<8} {f'raw run, {max(CONCURRENCY)} rows':<22} {within:9.0f}")
-        if row["raw"]["graph"]:
-            print(f"{name:<8} {'raw graph, no copies':<22} {max(row['raw']['graph'].values()):9.0f}")
+        print(f"{name:<8} {f'raw run, {most} rows':<22} {within:9.0f}")
+        for label, value in row["raw"]["graph"].items():
+            print(f"{name:<8} {f'graph, {label}':<28} {value:9.0f} {value / peak:7.2f}")
         for way in ("served", "http"):
             for many, one in row[way].items():
                 share = one["share"] = one["rows_per_second"] / peak

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.measuring.rounds import rounds_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 RESULTS = Path(__file__).parent / "results"
 _PACKAGES = ("xpuruntime", "onnxruntime", "onnxruntime-gpu", "numpy", "torch", "torchvision", "cupy-cuda13x", "onnx")
@@ -70,18 +70,18 @@ def interleaved(
     return {name: [seconds * 1e6 for seconds in times] for name, times in found.items()}
 
 
-def rate(run: Callable[[], Any], rows: int, seconds: float, threads: int) -> float:
-    """Return rows a second of a function that threads call over and over."""
-    counts = [0] * threads
+def rate(runs: Sequence[Callable[[], Any]], rows: int, seconds: float) -> float:
+    """Return rows a second of functions, each called over and over by a thread of its own."""
+    counts = [0] * len(runs)
     stop = time.perf_counter() + seconds
 
     def work(index: int) -> None:
         while time.perf_counter() < stop:
-            run()
+            runs[index]()
             counts[index] += 1
 
     start = time.perf_counter()
-    workers = [threading.Thread(target=work, args=(index,)) for index in range(threads)]
+    workers = [threading.Thread(target=work, args=(index,)) for index in range(len(runs))]
     for one in workers:
         one.start()
     for one in workers:

@@ -153,7 +153,7 @@ def served_models(record: dict[str, Any]) -> Section:
             )
         if model["raw"]["graph"]:
             size, rate = max(model["raw"]["graph"].items(), key=lambda pair: pair[1])
-            rows.append([f"raw graph, {size} rows, no copies", f"{rate:,.0f}", "-", "-", number(rate / peak)])
+            rows.append([f"raw graph, {size}, no copies", f"{rate:,.0f}", "-", "-", number(rate / peak)])
         for way, label in (("served", "in this process"), ("http", "HTTP")):
             rows += [
                 [f"{label}, {many} at a time", f"{one['rows_per_second']:,.0f}", number(one["p50_ms"]),
@@ -177,7 +177,7 @@ def served_models(record: dict[str, Any]) -> Section:
         f"each, policy `{json.dumps(settings['policy'])}`. Clients over HTTP are processes of the same machine. "
         "Answers were compared with those of the raw session.\n\n"
         + "\n".join(parts)
-        + f"\n{_budget(record['budget'])}"
+        + (f"\n{_budget(record['budget'])}" if record["budget"] else "")
         + (f"\n{target_table(checks)}" if checks else "")
     )
     return Section(f"Served models on {settings['device']}", text, tuple(checks))
