@@ -193,6 +193,7 @@ def measure_case(name: str, case: Case, options: argparse.Namespace, device: tor
     for variant in set(samples) - {TUNED}:
         found = compare(samples[TUNED], samples[variant])
         result["ratios"][variant] = [found.ratio, found.low, found.high]
+    tuned.reset()  # else NCCL waits for its graphs when the process group ends
     overhead = next((row for row in tuned.candidates if row.name == OVERHEAD), None)
     if overhead is not None and overhead.ratio and winner.ratio and winner.name != OVERHEAD:
         (ours, low, high), (other, least, most) = winner.ratio, overhead.ratio

@@ -278,6 +278,37 @@ def several(here: Rank) -> None:
     print("several ok")
 
 
+def tuned_step(here: Rank) -> None:
+    """A process group ends after a tuned step dropped its graphs: NCCL waits for those that hold its operations."""
+    import torch.distributed as dist
+
+    import xpuruntime.pytorch as xt
+    from xpuruntime.pytorch.step_tuning.variants import LAUNCHES
+
+    store = dist.TCPStore("127.0.0.1", here.port, here.ranks, here.rank == 0)
+    dist.init_process_group("nccl", store=store, rank=here.rank, world_size=here.ranks)
+    torch.manual_seed(0)
+    with torch.cuda.stream(torch.cuda.Stream()):
+        model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(256, 256, device=here.device))
+    torch.cuda.synchronize()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(1e-3, device=here.device), capturable=True)
+    batch = (torch.randn(64, 256, device=here.device), torch.randn(64, 256, device=here.device))
+    tuned = xt.tune(
+        lambda x, y: (model(x) - y).square().mean(), batch, optimizer=optimizer, launches=LAUNCHES,
+        rounds=(3, 9), budget=10.0,
+    )  # fmt: skip
+    codes = {row.name: row.code for row in tuned.candidates}
+    assert not {"failed", "infeasible"} & {codes[name] for name in ("capture", "compile:reduce-overhead")}, codes
+    with tuned:
+        losses = [float(tuned(*batch)) for _ in range(3)]
+    assert losses[2] < losses[0], losses
+    tuned.reset()
+    start = time.monotonic()
+    dist.destroy_process_group()
+    assert time.monotonic() - start < 30
+    print("tuned step ok", tuned.name)
+
+
 def threads(here: Rank) -> None:
     """Ranks may be threads of one process."""
     from concurrent.futures import ThreadPoolExecutor

@@ -71,6 +71,10 @@ def test_closing_while_a_graph_is_alive_says_so() -> None:
     run_ranks("graph_kept")
 
 
+def test_a_process_group_ends_after_a_tuned_step() -> None:
+    run_ranks("tuned_step", seconds=280)
+
+
 def test_ranks_that_are_threads() -> None:
     run_ranks("threads", ranks=1)
 

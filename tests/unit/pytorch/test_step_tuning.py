@@ -24,6 +24,7 @@ from xpuruntime.pytorch.capture.snapshot import StateSnapshot  # noqa: E402
 from xpuruntime.pytorch.step_tuning.device_memory import VariantMemoryMeter  # noqa: E402
 from xpuruntime.pytorch.step_tuning.losses import difference  # noqa: E402
 from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep  # noqa: E402
+from xpuruntime.pytorch.step_tuning.variants import VariantStep  # noqa: E402
 
 QUICK: dict[str, Any] = {"rounds": (7, 7), "budget": 2.0}
 NATIVE = {"native": None}
@@ -224,6 +225,23 @@ def test_a_step_with_a_policy_is_refused_outside_of_its_block(tmp_path: Path) ->
     plain = TunedStep(step, "eager", None, [StepCandidate("eager", "control", "")], "tied", 0, ())
     with pytest.raises(InputError, match="PyTorch's own kernels"):
         plain.lock(tmp_path / "other.lock", torch.ones(2, 2))
+
+
+def test_a_reset_drops_what_was_captured_and_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(torch.compiler, "reset", lambda: done.append("compiler"))
+    captured = VariantStep(lambda x: x + 1, None, lambda: done.append("graphs"))
+    rows = [StepCandidate("eager", "control", "")]
+    for step, torch_graphs, expected in (
+        (captured, False, ["graphs"]),
+        (captured, True, ["graphs", "compiler"]),
+        (VariantStep(lambda x: x + 1, "default"), False, []),
+    ):
+        done.clear()
+        tuned = TunedStep(step, "eager", None, rows, "tied", 0, (), torch_graphs=torch_graphs)
+        tuned.reset()
+        assert done == expected
+        assert float(tuned(torch.ones(()))) == 2
 
 
 @pytest.mark.parametrize(

@@ -4,13 +4,17 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
+
+import torch
 
 from xpuruntime.errors import InputError
 from xpuruntime.printable import printable
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
 from xpuruntime.pytorch.explanation.explain import explain
+from xpuruntime.pytorch.step_tuning.variants import VariantStep
 from xpuruntime.pytorch.training_lock import lock as lock_of
 
 if TYPE_CHECKING:
@@ -87,8 +91,10 @@ class TunedStep:
         verdict: Literal["winner", "tied", "undecided"],
         tolerance: float,
         notes: Sequence[str],
+        *,
+        torch_graphs: bool = False,
     ) -> None:
-        self._step = step
+        self._step, self._torch_graphs = step, torch_graphs
         self.name, self.policy, self.verdict = name, policy, verdict
         self.candidates = tuple(candidates)
         self.tolerance, self.notes = tolerance, tuple(notes)
@@ -123,6 +129,19 @@ class TunedStep:
         scope, self._scope = self._scope, None
         if scope is not None:
             scope.__exit__(kind, error, trace)
+
+    def reset(self) -> None:
+        """Drop all CUDA graphs that the search and the step have captured; the next call captures anew.
+
+        Call it before ``torch.distributed.destroy_process_group``: NCCL waits, without an end, for graphs that hold its
+        operations. Where ``torch.compile`` recorded graphs (mode ``reduce-overhead``), they go by
+        ``torch.compiler.reset``, after which all compiled functions of the process compile again when they are called.
+        """
+        if isinstance(self._step, VariantStep):
+            self._step.reset()
+        if self._torch_graphs:
+            torch.compiler.reset()
+        gc.collect()
 
     def lock(self, path: str | os.PathLike[str], *args: Any, note: str = "") -> Lock:
         """Do one step on a batch, and lock the kernels that it ran; see `xpuruntime.pytorch.lock`.

@@ -34,6 +34,7 @@ from xpuruntime.pytorch.step_tuning.variants import (
     LAUNCHES,
     StepParts,
     Variant,
+    VariantStep,
     build,
     captures_in_torch,
     obstacle,
@@ -172,9 +173,11 @@ def tune(
         parts.forget_gradients()
     rows, winner, verdict = ranks.share(_decide(rows, measured, min_effect) if ranks.rank == 0 else None)
     chosen = next(one for one in variants if one.name == winner)
+    trials.drop_graphs(winner)
     return TunedStep(
-        trials.steps[winner], winner, chosen.policy, rows, verdict, trials.reference.tolerance, trials.notes
-    )
+        trials.steps[winner], winner, chosen.policy, rows, verdict, trials.reference.tolerance, trials.notes,
+        torch_graphs=trials.torch_graphs,
+    )  # fmt: skip
 
 
 class _Trials:
@@ -196,7 +199,9 @@ class _Trials:
         self._memory = memory
         self._parts, self._args, self._used, self._snapshot = parts, args, used, snapshot
         self._device, self._ranks, self._rtol = device, ranks, rtol
-        self.steps: dict[str, Callable[..., Any]] = {}
+        self.steps: dict[str, VariantStep] = {}
+        #: Whether `torch.compile` recorded CUDA graphs: they live as long as its code.
+        self.torch_graphs = False
         self.samplers: dict[str, Sampler] = {}
         self.notes: list[str] = []
 
@@ -233,6 +238,7 @@ class _Trials:
             self._memory.begin()
         with _under(variant.policy):
             step = build(variant, self._parts, self._args)
+            self.torch_graphs = self.torch_graphs or step.recorded
             if variant.name == EAGER:
                 self.reference = reference_losses(step, self._args, self._used, self._snapshot, self._rtol)
                 losses = self.reference.losses
@@ -253,6 +259,12 @@ class _Trials:
         self.steps[variant.name] = step
         self.samplers[variant.name] = self._sampler(step, variant.policy)
         return row
+
+    def drop_graphs(self, winner: str) -> None:
+        """Drop the graphs that other steps captured, with their memory."""
+        for name, step in self.steps.items():
+            if name != winner:
+                step.reset()
 
     def _sampler(self, step: Callable[..., Any], policy: KernelPolicy | None) -> Sampler:
         finish = (lambda: torch.cuda.synchronize(self._device)) if self._device.type == "cuda" else None

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["EAGER", "LAUNCHES", "StepParts", "Variant", "build", "captures_in_torch", "obstacle"]
+__all__ = ["EAGER", "LAUNCHES", "StepParts", "Variant", "VariantStep", "build", "captures_in_torch", "obstacle"]
 
 EAGER = "eager"
 #: How a step is launched, to the mode of torch.compile.
@@ -99,7 +99,7 @@ def obstacle(variant: Variant, device: torch.device) -> str:
     return ""
 
 
-def build(variant: Variant, parts: StepParts, args: tuple[Any, ...]) -> Callable[[], Any]:
+def build(variant: Variant, parts: StepParts, args: tuple[Any, ...]) -> VariantStep:
     """Return a function that does one step on `args`.
 
     Raises
@@ -119,7 +119,7 @@ def build(variant: Variant, parts: StepParts, args: tuple[Any, ...]) -> Callable
         )
         if not step.report.captured:
             raise InputError("; ".join(step.report.reasons) or "the first step runs eagerly")
-        return VariantStep(step, None)
+        return VariantStep(step, None, step.reset)
     fn = parts.fn
     if variant.launch in _MODES:
         fn = torch.compile(fn, mode=_MODES[variant.launch])
@@ -130,12 +130,18 @@ def build(variant: Variant, parts: StepParts, args: tuple[Any, ...]) -> Callable
 class VariantStep:
     """A step of one variant; called like the function that computes the loss."""
 
-    def __init__(self, call: Callable[..., Any], mode: str | None) -> None:
-        self._call = call
-        self._marks = mode == "reduce-overhead"
+    def __init__(self, call: Callable[..., Any], mode: str | None, reset: Callable[[], None] | None = None) -> None:
+        self._call, self._reset = call, reset
+        #: Whether `torch.compile` records CUDA graphs of it.
+        self.recorded = mode == "reduce-overhead"
 
     def __call__(self, *args: Any) -> Any:
         """Do one step."""
-        if self._marks:
+        if self.recorded:
             torch.compiler.cudagraph_mark_step_begin()
         return self._call(*args)
+
+    def reset(self) -> None:
+        """Drop the graphs that `capture_graph` made for it."""
+        if self._reset is not None:
+            self._reset()
