@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23, 1 << 26, 1 << 28)
 ROUNDS = 11
 IN_A_GRAPH = 20
-CASES = ("torch", "ours", "ours, blocking", "torch, graph", "ours, graph", "ours, blocking, graph")
+CASES = ("torch", "xpuruntime", "xpuruntime, blocking", "torch, graph", "xpuruntime, graph", "xpuruntime, blocking, graph")
 
 
 def calls_for(size: int) -> int:
@@ -73,8 +73,8 @@ def worker(rank: int, ranks: int, folder: Path) -> None:
     check()
     plain: dict[str, Callable[[Any], Any]] = {
         "torch": lambda x: dist.all_reduce(x),
-        "ours": lambda x: ours[False].all_reduce(x, out=x),
-        "ours, blocking": lambda x: ours[True].all_reduce(x, out=x),
+        "xpuruntime": lambda x: ours[False].all_reduce(x, out=x),
+        "xpuruntime, blocking": lambda x: ours[True].all_reduce(x, out=x),
     }
     rows = []
     for size in SIZES:

@@ -31,7 +31,7 @@ from xpuruntime.ops.rules import compile_rules
 
 #: Over the stock operator with the same kernel, in per cent.
 TARGET = 2.0
-#: What a node of ours costs the host over the cheapest stock node, in nanoseconds.
+#: What an xpuruntime node costs the host over the cheapest stock node, in nanoseconds.
 HOST_TARGET = 500.0
 ELEMENTS: dict[str, Any] = {"fp32": np.float32, "fp16": np.float16, "bf16": ml_dtypes.bfloat16}
 CHAIN = 4
@@ -86,15 +86,15 @@ def chain(op: str, dtype: str, rules: Any, count: int, x: Any, weights: dict[str
 
 
 def host_cost() -> dict[str, float]:
-    """Return nanoseconds a node on the CPU: of ours, with a kernel that does nothing, and of cheap stock ones."""
+    """Return nanoseconds a node on the CPU: of xpuruntime, with a kernel that does nothing, and of cheap stock ones."""
     prepare()
     x = np.ones((4, 4), np.float32)
     weights = {"w": np.eye(4)}
     rules = rules_of(matmul="null.null")
     cpu = ["CPUExecutionProvider"]
     sources = {
-        "ours, an empty kernel": chain("MatMul", "fp32", rules, NODES, x.shape, weights),
-        "ours, an empty kernel, no initializer": chain("MatMul", "fp32", rules, NODES, x.shape, {"w": x.shape}),
+        "xpuruntime, an empty kernel": chain("MatMul", "fp32", rules, NODES, x.shape, weights),
+        "xpuruntime, an empty kernel, no initializer": chain("MatMul", "fp32", rules, NODES, x.shape, {"w": x.shape}),
         "stock Relu, 4x4": chain("Relu", "fp32", None, NODES, x.shape, {}),
         "stock MatMul, 4x4": chain("MatMul", "fp32", None, NODES, x.shape, weights),
     }
@@ -181,7 +181,7 @@ def kernels_of(run: Any) -> list[str]:
 
 
 def device_cost(dtype: str) -> dict[str, Any]:
-    """Time chains of one operator, stock and ours, and compare their results and kernels."""
+    """Time chains of one operator, stock and xpuruntime's, and compare their results and kernels."""
     body: dict[str, Any] = {}
     draw = np.random.default_rng(3)
     for title, case in CASES.items():
@@ -252,7 +252,7 @@ class Step:
         self.device, self.inputs = device, inputs
         self.cases: dict[str, Any] = {}
         self.logits: dict[str, Any] = {}
-        self.nodes_of_ours: dict[str, int] = {}
+        self.xpuruntime_nodes: dict[str, int] = {}
         self._kept: list[Any] = []
         if device == "cpu":
             session = open_session(source, ["CPUExecutionProvider"])
@@ -276,7 +276,7 @@ class Step:
         out = binding.outputs["logits"]
         self.logits[label] = out.double().cpu().numpy() if cuda else np.asarray(out, np.float64)
         decisions = _core.Dispatcher.instance().decisions()
-        self.nodes_of_ours[label] = len({d["node"] for d in decisions if d["node"]})
+        self.xpuruntime_nodes[label] = len({d["node"] for d in decisions if d["node"]})
         self.cases[label] = binding.run
         self._kept += [session, binding, given]
 
@@ -305,14 +305,14 @@ def decoder_case(device: str, batch: int, past: int, sizes: Sizes, *, fused: boo
     form = "MultiHeadAttention" if fused else "products around Softmax"
     print(f"decoder, batch {batch}, {past} tokens before, {form}{', CUDA graph' if graph else ''}, ms a step")
     medians = table(samples, unit="ms", scale=1e-3)
-    for label, count in step.nodes_of_ours.items():
+    for label, count in step.xpuruntime_nodes.items():
         gain = statistics.median(samples[PLAIN]) / statistics.median(samples[label])
-        print(f"  {label}: {gain:.2f} x, {count} nodes ours, logits off by {difference[label]:.1e}")
+        print(f"  {label}: {gain:.2f} x, {count} xpuruntime nodes, logits off by {difference[label]:.1e}")
     return {
         "samples_us": samples,
         "median_ms": medians,
         "difference": difference,
-        "nodes_of_ours": step.nodes_of_ours,
+        "xpuruntime_nodes": step.xpuruntime_nodes,
     }
 
 

@@ -207,11 +207,11 @@ PHASES: dict[str, tuple[Policy | None, dict[str, Callable[..., Step]]]] = {
             ANCHOR: by_hand,
             "eager": eager_under(None),
             "eager, flash pinned": pinned,
-            "eager, our norms": eager_under(NORMS),
+            "eager, xpuruntime norms": eager_under(NORMS),
             "eager, tuned": eager_under(TUNED),
         },
     ),
-    "norms": (NORMS, {ANCHOR: by_hand, "capture_graph, our norms": captured}),
+    "norms": (NORMS, {ANCHOR: by_hand, "capture_graph, xpuruntime norms": captured}),
     "tuned": (TUNED, {ANCHOR: by_hand, "capture_graph, tuned": captured}),
 }
 #: The policies of those variants, and of those phases, that have one.

@@ -144,7 +144,7 @@ def decoder(record: dict[str, Any]) -> Chart | None:
         if case["cuda_graph"] and not case["fused_attention"]:
             rows.append(Bar(f"batch {case['batch']}, {case['past']} tokens before"))
             rows += [
-                Bar(name, ms, bool(case["nodes_of_ours"].get(name)))
+                Bar(name, ms, bool(case["xpuruntime_nodes"].get(name)))
                 for name, ms in medians(case["samples_us"], 1e3).items()
             ]
     title = "GPT-2-size decoder step in ONNX Runtime, CUDA graph, ms"

@@ -46,7 +46,7 @@ def locks(record: dict[str, Any]) -> Section:
         + table(("model", "lock, s", "open, s", "open under the lock, s", "validators, ms"), times)
         + f"\n{target_table(checks)}"
     )
-    return Section("Locks", text, tuple(checks))
+    return Section(f"Locks on {record['rows'][0]['device']}", text, tuple(checks))
 
 
 _VERDICTS = ("pass", "fail", "inconclusive", "too noisy", "unobservable", "skipped")

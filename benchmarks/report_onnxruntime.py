@@ -43,9 +43,9 @@ def steps(record: dict[str, Any]) -> tuple[list[str], list[Check]]:
         mode = ", CUDA graph" if case["cuda_graph"] else ""
         what = f"batch {case['batch']}, {case['past']} tokens before, {form}{mode}"
         for label, ms in found.items():
-            count, off = case["nodes_of_ours"].get(label, 0), case["difference"][label]
+            count, off = case["xpuruntime_nodes"].get(label, 0), case["difference"][label]
             rows.append([what, label, f"{ms:.3f}", number(found[PLAIN] / ms), str(count), f"{off:.1e}"])
-        ours = {label: ms for label, ms in found.items() if case["nodes_of_ours"].get(label)}
+        ours = {label: ms for label, ms in found.items() if case["xpuruntime_nodes"].get(label)}
         if ours and record["device"] != "cpu":
             best = min(ours, key=lambda label: ours[label])
             checks.append(Check(f"decoder, {what}, {best}", ours[best], found[PLAIN], "ms"))
@@ -60,7 +60,7 @@ def custom_ops(record: dict[str, Any]) -> Section:
     if "host_ns" in record:
         rows = [[label, number(ns)] for label, ns in record["host_ns"].items()]
         parts.append(table(("host, on the CPU", "ns a node"), rows))
-        own = record["host_ns"]["ours, an empty kernel"] - record["host_ns"]["stock Relu, 4x4"]
+        own = record["host_ns"]["xpuruntime, an empty kernel"] - record["host_ns"]["stock Relu, 4x4"]
         checks.append(Check("a node with an empty kernel, over a stock Relu", own, record["target_ns"], "ns"))
     for made, held in (costs(record), steps(record)):
         parts += made

@@ -128,12 +128,12 @@ def test_a_tuned_policy_is_held_to_eager_round_by_round(report):
     eager = (
         case("by hand", "eager", 8.0, 8.0),
         case("eager", "eager", 24.0, 8.0, samples_ms=[20.0, 20.0], pair_samples_ms=native),
-        case("eager, our norms", "eager", 24.0, 8.0, samples_ms=[10.0, 10.0]),
+        case("eager, xpuruntime norms", "eager", 24.0, 8.0, samples_ms=[10.0, 10.0]),
         case("eager, tuned", "eager", 26.4, 8.0, samples_ms=[20.0, 20.0], pair_samples_ms=tuned),
     )
     section = report.training_step(steps(*PLAIN, *eager))
     assert "| to eager | median | from | to | rounds |" in section.text
-    assert "| eager, our norms | 0.500 | 0.500 | 0.500 | 2 |" in section.text
+    assert "| eager, xpuruntime norms | 0.500 | 0.500 | 0.500 | 2 |" in section.text
     assert "| eager, tuned | 1.100 | 1.100 | 1.600 | 3 |" in section.text
     check = section.checks[-1]
     assert (check.what, check.figure) == ("gpt2-1x1024: eager, tuned, to eager", pytest.approx(1.1))
@@ -162,10 +162,10 @@ def test_collectives_are_shown_by_size(report):
         "environment": ENVIRONMENT, "ranks": 2, "dtype": "bfloat16", "nccl": "2.27.7", "device": "Some GPU",
         "nvls": "0", "in_a_graph": 20,
         "cases": [
-            {"bytes": 1024, "samples_us": {"torch": [10.0], "ours": [9.0]}, "host_us": {"torch": [5.0], "ours": [4.0]}},
-            {"bytes": 1 << 20, "samples_us": {"torch": [20.0], "ours": [10.0]}, "host_us": {"torch": [5], "ours": [4]}},
+            {"bytes": 1024, "samples_us": {"torch": [10.0], "xpuruntime": [9.0]}, "host_us": {"torch": [5.0], "xpuruntime": [4.0]}},
+            {"bytes": 1 << 20, "samples_us": {"torch": [20.0], "xpuruntime": [10.0]}, "host_us": {"torch": [5], "xpuruntime": [4]}},
         ],
     }  # fmt: skip
     text = report.collectives(record).text
     assert row(text, "1 MiB") == ["1 MiB", "20.0", "10.0", "105"]
-    assert row(text, "ours") == ["ours", "4.00"]
+    assert row(text, "xpuruntime") == ["xpuruntime", "4.00"]
