@@ -112,7 +112,7 @@ LockOption = Annotated[
 ]
 FrozenOption = Annotated[
     bool,
-    flag_option("--frozen", "Take the policy from --lock. Its validators are compared all the same."),
+    flag_option("--frozen", "Take the policy from --lock. Its validators are still compared."),
 ]
 JsonOption = Annotated[bool, flag_option("--json", "Print JSON on stdout, and nothing else there.")]
 InputOption = Annotated[

@@ -97,7 +97,7 @@ def print_thing(thing: Any, *, as_json: bool) -> None:
 def print_and_save(
     thing: Any, saves: Mapping[Callable[[str], Any], str | None], *, shown: Any = None, as_json: bool
 ) -> None:
-    """Print a thing, and write it to the files that were asked for, each by the call that does so.
+    """Print a thing, and write it to the files that were named, each by the call that does so.
 
     What cannot be written has been printed by then, and does not keep the other files from being written. Under
     ``--json`` it is the other way round: on stdout is one value, and that of a failure is the error. `shown` is printed

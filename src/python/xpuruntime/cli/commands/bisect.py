@@ -43,7 +43,7 @@ BudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Tim
 JournalOption = Annotated[
     str | None, output_option("--journal", help="Write each verdict to this file as it is known.")
 ]
-ResumeOption = Annotated[bool, flag_option("--resume", "Go on with a journal that is there.")]
+ResumeOption = Annotated[bool, flag_option("--resume", "Continue an existing journal.")]
 OutputOption = Annotated[str | None, output_option("--output", "-o", help="Save the result as JSON, too.")]
 
 
@@ -65,7 +65,7 @@ def bisect(
     output: OutputOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Find the version of a package that changed a claim about a model, in environments that are thrown away.
+    """Find the version of a package that changed a claim about a model, in temporary environments.
 
     Exits with 0 when it is found, with 1 when the claim holds with BAD, with 3 when GOOD or BAD does not run, and with
     4 when versions that could not be judged leave several.

@@ -29,7 +29,7 @@ EnginesOption = Annotated[
     typer.Option(
         "--engines",
         metavar="A,B@DEVICE",
-        help="Engines with commas, each with a device if you like. Without it, all that engine: auto may choose.",
+        help="Engines, separated by commas, each with an optional device. Default: all that engine: auto may choose.",
         show_default=False,
     ),
 ]
@@ -63,9 +63,9 @@ def compare(
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Run a model on several engines and hold each against fp32 on the CPU.
+    """Run a model on several engines and compare each with fp32 on the CPU.
 
-    On a mismatch, the first node whose output differs is looked for. Exits with 1 when an engine differs or fails, or
+    On a mismatch, the first node whose output differs is searched for. Exits with 1 when an engine differs or fails, or
     none could run.
     """
     import msgspec

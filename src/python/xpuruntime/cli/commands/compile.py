@@ -29,13 +29,13 @@ if TYPE_CHECKING:
 __all__ = ["compile_"]
 
 OutputOption = Annotated[
-    str, output_option("--output", "-o", metavar="FOLDER", help="The folder to make, such as model.xrt.")
+    str, output_option("--output", "-o", metavar="FOLDER", help="The folder to write, such as model.xrt.")
 ]
 SocOption = Annotated[
     str | None,
     typer.Option("--soc", metavar="NAME", help="With the engine qnn: the chip, such as sm8650.", show_default=False),
 ]
-ForceOption = Annotated[bool, typer.Option("--force", help="Replace a folder that is there.")]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
 
 
 def compile_(

@@ -18,8 +18,8 @@ GradeOption = Annotated[
     typer.Option(
         "--grade",
         metavar="GRADE",
-        help="run_to_run, concurrency, restart, batch_position or batch_invariant: test up to this one, and ask for "
-        "it. Without it, the policy's grade; without that, all are tested and none is asked for.",
+        help="run_to_run, concurrency, restart, batch_position or batch_invariant: test up to this one, and require "
+        "it. Default: the policy's grade; if that is none, test all and require none.",
         show_default=False,
     ),
 ]
@@ -32,7 +32,7 @@ SizesOption = Annotated[
     typer.Option(
         "--batch-sizes",
         metavar="N,N",
-        help="Sizes of batches whose rows are compared with rows alone. Without it 2,3,4,8,16, as the policy allows.",
+        help="Sizes of batches whose rows are compared with rows alone. Default: 2,3,4,8,16, as the policy allows.",
         show_default=False,
     ),
 ]
@@ -41,7 +41,7 @@ DimensionOption = Annotated[
     typer.Option(
         "--batch-dim",
         metavar="NAME",
-        help="The batch dimension. Without it, the open first dimension of the inputs.",
+        help="The batch dimension. Default: the open first dimension of the inputs.",
         show_default=False,
     ),
 ]
@@ -63,7 +63,7 @@ def determinism(
 ) -> int:
     """Test how far results repeat bit for bit, grade by grade.
 
-    Each grade includes those before it. Exits with 1 when the grade that is asked for did not pass.
+    Each grade includes those before it. Exits with 1 when the required grade did not pass.
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_thing, working

@@ -28,7 +28,7 @@ LockArgument = Annotated[
 ]
 ToOption = Annotated[
     str | None,
-    text_option("--to", metavar="TARGET", help="What to write; without it, the targets are listed."),
+    text_option("--to", metavar="TARGET", help="What to write. Default: list the targets."),
 ]
 OutputOption = Annotated[
     str | None, output_option("--output", "-o", metavar="FOLDER", help="A folder, which appears whole or not at all.")

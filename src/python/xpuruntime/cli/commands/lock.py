@@ -24,7 +24,7 @@ OutputOption = Annotated[
     output_option(
         "--output",
         "-o",
-        help="The lock file; default: that of the model with .lock in place of its ending.",
+        help="The lock file. Default: that of the model with .lock in place of its ending.",
     ),
 ]
 ShapesOption = Annotated[
@@ -35,7 +35,7 @@ BatchesOption = Annotated[
     str, text_option("--batches", metavar="1,2,4,8", help="Batch sizes to time for servers, with their memory.")
 ]
 CheckOption = Annotated[bool, flag_option("--check", "Write nothing; exit with 1 when the lock would change.")]
-UpgradeOption = Annotated[bool, flag_option("--upgrade", "Take everything that is here, and measure again.")]
+UpgradeOption = Annotated[bool, flag_option("--upgrade", "Accept every difference, and measure again.")]
 UnitOption = Annotated[
     list[str] | None,
     text_option("--upgrade-unit", metavar="PATTERN", help="Let these units or nodes change."),
@@ -81,8 +81,8 @@ def lock(
 ) -> int:
     """Write what was planned and observed into a lock file, with all that it depends on.
 
-    A lock that is there and holds is left as it is. Exits with 1 when it does not hold and the differences were neither
-    asked for nor accepted.
+    An existing lock that holds is not changed. Exits with 1 when it does not hold and the differences were neither
+    requested nor accepted.
     """
     from pathlib import Path
 

@@ -19,7 +19,7 @@ UrlArgument = Annotated[
 GrpcOption = Annotated[str | None, text_option("--grpc", metavar="HOST:PORT", help="Also check gRPC at this address.")]
 ModelOption = Annotated[
     list[str] | None,
-    text_option("--model", metavar="NAME", help="Model to check inference with; without it all that are listed."),
+    text_option("--model", metavar="NAME", help="Model to check inference with. Default: all that the server lists."),
 ]
 ShapeOption = Annotated[
     list[str] | None,

@@ -66,7 +66,7 @@ NoiseUsOption = Annotated[
 DeterminismOption = Annotated[
     str | None,
     text_option(
-        "--determinism", metavar="GRADE", help="Test this grade of determinism first, and those below it; see there."
+        "--determinism", metavar="GRADE", help="Test determinism up to this grade first, as `xrt determinism` does."
     ),
 ]
 
@@ -112,10 +112,10 @@ def explain(
     summary: SummaryOption = False,
     json: JsonOption = False,
 ) -> int:
-    """Run a model with its engine instrumented, and hold what ran against the policy.
+    """Run a model with its engine instrumented, and compare what ran with the policy.
 
-    Exits with 1 when something else ran than was asked, or accuracy could not be compared. A saved report in place of
-    the model is shown again; two are compared, and the code is 1 when not the same ran.
+    Exits with 1 when something else ran than was requested, or accuracy could not be compared. A saved report in place
+    of the model is shown again; two are compared, and the code is 1 when something else ran.
     """
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save, working

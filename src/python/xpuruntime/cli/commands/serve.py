@@ -30,19 +30,19 @@ SourceArgument = Annotated[
     ),
 ]
 NameOption = Annotated[
-    str | None, text_option("--name", metavar="NAME", help="Name of the model in paths; without it that of the file.")
+    str | None, text_option("--name", metavar="NAME", help="Name of the model in paths. Default: that of the file.")
 ]
 ServeLockOption = Annotated[
     str | None, text_option("--lock", metavar="FILE", help="Serve only where this lock holds, and run what it has.")
 ]
 HttpOption = Annotated[
-    str | None, text_option("--http", metavar="HOST:PORT", help="Address of REST, or 'off'. Without it 127.0.0.1:8000.")
+    str | None, text_option("--http", metavar="HOST:PORT", help="Address of REST, or 'off'. Default: 127.0.0.1:8000.")
 ]
 GrpcOption = Annotated[
-    str | None, text_option("--grpc", metavar="HOST:PORT", help="Address of gRPC, or 'off'. Without it 127.0.0.1:8001.")
+    str | None, text_option("--grpc", metavar="HOST:PORT", help="Address of gRPC, or 'off'. Default: 127.0.0.1:8001.")
 ]
 BatchOption = Annotated[
-    int | None, text_option("--batch", metavar="ROWS", help="Put requests together, up to so many rows.")
+    int | None, text_option("--batch", metavar="ROWS", help="Put requests together in batches of up to this many rows.")
 ]
 DelayOption = Annotated[
     str | None,
@@ -67,7 +67,7 @@ ClientsOption = Annotated[
     str | None, text_option("--tls-clients", metavar="FILE", help="Let in only clients of these authorities, PEM.")
 ]
 DrainOption = Annotated[
-    str, typer.Option("--drain", metavar="TIME", help="How long accepted requests are waited for at the end.")
+    str, typer.Option("--drain", metavar="TIME", help="How long to wait for accepted requests at the end.")
 ]
 
 _MICROSECONDS = re.compile(r"([0-9]{1,9})(us|ms|s)")

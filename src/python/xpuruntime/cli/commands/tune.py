@@ -69,9 +69,9 @@ OutputOption = Annotated[
 ]
 JournalOption = Annotated[
     str | None,
-    output_option("--journal", help="Keeps what is measured; default: the model's name with .tune.jsonl, here."),
+    output_option("--journal", help="File that keeps what is measured. Default: the model's name with .tune.jsonl, in this folder."),
 ]
-ResumeOption = Annotated[bool, flag_option("--resume", "Go on with the journal; nothing in it is measured again.")]
+ResumeOption = Annotated[bool, flag_option("--resume", "Continue the journal; nothing in it is measured again.")]
 LockOption = Annotated[str | None, output_option("--lock", help="Lock the model under the policy that was found.")]
 HtmlOption = Annotated[str | None, html_option("Write a page with all candidates, and why each did not win.")]
 
@@ -95,7 +95,7 @@ def tune(
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
-    """Search the fastest policy that keeps the constraints, or prove that nothing is faster than the one given.
+    """Search for the fastest policy within the constraints, or show that none is faster than the one given.
 
     Exits with 1 when no candidate keeps the constraints, and with 4 when the budget ended before anything was proven.
     """

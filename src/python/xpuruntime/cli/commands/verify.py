@@ -68,7 +68,7 @@ InconclusiveOption = Annotated[
     text_option(
         "--inconclusive",
         metavar="WORD",
-        help="What inconclusive claims do to the exit code: fail (1), warn or pass (0). Without it 4.",
+        help="What inconclusive claims do to the exit code: fail (1), warn or pass (0). Default: 4.",
     ),
 ]
 
