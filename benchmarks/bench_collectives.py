@@ -25,7 +25,14 @@ if TYPE_CHECKING:
 SIZES = (1 << 10, 1 << 14, 1 << 18, 1 << 20, 1 << 23, 1 << 26, 1 << 28)
 ROUNDS = 11
 IN_A_GRAPH = 20
-CASES = ("torch", "xpuruntime", "xpuruntime, blocking", "torch, graph", "xpuruntime, graph", "xpuruntime, blocking, graph")
+CASES = (
+    "torch",
+    "xpuruntime",
+    "xpuruntime, blocking",
+    "torch, graph",
+    "xpuruntime, graph",
+    "xpuruntime, blocking, graph",
+)
 
 
 def calls_for(size: int) -> int:

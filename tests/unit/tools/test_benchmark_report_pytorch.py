@@ -158,12 +158,13 @@ def test_a_variant_that_failed_is_shown_and_met_no_target(report):
 
 
 def test_collectives_are_shown_by_size(report):
+    host_us = {"torch": [5.0], "xpuruntime": [4.0]}
     record = {
         "environment": ENVIRONMENT, "ranks": 2, "dtype": "bfloat16", "nccl": "2.27.7", "device": "Some GPU",
         "nvls": "0", "in_a_graph": 20,
         "cases": [
-            {"bytes": 1024, "samples_us": {"torch": [10.0], "xpuruntime": [9.0]}, "host_us": {"torch": [5.0], "xpuruntime": [4.0]}},
-            {"bytes": 1 << 20, "samples_us": {"torch": [20.0], "xpuruntime": [10.0]}, "host_us": {"torch": [5], "xpuruntime": [4]}},
+            {"bytes": 1024, "samples_us": {"torch": [10.0], "xpuruntime": [9.0]}, "host_us": host_us},
+            {"bytes": 1 << 20, "samples_us": {"torch": [20.0], "xpuruntime": [10.0]}, "host_us": host_us},
         ],
     }  # fmt: skip
     text = report.collectives(record).text

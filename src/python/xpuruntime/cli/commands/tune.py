@@ -69,7 +69,10 @@ OutputOption = Annotated[
 ]
 JournalOption = Annotated[
     str | None,
-    output_option("--journal", help="File that keeps what is measured. Default: the model's name with .tune.jsonl, in this folder."),
+    output_option(
+        "--journal",
+        help="File that keeps what is measured. Default: the model's name with .tune.jsonl, in this folder.",
+    ),
 ]
 ResumeOption = Annotated[bool, flag_option("--resume", "Continue the journal; nothing in it is measured again.")]
 LockOption = Annotated[str | None, output_option("--lock", help="Lock the model under the policy that was found.")]
