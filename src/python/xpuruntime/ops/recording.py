@@ -6,6 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import msgspec
+
 from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision
 
 if TYPE_CHECKING:
@@ -41,16 +43,7 @@ def as_record(one: Decision, nodes: Sequence[str], *, count: int | None = None) 
         source=one.source,
         chosen=one.chosen,
         config=one.config,
-        candidates=tuple(
-            KernelCandidate(
-                id=other.id,
-                config=other.config,
-                accepted=other.accepted,
-                reason=other.reason,
-                measured_us=other.measured_us,
-            )
-            for other in one.candidates
-        ),
+        candidates=msgspec.convert(one.candidates, tuple[KernelCandidate, ...], from_attributes=True),
         notes=one.notes,
         count=one.count if count is None else count,
     )

@@ -210,9 +210,9 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
         return write_output(self, format, path)
 
     def __str__(self) -> str:
-        from xpuruntime.locks.verification.text import plain_text
+        from xpuruntime.evidence.render_text.tables import plain
 
-        return plain_text(self)
+        return plain(self.__rich__(), width=100)
 
     def _repr_html_(self) -> str:
         from xpuruntime.notebook import rich_fragment

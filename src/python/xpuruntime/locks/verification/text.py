@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.render_text.tables import plain, table
+from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.locks.verification.vocabulary import VERDICTS
 
 if TYPE_CHECKING:
@@ -14,17 +14,11 @@ if TYPE_CHECKING:
 
     from xpuruntime.locks.verification.claims import Claim, VerificationResult
 
-__all__ = ["place_text", "plain_text", "render", "worst_first"]
+__all__ = ["place_text", "render", "worst_first"]
 
 _STYLE = {"pass": "green", "fail": "bold red", "inconclusive": "bold yellow", "unobservable": "yellow", "skipped": ""}
 _HEAD = {"pass": "bold green", "warn": "bold yellow", "fail": "bold red", "inconclusive": "bold yellow"}
 _WIDTHS = {"claim": 24, "verdict": 12}
-_WIDTH = 100
-
-
-def plain_text(result: VerificationResult) -> str:
-    """Return the result as text without colours or control codes."""
-    return plain(render(result), _WIDTH)
 
 
 def worst_first(claims: tuple[Claim, ...]) -> list[Claim]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.render_text.tables import plain, table
+from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.measuring.candidate_codes import CandidateCode
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.tuning.result.tune_result import CandidateResult, TuneResult
 
-__all__ = ["changes_text", "figure_text", "plain_text", "ranked", "render"]
+__all__ = ["changes_text", "figure_text", "ranked", "render"]
 
 _HEAD = {"winner": "bold green", "tied": "bold green", "none": "bold red", "undecided": "bold yellow"}
 _STYLE = {
@@ -26,12 +26,6 @@ _STYLE = {
     CandidateCode.UNDECIDED: "yellow",
 }
 _MOST = 25
-_WIDTH = 100
-
-
-def plain_text(result: TuneResult) -> str:
-    """Return the result as text without colours or control codes."""
-    return plain(render(result), _WIDTH)
 
 
 def changes_text(changes: Mapping[str, Any]) -> str:

@@ -252,9 +252,9 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         """Return the result as plain text."""
-        from xpuruntime.tuning.result.text import plain_text
+        from xpuruntime.evidence.render_text.tables import plain
 
-        return plain_text(self)
+        return plain(self.__rich__(), width=100)
 
     def __rich__(self) -> RenderableType:
         """Return headline and tables."""
