@@ -32,6 +32,7 @@ def test_a_former_module_warns_and_has_the_new_names(former: str, now: str, name
     [
         ("distributed", "Choice", "CollectiveChoice"),
         ("planning", "Decision", "Resolution"),
+        ("pytorch.allocator", "MemoryReport", "DeviceMemoryReport"),
         ("serving.messages", "Tensor", "InferTensor"),
     ],
 )

@@ -247,8 +247,8 @@ def test_every_record_with_a_text_has_html():
 def test_every_record_is_executed_in_a_notebook():
     shown = {
         "Artifact", "CaptureReport", "Comparison", "ConformanceResult", "Decisions", "DeterminismTests",
-        "Diagnosis", "Diff", "Explanation", "ExportResult", "Exported", "MemoryReport", "Parity", "Plan",
-        "Profile", "Report", "ReportComparison", "TuneResult", "TunedStep", "VerificationResult",
+        "DeviceMemoryReport", "Diagnosis", "Diff", "Explanation", "ExportResult", "Exported", "MemoryReport", "Parity",
+        "Plan", "Profile", "Report", "ReportComparison", "TuneResult", "TunedStep", "VerificationResult",
         "VersionBisect", "profile",
     }  # fmt: skip
     assert {name.rpartition(":")[2] for name in records_of_the_source()} <= shown

@@ -11,7 +11,7 @@ from xpuruntime.lazy_names import load_name as _load_name
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
     "AllocatorScope": "scope",
-    "MemoryReport": "report",
+    "DeviceMemoryReport": "report",
     "allocator_stats": "api",
     "memory_report": "report",
     "reset_allocator": "api",
@@ -23,8 +23,12 @@ __all__ = [  # noqa: PLE0604, RUF100 - the names of _LAZY
 ]
 
 
+#: Former names of this package, each with its present one; they warn, and go with the next release.
+_DEPRECATED = {"MemoryReport": "DeviceMemoryReport"}
+
+
 def __getattr__(name: str) -> Any:
-    return _load_name(__name__, name, _LAZY)
+    return _load_name(__name__, name, _LAZY, deprecated=_DEPRECATED)
 
 
 def __dir__() -> list[str]:

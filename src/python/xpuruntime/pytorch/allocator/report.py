@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.allocator.stats import AllocatorStats
     from xpuruntime.runtime.session_registry import HoldsMemory
 
-__all__ = ["DeviceMemory", "Holder", "MemoryPart", "MemoryReport", "OpenSessionMemory", "memory_report"]
+__all__ = ["DeviceMemory", "DeviceMemoryReport", "Holder", "MemoryPart", "OpenSessionMemory", "memory_report"]
 
 _COLUMNS = ("device", "holder", "kind", "held", "in use")
 _NO_CONTEXT = "and asking would create a CUDA context there"
@@ -101,7 +101,7 @@ class OpenSessionMemory:
 
 
 @dataclass(frozen=True)
-class MemoryReport:
+class DeviceMemoryReport:
     """Who holds what, at one moment. ``str(report)`` is a table.
 
     Attributes
@@ -164,7 +164,7 @@ class MemoryReport:
         return lines + [f"absent: {reason}" for reason in self.absent]
 
 
-def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | None = None) -> MemoryReport:
+def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | None = None) -> DeviceMemoryReport:
     """Report who holds memory: PyTorch, xpuruntime pools, sessions and kernels, and what nobody here can explain.
 
     Reads numbers only: nothing is allocated or given back, and no CUDA context is created, so that a CUDA device which
@@ -179,7 +179,7 @@ def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | No
 
     Returns
     -------
-    MemoryReport
+    DeviceMemoryReport
 
     Raises
     ------
@@ -196,7 +196,7 @@ def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | No
     listed = _sessions(open_sessions() if sessions is None else sessions, given=sessions is not None)
     if device is not None:
         listed = [one for one in listed if one.device in (None, *wanted)]
-    return MemoryReport(found, tuple(listed), Dispatcher.instance().workspace_bytes(), stats, tuple(absent))
+    return DeviceMemoryReport(found, tuple(listed), Dispatcher.instance().workspace_bytes(), stats, tuple(absent))
 
 
 def _pools() -> dict[str, list[Any]]:
