@@ -15,7 +15,6 @@ import torch
 import xpuruntime.pytorch as xt
 from xpuruntime._core import MemoryManager, MemoryPool
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch.allocator.captures import graph_pool
 from xpuruntime.pytorch.allocator.scope import open_scopes
 
 if TYPE_CHECKING:
@@ -269,24 +268,6 @@ class TestGraphs:
             assert pool_of(numbers(8)) == pool_of(static)
             graph.replay()
             assert float(out[0]) == 2.0
-
-    def test_several_graphs_may_share_a_pool_of_the_scope(self, pool: MemoryPool) -> None:
-        assert graph_pool(0) is None
-        with xt.set_allocator(pool=pool):
-            static = numbers(8)
-            shared = graph_pool(0)
-            assert shared is not None
-            graphs, results = [], []
-            for factor in (2, 3):
-                graphs.append(torch.cuda.CUDAGraph())
-                with torch.cuda.graph(graphs[-1], pool=shared.id):
-                    results.append(static * factor)
-            assert [pool_of(one) for one in results] == [shared.id] * 2
-            del shared
-        static.fill_(5.0)
-        for graph in graphs:
-            graph.replay()
-        assert [float(one.max()) for one in results] == [10.0, 15.0]
 
     def test_backward_is_captured(self, pool: MemoryPool) -> None:
         with xt.set_allocator(pool=pool):

@@ -164,10 +164,6 @@ class Browser:
         """Give the window a size."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
 
-    def screenshot(self, whole: bool = False) -> bytes:
-        """Return a PNG of the window, or of the whole page."""
-        return base64.b64decode(self.call("Page.captureScreenshot", captureBeyondViewport=whole)["data"])
-
     def pdf(self) -> bytes:
         """Return the page as printed."""
         return base64.b64decode(self.call("Page.printToPDF", printBackground=True)["data"])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.allocator.scope import AllocatorScope
     from xpuruntime.pytorch.allocator.torch_pools import PoolBridge
 
-__all__ = ["GraphPool", "ended", "graph_pool", "install", "uninstall"]
+__all__ = ["GraphPool", "ended", "install", "uninstall"]
 
 _lock = threading.Lock()
 _installed = False
@@ -52,18 +52,6 @@ class GraphPool:
     def __del__(self) -> None:
         if self._entry:
             retire(self._entry.pop(), self._bridge, captured=True)
-
-
-def graph_pool(index: int) -> GraphPool | None:
-    """Return a new pool for graphs on the memory that this thread's tensors have, or None where that is PyTorch's own.
-
-    Parameters
-    ----------
-    index : int
-        Of the CUDA device.
-    """
-    scope = None if _find_scope is None else _find_scope(index)
-    return None if scope is None or scope.pool is None else GraphPool(bridge_of(scope.pool))
 
 
 #: Captures that go on: the graph, its device, and the scope of its thread that is paused for it.
