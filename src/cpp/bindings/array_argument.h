@@ -36,7 +36,7 @@ class ArrayArgument {
   }
 
   /// On CUDA, the stream that its library works on now: the default stream where that cannot be
-  /// asked. Nothing for our own tensors, which know by themselves when they are ready.
+  /// asked. Nothing for xpuruntime's own tensors, which know by themselves when they are ready.
   std::optional<StreamHandle> current_stream() const;
   /// Work on `stream` from here on sees what was written before.
   void order_before(const Stream& stream) const;

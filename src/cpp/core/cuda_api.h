@@ -16,7 +16,7 @@ namespace xpuruntime::cuda {
 
 bool built() noexcept;
 
-/// All CUDA devices. When there is none, `reason` says why and what mends it. Creates no context.
+/// All CUDA devices. When there is none, `reason` says why and what fixes it. Creates no context.
 std::vector<DeviceInfo> enumerate(std::string& reason);
 
 /// The functions below need a device that exists.

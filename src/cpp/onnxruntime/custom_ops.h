@@ -4,7 +4,7 @@
 
 #include "api.h"
 
-/// Makes our kernels operators of ONNX Runtime, in the domain `xpuruntime`: what
+/// Makes xpuruntime kernels operators of ONNX Runtime, in the domain `xpuruntime`: what
 /// `SessionOptions.register_custom_ops_library(path of this module)` calls. One operator for each
 /// execution provider that we have kernels for: CPU, and CUDA where the core has it.
 ///

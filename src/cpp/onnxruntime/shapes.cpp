@@ -14,7 +14,7 @@ using InfoHolder = std::unique_ptr<OrtTensorTypeAndShapeInfo, void (*)(OrtTensor
 SymbolicShape shape_of(const OrtApi& api, const OrtTensorTypeAndShapeInfo* info) {
   std::size_t rank = 0;
   check(api, api.GetDimensionsCount(info, &rank));
-  // No shape and no dimension look the same here, and none of our inputs is a scalar.
+  // No shape and no dimension look the same here, and no input of these operators is a scalar.
   if (rank == 0) return std::nullopt;
   std::vector<std::int64_t> values(rank);
   std::vector<const char*> symbols(rank);

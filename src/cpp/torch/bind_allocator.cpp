@@ -65,7 +65,7 @@ void bind_stats(py::module_& module) {
 void bind_allocator(py::module_& module) {
   bind_stats(module);
   py::class_<Closable>(module, "TorchAllocator",
-                       "The functions of a CUDAPluggableAllocator of PyTorch, over our pools.")
+                       "PyTorch's CUDAPluggableAllocator over xpuruntime pools.")
       .def(py::init(&make), "pools"_a, py::kw_only(), "throws"_a = false)
       .def_property_readonly("slot", [](const Closable& self) { return self.get().slot(); })
       .def_property_readonly("alloc_address",

@@ -36,7 +36,7 @@ def build_info() -> dict[str, bool | str]:
     """Return what was built into this module.
 
     ``"cuda"``, ``"cublas"`` and ``"cudnn"`` say whether the CUDA core and the kernels of each library are in it,
-    ``"cupti"`` whether the work of devices can be traced, ``"onnxruntime"`` whether our operators for ONNX Runtime are.
+    ``"cupti"`` whether the work of devices can be traced, ``"onnxruntime"`` whether the operators for ONNX Runtime are.
     ``"architectures"`` names the GPU architectures that device code was compiled for, as CMake does, and is empty
     without CUDA.
     """

@@ -87,7 +87,7 @@ class DeviceManager:
 
     def get_device_info(self, device: DeviceLike) -> DeviceInfo: ...
     def cuda_reason(self) -> str:
-        """Why there is no CUDA device and what mends it; empty when there is one."""
+        """Why there is no CUDA device and what fixes it; empty when there is one."""
 
     def memory_info(self, device: DeviceLike) -> tuple[int, int]:
         """Return free and total bytes, now. On CUDA this creates the device's context."""

@@ -18,7 +18,7 @@
 
 namespace xpuruntime::activity {
 
-/// Reads CUPTI's buffers into our records, up to a limit. Thread-safe.
+/// Reads CUPTI's buffers into activity records, up to a limit. Thread-safe.
 class Records {
  public:
   Records(const Library& library, std::size_t limit) : library_(library), limit_(limit) {}

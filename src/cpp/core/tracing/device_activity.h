@@ -20,7 +20,7 @@ struct Collected {
   std::uint64_t dropped = 0;
 };
 
-/// Empty when it records from now on; else why it cannot, and what mends it.
+/// Empty when it records from now on; else why it cannot, and what fixes it.
 std::string start(std::size_t limit);
 /// Waits for all devices that this process uses and ends the recording. Throws CudaError, and the
 /// recording has ended then, too.

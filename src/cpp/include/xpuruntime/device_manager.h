@@ -64,7 +64,7 @@ class DeviceManager {
 
   /// Whether this build has the CUDA core.
   static bool built_with_cuda() noexcept;
-  /// Why there is no CUDA device, and what mends it: a build without CUDA, no driver, a driver too
+  /// Why there is no CUDA device, and what fixes it: a build without CUDA, no driver, a driver too
   /// old for the built runtime, or no device. Empty when there is one.
   const std::string& cuda_reason();
 

@@ -244,7 +244,7 @@ def _make(recipe: Recipe, folder: Path, *, entry: bool) -> Artifact:
 
 
 def _refuse_no_entry(folder: Path) -> None:
-    """Refuse to replace what no cache of ours has made, whatever its name; a damaged manifest may be any bytes."""
+    """Refuse to replace what no xpuruntime cache has made, whatever its name; a damaged manifest may be any bytes."""
     if folder.is_symlink() or kind_of(folder / MANIFEST) != "file":
         msg = f"cannot replace {str(folder)!r}: it is no entry of a cache. Fix: move it away"
         raise ModelError(msg)

@@ -138,7 +138,7 @@ def _error_record(kind: str, text: str, code: ExitCode, **more: str | None) -> d
 
 
 def _show_warnings_plainly() -> None:
-    """Print our own warnings as one line on stderr, always; leave those of other packages as they are."""
+    """Print xpuruntime's warnings as one line on stderr, always; leave those of other packages as they are."""
     from xpuruntime.cli.output import error_line
 
     shown = warnings.showwarning

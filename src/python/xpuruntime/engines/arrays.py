@@ -37,7 +37,7 @@ Kind = Literal["numpy", "torch", "cupy", "tensor", "jax", "dlpack"]
 #: Types seen so far; a type that is no array raises and is not kept.
 _KINDS: dict[type, Kind] = {}
 
-#: torch.dtype to our name, filled as dtypes are met.
+#: torch.dtype to xpuruntime's name, filled as dtypes are met.
 _TORCH_DTYPES: dict[Any, str] = {}
 
 #: What to do with an array that cannot be shared.
@@ -217,7 +217,7 @@ def from_host(array: np.ndarray[Any, Any], kind: Kind) -> Any:
 
 
 def torch_dtype_name(dtype: Any) -> str:
-    """Return our name of a ``torch.dtype``."""
+    """Return xpuruntime's name of a ``torch.dtype``."""
     return _TORCH_DTYPES.get(dtype) or _name_torch_dtype(dtype)
 
 

@@ -87,7 +87,7 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
 
 
 def as_kind(tensor: Any, kind: Kind) -> Any:
-    """Return our CUDA tensor as the caller's kind, without a copy."""
+    """Return a CUDA tensor of xpuruntime as the caller's kind, without a copy."""
     if kind == "torch":
         return sys.modules["torch"].from_dlpack(tensor)
     if kind == "cupy":

@@ -84,11 +84,11 @@ class HostModel(LoadedModel):
 
     @abstractmethod
     def _execute(self, handle: Any, ready: Mapping[str, Any]) -> Sequence[Any]:
-        """Run checked, contiguous arrays and return the outputs in order; raise one of our errors."""
+        """Run checked, contiguous arrays and return the outputs in order; raise an XpuRuntimeError."""
 
     @abstractmethod
     def _execute_tensors(self, handle: Any, tensors: Mapping[str, _core.Tensor]) -> Sequence[_core.Tensor]:
-        """Run checked, contiguous tensors and return the outputs in order; raise one of our errors."""
+        """Run checked, contiguous tensors and return the outputs in order; raise an XpuRuntimeError."""
 
     @property
     def plain(self) -> bool:

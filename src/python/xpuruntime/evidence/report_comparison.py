@@ -257,7 +257,7 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
     notes : tuple of str
         What was not compared, and why.
     decisions : tuple of DecisionChange
-        Calls that another of our kernels serves; where only one report has decisions, a note says so.
+        Calls that another xpuruntime kernel serves; where only one report has decisions, a note says so.
     peaks : tuple of MemoryChange
         The most that owners held during the pass, where it differs by more than `noise`, and the most that tensors
         between units need, where that differs at all.
@@ -297,7 +297,7 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the same ran.
 
         No node differs in placement, kernel, precision, layout, grouping or folding, the engines inserted the same, no
-        policy key changed status, no boundary came or went, no call is served by another of our kernels, and both
+        policy key changed status, no boundary came or went, no call is served by another xpuruntime kernel, and both
         reports account for the same nodes. Times, memory, CUDA graphs, shapes and surroundings do not count.
         """
         moved = any(group.what for group in self.groups)

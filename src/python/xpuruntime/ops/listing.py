@@ -38,7 +38,7 @@ class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
     reason : str
         Why not, and what to install; empty where it is available.
     version : str
-        Of the library and our code; tuned times hold for one version.
+        Of the library and of xpuruntime's code; tuned times hold for one version.
     """
 
     id: str

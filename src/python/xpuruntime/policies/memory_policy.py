@@ -90,8 +90,8 @@ class MemoryPolicy(PolicyValue, frozen=True, kw_only=True):
     Attributes
     ----------
     pool : {"engine", "direct", "caching", "driver"}
-        ``engine``: the engine's own allocator. ``caching``: our caching pool. ``driver``: the driver's stream-ordered
-        pool. ``direct``: no pool, every allocation goes to the driver.
+        ``engine``: the engine's own allocator. ``caching``: xpuruntime's caching pool. ``driver``: the driver's
+        stream-ordered pool. ``direct``: no pool, every allocation goes to the driver.
     limit : int or None
         Most bytes in use at once; ``None`` for no limit. The constructor also takes text such as ``"8GiB"`` or
         ``"512MB"``.

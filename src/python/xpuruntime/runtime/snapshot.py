@@ -61,7 +61,7 @@ def machine_snapshot(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> M
     Returns
     -------
     Machine
-        Where our own core cannot be imported, the processor's facts come from Python alone and `cuda_reason` says why
+        Where the core cannot be imported, the processor's facts come from Python alone and `cuda_reason` says why
         there is no CUDA.
     """
     found = engines.values() if isinstance(engines, Mapping) else engines

@@ -60,7 +60,7 @@ class _Aborted(Exception):  # noqa: N818 - how a call ends
 
 
 class _Context:
-    """Ray's context of a call, as our handlers use one. It does not tell the deadline of the client."""
+    """Ray's context of a call, as the handlers use one. It does not tell the deadline of the client."""
 
     def __init__(self, context: Any) -> None:
         self._context = context

@@ -286,7 +286,7 @@ class EngineSuite:
         assert not failures
 
     def test_closed_while_running(self, mlp: Path) -> None:
-        """Closing under running threads ends them with our error or a result, never a crash."""
+        """Closing under running threads ends them with an XpuRuntimeError or a result, never a crash."""
         session = self.open(mlp)
         outcomes: list[str] = []
         started = threading.Barrier(5)

@@ -29,7 +29,7 @@ def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: 
     seed : int
         Of the inputs.
     factors : array, optional
-        What multiplies each attention weight, where dropout is not by our random numbers.
+        What multiplies each attention weight, where dropout is not by xpuruntime's random numbers.
 
     Raises
     ------

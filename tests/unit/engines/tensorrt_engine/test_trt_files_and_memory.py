@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Cache files of several processes, allocators over our pools, options, and what the log becomes."""
+"""Cache files of several processes, allocators over xpuruntime pools, options, and what the log becomes."""
 
 from __future__ import annotations
 

@@ -398,7 +398,7 @@ class CudaModel(LoadedModel):
         return self.log.records()
 
     def memory(self) -> dict[str, int]:
-        """Return bytes the provider holds in our pool; empty when it uses its own arena."""
+        """Return bytes the provider holds in xpuruntime's pool; empty when it uses its own arena."""
         return {} if self._allocator is None else {"engine": int(self._allocator.stats().current)}
 
     def graph_refusal(self) -> str | None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""ONNX Runtime's errors in our tree."""
+"""ONNX Runtime's errors as exceptions of xpuruntime."""
 
 from __future__ import annotations
 

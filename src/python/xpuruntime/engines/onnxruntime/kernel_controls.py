@@ -329,7 +329,7 @@ def _counted(done: Sequence[Rewrite]) -> str:
 
 def _held(done: Sequence[Rewrite], *, strict: bool) -> str:
     rest = list(dict.fromkeys(one.rest for one in done if one.rest))
-    text = "xpuruntime operators, which our dispatcher serves; the evidence says which kernel ran"
+    text = "xpuruntime operators, which xpuruntime's dispatcher serves; the evidence says which kernel ran"
     if rest:
         text += f". {'; '.join(rest)}"
     if strict:

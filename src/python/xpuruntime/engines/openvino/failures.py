@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""OpenVINO's errors in our tree."""
+"""OpenVINO's errors as exceptions of xpuruntime."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def device_word(device: str) -> str:
 
 
 def our_device(word: str) -> str:
-    """Return our name of a device of OpenVINO's."""
+    """Return xpuruntime's name of a device of OpenVINO."""
     kind, _, index = word.partition(".")
     return kind.lower() + (f":{index}" if index else "")
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A model compiled for one chip: an ONNX file with one node a partition, a context binary beside it, and our units."""
+"""A model compiled for one chip: an ONNX file with one node a partition, a context binary beside it, and the units."""
 
 from __future__ import annotations
 

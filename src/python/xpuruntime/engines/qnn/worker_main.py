@@ -121,7 +121,7 @@ def main() -> None:
         head, arrays = message
         try:
             reply, results = sessions.answer(head["verb"], head, arrays)
-        except Exception as error:  # told to the caller, who raises it as one of ours
+        except Exception as error:  # told to the caller, who raises it as an exception of xpuruntime
             reply, results = {"error": {"type": type(error).__name__, "text": str(error)}}, {}
         send(answers, reply, results)
     # Leave by the short way: the vendor's libraries have been seen to hang in their own destructors.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A compiled engine on disk: the plan file and our record of it."""
+"""A compiled engine on disk: the plan file and xpuruntime's record of it."""
 
 from __future__ import annotations
 

@@ -120,7 +120,7 @@ class TensorRtEngine(Engine[Settings]):
         return describe_target(request, settings, machine, self.flavour)
 
     def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
-        """Build the engine and write its plan and our record of it into `folder`."""
+        """Build the engine and write its plan and xpuruntime's record of it into `folder`."""
         from xpuruntime.engines.tensorrt.artifact import write_artifact
 
         settings = judgement.settings

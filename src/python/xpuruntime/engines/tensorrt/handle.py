@@ -26,7 +26,7 @@ __all__ = ["Border", "Handle"]
 
 
 class Border(NamedTuple):
-    """An input or output of an engine: our dtype name, whether its memory is the host's, and whether it is dynamic."""
+    """An input or output of an engine: dtype by xpuruntime's name, whether in host memory, and whether dynamic."""
 
     dtype: str
     host: bool
@@ -205,7 +205,7 @@ class Handle:
         return found
 
     def memory(self) -> dict[str, int]:
-        """Return bytes by owner, as far as the engine and our pool tell."""
+        """Return bytes by owner, as far as the engine and xpuruntime's pool report."""
         found = {} if self._pool is None else {"engine": self._pool.held()}
         size = getattr(self.engine, "device_memory_size_v2", None)
         return {**found, **({"activations_per_context": int(size)} if size is not None else {})}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Device memory of an engine from one of our pools, and memory for outputs whose size is known only after the run."""
+"""Device memory of an engine from an xpuruntime pool, and memory for outputs whose size is known only after the run."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def failure(doing: str, heard: list[str], *, engine: str, device: str, pool: str
         From `Listener.errors`.
     engine, device : str
     pool : str, optional
-        Why our pool refused memory last.
+        Why xpuruntime's pool refused memory last.
     """
     text = "; ".join(heard) or "it gave no reason"
     hints = [hint for pattern, hint in _HINTS if pattern.search(text)]

@@ -29,7 +29,7 @@ __all__ = ["TrtexecExporter"]
 
 _SCRIPT, _ARGUMENTS = "build.sh", "arguments.json"
 _KIB = 1024
-#: Option of ours to the one of trtexec, where the value is the same.
+#: Option of the policy to the one of trtexec, where the value is the same.
 _SAME = {
     "builder_optimization_level": "--builderOptimizationLevel",
     "max_aux_streams": "--maxAuxStreams",

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 __all__ = ["DTYPES", "layer_nodes", "parse", "strong_typing"]
 
-#: The vendor's element types to our names.
+#: The vendor's element types to xpuruntime's names.
 DTYPES = {
     "FLOAT": "float32",
     "HALF": "float16",

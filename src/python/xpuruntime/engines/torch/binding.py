@@ -106,7 +106,7 @@ class TorchBinding(Binding):
         """Return a graph of what `compute` puts on the stream that is current when it is called."""
         from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 
-        # It mends what PyTorch leaves behind when a capture fails, such as generators that refuse to draw.
+        # It repairs what PyTorch leaves behind when a capture fails, such as generators that refuse to draw.
         self._recorder = CudaRecorder(self._torch.device(self._model.device))
         with self._recorder.warming():
             for _ in range(_WARM_UP):

@@ -22,7 +22,7 @@ _TYPES = {"float8e4m3fn": "float8_e4m3fn", "float8e5m2": "float8_e5m2"}
 
 
 def torch_dtype(name: str) -> Any:
-    """Return the ``torch.dtype`` of our name of a type."""
+    """Return the ``torch.dtype`` of xpuruntime's name of a type."""
     import torch
 
     return getattr(torch, _TYPES.get(name, name))

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`KernelDecision`: which of our kernels were considered for a call of an instrumented pass, and which one served."""
+"""`KernelDecision`: xpuruntime kernels considered for a call of an instrumented pass, and the one that served."""
 
 from __future__ import annotations
 

@@ -106,7 +106,7 @@ def check_driver(facts: Facts) -> Iterator[Finding]:
 
 
 def check_core_build(facts: Facts) -> Iterator[Finding]:
-    """Check that our own core has CUDA where there is a device."""
+    """Check that the core has CUDA where there is a device."""
     if facts.core_error is not None:
         yield Finding(
             code=FindingCode.CORE_MISSING,

@@ -73,7 +73,7 @@ class OrtFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The NVIDIA driver, looked at without our core.
+    """The NVIDIA driver, looked at without the core.
 
     Attributes
     ----------
@@ -94,7 +94,7 @@ class DriverFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was built into our core module.
+    """What was built into the core module.
 
     Attributes
     ----------
@@ -150,7 +150,7 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
     environment : dict of str to str
         Variables that matter.
     core_error : str or None
-        Why our own core cannot be imported.
+        Why the core cannot be imported.
     build : BuildFacts or None
         What was built into it; ``None`` where it cannot be imported.
     searched : str
@@ -207,7 +207,7 @@ def gather(
 
 
 def build_facts() -> BuildFacts:
-    """Ask our own core what was built into it."""
+    """Ask the core what was built into it."""
     from xpuruntime import _core
 
     return msgspec.convert(_core.build_info(), BuildFacts)

@@ -160,7 +160,7 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
     Parameters
     ----------
     patterns : sequence of str
-        Shell patterns of file names; default: those of vendors, engines and our own core.
+        Shell patterns of file names; default: those of vendors, engines and the core.
     maps : str, optional
         Text in the form of ``/proc/self/maps``; default: this process. Where the system has no such file (Windows,
         macOS), nothing is listed.

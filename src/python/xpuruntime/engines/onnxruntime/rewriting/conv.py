@@ -48,7 +48,7 @@ def find_conv(scope: Scope, node: onnx.NodeProto, terms: Terms) -> RewriteCandid
 def _misfit(
     scope: Scope, node: onnx.NodeProto, x: Shape | None, weight: Shape | None, dtype: str | None
 ) -> tuple[str, dict[str, Any]]:
-    """Return why our operator is not what a node is, empty where it is; and its attributes."""
+    """Return why xpuruntime's operator is not equivalent to a node, empty where it is; and its attributes."""
     if node.op_type == "ConvTranspose":
         return "a transposed convolution is an operation of its own, which has no kernels here", {}
     if dtype is None:

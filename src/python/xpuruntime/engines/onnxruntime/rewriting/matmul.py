@@ -72,7 +72,7 @@ def _refused(scope: Scope, node: onnx.NodeProto, reason: str) -> RewriteCandidat
 
 
 def _misfit(scope: Scope, node: onnx.NodeProto, a: Shape | None, b: Shape | None) -> str:
-    """Return why our operator is not what a node is; empty where it is."""
+    """Return why xpuruntime's operator is not equivalent to a node; empty where it is."""
     for name in node.input[:2]:
         elem_type = scope.type(name)
         if elem_type == 0:

@@ -23,7 +23,7 @@ __all__ = [
     "by_key",
 ]
 
-#: The domain of our operators, version 1.
+#: The domain of xpuruntime's operators, version 1.
 DOMAIN = "xpuruntime"
 
 
@@ -58,7 +58,7 @@ class NewTranspose(msgspec.Struct, frozen=True):
 
 
 class Form(NamedTuple):
-    """One way to write a part of a graph as one of our operators.
+    """One way to write a part of a graph as one of xpuruntime's operators.
 
     Attributes
     ----------
@@ -85,7 +85,7 @@ class Form(NamedTuple):
 
 
 class RewriteCandidate(NamedTuple):
-    """A node that one of our operators could stand for, or why none can.
+    """A node that one of xpuruntime's operators could replace, or why none can.
 
     Attributes
     ----------

@@ -31,7 +31,7 @@ def module_of(node: str) -> str:
 
 
 def kernels_of(op: str, word: str) -> tuple[str, ...]:
-    """Return the ids of our kernels that a word of a policy means; empty for a word that means none."""
+    """Return the ids of xpuruntime kernels that a word of a policy means; empty for a word that means none."""
     from xpuruntime import _core
 
     _ready()
@@ -120,9 +120,9 @@ class RuleQuery:
         others = [one.source for one in found if one not in named]
         rest = ""
         if result.preferences[-1].source == "default":
-            rest = "sizes that no rule is for go to the default choice of our dispatcher"
+            rest = "sizes that no rule is for go to the default choice of xpuruntime's dispatcher"
         elif others:
-            rest = f"sizes of {', '.join(others)} go to the default choice of our dispatcher"
+            rest = f"sizes of {', '.join(others)} go to the default choice of xpuruntime's dispatcher"
         return KernelRequest(named[0].use, named[0].source, tuple(one.source for one in named), rest)
 
     def is_free(self, candidate: RewriteCandidate) -> bool:

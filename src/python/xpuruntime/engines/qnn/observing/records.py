@@ -23,7 +23,7 @@ _TRACE, _PROFILE, _ORT, _INPUT, _COMPILED = "qnn_op_trace.json", "profile.csv", 
 _NODE = re.compile(r"^[^,]*,NODE,(?P<value>\d+),(?P<unit>[^,]*),[^,]*,[^,]*,(?P<what>.*?) \(cycles\)")
 _OPERATION = re.compile(r"^(?P<name>.*):OpId_\d+$")
 _EDGE = re.compile(r"^(?P<name>Input|Output) OpId_\d+$")
-#: Numbers of QNN's data types, and our words for them.
+#: Numbers of QNN's data types, and xpuruntime's names of them.
 _TYPES = {
     0x0008: "int8", 0x0016: "int16", 0x0032: "int32", 0x0064: "int64",
     0x0108: "uint8", 0x0116: "uint16", 0x0132: "uint32", 0x0164: "uint64",

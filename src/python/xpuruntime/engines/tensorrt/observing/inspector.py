@@ -128,7 +128,7 @@ def _dtype(text: str) -> str | None:
 
 
 def _layout(text: str, rank: int) -> str | None:
-    """Return our word for the layout of an image; of other tensors there is none to tell."""
+    """Return xpuruntime's name of the layout of an image; other tensors have none."""
     if rank not in _IMAGE_RANKS:
         return None
     wide = _VECTORIZED.search(text)
