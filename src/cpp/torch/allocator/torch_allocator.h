@@ -26,9 +26,10 @@ struct TorchAllocatorStats {
   std::uint64_t foreign_frees = 0;      ///< frees of addresses it never gave; ignored
 };
 
-/// The functions of a `torch.cuda.memory.CUDAPluggableAllocator`, over xpuruntime pools, one for each
-/// device. They get no user data, so each different set of pools occupies one of kTorchAllocatorSlots
-/// slots with functions of its own; objects over the same pools share a slot and its numbers.
+/// The functions of a `torch.cuda.memory.CUDAPluggableAllocator`, over xpuruntime pools, one for
+/// each device. They get no user data, so each different set of pools occupies one of
+/// kTorchAllocatorSlots slots with functions of its own; objects over the same pools share a slot
+/// and its numbers.
 ///
 /// Memory is given in the order of the stream that PyTorch names, and taken back in the same
 /// order; other streams are declared through `record_stream_address`. The functions may be called
