@@ -276,7 +276,7 @@ def test_the_version_that_changed_a_default_is_found(planted, model, tmp_path):
     reasons = {one.version: one.reason for one in found.versions}
     assert "cannot be installed" in reasons["1.4"]
     assert "it does not run" in reasons["1.5"]
-    assert not list(planted.glob("xrt-*")), "nothing is left behind"
+    assert not list(planted.glob("xpuruntime-*")), "nothing is left behind"
     assert said[0].version == "1.8"
     assert "xrt-planted" in str(found)
     again = bisect_versions(
@@ -289,7 +289,7 @@ def test_the_version_that_changed_a_default_is_found(planted, model, tmp_path):
 def test_a_claim_that_holds_with_the_bad_version_is_nothing_to_find(planted, model):
     found = bisect_versions("xrt-planted", "1.9", "1.8", model, claim="placement", device="cpu")
     assert (found.outcome, found.exit_code) == ("nothing changed", 1)
-    assert not list(planted.glob("xrt-*"))
+    assert not list(planted.glob("xpuruntime-*"))
 
 
 def test_the_version_that_made_runs_slower_is_found(planted, model, tmp_path, monkeypatch):
@@ -316,7 +316,7 @@ def test_a_good_version_that_does_not_run_and_wrong_names(planted, model, tmp_pa
         bisect_versions("xrt-planted", "1.0", "1.9", model, claim=claim)
     with pytest.raises(InputError, match="cannot read the model"):
         bisect_versions("xrt-planted", "1.0", "1.9", tmp_path / "none.onnx", claim="runs")
-    assert not list(planted.glob("xrt-*"))
+    assert not list(planted.glob("xpuruntime-*"))
 
 
 def test_an_index_that_cannot_be_reached_is_told_from_one_without_the_package(planted, monkeypatch):
@@ -342,7 +342,7 @@ def test_ctrl_c_leaves_nothing_behind_and_the_journal_goes_on(planted, model, tm
     error = process.communicate(timeout=60)[1]
     assert process.returncode == 130, error
     assert "Traceback" not in error
-    assert not list(planted.glob("xrt-*")), "environments and workers' folders are gone"
+    assert not list(planted.glob("xpuruntime-*")), "environments and workers' folders are gone"
     judged = journal.read_bytes().count(b"\n") - 1
     again = subprocess.run([*command, "--resume", "--json"], capture_output=True, text=True, timeout=120)
     assert again.returncode == 4, again.stderr

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Interrupts of the command: Ctrl-C ends it with 130 and no traceback, also while it is imported and while it ends."""
+"""Interrupts of the command: Ctrl-C ends it with 130 and no traceback, also while it is imported and while it ends.
+
+SIGTERM and SIGHUP end it in the same order, and then by the signal.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from xpuruntime.cli.exit_codes import ExitCode
+from xpuruntime.cli.terminations import Terminations
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,9 +30,15 @@ class Interrupts:
     """
 
     def __init__(self) -> None:
-        self.happened = False
+        self._happened = False
+        self._terminations = Terminations()
         here = threading.current_thread() is threading.main_thread()
         self._active = here and signal.getsignal(signal.SIGINT) not in (signal.SIG_IGN, None)
+
+    @property
+    def happened(self) -> bool:
+        """Whether a signal was raised in the command."""
+        return self._happened or self._terminations.number is not None
 
     def end_process(self) -> None:
         """From now on: end the process, which has done nothing yet."""
@@ -37,10 +47,12 @@ class Interrupts:
     def raise_once(self) -> None:
         """From now on: raise KeyboardInterrupt, as Python does."""
         self._handle(self._raise)
+        self._terminations.raise_once()
 
     def let_finish(self) -> None:
         """From now on: let what is cleaned up at exit finish, but once: a second signal ends the process."""
         self._handle(self._forgive)
+        self._terminations.let_finish()
 
     def _handle(self, handler: Callable[[int, Any], None]) -> None:
         if self._active:
@@ -48,7 +60,7 @@ class Interrupts:
 
     def _raise(self, number: int, frame: Any) -> NoReturn:
         del number, frame
-        self.happened = True
+        self._happened = True
         raise KeyboardInterrupt
 
     def _forgive(self, number: int, frame: Any) -> None:

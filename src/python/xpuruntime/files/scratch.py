@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Scratch folders: temporary folders of which those of killed processes are removed by the next."""
+"""Scratch folders: temporary folders that no end of a process leaves behind.
+
+Those that an interruption has left are removed at exit, and those of killed processes by the next that makes one.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +17,7 @@ import weakref
 from pathlib import Path
 
 from xpuruntime.files.locking import try_lock
+from xpuruntime.files.remains import forget, remember
 from xpuruntime.files.staging import checksum
 
 __all__ = ["ScratchFolder"]
@@ -36,19 +40,24 @@ class ScratchFolder(tempfile.TemporaryDirectory[str]):
     """
 
     def __init__(self, purpose: str) -> None:
-        _remove_dead(Path(tempfile.gettempdir()))
+        room = Path(tempfile.gettempdir())
+        _remove_dead(room)
         while True:
             token = secrets.token_hex(8)
+            self._noted = (room, f"xpuruntime-*-{token}-*")
+            remember(*self._noted)
             super().__init__(prefix=f"xpuruntime-{purpose}-{token}-{checksum(token)}-", ignore_cleanup_errors=True)
             descriptor = _lock(self.name)
             if descriptor is not None:
                 self._release = weakref.finalize(self, _close, descriptor)
                 return
             super().cleanup()
+            forget(*self._noted)
 
     def cleanup(self) -> None:
         """Remove the folder."""
         super().cleanup()
+        forget(*self._noted)
         self._release()
 
 

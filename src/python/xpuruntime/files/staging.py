@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.files.locking import is_named, try_lock
+from xpuruntime.files.remains import forget, remember
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -67,10 +68,11 @@ def staging(target: Path) -> Iterator[Path]:
     finally:
         if os.name == "nt":
             os.close(descriptor)
-            shutil.rmtree(room, ignore_errors=True)
+            _remove(room)
         else:
-            shutil.rmtree(room, ignore_errors=True)
+            _remove(room)
             os.close(descriptor)
+        forget(target.parent, room.name)
 
 
 def publish_folder(new: Path, target: Path, *, check: Callable[[Path], None]) -> None:
@@ -99,11 +101,11 @@ def publish_folder(new: Path, target: Path, *, check: Callable[[Path], None]) ->
         else:
             old = new.with_name(_OLD) / target.name
             old.parent.mkdir()
-            target.rename(old)
             try:
+                target.rename(old)
                 new.rename(target)
             except BaseException:
-                old.rename(target)
+                _restore(new.parent)
                 raise
     sync(target.parent)
 
@@ -128,7 +130,12 @@ def _claim(target: Path) -> tuple[Path, int]:
     """Make a staging folder and lock it. One that a sweep has taken before it was locked is given up."""
     while True:
         room = target.parent / _new_name()
-        room.mkdir(mode=0o700)
+        remember(target.parent, room.name, _remove)
+        try:
+            room.mkdir(mode=0o700)
+        except OSError:
+            forget(target.parent, room.name)
+            raise
         try:
             descriptor = os.open(room / _LOCK, _LOCK_FLAGS | os.O_EXCL, 0o600)
         except (FileNotFoundError, FileExistsError):
@@ -190,6 +197,13 @@ def _remove_dead(folder: Path) -> None:
                 os.close(descriptor)
             if os.name == "nt":
                 shutil.rmtree(room, ignore_errors=True)
+
+
+def _remove(room: Path) -> None:
+    """Remove a staging folder of this process, but nothing that it was to replace and has not."""
+    with contextlib.suppress(OSError):
+        _restore(room)
+    shutil.rmtree(room, ignore_errors=True)
 
 
 def _is_staging(entry: os.DirEntry[str]) -> bool:

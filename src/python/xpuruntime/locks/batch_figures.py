@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.static_batch import batch_axes
 from xpuruntime.errors import InputError
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.batch_times import time_batches
 from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.inference.locked_outputs import probe_at
@@ -87,7 +87,7 @@ def memory_of_session(
     if not isinstance(model, (str, os.PathLike)):
         return None
     arguments = {"policy": policy.replace(verify=None).to_dict(), "trust": trust}
-    with tempfile.TemporaryDirectory(prefix="xrt-lock-") as folder:
+    with ScratchFolder("lock") as folder:
         inputs = Path(folder, "inputs")
         write_arrays(inputs, feeds_of_rows(session, shapes, rows))
         place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given

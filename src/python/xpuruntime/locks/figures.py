@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import time
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.lockfile.measured import LockedRatio
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.verification.sections.controls import ControlError, open_control, open_reference
@@ -135,7 +135,7 @@ def peak_of_process(model: Any, policy: Policy, feeds: Mapping[str, Any], *, tru
     if not isinstance(model, (str, os.PathLike)):
         return None
     arguments = {"policy": policy.replace(verify=None).to_dict(), "trust": trust}
-    with tempfile.TemporaryDirectory(prefix="xrt-lock-") as folder:
+    with ScratchFolder("lock") as folder:
         inputs = Path(folder, "inputs")
         write_arrays(inputs, feeds)
         place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given

@@ -108,7 +108,6 @@ def tune(
     from xpuruntime.cli.output_kinds import refuse_other_kinds
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
-    from xpuruntime.cli.terminations import close_before_end
     from xpuruntime.files.paths import kind_of
     from xpuruntime.policies.quantities import read_duration
     from xpuruntime.tuning.spec.parts import CALLS, OBJECTIVES
@@ -126,27 +125,26 @@ def tune(
     seconds = None if budget is None else read_duration(budget, "--budget")
     if resume and kind_of(kept) == "missing":
         error_line(f"there is no journal {kept} to resume: the search begins", label="note")
-    with close_before_end():
-        try:
-            with _live(as_json=json) as progress:
-                result = tuned(
-                    model,
-                    spec=tune,
-                    objective=objective,
-                    call=call,
-                    inputs=input,
-                    budget=seconds,
-                    devices=None if devices is None else [one.strip() for one in devices.split(",")],
-                    ray=ray,
-                    journal=kept,
-                    resume=resume,
-                    progress=progress,
-                    **session_options.arguments(),
-                )
-        except KeyboardInterrupt:
-            if kind_of(kept) == "file":
-                error_line(f"what was measured is in {kept}; go on with --resume", label="note")
-            raise
+    try:
+        with _live(as_json=json) as progress:
+            result = tuned(
+                model,
+                spec=tune,
+                objective=objective,
+                call=call,
+                inputs=input,
+                budget=seconds,
+                devices=None if devices is None else [one.strip() for one in devices.split(",")],
+                ray=ray,
+                journal=kept,
+                resume=resume,
+                progress=progress,
+                **session_options.arguments(),
+            )
+    except KeyboardInterrupt:
+        if kind_of(kept) == "file":
+            error_line(f"what was measured is in {kept}; go on with --resume", label="note")
+        raise
     saves: dict[Callable[[str], Any], str | None] = {result.save_html: html}
     if result.verdict not in ("none", "undecided"):
         saves = {partial(_write_policy, result): output, partial(_lock, result, model, session_options): lock, **saves}

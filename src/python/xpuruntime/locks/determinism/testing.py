@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ import numpy as np
 from xpuruntime.argument_types import ARRAYS, COUNT, COUNTS, FLAG, TEXT, check_types
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.sections.determinism import DeterminismTests, GradeTest
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.determinism import grades
 from xpuruntime.locks.determinism.batches import Batch, find_batch, other_inputs
 from xpuruntime.locks.determinism.bits import differing, kept
@@ -263,7 +263,7 @@ class _Testing:
         reason = why_not_fresh(self.session)
         if reason is not None:
             return GradeTest(grade="restart", verdict="not_tested", reason=reason)
-        session, folder = self.session, tempfile.TemporaryDirectory(prefix="xpuruntime-restart-")
+        session, folder = self.session, ScratchFolder("restart")
         with folder as name:
             room = Path(name)
             job = fresh_job(session, room, trust=self.trust)

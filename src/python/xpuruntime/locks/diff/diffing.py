@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import math
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ from xpuruntime.engines.precision import Tolerance, compare_within
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.files.paths import json_bytes
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.diff.causes import environment_rows, plan_rows, possible_causes, restoring
 from xpuruntime.locks.diff.result import Diff, DiffRow, Level
 from xpuruntime.locks.diff.side import FileSide, LockSide, PythonSide, call, read_side, start_worker
@@ -106,7 +106,7 @@ def compare_environments(
         )
     if any(isinstance(side, LockSide) for side in sides):
         return compare_with_lock(sides, model, inputs=inputs, arguments=arguments)
-    with tempfile.TemporaryDirectory(prefix="xrt-diff-") as folder, contextlib.ExitStack() as stack:
+    with ScratchFolder("diff") as folder, contextlib.ExitStack() as stack:
         work = _Work(Path(folder), stack, model, inputs, arguments)
         opened = [work.open(side, place) for place, side in enumerate(sides) if not isinstance(side, LockSide)]
         comparison = compare_reports(opened[0].report, opened[1].report)

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ import msgspec
 
 from xpuruntime.engines.model import read_model
 from xpuruntime.errors import InputError
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.locked_outputs import shapes_that_fit
 from xpuruntime.lockfile.records import Lock
 from xpuruntime.lockfile.rules import policy_of
@@ -65,7 +65,7 @@ def compare_with_lock(
     first, lock = next(iter(read.items()))
     like = lock.identity
     found: list[RecordedSide] = []
-    with tempfile.TemporaryDirectory(prefix="xrt-diff-") as folder:
+    with ScratchFolder("diff") as folder:
         for place, side in enumerate(sides):
             if isinstance(side, LockSide):
                 found.append(of_lock(side.name, read[place]))

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.model import read_model
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.diff.diffing import compare_environments
 from xpuruntime.locks.diff.side import PythonSide, call, start_worker
 from xpuruntime.locks.version_bisect.environments import (
@@ -109,7 +109,7 @@ def bisect_versions(
     if wanted.kind == "unit":
         _check_node(wanted, read_model(model, trust=bool(arguments.get("trust"))))
     versions = versions_between(listed_versions(package, pre=pre), good, bad)
-    with tempfile.TemporaryDirectory(prefix="xrt-bisect-", ignore_cleanup_errors=True) as name:
+    with ScratchFolder("bisect") as name:
         folder = Path(name)
 
         def compared(control: str, version: str) -> Diff:

@@ -20,6 +20,7 @@ import xpuruntime
 from xpuruntime import _core
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.runtime.interruptible_waits import uninterrupted
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -172,22 +173,30 @@ def _pip(arguments: Sequence[str], seconds: float) -> tuple[int, str, str]:
 def _pip_in(folder: str, arguments: Sequence[str], seconds: float) -> tuple[int, str, str]:
     env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COLOR": "1"}
     env |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pip", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True, env=env,
-    )  # fmt: skip
+    started: list[subprocess.Popen[str]] = []
+
+    def start() -> None:
+        started.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "pip", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True, env=env,
+            )
+        )  # fmt: skip
+
     try:
-        out, error = process.communicate(timeout=seconds)
+        uninterrupted(start)
+        out, error = started[0].communicate(timeout=seconds)
     except subprocess.TimeoutExpired:
         return 1, "", f"pip took more than {seconds:g} s"
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        for process in started:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.communicate()
     if "No module named pip" in error:
         raise EngineError(f"{sys.executable} has no pip. Fix: {sys.executable} -m ensurepip")
-    return process.returncode, out, error
+    return started[0].returncode, out, error
 
 
 def _last_line(text: str) -> str:

@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import warnings
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import XpuRuntimeError, XpuRuntimeWarning
+from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.rounds import in_worker, timed
@@ -117,7 +117,7 @@ def _workers(subject: Subject, python: str, stack: ExitStack) -> Pair:
     """Return the session in a process of this interpreter beside one of another."""
     if not isinstance(subject.model, (str, os.PathLike)):
         raise ControlError("another interpreter needs the file of a model, and this is a module in memory")
-    inputs = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="xrt-verify-")), "inputs")
+    inputs = Path(stack.enter_context(ScratchFolder("verify")), "inputs")
     write_arrays(inputs, subject.feeds)
     model = str(Path(subject.model).resolve())
     arguments = {"policy": subject.policy.replace(verify=None).to_dict(), "trust": subject.trust}
