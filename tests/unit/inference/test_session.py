@@ -134,6 +134,21 @@ def test_strings(tmp_path: Path) -> None:
             session.bind({"x": (1, 3)})
 
 
+def test_bytes_are_strings_in_utf8(tmp_path: Path) -> None:
+    path = models.save(models.identity("string"), tmp_path)
+    words = np.array([["a", "", "날씨"]], dtype=object)
+    encoded = np.array([[one.encode() for one in words[0]]], dtype=object)
+    with xrt.InferenceSession(path, device="cpu") as session:
+        assert session.run({"x": encoded})["y"].tolist() == words.tolist()
+        assert session.run({"x": encoded.astype("S")})["y"].tolist() == words.tolist()
+        assert encoded[0, 0] == b"a", "the caller's array is as it was"
+        encoded[0, 1] = b"a\xff"
+        with pytest.raises(
+            xrt.InputError, match=r"'x' has bytes that are not UTF-8 text: .* at byte 1\. Fix: pass str"
+        ):
+            session.run({"x": encoded})
+
+
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino", "null"])
 def test_the_call_of_onnx_runtime_is_told_from_ours(mlp: Path, engine: str) -> None:
     if engine != "null":

@@ -67,6 +67,27 @@ def host_array(info: TensorInfo, array: Any) -> np.ndarray[Any, Any]:
         raise
 
 
+def _text(name: str, host: np.ndarray[Any, Any], log: ConversionLog) -> np.ndarray[Any, Any]:
+    """Return an array of `str` objects; engines take no fixed-width strings, and write bytes as Python shows them."""
+    if host.dtype.kind in "US":
+        log.add(f"input {name!r} converted to Python strings", "the engine takes no fixed-width strings")
+        host = host.astype(object)
+    if not any(isinstance(one, bytes) for one in host.flat):
+        return host
+    log.add(f"input {name!r} decoded from UTF-8", "the engine takes no bytes in place of strings")
+    text: np.ndarray[Any, Any] = host.copy()
+    try:
+        for at, one in enumerate(host.flat):
+            text.flat[at] = one.decode() if isinstance(one, bytes) else one
+    except UnicodeDecodeError as error:
+        msg = (
+            f"input {name!r} has bytes that are not UTF-8 text: {error.reason} at byte {error.start}. "
+            "Fix: pass str, or text encoded as UTF-8"
+        )
+        raise InputError(msg) from None
+    return text
+
+
 def is_tensor(info: TensorInfo) -> bool:
     """Say whether `info` is a tensor; sequences, maps and optionals are not."""
     return info.kind == "tensor"
@@ -333,9 +354,8 @@ class InputValidator:
         if not host.dtype.isnative:
             msg = f"input {name!r} has dtype {host.dtype.str} in foreign byte order; convert it with x.astype({want!r})"
             raise InputError(msg)
-        if want == "string" and host.dtype.kind in "US":
-            log.add(f"input {name!r} converted to Python strings", "the engine takes no fixed-width strings")
-            host = host.astype(object)
+        if want == "string":
+            host = _text(name, host, log)
         if host.flags.c_contiguous:
             return host
         if strict:
