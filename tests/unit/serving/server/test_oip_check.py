@@ -16,6 +16,7 @@ from xpuruntime.cli.entry import run
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.serving import Access, Server, TransportOptions
 from xpuruntime.serving.conformance.checking import check_server
+from xpuruntime.serving.conformance.result import ConformanceResult
 
 pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
@@ -72,9 +73,9 @@ class Wrong(http.server.BaseHTTPRequestHandler):
         output = {"name": "z", "datatype": "FP32", "shape": [1, 2], "data": [1, 2]}
         self._send({"model_name": "m", "outputs": [output]})
 
-    def _send(self, value: object) -> None:
+    def _send(self, value: object, status: int = 200) -> None:
         body = json.dumps(value).encode()
-        self.send_response(200)
+        self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         self.wfile.write(body)
@@ -83,16 +84,20 @@ class Wrong(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def test_a_wrong_server_fails_what_it_does_wrong():
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Wrong)
+def check(handler: type[Wrong]) -> ConformanceResult:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        result = check_server(f"http://127.0.0.1:{server.server_port}", models=["m"])
+        return check_server(f"http://127.0.0.1:{server.server_port}", models=["m"])
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+def test_a_wrong_server_fails_what_it_does_wrong():
+    result = check(Wrong)
     assert result.exit_code == 1
     failed = {one.name: one.detail for one in result.failed}
     assert failed["server metadata"] == "name and version are not text"
@@ -102,6 +107,23 @@ def test_a_wrong_server_fails_what_it_does_wrong():
     outcomes = {one.name: one.outcome for one in result.checks}
     assert outcomes["infer m: binary tensors"] == "unobservable"
     assert outcomes["health: live"] == "pass"
+
+
+class Unwell(Wrong):
+    """Has an error of its own for every request, and says so for those to the model alone."""
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._send({"error": "out of order"} if "/m/" in self.path else {}, 500)
+
+
+def test_any_status_of_an_error_is_one_if_it_has_an_error_object():
+    result = check(Unwell)
+    outcomes = {one.name: (one.outcome, one.detail) for one in result.checks}
+    assert outcomes["infer m: no inputs is refused"] == ("pass", "status 500, where the protocol has typically 400")
+    assert outcomes["unknown model: infer"] == ("fail", "status 500 without {'error': text}")
+    assert outcomes["infer m: JSON"][0] == "unobservable"
+    assert result.exit_code == 1
 
 
 @pytest.mark.parametrize("url", ["", "ftp://a", "http://"])

@@ -162,13 +162,14 @@ class RestChecks:
         return self._refused(self.ask("POST", path, body))
 
     def _refused(self, answer: _Answer, *, body: bool = True) -> str:
-        if not 400 <= answer.status < 500 and answer.status != 501:
-            raise FailedCheck(f"status {answer.status}, and not one of 400 to 499")
+        if answer.status < 400:
+            raise FailedCheck(f"status {answer.status}, and not one of an error")
         if body:
             found = answer.json()
             if not isinstance(found, dict) or not isinstance(found.get("error"), str):
                 raise FailedCheck(f"status {answer.status} without {{'error': text}}")
-        return f"status {answer.status}"
+        typical = answer.status < 500 or answer.status == 501
+        return f"status {answer.status}{'' if typical else ', where the protocol has typically 400'}"
 
     def _metadata(self) -> str:
         answer = self.ask("GET", "/v2")
