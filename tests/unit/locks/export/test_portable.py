@@ -59,6 +59,11 @@ class Tensor:
     def as_numpy(self) -> np.ndarray:
         return self._array
 
+    @classmethod
+    def from_dlpack(cls, name: str, capsule: Any) -> Tensor:
+        shared = types.SimpleNamespace(__dlpack__=lambda **_: capsule, __dlpack_device__=lambda: (1, 0))
+        return cls(name, np.from_dlpack(shared))
+
 
 class Request:
     def __init__(self, tensors: list[Tensor], names: list[str]) -> None:
@@ -71,19 +76,32 @@ class Request:
         return self._names
 
 
+class Error(str):
+    """An error as the backend has it: its text, and a code."""
+
+    INTERNAL, INVALID_ARG = range(2)
+
+    def __new__(cls, text: str, code: int) -> Error:
+        made = super().__new__(cls, text)
+        made.code = code
+        return made
+
+    code: int
+
+
 class Response:
     def __init__(self, output_tensors: list[Tensor] | None = None, error: Any = None) -> None:
         self.output_tensors, self.error = output_tensors, error
 
 
-def test_triton_python(lock: Path, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_of_triton(lock: Path, expected: np.ndarray, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = xrt.export_lock(lock, "triton-python", tmp_path / "repo", strict=True)
     folder = tmp_path / "repo" / "mlp"
     config = text_format.Parse((folder / "config.pbtxt").read_text(), model_config()())
     assert (config.backend, config.name, config.max_batch_size) == ("python", "mlp", 0)
     assert {one.outcome for one in result.keys} == {"kept"}
     utils = types.ModuleType("triton_python_backend_utils")
-    utils.Tensor, utils.InferenceResponse, utils.TritonError = Tensor, Response, str  # type: ignore[attr-defined]
+    utils.Tensor, utils.InferenceResponse, utils.TritonError = Tensor, Response, Error  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
     spec = importlib.util.spec_from_file_location("model", folder / "1" / "model.py")
     assert spec is not None
@@ -96,7 +114,8 @@ def test_triton_python(lock: Path, expected: np.ndarray, tmp_path: Path, monkeyp
     model.finalize()
     assert good.output_tensors[0].name() == "y"
     assert good.output_tensors[0].as_numpy().tobytes() == expected.tobytes()
-    assert "nope" in bad.error
+    assert bad.error.startswith("InputError: the model has no input 'nope'")
+    assert bad.error.code == Error.INVALID_ARG
 
 
 def test_kserve(lock: Path, expected: np.ndarray, tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, te
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.model import inspect_model, with_shapes
+from xpuruntime.engines.model import TensorInfo, inspect_model, with_shapes
 from xpuruntime.engines.native_export.native_config import ExportJob
+from xpuruntime.engines.native_export.triton_config import tensor_configs
 from xpuruntime.engines.tensorrt.controls import resolve_settings
 from xpuruntime.engines.tensorrt.native_config import TrtexecExporter
 from xpuruntime.engines.tensorrt.products import TENSORRT
@@ -189,6 +190,14 @@ def test_triton_with_openvino(tmp_path: Path) -> None:
     }  # fmt: skip
     assert {"model.xml", "model.bin"} <= {Path(one).name for one in result.files}
     assert any("DYNAMIC_QUANTIZATION_GROUP_SIZE" in note for note in result.notes)
+
+
+def test_tensors_of_rank_0_are_of_one_element() -> None:
+    scalar = TensorInfo(name="s", dtype="float32", shape=())
+    (config,) = tensor_configs([scalar], "m", backend="onnxruntime")
+    assert config.dims == (1,)
+    with pytest.raises(xrt.UnsupportedOperationError, match=r"'s' of m has rank 0.* openvino backend .*Fix: give it"):
+        tensor_configs([scalar], "m", backend="openvino", scalars=False)
 
 
 FACTS = EngineFacts(

@@ -41,7 +41,7 @@ _TYPES = {
 
 
 class TensorConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """One input or output: name, Triton's type, and its dimensions, -1 for those that are open."""
+    """One input or output: name, Triton's type, and its dimensions, -1 for those that are open; [1] for a scalar."""
 
     name: str
     data_type: str
@@ -116,7 +116,12 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def tensor_configs(
-    tensors: Iterable[TensorInfo], model: str, *, backend: str, without: Iterable[str] = ("bfloat16",)
+    tensors: Iterable[TensorInfo],
+    model: str,
+    *,
+    backend: str,
+    without: Iterable[str] = ("bfloat16",),
+    scalars: bool = True,
 ) -> tuple[TensorConfig, ...]:
     """Return the tensors of a model as Triton states them.
 
@@ -128,11 +133,13 @@ def tensor_configs(
         Of Triton, for messages.
     without : iterable of str
         Types that Triton has and this backend does not take.
+    scalars : bool
+        Whether the backend takes a tensor of shape [1] for one of rank 0, which Triton does not have.
 
     Raises
     ------
     UnsupportedOperationError
-        Triton or its backend has no such type, or the rank is not known.
+        Triton or its backend has no such type or rank, or the rank is not known.
     """
     found = []
     for one in tensors:
@@ -149,18 +156,19 @@ def tensor_configs(
                 f"{one.name!r} of {model} has {what}, which Triton's configuration cannot express. Fix: "
                 "export the model with tensors of a known rank and of a type that Triton has"
             )
-        dims = tuple(size if isinstance(size, int) else -1 for size in one.shape)
+        if not one.shape and not scalars:
+            raise UnsupportedOperationError(
+                f"{one.name!r} of {model} has rank 0. Triton has no such tensors, and its {backend} backend is not "
+                "known to take [1] for one. Fix: give it the shape [1] in the model, or export to triton-python"
+            )
+        dims = tuple(size if isinstance(size, int) else -1 for size in one.shape) or (1,)
         found.append(TensorConfig(name=one.name, data_type=kind, dims=dims))
     return tuple(found)
 
 
 def _tensor(one: TensorConfig) -> str:
-    lines = [f"  name: {_quoted(one.name)}", f"  data_type: {one.data_type}"]
-    if one.dims:
-        lines.append(f"  dims: [ {', '.join(map(str, one.dims))} ]")
-    else:  # a scalar: Triton's own form of it
-        lines.append("  dims: [ 1 ]\n  reshape { shape: [ ] }")
-    return "\n".join(lines)
+    dims = ", ".join(map(str, one.dims))
+    return f"  name: {_quoted(one.name)}\n  data_type: {one.data_type}\n  dims: [ {dims} ]"
 
 
 def _parameter(name: str, value: str) -> str:

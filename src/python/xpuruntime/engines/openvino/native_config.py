@@ -32,10 +32,11 @@ from xpuruntime.engines.openvino.slots import port_order
 from xpuruntime.errors import EngineFailed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
-    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.native_export.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.triton_config import TensorConfig
 
 __all__ = ["OpenVinoExporter"]
 
@@ -145,8 +146,8 @@ class OpenVinoExporter(NativeExporter):
         config = ModelConfig(
             name=self.job.name,
             backend="openvino",
-            inputs=tensor_configs(self._info.inputs, self.job.name, backend="openvino", without=_NOT_IN_TRITON),
-            outputs=tensor_configs(self._info.outputs, self.job.name, backend="openvino", without=_NOT_IN_TRITON),
+            inputs=self._tensors(self._info.inputs),
+            outputs=self._tensors(self._info.outputs),
             parameters={**passed, **bf16, "TARGET_DEVICE": settings.device},
         )
         config.write(folder, self.job.digest)
@@ -160,6 +161,9 @@ class OpenVinoExporter(NativeExporter):
                 f"the backend passes on no {', '.join(left)}" if left else "every property is passed on",
             ),
         )
+
+    def _tensors(self, tensors: Iterable[TensorInfo]) -> tuple[TensorConfig, ...]:
+        return tensor_configs(tensors, self.job.name, backend="openvino", without=_NOT_IN_TRITON, scalars=False)
 
     def _triton_outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, "Triton's openvino backend")

@@ -29,6 +29,7 @@ class TritonPythonExporter(PortableExporter):
         names = self.copy_model(place / "1")
         self.copy_lock(place / "1")
         info = job.request.model
+        scalars = [one.name for one in info.inputs if one.shape == ()]
         cuda = job.request.device.startswith("cuda")
         config = ModelConfig(
             name=job.name,
@@ -38,7 +39,7 @@ class TritonPythonExporter(PortableExporter):
             gpus=(int(job.request.device.partition(":")[2] or 0),) if cuda else (),
         )
         config.write(folder, job.digest)
-        text = _MODEL.format(name=job.name, digest=job.digest, model=names[0], lock=LOCK)
+        text = _MODEL.format(name=job.name, digest=job.digest, model=names[0], lock=LOCK, scalars=scalars)
         (place / "1" / "model.py").write_text(text, encoding="utf-8")
         return NativeConfig(
             outcomes=self.outcomes("the session is opened under the lock"),
@@ -47,8 +48,9 @@ class TritonPythonExporter(PortableExporter):
             notes=(
                 "the interpreter of Triton's stub needs xpuruntime and the engine: the stub of the released images is "
                 "Python 3.12, another one is named by the parameter EXECUTION_ENV_PATH",
-                "the lock holds on a machine like that which it was made on, and the model does not load elsewhere",
-                "the repository was written after Triton's documentation; the server was not run",
+                "the lock holds on a machine like that which it was made on, with the same variables, of which Triton "
+                "may set LD_LIBRARY_PATH, and the model does not load elsewhere",
+                *(f"Triton has no tensors of rank 0: clients send {name!r} with the shape [1]" for name in scalars),
             ),
         )
 
@@ -56,6 +58,7 @@ class TritonPythonExporter(PortableExporter):
 _MODEL = '''\
 """The model {name}, opened under the lock {digest}. Written by xrt export."""
 
+import ctypes
 from pathlib import Path
 
 import numpy as np
@@ -63,9 +66,28 @@ import triton_python_backend_utils as pb_utils
 
 import xpuruntime
 
+SCALARS = {scalars}  # Triton has no tensors of rank 0: these come as [1], and outputs go as [1]
+
+
+def check_numpy():
+    """Refuse a backend that reads arrays of NumPy 2 as if they were of NumPy 1: tensors would have other values."""
+    if int(np.__version__.partition(".")[0]) < 2:
+        return
+    array = np.arange(2, dtype=np.float32)
+    capsule = array.__dlpack__()
+    # The backend gives the capsule a name that NumPy's destructor does not know.
+    ctypes.pythonapi.PyCapsule_SetDestructor(ctypes.py_object(capsule), None)
+    found = pb_utils.Tensor.from_dlpack("probe", capsule).as_numpy().tolist()
+    if found != [0, 1]:
+        raise RuntimeError(
+            f"this Python backend of Triton does not read arrays of NumPy {{np.__version__}}: [0, 1] came back as "
+            f"{{found}}. Fix: install numpy<2 for the interpreter of the stub, or use a newer Triton"
+        )
+
 
 class TritonPythonModel:
     def initialize(self, args):
+        check_numpy()
         folder = Path(args["model_repository"]) / args["model_version"]
         self.session = xpuruntime.InferenceSession(folder / {model!r}, lock=folder / {lock!r})
 
@@ -74,12 +96,21 @@ class TritonPythonModel:
 
     def answer(self, request):
         try:
-            outputs = self.session.run({{one.name(): one.as_numpy() for one in request.inputs()}})
-            tensors = [pb_utils.Tensor(name, np.asarray(outputs[name])) for name in request.requested_output_names()]
+            inputs = {{one.name(): one.as_numpy() for one in request.inputs()}}
+            inputs.update({{name: inputs[name].reshape(()) for name in SCALARS if name in inputs}})
+            outputs = self.session.run(inputs)
+            names = request.requested_output_names()
+            tensors = [pb_utils.Tensor(name, np.atleast_1d(outputs[name])) for name in names]
+        except xpuruntime.InputError as error:
+            return failed(error, pb_utils.TritonError.INVALID_ARG)
         except Exception as error:
-            return pb_utils.InferenceResponse(error=pb_utils.TritonError(str(error)))
+            return failed(error, pb_utils.TritonError.INTERNAL)
         return pb_utils.InferenceResponse(output_tensors=tensors)
 
     def finalize(self):
         self.session.close()
+
+
+def failed(error, code):
+    return pb_utils.InferenceResponse(error=pb_utils.TritonError(f"{{type(error).__name__}}: {{error}}", code))
 '''
