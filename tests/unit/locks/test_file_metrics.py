@@ -6,7 +6,9 @@ from __future__ import annotations
 
 import importlib
 import os
+import tempfile
 import textwrap
+import types
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from verify_cases import CPU, only_claim
 
 import xpuruntime as xrt
 from xpuruntime.errors import InputError
+from xpuruntime.locks.verification.metric_worker import passed_values
 from xpuruntime.locks.verification.metric_worker.passed_values import read_value, write_value
 from xpuruntime.locks.verification.sections.metrics import Metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_array
@@ -251,3 +254,70 @@ def test_two_metrics_of_one_name_are_refused(digits):
     metrics = [Metric("top1", lambda run: 1.0, 0.5), Metric("top1", lambda run: 0.0, 0.5)]
     with pytest.raises(InputError, match="two metrics are named 'top1'"):
         xrt.verify(digits, CPU, only=["accuracy"], metrics=metrics)
+
+
+EATS = "held = []\nwhile True: held.append(bytearray(b'x') * (16 << 20))"
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process holds")
+@pytest.mark.parametrize(
+    "body",
+    [EATS, f"import subprocess\nsubprocess.run([sys.executable, '-c', {EATS!r}])\nreturn 1"],
+    ids=["itself", "child"],
+)
+def test_a_metric_that_holds_too_much_is_inconclusive(digits, tmp_path, body):
+    result = verified(digits, tmp_path, body, metric_memory="400MiB", metric_timeout=60.0)
+    claim = only_claim(result, "accuracy.metric.top1")
+    assert (claim.verdict, claim.code, claim.observed) == ("inconclusive", "metric_memory", "out_of_memory")
+    assert claim.reason.startswith("top1 held ")
+    assert "over the limit of 419,430,400" in claim.reason
+    assert "metric_memory" in claim.fix
+    assert result.exit_code == 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the system does not say what a process holds")
+def test_a_file_that_holds_too_much_is_refused(digits, tmp_path):
+    (tmp_path / "metric.py").write_text(f"{EATS}\ndef top1(run): return 1\n")
+    words = "cannot be imported: the import held .* over the limit of 400,000,000"
+    with pytest.raises(InputError, match=words):
+        xrt.verify(digits, CPU, metrics=[f"{tmp_path}/metric.py:top1=0"], metric_memory=400_000_000)
+
+
+@pytest.mark.parametrize("size", [0, -1, "8", "8 apples", "inf"])
+def test_a_memory_limit_that_is_none(digits, size):
+    with pytest.raises(InputError, match="metric_memory: "):
+        xrt.verify(digits, CPU, metric_memory=size)
+
+
+RUNS = "import numpy as np\nrun({'image': np.zeros((1, 1, 8, 8), 'f')})\nreturn 1"
+FULL = """
+import glob, tempfile
+[folder] = glob.glob(tempfile.gettempdir() + "/xpuruntime-metric-*")
+os.symlink("/dev/full", folder + "/full.npy")
+"""
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
+@pytest.mark.parametrize(
+    ("body", "ours"),
+    [
+        ("open('/dev/full', 'w').write('x' * 100_000)\nreturn 1", False),
+        ("try: open('/dev/full', 'w').write('x' * 9999)\nexcept OSError as error: raise ValueError from error", False),
+        (f"{FULL}import secrets\nsecrets.token_hex = lambda size: 'full'\n{RUNS}", False),
+        (f"{FULL}{RUNS}", True),
+    ],
+    ids=["own-file", "cause", "inputs", "outputs"],
+)  # fmt: skip
+def test_a_full_disk_is_told(digits, tmp_path, monkeypatch, body, ours):
+    (room := tmp_path / "room").mkdir()
+    monkeypatch.setenv("TMPDIR", str(room))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    if ours:
+        monkeypatch.setattr(passed_values, "secrets", types.SimpleNamespace(token_hex=lambda size: "full"))
+    result = verified(digits, tmp_path, body)
+    claim = only_claim(result, "accuracy.metric.top1")
+    assert (claim.verdict, claim.code, claim.observed) == ("inconclusive", "metric_disk_full", "disk full")
+    assert f"temporary files are in {room}" in claim.reason
+    assert "TMPDIR" in claim.fix
+    assert result.exit_code == 4
+    assert [one for one in room.iterdir() if one.name != ".ses"] == []

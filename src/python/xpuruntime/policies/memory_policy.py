@@ -7,12 +7,13 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
+from xpuruntime.errors import InputError
 from xpuruntime.policies.document import describe_value
 from xpuruntime.policies.kinds import Choice, Kind, Text
 from xpuruntime.policies.refusal import Refused, nearest, quote
 from xpuruntime.policies.value import PolicyValue
 
-__all__ = ["ByteSize", "MemoryPolicy", "Pool", "format_bytes"]
+__all__ = ["ByteSize", "MemoryPolicy", "Pool", "format_bytes", "read_size"]
 
 Pool = Literal["engine", "direct", "caching", "driver"]
 
@@ -81,6 +82,15 @@ def format_bytes(size: int) -> int | str:
     for unit in ("TiB", "GiB", "MiB", "KiB"):
         if size % _UNITS[unit] == 0:
             return f"{size // _UNITS[unit]}{unit}"
+    return size
+
+
+def read_size(value: int | str, what: str) -> int:
+    """Return the bytes of a size such as ``"8GiB"``. Raises InputError, in which `what` names the argument."""
+    try:
+        size: int = ByteSize().check(value)
+    except Refused as refused:
+        raise InputError(f"{what}: {refused.message()}") from None
     return size
 
 

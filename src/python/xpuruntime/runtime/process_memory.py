@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`process_memory`: what the operating system counts as this process's memory."""
+"""`process_memory`: what the operating system counts as this process's memory; `available_memory`: what it may take."""
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 
-__all__ = ["ProcessMemory", "process_memory", "read_status"]
+__all__ = ["ProcessMemory", "available_memory", "process_memory", "read_status"]
 
 _STATUS = Path("/proc/self/status")
 
@@ -33,6 +34,43 @@ def read_status(text: str) -> ProcessMemory:
     """Return what the lines ``VmRSS`` and ``VmHWM`` say. Pure."""
     lines = dict(line.split(":", 1) for line in text.splitlines() if ":" in line)
     return ProcessMemory(_bytes(lines.get("VmRSS")), _bytes(lines.get("VmHWM")))
+
+
+def available_memory(
+    meminfo: Path = Path("/proc/meminfo"),
+    groups: Path = Path("/proc/self/cgroup"),
+    root: Path = Path("/sys/fs/cgroup"),
+) -> int | None:
+    """Return the bytes that new processes may take: of the system, and of the control groups of this process.
+
+    ``None`` where neither says anything.
+    """
+    found: list[int] = []
+    with contextlib.suppress(OSError, ValueError):
+        lines = meminfo.read_text(encoding="ascii", errors="replace").splitlines()
+        found = [int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")]
+    with contextlib.suppress(OSError, ValueError):
+        for line in groups.read_text().splitlines():
+            _, controllers, path = line.split(":", 2)
+            if controllers not in ("", "memory"):
+                continue
+            top = root / controllers
+            inside = Path(path.lstrip("/"))
+            for folder in (top / inside, *(top / one for one in inside.parents)):  # each of them limits
+                found += _left(folder, "memory.max", "memory.current")
+                found += _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
+    return max(0, min(found)) if found else None
+
+
+def _left(folder: Path, limit: str, used: str) -> list[int]:
+    try:
+        most, taken = (int((folder / name).read_text()) for name in (limit, used))
+        lines = map(str.split, (folder / "memory.stat").read_text().splitlines())
+        counts = {name: int(value) for name, value in lines}
+    except (OSError, ValueError):  # of the other version, or "max"
+        return []
+    # Files that were read are counted, and given up where memory is needed.
+    return [most - taken + counts.get("total_inactive_file", counts.get("inactive_file", 0))]
 
 
 def _bytes(value: str | None) -> int | None:

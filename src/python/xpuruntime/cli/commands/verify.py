@@ -46,6 +46,14 @@ MetricTimeoutOption = Annotated[
     str,
     text_option("--metric-timeout", metavar="TIME", help="Time that each metric may take; then it is inconclusive."),
 ]
+MetricMemoryOption = Annotated[
+    str | None,
+    text_option(
+        "--metric-memory",
+        metavar="SIZE",
+        help="Memory that each metric may hold, such as 8GiB; then it is inconclusive. Default: 90% of the free.",
+    ),
+]
 OutOption = Annotated[
     list[str] | None,
     text_option(
@@ -84,6 +92,7 @@ def verify(
     only: OnlyOption = None,
     metric: MetricOption = None,
     metric_timeout: MetricTimeoutOption = "10m",
+    metric_memory: MetricMemoryOption = None,
     against: AgainstOption = None,
     out: OutOption = None,
     github: GitHubOption = False,
@@ -106,6 +115,7 @@ def verify(
     from xpuruntime.files.conflicts import refuse_overwriting
     from xpuruntime.locks.verification.outputs import FORMATS, GITLAB_REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
+    from xpuruntime.policies.memory_policy import read_size
     from xpuruntime.policies.quantities import read_duration
 
     outputs = _outputs(out, tuple(FORMATS))
@@ -128,6 +138,7 @@ def verify(
             only=None if only is None else [one.strip() for one in only.split(",")],
             metrics=metric or (),
             metric_timeout=read_duration(metric_timeout, "--metric-timeout"),
+            metric_memory=None if metric_memory is None else read_size(metric_memory, "--metric-memory"),
             against=against,
             budget=seconds,
             inconclusive=inconclusive,  # type: ignore[arg-type]

@@ -79,6 +79,13 @@ class ClaimCode(Code):
         "MetricNotGiven",
         "The policy has the least value of a metric whose function was not given.",
     )
+    METRIC_MEMORY = "metric_memory", "XRT2008", "MetricMemory", "A metric of the user held more memory than it may."
+    METRIC_DISK_FULL = (
+        "metric_disk_full",
+        "XRT2009",
+        "MetricDiskFull",
+        "A disk was full while a metric of the user ran.",
+    )
     NONDETERMINISTIC = (
         "nondeterministic",
         "XRT3001",

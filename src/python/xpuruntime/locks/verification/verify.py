@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, get_args
 
 import msgspec
 
-from xpuruntime.argument_types import ARRAYS, NAMES, NUMBER, PATH, TEXT, ArgumentType, check_types
+from xpuruntime.argument_types import ARRAYS, COUNT, NAMES, NUMBER, PATH, TEXT, ArgumentType, check_types
 from xpuruntime.errors import (
     AccuracyError,
     EngineError,
@@ -42,6 +42,7 @@ from xpuruntime.locks.verification.sections.speed import speed_claims
 from xpuruntime.locks.verification.sections.subject import Subject
 from xpuruntime.locks.verification.vocabulary import SECTIONS, Section
 from xpuruntime.policies import Policy, VerifyPolicy, files
+from xpuruntime.policies.memory_policy import read_size
 from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.policies.verify_policy import Inconclusive
 
@@ -72,6 +73,8 @@ _METRICS = ArgumentType(
     lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, (str, Metric)) for one in value),
 )
 
+_SIZE = ArgumentType("a number of bytes, or text such as '8GiB'", lambda value: COUNT.fits(value) or TEXT.fits(value))
+
 
 def verify(
     model: ModelLike,
@@ -82,6 +85,7 @@ def verify(
     only: Sequence[str] | None = None,
     metrics: Sequence[str | Metric] = (),
     metric_timeout: float = 600.0,
+    metric_memory: int | str | None = None,
     against: str | os.PathLike[str] | None = None,
     budget: float | None = None,
     inconclusive: Inconclusive | None = None,
@@ -114,6 +118,9 @@ def verify(
     metric_timeout : float
         Seconds that the import, and the function with its runs, of a metric of a file may take; a claim that is late is
         inconclusive. ``math.inf`` is no limit.
+    metric_memory : int or str, optional
+        Bytes of main memory, or text such as ``"8GiB"``, that the process of a metric of a file and its children may
+        hold; a claim that holds more is inconclusive. Default: 90% of what is available as it starts.
     against : path, optional
         The interpreter of another environment, such as ``"old/bin/python"``: the session is timed beside one of the
         same model and policy there, each in a process of its own.
@@ -155,13 +162,13 @@ def verify(
     'pass'
     """
     types = {
-        "inputs": ARRAYS, "only": NAMES, "metrics": _METRICS, "metric_timeout": NUMBER, "against": PATH,
-        "budget": NUMBER, "lock": PATH, "inconclusive": TEXT,
+        "inputs": ARRAYS, "only": NAMES, "metrics": _METRICS, "metric_timeout": NUMBER, "metric_memory": _SIZE,
+        "against": PATH, "budget": NUMBER, "lock": PATH, "inconclusive": TEXT,
     }  # fmt: skip
     check_types(
         types,
         {**locals(), "only": None if isinstance(only, str) else only},
-        optional=("inputs", "only", "against", "budget", "lock", "inconclusive"),
+        optional=("inputs", "only", "metric_memory", "against", "budget", "lock", "inconclusive"),
     )
     asked = _sections(only)
     if inconclusive is not None and inconclusive not in (words := get_args(Inconclusive)):
@@ -174,6 +181,7 @@ def verify(
         raise InputError(
             f"metrics are claims of accuracy, and only names {', '.join(sorted(asked))}. Fix: add accuracy"
         )
+    memory_limit = None if metric_memory is None else read_size(metric_memory, "metric_memory")
     metric_timeout = min(metric_timeout, _FOREVER)
     budget = None if budget is None else min(budget, _FOREVER)
     document = _document(policy)
@@ -199,7 +207,7 @@ def verify(
     with ExitStack() as processes:
         read: list[Metric | FileMetric] = []
         for one in metrics:
-            found = one if isinstance(one, Metric) else read_metric(one, limits.metrics, metric_timeout)
+            found = one if isinstance(one, Metric) else read_metric(one, limits.metrics, metric_timeout, memory_limit)
             if isinstance(found, FileMetric):
                 processes.callback(found.process.close)
             if any(found.name == other.name for other in read):

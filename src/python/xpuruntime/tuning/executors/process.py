@@ -7,7 +7,6 @@ from __future__ import annotations
 import math
 import time
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -15,6 +14,7 @@ import msgspec
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.worker import Worker
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
+from xpuruntime.runtime.process_memory import available_memory
 from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES, SessionExecutor, first_line
 from xpuruntime.tuning.trial import CandidateFailed, OutOfTime
 
@@ -188,10 +188,6 @@ class ProcessExecutor(SessionExecutor):
 
 
 def _free_memory() -> int | None:
-    """Return a share of the memory that the system says is available; ``None`` where it says nothing."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-        size = next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration, ValueError):
-        return None
-    return int(size * 1024 * _SHARE)
+    """Return a share of the memory that is available; ``None`` where the system says nothing."""
+    available = available_memory()
+    return None if available is None else int(available * _SHARE)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import sys
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,10 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.metric_worker.passed_values import read_value, write_value
+from xpuruntime.locks.verification.metric_worker.worker_side import is_full_disk, said
 from xpuruntime.measuring.worker import Worker
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
+from xpuruntime.runtime.process_memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -26,6 +29,9 @@ __all__ = ["MetricFailed", "MetricProcess"]
 _SIDE = "xpuruntime.locks.verification.metric_worker.worker_side"
 #: Seconds within which the process has imported xpuruntime.
 _START = 120.0
+#: The share of the available memory that it may hold where nothing is stated.
+_SHARE = 0.9
+_CODES = {FailureKind.TIMEOUT: ClaimCode.METRIC_TIMEOUT, FailureKind.OUT_OF_MEMORY: ClaimCode.METRIC_MEMORY}
 _PACKAGES = Path(xpuruntime.__file__).parents[1]
 
 
@@ -56,6 +62,8 @@ class MetricProcess:
     file, name : str
     timeout : float
         Seconds that the import, and the function with its runs, may take.
+    memory_limit : int, optional
+        Bytes that the process and its children may hold; default: 90% of what is available.
 
     Raises
     ------
@@ -63,9 +71,9 @@ class MetricProcess:
         The file cannot be imported, or has no such function.
     """
 
-    def __init__(self, file: str, name: str, timeout: float) -> None:
+    def __init__(self, file: str, name: str, timeout: float, memory_limit: int | None = None) -> None:
         self._name, self._timeout, self._closed = name, timeout, False
-        self._worker = Worker(pythonpath=[_PACKAGES], timeout=timeout)
+        self._worker = Worker(pythonpath=[_PACKAGES], timeout=timeout, memory_limit=memory_limit or _most_memory())
         try:
             self._worker.call(f"{_SIDE}:number_of", timeout=_START, value=0)  # imports what is not the user's
             found = self._worker.call(f"{_SIDE}:load", file=file, name=name, path=sys.path)
@@ -90,21 +98,31 @@ class MetricProcess:
         ------
         MetricFailed
         """
-        with ScratchFolder("metric") as folder:
+        try:
+            scratch = ScratchFolder("metric")
+        except OSError as error:
+            self.close()
+            if not is_full_disk(error):
+                raise
+            raise _disk_full(self._name, said(error)) from error
+        with scratch as folder:
 
             def serve(inputs: dict[str, Any]) -> dict[str, Any]:
                 try:
                     return write_value(run(read_value(inputs)), Path(folder))
                 except Exception as error:  # is raised in the function
-                    return {"raised": [type(error).__name__, str(error)]}
+                    number = error.errno if isinstance(error, OSError) and is_full_disk(error) else None
+                    return {"raised": [type(error).__name__, str(error), number]}
 
             try:
                 found = self._worker.call(f"{_SIDE}:compute", serve=serve, folder=folder)
             except WorkerFailure as failure:
-                code = ClaimCode.METRIC_TIMEOUT if failure.kind is FailureKind.TIMEOUT else ClaimCode.METRIC_CRASHED
+                code = _CODES.get(failure.kind, ClaimCode.METRIC_CRASHED)
                 raise MetricFailed(*_how_ended(failure, self._name, self._timeout), code) from failure
             finally:
                 self.close()
+        if "full" in found:
+            raise _disk_full(self._name, found["full"])
         if "raised" in found:
             raise MetricFailed("raised", f"{self._name} raised {found['raised']}")
         if found["number"] is None:
@@ -118,6 +136,16 @@ class MetricProcess:
             self._closed = True
             sys.stderr.write(self._worker.output)
             sys.stderr.flush()
+
+
+def _most_memory() -> int | None:
+    available = available_memory()
+    return None if available is None else int(available * _SHARE)
+
+
+def _disk_full(name: str, error: str) -> MetricFailed:
+    reason = f"a disk was full while {name} ran; temporary files are in {tempfile.gettempdir()} ({error})"
+    return MetricFailed("disk full", reason, ClaimCode.METRIC_DISK_FULL)
 
 
 def _how_ended(failure: WorkerFailure, what: str, timeout: float) -> tuple[str, str]:

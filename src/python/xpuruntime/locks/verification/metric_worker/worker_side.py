@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import builtins
+import errno
 import importlib.util
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ from xpuruntime.locks.verification.metric_worker.passed_values import read_value
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["compute", "load", "number_of", "said"]
+__all__ = ["compute", "is_full_disk", "load", "number_of", "said"]
 
 _MODULE = "xrt_metric"
 
@@ -55,8 +56,17 @@ def compute(folder: str, ask: Callable[[Any], Any]) -> dict[str, Any]:
     try:
         value = _function(run)
     except BaseException as error:
-        return {"raised": said(error)}
+        return {"full" if is_full_disk(error) else "raised": said(error)}
     return {"number": number_of(value), "type": type(value).__name__}
+
+
+def is_full_disk(error: BaseException | None) -> bool:
+    """Whether an exception, or one that it was raised from or after, is of a disk or a quota that is full."""
+    for _ in range(100):
+        if error is None or (isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)):
+            return error is not None
+        error = error.__cause__ or error.__context__
+    return False
 
 
 def number_of(value: Any) -> float | None:
@@ -76,8 +86,10 @@ def said(error: BaseException) -> str:
     return f"{type(error).__name__}: {text}" if text else type(error).__name__
 
 
-def _error(kind: str, text: str) -> Exception:
+def _error(kind: str, text: str, number: int | None) -> Exception:
     """Return what a run raised in the other process; of a class that is not known here, a `RuntimeError`."""
+    if number is not None:
+        return OSError(number, text)
     found = getattr(errors, kind, None) or getattr(builtins, kind, None)
     if isinstance(found, type) and issubclass(found, Exception):
         try:

@@ -24,7 +24,16 @@ __all__ = ["FileMetric", "Metric", "metric_claim", "metric_not_given", "read_met
 
 _FORM = re.compile(r"(?P<file>.+\.py):(?P<name>[^\W\d]\w*)(?:=(?P<floor>[^=]+))?")
 _FAILED_FIX = "correct the function {0}: it gets run(inputs) and returns a number"
-_TIMEOUT_FIX = "have {0} run fewer samples, or allow more with --metric-timeout (metric_timeout in Python)"
+#: What did not end by the function itself says nothing about the model.
+_LIMIT_FIXES = {
+    ClaimCode.METRIC_TIMEOUT: (
+        "have {0} run fewer samples, or allow more with --metric-timeout (metric_timeout in Python)"
+    ),
+    ClaimCode.METRIC_MEMORY: (
+        "have {0} hold fewer samples at a time, or allow more with --metric-memory (metric_memory in Python)"
+    ),
+    ClaimCode.METRIC_DISK_FULL: "free space there, or set TMPDIR to a folder on another disk",
+}
 
 
 class Metric(NamedTuple):
@@ -64,7 +73,7 @@ class FileMetric(NamedTuple):
         return self.process.compute(run)
 
 
-def read_metric(text: str, floors: Mapping[str, float], timeout: float) -> FileMetric:
+def read_metric(text: str, floors: Mapping[str, float], timeout: float, memory_limit: int | None = None) -> FileMetric:
     """Read ``FILE.py:NAME`` or ``FILE.py:NAME=FLOOR``, and import the file in a worker process.
 
     Parameters
@@ -74,6 +83,8 @@ def read_metric(text: str, floors: Mapping[str, float], timeout: float) -> FileM
         Least values by name, from the policy.
     timeout : float
         Seconds that the import, and the function, may take.
+    memory_limit : int, optional
+        Bytes that its process may hold.
 
     Raises
     ------
@@ -92,7 +103,7 @@ def read_metric(text: str, floors: Mapping[str, float], timeout: float) -> FileM
         raise InputError(f"--metric {text}: no floor is stated for {name!r}; {fix}")
     if kind_of(file) != "file":
         raise InputError(f"--metric {text}: '{file}' is not a file. Fix: name a Python file, such as metric.py:top1")
-    return FileMetric(name, MetricProcess(file, name, timeout), floor)
+    return FileMetric(name, MetricProcess(file, name, timeout, memory_limit), floor)
 
 
 def _number(text: str, stated: str) -> float:
@@ -106,7 +117,7 @@ def _number(text: str, stated: str) -> float:
 
 
 def metric_claim(metric: Metric | FileMetric, session: InferenceSession) -> Claim:
-    """Compute a metric. What gives no number never passes: it fails, or is inconclusive where only time ran out."""
+    """Compute a metric. Without a number it fails, or is inconclusive where time, memory or a disk ran out."""
     try:
         number = metric.compute(session.run)
         if math.isnan(number):
@@ -144,15 +155,15 @@ def metric_not_given(name: str, floor: float) -> Claim:
 
 
 def _no_number(metric: Metric | FileMetric, failed: MetricFailed) -> Claim:
-    late = failed.code == ClaimCode.METRIC_TIMEOUT
+    limit = _LIMIT_FIXES.get(failed.code)
     return Claim(
         id=f"accuracy.metric.{metric.name}",
         section="accuracy",
         requested=f">= {metric.floor:g}",
         observed=failed.observed,
-        verdict="inconclusive" if late else "fail",
+        verdict="fail" if limit is None else "inconclusive",
         code=failed.code,
         reason=str(failed),
-        fix=(_TIMEOUT_FIX if late else _FAILED_FIX).format(metric.name),
+        fix=(limit or _FAILED_FIX).format(metric.name),
         figures={"floor": metric.floor},
     )
