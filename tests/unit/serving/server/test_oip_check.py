@@ -77,6 +77,7 @@ class Wrong(http.server.BaseHTTPRequestHandler):
         body = json.dumps(value).encode()
         self.send_response(status)
         self.send_header("Content-Length", str(len(body)))
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         self.wfile.write(body)
 
@@ -124,6 +125,28 @@ def test_any_status_of_an_error_is_one_if_it_has_an_error_object():
     assert outcomes["unknown model: infer"] == ("fail", "status 500 without {'error': text}")
     assert outcomes["infer m: JSON"][0] == "unobservable"
     assert result.exit_code == 1
+
+
+class Nulls(Wrong):
+    """Answers rightly, with null for optional keys that have no value."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        asked = json.loads(body) if body.endswith(b"}") and b"inputs" in body else None
+        if asked is None or "/m/" not in self.path:
+            self._send({"error": "no request"}, 400)
+            return
+        output = {"name": "y", "datatype": "FP32", "shape": [1, 2], "data": [1, 2], "parameters": None}
+        facts = {"model_name": "m", "model_version": None, "id": asked.get("id"), "parameters": None}
+        self._send({**facts, "outputs": [output]})
+
+
+def test_null_for_an_optional_key_fails_one_check_alone():
+    outcomes = {one.name: (one.outcome, one.detail) for one in check(Nulls).checks}
+    name = "infer m: optional keys are left out, not null"
+    assert outcomes[name] == ("fail", "null in model_version, parameters, outputs.parameters")
+    for name in ("infer m: JSON", "infer m: nested data", "infer m: one output"):
+        assert outcomes[name][0] == "pass"
 
 
 @pytest.mark.parametrize("url", ["", "ftp://a", "http://"])

@@ -61,6 +61,7 @@ class RestChecks:
         self.checker = Checker("rest")
         self.server: Mapping[str, Any] = {}
         self.answers: dict[str, InferResponse] = {}
+        self._nulls: dict[str, list[str]] = {}
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> _Answer:
         """Send one request on a connection of its own."""
@@ -123,6 +124,7 @@ class RestChecks:
         request = InferRequest(model, inputs, id="xrt-oip-check")
         binary = "binary_tensor_data" in self.server.get("extensions", ())
         run(f"infer {model}: JSON", lambda: self._infer_json(path, request, metadata))
+        run(f"infer {model}: optional keys are left out, not null", lambda: self._no_nulls(model))
         run(f"infer {model}: nested data", lambda: self._again(path, request, "nested data", nested=True))
         run(f"infer {model}: one output", lambda: self._one_output(path, request))
         run(f"infer {model}: binary tensors", lambda: self._binary(path, request, metadata, offered=binary))
@@ -227,12 +229,18 @@ class RestChecks:
         if not answer.headers.get("content-type", "").startswith("application/json"):
             raise FailedCheck(f"Content-Type is {answer.headers.get('content-type')!r}")
         self.answers[request.model] = response
+        self._nulls[request.model] = _null_keys(answer.json())
         return ", ".join(f"{one.name} {one.datatype} {list(one.shape)}" for one in response.outputs)
 
     def _first(self, model: str) -> InferResponse:
         if model not in self.answers:
             raise UnobservableCheck("there is no answer in JSON to compare with")
         return self.answers[model]
+
+    def _no_nulls(self, model: str) -> None:
+        self._first(model)
+        if self._nulls[model]:
+            raise FailedCheck(f"null in {', '.join(self._nulls[model])}")
 
     def _again(self, path: str, request: InferRequest, what: str, **how: bool) -> None:
         first = self._first(request.model)
@@ -262,3 +270,10 @@ class RestChecks:
         lying = self.ask("POST", f"{path}/infer", body[:-1], **{"Inference-Header-Content-Length": str(length)})
         self._refused(lying)
         return "and lengths that lie are refused"
+
+
+def _null_keys(answer: Mapping[str, Any]) -> list[str]:
+    """Return the keys of an answer, and of its outputs, that are null."""
+    found = [key for key, value in answer.items() if value is None]
+    within = {key for one in answer["outputs"] for key, value in one.items() if value is None}
+    return [*found, *(f"outputs.{key}" for key in sorted(within))]

@@ -20,20 +20,21 @@ if TYPE_CHECKING:
 __all__ = ["read_response", "write_request"]
 
 
+# Optional keys may be null, as KServe writes those that have no value; the protocol leaves them out.
 class _Output(msgspec.Struct):
     name: str
     shape: list[int]
     datatype: str
-    parameters: dict[str, Any] = {}
+    parameters: dict[str, Any] | None = None
     data: msgspec.Raw = msgspec.Raw()
 
 
 class _Response(msgspec.Struct):
     model_name: str
     outputs: list[_Output]
-    model_version: str = ""
-    id: str = ""
-    parameters: dict[str, Any] = {}
+    model_version: str | None = None
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
 _DECODER = msgspec.json.Decoder(_Response)
@@ -108,7 +109,8 @@ def read_response(body: bytes, length: int | None = None) -> InferResponse:
     for one in read.outputs:
         datatype = datatype_named(one.datatype, one.name)
         shape = checked_shape(one.shape, one.name)
-        size = one.parameters.pop("binary_data_size", None)
+        parameters = one.parameters or {}
+        size = parameters.pop("binary_data_size", None)
         if size is None:
             array = array_of_json(datatype, shape, memoryview(one.data), one.name)
         else:
@@ -116,10 +118,10 @@ def read_response(body: bytes, length: int | None = None) -> InferResponse:
                 raise _wrong(f"output {one.name!r} has the binary_data_size {size!r}, and {len(body) - at} are left")
             array = array_of_raw(datatype, shape, view[at : at + size], one.name)
             at += size
-        outputs.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
+        outputs.append(InferTensor(one.name, datatype.name, shape, array, parameters))
     if at != len(body):
         raise _wrong(f"{len(body) - at} bytes follow its outputs")
-    return InferResponse(read.model_name, read.model_version, outputs, read.id, read.parameters)
+    return InferResponse(read.model_name, read.model_version or "", outputs, read.id or "", read.parameters or {})
 
 
 def _wrong(reason: str) -> ServingError:
