@@ -33,7 +33,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-tritonclient test-triton test-gpu test-pytorch test-patterns fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -141,6 +141,12 @@ test-triton: $(STAMPS)/install $(STAMPS)/test ## Run exports for Triton in Trito
 	@$(VENV)/triton/bin/python -m pip install --quiet --disable-pip-version-check --upgrade --target $(VENV)/triton/numpy1 'numpy==1.26.4'
 	@$(VENV)/triton/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(TRITON)'
 	TRITON_FOLDER=$(abspath $(VENV))/triton $(PY) -m pytest tests/unit/locks/export/test_triton_server.py $(PYTEST)
+
+KSERVE ?= kserve==0.21.0
+test-kserve: $(STAMPS)/install $(STAMPS)/test ## Compare manifests for KServe with the models of its Python package
+	@$(PY) -m venv $(VENV)/kserve
+	@$(VENV)/kserve/bin/python -m pip install --quiet --disable-pip-version-check '$(KSERVE)'
+	KSERVE_PYTHON=$(abspath $(VENV))/kserve/bin/python $(PY) -m pytest tests/unit/locks/export/test_portable.py -k kserve $(PYTEST)
 
 test-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the tests that need an NVIDIA GPU; there a skip is a failure
 	$(PY) -m pytest tests/gpu --fail-on-skip $(PYTEST)

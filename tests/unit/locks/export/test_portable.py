@@ -7,7 +7,9 @@ from __future__ import annotations
 import hashlib
 import importlib.util
 import json
+import os
 import re
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -141,6 +143,25 @@ def test_kserve(lock: Path, expected: np.ndarray, tmp_path: Path) -> None:
     model = settings.models["mlp"]
     with xrt.InferenceSession(model.source, lock=model.lock) as session:
         assert np.asarray(session.run({"x": X})["y"]).tobytes() == expected.tobytes()
+
+
+def test_manifests_fit_the_models_of_kserve(lock: Path, tmp_path: Path) -> None:
+    interpreter = os.environ.get("KSERVE_PYTHON")
+    if not interpreter:
+        pytest.skip("KSERVE_PYTHON names no interpreter with kserve; `make test-kserve` makes one")
+    xrt.export_lock(lock, "kserve", tmp_path / "out")
+    manifests = [tmp_path / "out" / "runtime.yaml", tmp_path / "out" / "service.yaml"]
+    wrong = tmp_path / "wrong.yaml"
+    wrong.write_text(manifests[1].read_text().replace("storageUri", "storageURI"))
+    script = Path(__file__).with_name("kserve_manifests.py")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    found = []
+    for files in (manifests, [wrong]):
+        command = [interpreter, str(script), *map(str, files)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
+        assert done.returncode == 0, done.stderr
+        found.append(json.loads(done.stdout))
+    assert found == [[], ["InferenceService.spec.predictor.model: unknown key 'storageURI'"]]
 
 
 def test_the_image_of_kserve() -> None:

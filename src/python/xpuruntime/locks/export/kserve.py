@@ -60,7 +60,7 @@ class KServeExporter(PortableExporter):
                 f"copy models/ to the storage that {_SERVICE} names in storageUri, and correct that",
                 f"the image of {_RUNTIME} is one of yours; examples/serving/Containerfile builds it",
                 "the lock holds on nodes like the machine that it was made on, and the service is not ready elsewhere",
-                "the manifests were written after KServe's documentation; no cluster was used",
+                "the manifests fit the models of the package kserve 0.21.0; no cluster was used",
             ),
         )
 
