@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import signal
 import subprocess
 import sys
+import time
 import urllib.request
 
 import numpy as np
@@ -83,6 +85,49 @@ def test_a_model_is_served_until_a_signal(start, digits, number):
         expected = session.run({"image": image})["logits"]
     np.testing.assert_allclose(np.array(answer["outputs"][0]["data"]).reshape(1, 10), expected, rtol=1e-4, atol=1e-5)
     assert end(process, number) == (0, "")
+
+
+SLOW = """
+import pathlib, time
+import xpuruntime.inference.session as session
+open_session = session.InferenceSession.__init__
+def slow(self, *arguments, **options):
+    pathlib.Path("loading").touch()
+    {wait}
+    open_session(self, *arguments, **options)
+session.InferenceSession.__init__ = slow
+from xpuruntime_command import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    ("wait", "number"),
+    [
+        ("for _ in range(6000): time.sleep(0.01)", signal.SIGTERM),
+        ("for _ in range(6000): time.sleep(0.01)", signal.SIGINT),
+        ("import ctypes; ctypes.CDLL(None).sleep(60)", signal.SIGHUP),  # as a library that does not return
+    ],
+    ids=["term", "int", "native"],
+)
+def test_a_signal_ends_the_load(digits, tmp_path, wait, number):
+    (scratch := tmp_path / "scratch").mkdir()
+    with hangup(signal.SIG_DFL):
+        process = subprocess.Popen(
+            [sys.executable, "-c", SLOW.format(wait=wait), "serve", digits, *ANY, "--drain", "2s"],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path,
+            env={**os.environ, "TMPDIR": str(scratch)},
+        )  # fmt: skip
+    until = time.monotonic() + 60
+    while not (tmp_path / "loading").exists() and time.monotonic() < until:
+        time.sleep(0.01)
+    process.send_signal(number)
+    try:
+        out, err = process.communicate(timeout=20)
+    finally:
+        process.kill()
+    assert (process.returncode, out, err) == (0, "", "note: ended before the models were loaded\n")
+    assert [one.name for one in scratch.iterdir() if one.name != ".ses"] == []
 
 
 def test_a_server_under_nohup_outlives_the_terminal(start, digits):

@@ -97,7 +97,7 @@ def serve(
 
     Then accepted requests are answered, and new ones refused.
     """
-    from xpuruntime.cli.output import working
+    from xpuruntime.cli.output import error_line, working
     from xpuruntime.policies.quantities import read_duration
     from xpuruntime.serving.models.sources import is_settings_file
     from xpuruntime.serving.server import Server
@@ -115,9 +115,14 @@ def serve(
     )
     with _until_signalled() as stopped:
         try:
-            with working("loading models", as_json=json):
-                server.start()
-                _check_loaded(server, single=not is_settings_file(source))
+            try:
+                with working("loading models", as_json=json):
+                    server.start()
+                    _check_loaded(server, single=not is_settings_file(source))
+                stopped.loaded = True
+            except _StoppedLoading:
+                error_line("ended before the models were loaded", label="note")
+                return
             _say(server, as_json=json)
             if token_file is None and tls_clients is None:
                 _warn_of_open_addresses(server)
@@ -231,16 +236,26 @@ def _say_unanswered(server: Server) -> None:
         error_line("requests were not answered in the time of --drain", label="warning")
 
 
+class _StoppedLoading(KeyboardInterrupt):
+    """A signal came before anything was served: no request is waited for."""
+
+
 def _until_signalled() -> Any:
-    """Return a context manager with a latch that Ctrl-C, SIGTERM or SIGHUP sets. A second one interrupts at once."""
+    """Return a context manager with a latch that Ctrl-C, SIGTERM or SIGHUP sets.
+
+    Until its `loaded` is set, the first one raises. A second one interrupts at once.
+    """
     import signal
     from contextlib import contextmanager
 
     from xpuruntime.runtime.interruptible_waits import Latch
 
+    class Stopped(Latch):
+        loaded = False
+
     @contextmanager
-    def handled() -> Iterator[Latch]:
-        stopped = Latch()
+    def handled() -> Iterator[Stopped]:
+        stopped = Stopped()
         watched = [signal.SIGINT, signal.SIGTERM]
         if hasattr(signal, "SIGHUP") and signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # which nohup sets
             watched.append(signal.SIGHUP)
@@ -250,6 +265,8 @@ def _until_signalled() -> Any:
             if stopped.is_set():
                 raise KeyboardInterrupt
             stopped.set()
+            if not stopped.loaded:
+                raise _StoppedLoading
 
         before = {number: signal.signal(number, stop) for number in watched}
         try:
