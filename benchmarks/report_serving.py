@@ -153,7 +153,7 @@ def served_models(record: dict[str, Any]) -> Section:
             )
         if model["raw"]["graph"]:
             size, rate = max(model["raw"]["graph"].items(), key=lambda pair: pair[1])
-            rows.append([f"raw graph, {size}, no copies", f"{rate:,.0f}", "-", "-", number(rate / peak)])
+            rows.append([f"raw graph, {size} rows, no copies", f"{rate:,.0f}", "-", "-", number(rate / peak)])
         for way, label in (("served", "in this process"), ("http", "HTTP")):
             rows += [
                 [f"{label}, {many} at a time", f"{one['rows_per_second']:,.0f}", number(one["p50_ms"]),
