@@ -37,6 +37,8 @@ def test_a_former_module_warns_and_has_the_new_names(former: str, now: str, name
     ],
 )
 def test_a_former_class_name_warns_and_is_the_new_class(module: str, former: str, now: str) -> None:
+    if module.startswith("pytorch"):
+        pytest.importorskip("torch")
     found = importlib.import_module(f"xpuruntime.{module}")
     with pytest.warns(DeprecationWarning, match=f"xpuruntime.{module}.{now}"):
         assert getattr(found, former) is getattr(found, now)
