@@ -38,16 +38,16 @@ def test_memory_that_is_touched_is_resident():
 def test_available_memory_is_the_least_of_the_system_and_of_each_control_group(tmp_path: Path) -> None:
     (meminfo := tmp_path / "meminfo").write_text("MemTotal: 9000 kB\nMemAvailable: 8000 kB\n")
     groups = tmp_path / "cgroup"
-    assert available_memory(meminfo, groups, tmp_path) == 8000 * 1024
-    assert available_memory(groups, groups, tmp_path) is None
+    assert available_memory(meminfo=meminfo, groups=groups, root=tmp_path) == 8000 * 1024
+    assert available_memory(meminfo=groups, groups=groups, root=tmp_path) is None
     groups.write_text("4:memory:/a\n3:cpu:/b\n0::/pod/box\n")
     for folder, limit, used, cache in (("pod/box", "max", 500, 0), ("pod", "9000", 6000, 1000)):
         (tmp_path / folder).mkdir(parents=True, exist_ok=True)
         (tmp_path / folder / "memory.max").write_text(f"{limit}\n")
         (tmp_path / folder / "memory.current").write_text(f"{used}\n")
         (tmp_path / folder / "memory.stat").write_text(f"anon 12\ninactive_file {cache}\n")
-    assert available_memory(meminfo, groups, tmp_path) == 4000
+    assert available_memory(meminfo=meminfo, groups=groups, root=tmp_path) == 4000
     (tmp_path / "memory" / "a").mkdir(parents=True)
     for name, text in (("limit_in_bytes", "3000"), ("usage_in_bytes", "3500"), ("stat", "total_inactive_file 600")):
         (tmp_path / "memory" / "a" / f"memory.{name}").write_text(text)
-    assert available_memory(meminfo, groups, tmp_path) == 100
+    assert available_memory(meminfo=meminfo, groups=groups, root=tmp_path) == 100

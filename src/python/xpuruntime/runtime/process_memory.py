@@ -37,11 +37,13 @@ def read_status(text: str) -> ProcessMemory:
 
 
 def available_memory(
+    share: float = 1.0,
+    *,
     meminfo: Path = Path("/proc/meminfo"),
     groups: Path = Path("/proc/self/cgroup"),
     root: Path = Path("/sys/fs/cgroup"),
 ) -> int | None:
-    """Return the bytes that new processes may take: of the system, and of the control groups of this process.
+    """Return a share of the bytes that new processes may take: of the system, and of this process's control groups.
 
     ``None`` where neither says anything.
     """
@@ -59,7 +61,7 @@ def available_memory(
             for folder in (top / inside, *(top / one for one in inside.parents)):  # each of them limits
                 found += _left(folder, "memory.max", "memory.current")
                 found += _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
-    return max(0, min(found)) if found else None
+    return int(max(0, min(found)) * share) if found else None
 
 
 def _left(folder: Path, limit: str, used: str) -> list[int]:

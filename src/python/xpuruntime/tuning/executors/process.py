@@ -59,7 +59,7 @@ class ProcessExecutor(SessionExecutor):
 
     def __init__(self, job_of: Callable[[Candidate], RunnerJob], constraints: Constraints, device: TrialDevice) -> None:
         super().__init__(job_of, constraints, device)
-        self._limit = constraints.memory_peak or _free_memory()
+        self._limit = constraints.memory_peak or available_memory(_SHARE)
         self._open = _OPEN if constraints.start is None else min(_OPEN, 2 * constraints.start + 2)
         self._workers: dict[str, Worker] = {}
         self._killed = False
@@ -185,9 +185,3 @@ class ProcessExecutor(SessionExecutor):
             what = "opening it" if method is None else method
             reason = failure.reason.replace(f"{_RUNNER}:open_runner", what).replace(f"{_RUNNER}:call", what)
             raise CandidateFailed(code, first_line(reason)) from failure
-
-
-def _free_memory() -> int | None:
-    """Return a share of the memory that is available; ``None`` where the system says nothing."""
-    available = available_memory()
-    return None if available is None else int(available * _SHARE)

@@ -73,7 +73,9 @@ class MetricProcess:
 
     def __init__(self, file: str, name: str, timeout: float, memory_limit: int | None = None) -> None:
         self._name, self._timeout, self._closed = name, timeout, False
-        self._worker = Worker(pythonpath=[_PACKAGES], timeout=timeout, memory_limit=memory_limit or _most_memory())
+        self._worker = Worker(
+            pythonpath=[_PACKAGES], timeout=timeout, memory_limit=memory_limit or available_memory(_SHARE)
+        )
         try:
             self._worker.call(f"{_SIDE}:number_of", timeout=_START, value=0)  # imports what is not the user's
             found = self._worker.call(f"{_SIDE}:load", file=file, name=name, path=sys.path)
@@ -136,11 +138,6 @@ class MetricProcess:
             self._closed = True
             sys.stderr.write(self._worker.output)
             sys.stderr.flush()
-
-
-def _most_memory() -> int | None:
-    available = available_memory()
-    return None if available is None else int(available * _SHARE)
 
 
 def _disk_full(name: str, error: str) -> MetricFailed:
