@@ -16,8 +16,8 @@ import tempfile
 import weakref
 from pathlib import Path
 
+from xpuruntime.files.exit_cleanup import register_cleanup, unregister_cleanup
 from xpuruntime.files.locking import try_lock
-from xpuruntime.files.remains import forget, remember
 from xpuruntime.files.staging import checksum
 
 __all__ = ["ScratchFolder"]
@@ -44,20 +44,20 @@ class ScratchFolder(tempfile.TemporaryDirectory[str]):
         _remove_dead(room)
         while True:
             token = secrets.token_hex(8)
-            self._noted = (room, f"xpuruntime-*-{token}-*")
-            remember(*self._noted)
+            self._registered = (room, f"xpuruntime-*-{token}-*")
+            register_cleanup(*self._registered)
             super().__init__(prefix=f"xpuruntime-{purpose}-{token}-{checksum(token)}-", ignore_cleanup_errors=True)
             descriptor = _lock(self.name)
             if descriptor is not None:
                 self._release = weakref.finalize(self, _close, descriptor)
                 return
             super().cleanup()
-            forget(*self._noted)
+            unregister_cleanup(*self._registered)
 
     def cleanup(self) -> None:
         """Remove the folder."""
         super().cleanup()
-        forget(*self._noted)
+        unregister_cleanup(*self._registered)
         self._release()
 
 

@@ -23,8 +23,8 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xpuruntime.files.exit_cleanup import register_cleanup, unregister_cleanup
 from xpuruntime.files.locking import is_named, try_lock
-from xpuruntime.files.remains import forget, remember
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -72,7 +72,7 @@ def staging(target: Path) -> Iterator[Path]:
         else:
             _remove(room)
             os.close(descriptor)
-        forget(target.parent, room.name)
+        unregister_cleanup(target.parent, room.name)
 
 
 def publish_folder(new: Path, target: Path, *, check: Callable[[Path], None]) -> None:
@@ -130,11 +130,11 @@ def _claim(target: Path) -> tuple[Path, int]:
     """Make a staging folder and lock it. One that a sweep has taken before it was locked is given up."""
     while True:
         room = target.parent / _new_name()
-        remember(target.parent, room.name, _remove)
+        register_cleanup(target.parent, room.name, _remove)
         try:
             room.mkdir(mode=0o700)
         except OSError:
-            forget(target.parent, room.name)
+            unregister_cleanup(target.parent, room.name)
             raise
         try:
             descriptor = os.open(room / _LOCK, _LOCK_FLAGS | os.O_EXCL, 0o600)
