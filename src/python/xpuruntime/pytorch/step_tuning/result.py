@@ -134,7 +134,7 @@ class TunedStep:
         """Drop all CUDA graphs that the search and the step have captured; the next call captures anew.
 
         Call it before ``torch.distributed.destroy_process_group``: NCCL waits, without an end, for graphs that hold its
-        operations. Where ``torch.compile`` recorded graphs (mode ``reduce-overhead``), they go by
+        operations. Graphs that ``torch.compile`` recorded (mode ``reduce-overhead``) are dropped by
         ``torch.compiler.reset``, after which all compiled functions of the process compile again when they are called.
         """
         if isinstance(self._step, VariantStep):

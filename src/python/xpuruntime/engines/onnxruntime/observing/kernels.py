@@ -63,7 +63,7 @@ class DecidedKernels:
         return msgspec.structs.replace(observed, units=units, notes=tuple(notes), keys=keys, decisions=decided)
 
     def _threads(self, observed: Observed) -> dict[str, KeySeen]:
-        """Say of ``execution.threads`` that what ONNX Runtime reads back is not true of xpuruntime's on the CPU."""
+        """Report that ONNX Runtime's ``execution.threads`` does not hold for xpuruntime's kernels on the CPU."""
         read, ours = observed.effective.get("execution.threads"), xpuruntime_threads()
         if read is None or self._device != "cpu" or read.endswith(f"={ours}"):
             return {}
