@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import textwrap
 import time
 
 import pytest
@@ -71,6 +74,24 @@ def test_reset_gives_memory_back():
     assert torch.cuda.memory_reserved() - before < taken / 2
 
 
+def test_a_tensor_that_a_capture_stream_worked_with_may_be_freed_after_all_modules():
+    program = """
+        import sys
+
+        import torch
+
+        import xpuruntime.pytorch as xrt_torch
+
+        net, x = torch.nn.Linear(4, 4, device="cuda"), torch.ones(2, 4, device="cuda")
+        step = xrt_torch.capture_graph(lambda x: net(x).sum(), (x,), strict=True)
+        step(x)
+        sys.kept = torch.ones(1000, device="cuda")  # as a process group keeps what it communicated
+        sys.kept.record_stream(step._recorder.stream)
+    """
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 @pytest.mark.parametrize("compile_", [False, True])
 def test_workspaces_that_others_free_stay_apart(compile_, monkeypatch):
     monkeypatch.setattr(streams, "_free", {})  # a stream that nothing has worked on
@@ -84,7 +105,7 @@ def test_workspaces_that_others_free_stay_apart(compile_, monkeypatch):
     step = xrt_torch.capture_graph(fn, (x,), strict=True, clone_outputs=True, compile=compile_)
     expected = step(x)
     torch.cuda.synchronize()
-    mine = streams._streams[-1].handle
+    mine = step._recorder.stream.cuda_stream
     segments = [
         one for one in torch.cuda.memory_snapshot() if one["stream"] == mine and one["segment_pool_id"] == (0, 0)
     ]

@@ -7,7 +7,8 @@ goes on using them.
 Whatever frees all of them, as each capture of ``torch.compile(mode="reduce-overhead")`` does, lets tensors have that
 memory, or gives it back to the device, while graphs still write to it. So streams here are used for captures alone and
 never destroyed, and their workspaces lie in a pool of PyTorch that is never destroyed either: freed or not, nothing but
-another workspace comes to lie there.
+another workspace comes to lie there. That holds at the end of the process, too: where a tensor is freed, PyTorch
+records an event on each stream that has worked with it, and a process group frees its own after Python's modules went.
 """
 
 from __future__ import annotations
@@ -32,7 +33,6 @@ _lock = threading.Lock()
 #: Without a lock: a recorder that the garbage collector frees gives back what it had wherever that comes to run.
 _free: dict[int, collections.deque[Any]] = {}
 _pools: dict[int, Any] = {}
-_streams: list[_core.Stream] = []
 
 
 def take(index: int) -> Any:
@@ -40,7 +40,7 @@ def take(index: int) -> Any:
     with contextlib.suppress(KeyError, IndexError):
         return _free[index].pop()
     stream = _core.Stream(f"cuda:{index}")
-    _streams.append(stream)
+    _core.keep_forever(stream)
     return torch.cuda.ExternalStream(stream.handle, device=index)
 
 
