@@ -262,6 +262,18 @@ def test_what_is_tuned_by_hand_is_found_within_ten_minutes(opens):
     assert found.gain.low > 2.5
 
 
+def test_options_leave_time_for_kernels():
+    def seconds(changes):
+        return cuda_seconds(changes) / (1.15 if changes.get("kernels.matmul") == "fast" else 1.0)
+
+    executor = SimulatedExecutor(seconds, seed=1, opens=lambda changes: 12.0)
+    found = run(executor, cuda_space("a"), TuneSpec(), kernels={"matmul": ("slow", "slower", "slowest", "fast")})
+    assert executor.now <= 600
+    assert "not_tried" in codes(found).values(), "there is time for all"
+    best = min((one for one in found.candidates if one.figure), key=lambda one: one.figure)
+    assert {**HAND_TUNED, "kernels.matmul": "fast"}.items() <= best.changes.items(), best.changes
+
+
 def test_settings_of_a_policy_come_before_options_and_what_gained_before_pairs():
     executor = SimulatedExecutor(cuda_seconds, seed=1)
     found = run(executor, cuda_space("a", "slow"), TuneSpec())

@@ -88,7 +88,7 @@ class TrialScheduler:
         self._tried_settings: set[frozenset[Setting]] = set()
         self._incumbent: str | None = None
         self._races = self._opened = self._untried = 0
-        self._reserve, self._skipped_for_time = 0.0, False
+        self._reserve, self._kernel_reserve, self._skipped_for_time = 0.0, 0.0, False
         self._counts = {"planned": 0, "rejected by the plan": 0, "opened": 0, "raced": 0, "finalists": 0}
         self._notes = list(space.notes)
         for executor in measurements.executors:
@@ -319,7 +319,7 @@ class TrialScheduler:
 
     @property
     def _deadline(self) -> float:
-        return self._spec.budget.time - self._reserve
+        return self._spec.budget.time - self._reserve - self._kernel_reserve
 
     def _next_id(self) -> str:
         return f"c{len(self._states)}"

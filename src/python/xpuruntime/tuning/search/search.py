@@ -37,6 +37,8 @@ _MOST_CANDIDATES = 2000
 _FINALISTS = 4
 #: Share of time from which the kernels of an operation are searched.
 _LEAST_SHARE = 0.01
+#: Share of the time left after settings of a policy that may be kept back for the search of kernels.
+_KERNEL_SHARE = 0.75
 
 
 class Outcome(NamedTuple):
@@ -67,6 +69,7 @@ class Search(TrialScheduler):
             return self._decide()
         for size in range(self._space.waves):
             self._run_wave(size)
+        self._kernel_reserve = 0.0
         self._search_kernels()
         self._reserve = 0.0  # what is left is for the decision
         try:
@@ -103,6 +106,7 @@ class Search(TrialScheduler):
                 self._race_points(part, size)
                 self._combine_gains()
                 self._refine()
+                self._keep_time_for_kernels()  # from options of engines and smaller combinations
             return
         if size > 1:
             points.sort(key=self._gains.predicted_ratio)
@@ -158,17 +162,30 @@ class Search(TrialScheduler):
             self._gains.single[point.settings[0]] = state
         return state if state.code == CandidateCode.UNDECIDED else None
 
+    def _keep_time_for_kernels(self) -> None:
+        """Keep back, of the time that is left, what the kernels of the leader take."""
+        leader, opened = self._leader(), self._counts["opened"]
+        if self._kernel_reserve or leader is None or not opened:
+            return
+        choices = sum(map(len, self._kernel_choices(self._states[leader]).values()))
+        now = self._measurements.clock()
+        self._kernel_reserve = min(choices * now / opened, _KERNEL_SHARE * max(self._deadline - now, 0.0))
+
+    def _kernel_choices(self, state: CandidateState) -> dict[str, list[str]]:
+        """Return the kernels that a plan takes in a candidate, by operation."""
+        return {
+            op: planned
+            for op, names in self._kernels.items()
+            if (planned := [name for name in names if not isinstance(self._with_kernel(state, op, name), Rejected)])
+        }
+
     def _search_kernels(self) -> None:
         """Try kernels of the leader, an operation at a time, those that take most time first."""
         leader = self._leader()
         if leader is None or not self._kernels or not self._measurements.due("shares", self._deadline):
             return
         state, executor = self._states[leader], self._measurements.main_executor
-        choices = {
-            op: planned
-            for op, names in self._kernels.items()
-            if (planned := [name for name in names if not isinstance(self._with_kernel(state, op, name), Rejected)])
-        }
+        choices = self._kernel_choices(state)
         refused = sum(map(len, self._kernels.values())) - sum(map(len, choices.values()))
         if refused:
             on = f"{state.candidate.engine}@{state.candidate.device}"
