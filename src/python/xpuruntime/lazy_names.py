@@ -52,7 +52,7 @@ def load_name(
     """
     present = (deprecated or {}).get(name)
     if present is not None:
-        msg = f"{package}.{name} is now {package}.{present}, and will be removed in the next release"
+        msg = f"{package}.{name} is now {package}.{present}, and will be removed in 0.3"
         warnings.warn(msg, DeprecationWarning, stacklevel=3)
         return getattr(sys.modules[package], present)
     module = modules.get(name)

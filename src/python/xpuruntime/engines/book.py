@@ -10,7 +10,7 @@ from xpuruntime.engines.control_builder import *  # noqa: F403
 Book = control_builder.ControlBuilder
 
 warnings.warn(
-    "xpuruntime.engines.book is now xpuruntime.engines.control_builder; this name goes in 0.3",
+    "xpuruntime.engines.book is now xpuruntime.engines.control_builder, and will be removed in 0.3",
     DeprecationWarning,
     stacklevel=2,
 )

@@ -11,7 +11,7 @@ FeedCheck = input_binding.InputValidator
 room = input_binding.empty_host_array
 
 warnings.warn(
-    "xpuruntime.engines.feeds is now xpuruntime.engines.input_binding; this name goes in 0.3",
+    "xpuruntime.engines.feeds is now xpuruntime.engines.input_binding, and will be removed in 0.3",
     DeprecationWarning,
     stacklevel=2,
 )

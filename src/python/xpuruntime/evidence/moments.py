@@ -10,7 +10,7 @@ from xpuruntime.evidence.checkpoints import *  # noqa: F403
 moment = checkpoints.checkpoint
 
 warnings.warn(
-    "xpuruntime.evidence.moments is now xpuruntime.evidence.checkpoints; this name goes in 0.3",
+    "xpuruntime.evidence.moments is now xpuruntime.evidence.checkpoints, and will be removed in 0.3",
     DeprecationWarning,
     stacklevel=2,
 )

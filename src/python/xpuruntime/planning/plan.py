@@ -218,7 +218,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def fingerprint(self) -> str:
         """Deprecated: a hash of both `request_hash` and `execution_hash`, which tell what differs."""
         warnings.warn(
-            "Plan.fingerprint is deprecated and goes with the next release: use Plan.request_hash (model and policy) "
+            "Plan.fingerprint will be removed in 0.3: use Plan.request_hash (model and policy) "
             "or Plan.execution_hash (engine, libraries, device, driver, settings, kernels)",
             DeprecationWarning,
             stacklevel=2,

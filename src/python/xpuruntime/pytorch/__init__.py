@@ -78,7 +78,7 @@ _REPLACED = {
     "fused_layernorm": "use xpuruntime.pytorch.ops.fused_layernorm",
 }
 
-#: Former names of this package, each with its present one; they warn, and go with the next release.
+#: Former names of this package, each with its present one; they warn, and will be removed in 0.3.
 _DEPRECATED = {"escapes": "coverage_gaps"}
 
 

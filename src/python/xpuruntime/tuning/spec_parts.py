@@ -7,7 +7,7 @@ import warnings
 from xpuruntime.tuning.spec import *  # noqa: F403
 
 warnings.warn(
-    "xpuruntime.tuning.spec_parts is now xpuruntime.tuning.spec; this name goes in 0.3",
+    "xpuruntime.tuning.spec_parts is now xpuruntime.tuning.spec, and will be removed in 0.3",
     DeprecationWarning,
     stacklevel=2,
 )

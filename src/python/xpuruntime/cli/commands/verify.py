@@ -51,7 +51,8 @@ MetricMemoryOption = Annotated[
     text_option(
         "--metric-memory",
         metavar="SIZE",
-        help="Memory that each metric may hold, such as 8GiB; then it is inconclusive. Default: 90% of the free.",
+        help="Memory that each metric may hold, such as 8GiB; then it is inconclusive. "
+        "Default: 90% of the available memory.",
     ),
 ]
 OutOption = Annotated[

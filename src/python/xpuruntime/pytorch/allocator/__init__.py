@@ -23,7 +23,7 @@ __all__ = [  # noqa: PLE0604, RUF100 - the names of _LAZY
 ]
 
 
-#: Former names of this package, each with its present one; they warn, and go with the next release.
+#: Former names of this package, each with its present one; they warn, and will be removed in 0.3.
 _DEPRECATED = {"MemoryReport": "DeviceMemoryReport"}
 
 
