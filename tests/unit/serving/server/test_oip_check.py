@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.server
 import json
+import socketserver
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar
 
 import pytest
 
@@ -85,29 +89,151 @@ class Wrong(http.server.BaseHTTPRequestHandler):
         pass
 
 
-def check(handler: type[Wrong]) -> ConformanceResult:
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+@contextlib.contextmanager
+def serving(server: socketserver.TCPServer) -> Iterator[int]:
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
     thread.start()
     try:
-        return check_server(f"http://127.0.0.1:{server.server_port}", models=["m"])
+        yield server.server_address[1]
     finally:
         server.shutdown()
         server.server_close()
         thread.join()
 
 
+def check(handler: type[Wrong], models: Sequence[str] = ("m",), **options: Any) -> ConformanceResult:
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    server.block_on_close = False
+    with serving(server) as port:
+        return check_server(f"http://127.0.0.1:{port}", models=models, **options)
+
+
 def test_a_wrong_server_fails_what_it_does_wrong():
     result = check(Wrong)
     assert result.exit_code == 1
     failed = {one.name: one.detail for one in result.failed}
-    assert failed["server metadata"] == "name and version are not text"
+    assert failed["server metadata"].endswith("Expected `str`, got `int` - at `$.version`")
     assert failed["unknown path is refused"].startswith("status 200")
     assert failed["infer m: JSON"] == "output 'z' is not in the metadata"
     assert failed["infer m: fewer elements than the shape is refused"].startswith("status 200")
     outcomes = {one.name: one.outcome for one in result.checks}
     assert outcomes["infer m: binary tensors"] == "unobservable"
     assert outcomes["health: live"] == "pass"
+
+
+class Hostile(Wrong):
+    """Answers each request with `head`, and then with `more` without an end."""
+
+    head, more, pause = b"HTTP/1.1 200 OK\r\n", b"", 0.0
+
+    def do_GET(self) -> None:
+        try:
+            self.wfile.write(self.head)
+            while self.more:
+                self.wfile.write(self.more)
+                time.sleep(self.pause)
+        except OSError:
+            pass
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        ({"head": b"HTTP/1.1 200 OK\r\n\r\n", "more": b"x" * 65536}, "longer than 8 MiB"),
+        ({"head": b"HTTP/1.1 200 OK\r\nContent-Length: 999999999999999\r\n\r\n"}, "length that no memory holds"),
+        ({"head": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n-5\r\n"}, "is no HTTP: .*non-negative"),
+        ({"head": b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n%s\r\n" % (b"f" * 17)}, "is no HTTP"),
+        ({"head": b"", "more": b"HTTP/1.1 100 Continue\r\n\r\n", "pause": 0.01}, "timed out"),
+        ({"more": b"A: b\r\n", "pause": 0.01}, "timed out"),
+        ({"head": b"HTTP/1.1 200 OK\r\n\r\n", "more": b"x", "pause": 0.01}, "timed out"),
+    ],
+)
+def test_an_answer_is_bounded_in_time_and_length(answer, reason):
+    with pytest.raises(XpuRuntimeError, match=reason):
+        check(type("Answers", (Hostile,), answer), seconds=0.2)
+
+
+class Listing(Wrong):
+    """Has facts of the wrong type in one place; says when a request comes too late, and refuses all inference."""
+
+    facts: ClassVar[dict[str, object]] = {}
+    listed: object = ({"name": "m", "state": "READY"},)
+    late = ""
+
+    def do_GET(self) -> None:
+        if self.late and self.path.endswith(self.late):
+            time.sleep(0.1)
+        tensor = {"name": "x", "datatype": "FP32", "shape": [1]}
+        facts = {"name": "m", "platform": "", "inputs": [tensor], "outputs": [tensor]}
+        status = 404 if "no-such" in self.path or self.path.endswith("stats") else 200
+        server = {"name": "s", "version": "1", "extensions": []}
+        self._send({"error": ""} if status == 404 else {**facts, **self.facts} if "/m" in self.path else server, status)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self._send(*((self.listed, 200) if self.path.endswith("index") else ({"error": "no"}, 400)))
+
+
+def test_a_model_that_refuses_everything_was_not_checked():
+    result = check(Listing, models=())
+    assert (result.failed, result.models, result.exit_code) == ((), ("m",), 4)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "place"),
+    [
+        ({"listed": [{"name": 1}]}, "$[0].name"),
+        ({"listed": 1}, "array"),
+        ({"facts": {"platform": None}}, "$.platform"),
+        ({"facts": {"inputs": [1]}}, "$.inputs[0]"),
+        ({"facts": {"inputs": [{"name": "x", "datatype": "FP32", "shape": ["1"]}]}}, "$.inputs[0].shape[0]"),
+        ({"facts": {"inputs": [{"name": "x", "datatype": "FP32", "shape": [-7]}]}}, "only -1 is a free"),
+        ({"facts": {"outputs": [{"name": "x", "datatype": "FP32", "shape": []}] * 2}}, "listed twice"),
+        ({"facts": {"versions": "1"}}, "$.versions"),
+    ],
+)
+def test_facts_of_a_wrong_type_fail_a_check_that_names_the_place(wrong, place):
+    result = check(type("Lists", (Listing,), wrong), models=())
+    assert [place in one.detail for one in result.failed] == [True]
+
+
+def test_what_was_left_out_is_said():
+    result = check(type("Lists", (Listing,), {"listed": [{"name": f"m{at}"} for at in range(9)]}), models=())
+    details = {one.name: one.detail for one in result.checks}
+    assert details["models"].startswith("1 more are listed")
+    tensor = {"name": "x", "datatype": "FP32", "shape": [2**32, 2**32]}
+    result = check(type("Lists", (Listing,), {"facts": {"inputs": [tensor]}}), shapes={"y": [1]})
+    details = {one.name: (one.outcome, one.detail) for one in result.checks}
+    assert details["m: inputs are of the protocol"][0] == details["shape of y"][0] == "unobservable"
+
+
+def test_a_server_that_is_late_is_not_waited_for_in_every_check():
+    result = check(type("Lists", (Listing,), {"late": "models/me"}), models=["me"] * 3, seconds=0.05)
+    late = [one.detail for one in result.checks if one.name.startswith("me")]
+    assert late == ["no answer came in time"] * 3
+    result = check(type("Lists", (Listing,), {"late": "models/me"}), models=["me"] * 4, seconds=0.05)
+    assert result.checks[-1].detail == "not asked: 3 answers in a row did not come in time"
+
+
+class Resetting(socketserver.BaseRequestHandler):
+    """Speaks HTTP/2 as far as to reset each stream."""
+
+    def handle(self) -> None:
+        stream = self.request.makefile("rb")
+        stream.read(24)
+        self.request.sendall(b"\0\0\0\4\0\0\0\0\0")
+        while head := stream.read(9):
+            stream.read(int.from_bytes(head[:3], "big"))
+            if head[3] == 1:
+                self.request.sendall(b"\0\0\4\3\0" + head[5:] + (2).to_bytes(4, "big"))
+
+
+def test_what_grpcio_says_of_a_broken_answer_is_no_refusal_by_the_server():
+    with serving(socketserver.ThreadingTCPServer(("127.0.0.1", 0), Resetting)) as port:
+        result = check(Listing, grpc=f"127.0.0.1:{port}")
+    broken = [one for one in result.checks if one.transport == "grpc"]
+    assert {one.outcome for one in broken} == {"fail"}
+    assert all("RST_STREAM" in one.detail for one in broken)
 
 
 class Unwell(Wrong):
@@ -149,10 +275,31 @@ def test_null_for_an_optional_key_fails_one_check_alone():
         assert outcomes[name][0] == "pass"
 
 
-@pytest.mark.parametrize("url", ["", "ftp://a", "http://"])
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "ftp://a",
+        "http://",
+        "http://[::1",
+        "http://a:b",
+        "http://a:0",
+        "http://a:65536",
+        "http://..",
+        "http://a?b=c",
+    ],
+)
 def test_what_is_no_url_is_refused(url):
     with pytest.raises(InputError, match="is no URL of a server"):
         check_server(url)
+
+
+def test_a_password_in_the_url_and_a_wrong_address_are_refused():
+    with pytest.raises(InputError, match="Fix: leave it out, and use --token-file"):
+        check_server("http://user:secret@127.0.0.1:1")
+    for address in ("127.0.0.1", "https://127.0.0.1:1", "127.0.0.1:0", "::1:1"):
+        with pytest.raises(InputError, match="is no address of gRPC"):
+            check_server("http://127.0.0.1:1", address)
 
 
 def test_a_server_that_is_not_there_is_said_so(digits):

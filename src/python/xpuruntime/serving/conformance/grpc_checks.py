@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.errors import InputError
 from xpuruntime.serving.conformance.probes import check_outputs, need_same, probe_inputs
 from xpuruntime.serving.conformance.result import Checker, FailedCheck, UnobservableCheck
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
@@ -22,7 +24,18 @@ __all__ = ["GrpcChecks"]
 
 _SERVICE = "/inference.GRPCInferenceService/"
 #: Codes that say that a request was not judged. Of the others the protocol asks only that they are not OK.
-_NOT_JUDGED = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "UNIMPLEMENTED", "UNAUTHENTICATED")
+_NOT_JUDGED = ("UNAVAILABLE", "CANCELLED", "UNIMPLEMENTED", "UNAUTHENTICATED")
+#: How the details begin of errors that grpcio makes itself, of what is no answer of gRPC.
+_OF_CLIENT = (
+    "Stream removed",
+    "Received http2 header",
+    "Received RST_STREAM",
+    "No status received",
+    "Compression bit set",
+    "CLIENT: ",
+)
+_MOST_RECEIVED = 128 << 20
+_ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/\[\]@]+):(\d{1,5})")
 
 
 class GrpcChecks:
@@ -32,8 +45,8 @@ class GrpcChecks:
         import grpc
 
         self._grpc, self._seconds = grpc, seconds
-        unlimited = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", -1)]
-        self._channel = grpc.insecure_channel(address.removeprefix("grpc://"), unlimited)
+        limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", _MOST_RECEIVED)]
+        self._channel = grpc.insecure_channel(_target(address), limits)
         self._metadata = [] if token is None else [("authorization", f"Bearer {token}")]
         self.checker = Checker("grpc")
         self.server: Mapping[str, Any] = {}
@@ -44,13 +57,10 @@ class GrpcChecks:
 
     def call(self, method: str, message: bytes) -> bytes:
         """Send one message, and return the answer; an error of the server is a failed check."""
-        try:
-            sent: bytes = self._channel.unary_unary(_SERVICE + method)(
-                message, timeout=self._seconds, metadata=self._metadata
-            )
-        except self._grpc.RpcError as error:
-            raise FailedCheck(f"{error.code().name}: {error.details()}") from None
-        return sent
+        code, answer, details = self._send(method, message)
+        if code is not None:
+            raise FailedCheck(f"{code}: {details}")
+        return answer
 
     def ask(self, method: str, **asked: Any) -> dict[str, Any]:
         """Ask for facts."""
@@ -65,15 +75,24 @@ class GrpcChecks:
 
     def _code(self, method: str, message: bytes) -> tuple[str | None, bytes]:
         """Return the code of an error that judges a message, or None and the answer."""
+        code, answer, details = self._send(method, message)
+        if code in _NOT_JUDGED or details.startswith(_OF_CLIENT):
+            raise FailedCheck(f"{code}: {details}")
+        return code, answer
+
+    def _send(self, method: str, message: bytes) -> tuple[str | None, bytes, str]:
+        """Return the code, the answer and the details of a call; the code of one that was answered is None."""
         try:
-            return None, self._channel.unary_unary(_SERVICE + method)(
+            answer = self._channel.unary_unary(_SERVICE + method)(
                 message, timeout=self._seconds, metadata=self._metadata
             )
         except self._grpc.RpcError as error:
-            name = str(error.code().name)
-            if name in _NOT_JUDGED:
-                raise FailedCheck(f"{name}: {error.details()}") from None
-            return name, b""
+            if error.code() is self._grpc.StatusCode.DEADLINE_EXCEEDED:
+                raise TimeoutError from None
+            return str(error.code().name), b"", str(error.details())
+        if answer is None:  # as grpcio reads the status OK without a message, or with one that is cut off
+            raise FailedCheck("the status is OK, and no whole message came")
+        return None, answer, ""
 
     def run_server(self) -> None:
         """Check what is there without a model."""
@@ -153,6 +172,15 @@ def _with_short_contents(model: str, inputs: list[InferTensor]) -> bytes:
     return write_infer_request(
         InferRequest(model, [InferTensor(first.name, first.datatype, longer, first.data), *rest])
     )
+
+
+def _target(address: str) -> str:
+    """Return an address as grpcio takes it."""
+    target = address.removeprefix("grpc://")
+    found = _ADDRESS.fullmatch(target)
+    if not target.startswith("unix:") and (found is None or not 0 < int(found[1]) < 1 << 16):
+        raise InputError(f"{address[:80]!r} is no address of gRPC. Fix: write HOST:PORT, of a server without TLS")
+    return target
 
 
 def _need(value: Any, what: str) -> str:

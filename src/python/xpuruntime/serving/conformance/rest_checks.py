@@ -6,13 +6,12 @@ from __future__ import annotations
 
 import functools
 import http.client
-import ssl
-import urllib.parse
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import msgspec
 
-from xpuruntime.errors import InputError
+from xpuruntime.serving.conformance.http_client import Answer, HttpClient
 from xpuruntime.serving.conformance.probes import check_outputs, need_same, probe_inputs
 from xpuruntime.serving.conformance.result import Checker, FailedCheck, UnobservableCheck
 from xpuruntime.serving.messages import InferRequest, InferResponse, RequestedOutput
@@ -28,16 +27,38 @@ __all__ = ["RestChecks"]
 _UNKNOWN = "xrt-oip-check-no-such-model"
 
 
-class _Answer(NamedTuple):
-    status: int
-    headers: Mapping[str, str]
-    body: bytes
+# As metadata and lists of models must be; null for an optional key is judged with the answers of inference.
+class _Tensor(msgspec.Struct):
+    name: str
+    datatype: str
+    shape: list[int]
 
-    def json(self) -> Any:
-        try:
-            return msgspec.json.decode(self.body)
-        except (ValueError, msgspec.MsgspecError) as error:
-            raise FailedCheck(f"status {self.status} with a body that is no JSON: {error}") from None
+
+class _Metadata(msgspec.Struct):
+    name: str
+    platform: str
+    versions: list[str] | None = None
+    inputs: list[_Tensor] | None = None
+    outputs: list[_Tensor] | None = None
+
+
+class _Listed(msgspec.Struct):
+    name: str
+    state: str | None = None
+
+
+class _Statistics(msgspec.Struct):
+    model_stats: list[_Listed]
+
+
+class _Server(msgspec.Struct):
+    name: str
+    version: str
+    extensions: list[str]
+
+
+class _Nullable(msgspec.Struct):
+    outputs: list[dict[str, msgspec.Raw]]
 
 
 class RestChecks:
@@ -53,29 +74,13 @@ class RestChecks:
     """
 
     def __init__(self, url: str, token: str | None, seconds: float) -> None:
-        parts = urllib.parse.urlsplit(url if "://" in url else f"http://{url}")
-        if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise InputError(f"{url[:80]!r} is no URL of a server. Fix: write http://HOST:PORT")
-        self._parts, self._seconds = parts, seconds
-        self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+        self.ask = HttpClient(url, token, seconds).ask
         self.checker = Checker("rest")
         self.server: Mapping[str, Any] = {}
         self.answers: dict[str, InferResponse] = {}
+        #: Names of inputs of the models that were checked.
+        self.inputs: set[str] = set()
         self._nulls: dict[str, list[str]] = {}
-
-    def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> _Answer:
-        """Send one request on a connection of its own."""
-        kind: Any = http.client.HTTPConnection
-        more: dict[str, Any] = {}
-        if self._parts.scheme == "https":
-            kind, more = http.client.HTTPSConnection, {"context": ssl.create_default_context()}
-        connection = kind(self._parts.hostname, self._parts.port, timeout=self._seconds, **more)
-        try:
-            connection.request(method, self._parts.path.rstrip("/") + path, body, {**self._headers, **headers})
-            answer = connection.getresponse()
-            return _Answer(answer.status, {k.lower(): v for k, v in answer.getheaders()}, answer.read())
-        finally:
-            connection.close()
 
     def run_server(self) -> None:
         """Check what is there without a model."""
@@ -92,28 +97,38 @@ class RestChecks:
 
     def models(self) -> list[str]:
         """Return the models that the server lists, by the extensions that list them."""
-        for method, path, key in (("POST", "/v2/repository/index", ""), ("GET", "/v2/models/stats", "model_stats")):
+        for method, path, kind in (
+            ("POST", "/v2/repository/index", list[_Listed]),
+            ("GET", "/v2/models/stats", _Statistics),
+        ):
             try:
                 answer = self.ask(method, path, b"{}" if method == "POST" else None)
-                found = answer.json() if answer.status == 200 else []
-            except (OSError, FailedCheck, http.client.HTTPException):
+                found = answer.json(kind) if answer.status == 200 else []
+            except (OSError, http.client.HTTPException):
                 continue
-            listed = found.get(key, []) if isinstance(found, dict) else found
-            names = [one["name"] for one in listed if isinstance(one, dict) and one.get("state", "READY") == "READY"]
+            except FailedCheck as error:
+                self.checker.fail(f"models that {path} lists", str(error))
+                continue
+            listed = found.model_stats if isinstance(found, _Statistics) else found
+            names = {one.name for one in listed if one.state in (None, "READY")}
             if names:
-                return sorted(set(names))
+                return sorted(names)
         return []
 
     def run_model(self, model: str, shapes: Mapping[str, Sequence[int]]) -> None:
         """Check one model."""
-        run, path = self.checker.run, f"/v2/models/{model}"
+        run, path = self.checker.run, f"/v2/models/{quote(model, safe='')}"
         metadata: dict[str, Any] = {}
         if not run(f"{model}: metadata", lambda: self._model_metadata(path, metadata, model)):
             return
+        self.inputs.update(one["name"] for one in metadata["inputs"])
         run(f"{model}: ready", lambda: self._need("GET", f"{path}/ready"))
         versions = metadata.get("versions") or ()
         if versions:
-            run(f"{model}: path of a version", lambda: self._need("GET", f"{path}/versions/{versions[0]}"))
+            run(
+                f"{model}: path of a version",
+                lambda: self._need("GET", f"{path}/versions/{quote(versions[0], safe='')}"),
+            )
         inputs: list[Any] = []
 
         def probe() -> None:
@@ -163,8 +178,8 @@ class RestChecks:
     def _refuses(self, path: str, body: bytes) -> str:
         return self._refused(self.ask("POST", path, body))
 
-    def _refused(self, answer: _Answer, *, body: bool = True) -> str:
-        if answer.status < 400:
+    def _refused(self, answer: Answer, *, body: bool = True) -> str:
+        if not 400 <= answer.status < 600:
             raise FailedCheck(f"status {answer.status}, and not one of an error")
         if body:
             found = answer.json()
@@ -175,37 +190,34 @@ class RestChecks:
 
     def _metadata(self) -> str:
         answer = self.ask("GET", "/v2")
-        found = answer.json()
-        if answer.status != 200 or not isinstance(found, dict):
+        if answer.status != 200:
             raise FailedCheck(f"status {answer.status}")
-        if not isinstance(found.get("name"), str) or not isinstance(found.get("version"), str):
-            raise FailedCheck("name and version are not text")
-        if not isinstance(found.get("extensions"), list):
-            raise FailedCheck("extensions is not a list")
-        self.server = found
-        return f"{found['name']} {found['version']}: {', '.join(map(str, found['extensions'])) or 'no extension'}"
+        found = answer.json(_Server)
+        self.server = msgspec.to_builtins(found)
+        return f"{found.name} {found.version}: {', '.join(found.extensions) or 'no extension'}"
 
-    def _model_metadata(self, path: str, into: dict[str, Any], model: str) -> str:
+    def _model_metadata(self, path: str, into: dict[str, Any], model: str) -> None:
         answer = self.ask("GET", path)
-        found = answer.json()
-        if answer.status != 200 or not isinstance(found, dict):
+        if answer.status != 200:
             raise FailedCheck(f"status {answer.status}")
-        if found.get("name") != model:
-            raise FailedCheck(f"name is {found.get('name')!r}")
-        if not isinstance(found.get("platform"), str):
-            raise FailedCheck("platform is not text")
-        for side in ("inputs", "outputs"):
-            for one in found.get(side) or ():
-                if not isinstance(one.get("name"), str) or not isinstance(one.get("shape"), list):
-                    raise FailedCheck(f"{side} without name and shape")
-                if one.get("datatype") not in DATATYPES:
-                    raise FailedCheck(f"{one['name']!r} has the datatype {one.get('datatype')!r}")
-        if not found.get("inputs"):
+        found = answer.json(_Metadata)
+        if found.name != model:
+            raise FailedCheck(f"name is {found.name!r}")
+        for side in (found.inputs, found.outputs):
+            names = [one.name for one in side or ()]
+            for one in side or ():
+                if one.datatype not in DATATYPES:
+                    raise FailedCheck(f"{one.name!r} has the datatype {one.datatype!r}")
+                if min(one.shape, default=0) < -1:
+                    raise FailedCheck(f"{one.name!r} has the shape {one.shape}, where only -1 is a free dimension")
+                if names.count(one.name) > 1:
+                    raise FailedCheck(f"{one.name!r} is listed twice")
+        if not found.inputs:
             raise UnobservableCheck("it states no inputs, so no request can be made")
-        into.update(found)
-        return ""
+        into.update(msgspec.to_builtins(found))
+        into["outputs"] = into["outputs"] or []
 
-    def _infer(self, path: str, request: InferRequest, **how: bool) -> tuple[InferResponse, _Answer]:
+    def _infer(self, path: str, request: InferRequest, **how: bool) -> tuple[InferResponse, Answer]:
         body, length = write_request(request, **how)
         headers = {"Content-Type": "application/json"}
         if length is not None:
@@ -216,6 +228,8 @@ class RestChecks:
                 f"status {answer.status} for probe inputs: {answer.body[:200].decode(errors='replace')}"
             )
         stated = answer.headers.get("inference-header-content-length")
+        if stated is not None and not (stated.isascii() and stated.isdecimal() and len(stated) < 16):
+            raise FailedCheck(f"Inference-Header-Content-Length is {stated!r}")
         return read_response(answer.body, None if stated is None else int(stated)), answer
 
     def _infer_json(self, path: str, request: InferRequest, metadata: Mapping[str, Any]) -> str:
@@ -229,7 +243,7 @@ class RestChecks:
         if not answer.headers.get("content-type", "").startswith("application/json"):
             raise FailedCheck(f"Content-Type is {answer.headers.get('content-type')!r}")
         self.answers[request.model] = response
-        self._nulls[request.model] = _null_keys(answer.json())
+        self._nulls[request.model] = _null_keys(answer)
         return ", ".join(f"{one.name} {one.datatype} {list(one.shape)}" for one in response.outputs)
 
     def _first(self, model: str) -> InferResponse:
@@ -272,8 +286,9 @@ class RestChecks:
         return "and lengths that lie are refused"
 
 
-def _null_keys(answer: Mapping[str, Any]) -> list[str]:
+def _null_keys(answer: Answer) -> list[str]:
     """Return the keys of an answer, and of its outputs, that are null."""
-    found = [key for key, value in answer.items() if value is None]
-    within = {key for one in answer["outputs"] for key, value in one.items() if value is None}
+    found = [key for key, value in answer.json(dict[str, msgspec.Raw]).items() if bytes(value) == b"null"]
+    outputs = answer.json(_Nullable).outputs
+    within = {key for one in outputs for key, value in one.items() if bytes(value) == b"null"}
     return [*found, *(f"outputs.{key}" for key in sorted(within))]

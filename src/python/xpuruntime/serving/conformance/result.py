@@ -17,6 +17,11 @@ __all__ = ["Check", "Checker", "ConformanceResult", "FailedCheck", "Unobservable
 
 Outcome = Literal["pass", "fail", "unobservable"]
 
+#: Checks of inference in which a model answered; in the others it refused.
+_ANSWERED = ("JSON", "binary tensors", "raw contents", "typed contents")
+#: After so many answers in a row that did not come in time, no more are waited for.
+_MOST_LATE = 3
+
 
 class FailedCheck(Exception):  # noqa: N818 - an outcome, and no error of ours
     """The server does something else than the protocol says."""
@@ -77,7 +82,8 @@ class ConformanceResult(msgspec.Struct, frozen=True, kw_only=True):
         """1 where a check failed, 4 where inference could not be checked, else 0."""
         if self.failed:
             return 1
-        return 0 if any(one.name.startswith("infer") and one.outcome == "pass" for one in self.checks) else 4
+        answered = (one for one in self.checks if one.outcome == "pass" and one.name.startswith("infer "))
+        return 0 if any(one.name.rpartition(": ")[2] in _ANSWERED for one in answered) else 4
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, as JSON has them."""
@@ -117,17 +123,35 @@ class Checker:
     def __init__(self, transport: str) -> None:
         self.transport = transport
         self.checks: list[Check] = []
+        self._late = 0
 
     def run(self, name: str, check: Callable[[], str | None]) -> bool:
         """Run a check, which returns what it saw or raises; return whether it passed."""
         outcome: Outcome = "pass"
+        late, self._late = self._late, 0
         try:
+            if late == _MOST_LATE:
+                self._late = late
+                raise UnobservableCheck(f"not asked: {late} answers in a row did not come in time")
             detail = check() or ""
         except FailedCheck as error:
             outcome, detail = "fail", str(error)
         except UnobservableCheck as error:
             outcome, detail = "unobservable", str(error)
+        except TimeoutError:
+            outcome, detail, self._late = "fail", "no answer came in time", late + 1
         except Exception as error:  # whatever a server answers is no error of the client
             outcome, detail = "fail", f"{type(error).__name__}: {error}"
-        self.checks.append(Check(transport=self.transport, name=name, outcome=outcome, detail=detail[:500]))
+        self._keep(name, outcome, detail)
         return outcome == "pass"
+
+    def not_seen(self, name: str, reason: str) -> None:
+        """Keep what could not be checked, and why."""
+        self._keep(name, "unobservable", reason)
+
+    def fail(self, name: str, detail: str) -> None:
+        """Keep a check that failed."""
+        self._keep(name, "fail", detail)
+
+    def _keep(self, name: str, outcome: Outcome, detail: str) -> None:
+        self.checks.append(Check(transport=self.transport, name=name[:300], outcome=outcome, detail=detail[:500]))
