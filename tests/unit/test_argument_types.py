@@ -78,8 +78,9 @@ def test_wrong_types_are_named(
     function, right = FUNCTIONS[name]
     if function is None:
         function = getattr(session, name.partition(".")[2])
-    elif name in ("serving.Server",):
-        right = {**right, "models": {"digits": session}}
+    elif name in ("serving.Server", "serving.asgi_app"):
+        models = {"digits": session}
+        right = {**right, "models": models} if name == "serving.Server" else {"service": serving.Models(None, models)}
     monkeypatch.chdir(tmp_path)
 
     def finish(made: Any) -> None:
@@ -100,6 +101,9 @@ def test_wrong_types_are_named(
             lambda: xrt.verify(MODEL, inputs=[1]),
             "inputs is a mapping of input name to array, got an object",
         ),  # type: ignore[arg-type]
+        (lambda: serving.Server({}, tls=("a.pem", "b.pem")), "tls is a Tls, .*, got an object of type tuple"),  # type: ignore[arg-type]
+        (lambda: serving.Server({}, pages={"/a": 1}), "pages is a mapping of path to function, got an object"),  # type: ignore[dict-item]
+        (lambda: serving.asgi_app(serving.Models(), {}), "options is a TransportOptions, .*, got an object"),  # type: ignore[arg-type]
         (lambda: serving.Server(object), "models is a mapping of name to InferenceSession, .*, got the class object"),  # type: ignore[arg-type]
     ],
 )

@@ -20,11 +20,13 @@ __all__ = [
     "MAPPING",
     "NAMES",
     "NUMBER",
+    "PAGES",
     "PATH",
     "REGISTRY",
     "SERVICE",
     "SESSIONS",
     "TEXT",
+    "TRANSPORT_OPTIONS",
     "ArgumentType",
     "check_types",
 ]
@@ -118,6 +120,14 @@ SESSIONS = ArgumentType(
 )
 SERVICE = ArgumentType(
     "a service, such as xpuruntime.serving.Models", lambda value: callable(getattr(value, "infer", None))
+)
+TRANSPORT_OPTIONS = ArgumentType(
+    "a TransportOptions, such as xpuruntime.serving.TransportOptions()",
+    _instance("xpuruntime.serving.transport.options", "TransportOptions"),
+)
+PAGES = ArgumentType(
+    "a mapping of path to function",
+    lambda value: isinstance(value, Mapping) and all(_text(path) and callable(page) for path, page in value.items()),
 )
 MACHINE = ArgumentType(
     "a Machine, such as xpuruntime.runtime.machine_snapshot() returns",

@@ -236,8 +236,4 @@ class _Forwarding:
             return
         from ray import serve
 
-        prefix = scope.get("root_path", "")
-        path = scope["path"]
-        if prefix and path.startswith(prefix):
-            scope = {**scope, "path": path[len(prefix) :] or "/"}
         await serve.get_replica_context().servable_object.application(scope, receive, send)

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
-from xpuruntime.argument_types import SERVICE, ArgumentType, check_types
+from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, ArgumentType, check_types
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninterrupted
@@ -41,7 +41,8 @@ if TYPE_CHECKING:
 __all__ = ["Server"]
 
 
-_OPTIONS = ArgumentType("TransportOptions", lambda value: isinstance(value, TransportOptions))
+_TLS = ArgumentType("a Tls, such as xpuruntime.serving.Tls(certificate, key)", lambda value: isinstance(value, Tls))
+_TYPES = {"options": TRANSPORT_OPTIONS, "tls": _TLS, "pages": PAGES}
 _SERVED = ArgumentType(f"a mapping of name to InferenceSession, or {SERVICE.words}", SERVICE.fits)
 
 
@@ -98,7 +99,7 @@ class Server:
     ) -> None:
         if not isinstance(models, Mapping):
             check_types({"models": _SERVED}, {"models": models})
-        check_types({"options": _OPTIONS}, {"options": options}, optional=("options",))
+        check_types(_TYPES, locals(), optional=_TYPES)
         for option, address in (("http", http), ("grpc", grpc)):
             if address is not None:
                 read_address(address, option)

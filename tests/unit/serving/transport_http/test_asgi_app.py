@@ -16,7 +16,7 @@ import xpuruntime as xrt
 REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
 
 
-def call(app, method: str, path: str, messages: list[dict], headers: tuple = ()) -> list[dict]:
+def call(app, method: str, path: str, messages: list[dict], headers: tuple = (), **scope: str) -> list[dict]:
     sent: list[dict] = []
     left = iter(messages)
 
@@ -30,8 +30,8 @@ def call(app, method: str, path: str, messages: list[dict], headers: tuple = ())
     async def send(message: dict) -> None:
         sent.append(message)
 
-    scope = {"type": "http", "method": method, "path": path, "headers": list(headers)}
-    asyncio.run(asyncio.wait_for(app(scope, receive, send), 20))
+    asked = {"type": "http", "method": method, "path": path, "headers": list(headers), **scope}
+    asyncio.run(asyncio.wait_for(app(asked, receive, send), 20))
     return sent
 
 
@@ -108,8 +108,30 @@ def test_the_lifespan_of_servers(app):
 
 
 def test_what_is_not_http_is_refused(app):
-    with pytest.raises(NotImplementedError, match="websocket"):
-        asyncio.run(app({"type": "websocket"}, None, None))
+    sent: list[dict] = []
+
+    async def send(message: dict) -> None:
+        sent.append(message)
+
+    asyncio.run(app({"type": "websocket"}, None, send))
+    assert sent == [{"type": "websocket.close"}]
+    with pytest.raises(NotImplementedError, match="datagram"):
+        asyncio.run(app({"type": "datagram"}, None, None))
+
+
+@pytest.mark.parametrize(
+    ("mount", "path", "status"),
+    [
+        ("/api", "/api/v2", 200),  # as ASGI says, and as Starlette and FastAPI mount
+        ("/api/", "/api/v2", 200),
+        ("/v2", "/v2/v2/models/echo", 200),
+        ("/api", "/v2", 200),  # as hosts that leave the mount out
+        ("/api", "/apiv2", 404),
+        ("/api", "/api", 404),
+    ],
+)
+def test_paths_begin_where_the_application_is_mounted(app, mount, path, status):
+    assert call(app, "GET", path, [], root_path=mount)[0]["status"] == status
 
 
 def test_it_needs_no_package_of_the_extra():

@@ -19,7 +19,7 @@ UrlArgument = Annotated[
 GrpcOption = Annotated[str | None, text_option("--grpc", metavar="HOST:PORT", help="Also check gRPC at this address.")]
 ModelOption = Annotated[
     list[str] | None,
-    text_option("--model", metavar="NAME", help="Model to check inference with. Default: all that the server lists."),
+    text_option("--model", metavar="NAME", help="Model to check inference with. Default: those listed, 8 at most."),
 ]
 ShapeOption = Annotated[
     list[str] | None,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.argument_types import SERVICE, check_types
+from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, check_types
 from xpuruntime.serving.http.answers import JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
@@ -76,6 +76,9 @@ class Application:
         if scope["type"] == "lifespan":
             await _lifespan(receive, send)
             return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close"})  # which refuses the handshake
+            return
         if scope["type"] != "http":
             raise NotImplementedError(f"this application has no {scope['type']}")
         headers = _Headers(scope["headers"])
@@ -90,7 +93,7 @@ class Application:
     async def _answer(
         self, scope: Mapping[str, Any], headers: _Headers, receive: Callable[[], Awaitable[Any]]
     ) -> Answer:
-        path = scope["path"]
+        path = _path_of(scope)
         page = self._pages.get(path)
         if page is not None:
             self.options.access.check(headers.get(b"authorization"))
@@ -225,8 +228,16 @@ def asgi_app(
         Path to a function of the header ``Accept`` that returns a body and its content type. Without it the metrics
         and the status page of `Models`.
     """
-    check_types({"service": SERVICE}, {"service": service})
+    types = {"service": SERVICE, "options": TRANSPORT_OPTIONS, "pages": PAGES}
+    check_types(types, {"service": service, "options": options, "pages": pages}, optional=("options", "pages"))
     return Application(service, options, pages=pages_of(service) if pages is None else pages)
+
+
+def _path_of(scope: Mapping[str, Any]) -> str:
+    """Return the path below that at which a host has mounted the application: ASGI states the whole one."""
+    path: str = scope["path"]
+    mount = scope.get("root_path", "").rstrip("/")
+    return path[len(mount) :] or "/" if mount and f"{path}/".startswith(f"{mount}/") else path
 
 
 class _Headers:
