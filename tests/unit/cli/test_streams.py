@@ -31,6 +31,11 @@ def test_standard_output_that_is_full_is_named(digits: str, arguments: str) -> N
     assert done.stderr == "error: standard output: No space left on device\n"
 
 
+def test_a_reader_that_has_gone_ends_it_quietly(digits: str) -> None:
+    done = shell(f"{CALL} plan {digits} --device cpu | true; echo ${{PIPESTATUS[0]}}")
+    assert (done.stdout, done.stderr) == ("141\n", "")
+
+
 def test_closed_streams_are_no_bug(digits: str) -> None:
     done = shell(f"{CALL} plan {digits} --device cpu >&-")
     assert (done.returncode, done.stderr) == (0, "")

@@ -64,17 +64,22 @@ def run(argv: Sequence[str], interrupts: Interrupts | None = None) -> int:
                 return _call(arguments, interrupts)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        _silence_stdout()
-        return ExitCode.CLOSED_PIPE
     except BaseException as error:  # also what code of the user raises that is no Exception
         if interrupts is not None and interrupts.happened:  # an import made another error of it
             return ExitCode.INTERRUPTED
+        if _is_closed_pipe(error):
+            _silence_stdout()
+            return ExitCode.CLOSED_PIPE
         if debug:
             raise
         code = exit_code_of(error)
         _report(error, code, as_json)
         return code
+
+
+def _is_closed_pipe(error: BaseException) -> bool:
+    """Whether the reader of stdout has gone, of which typer and rich make a SystemExit."""
+    return isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError)
 
 
 def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
