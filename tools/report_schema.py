@@ -34,6 +34,8 @@ def kind_of(one: dict[str, Any]) -> str:
         return f"[{name}](#{name.lower()})"
     if "anyOf" in one:
         return " or ".join(kind_of(part) for part in one["anyOf"])
+    if "prefixItems" in one:
+        return f"[{', '.join(kind_of(part) for part in one['prefixItems'])}]"
     if one.get("type") == "array":
         return f"list of {kind_of(one.get('items', {}))}"
     if one.get("type") == "object":

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import jsonschema
 import msgspec
@@ -18,7 +20,10 @@ from lock_values import ENGINE, a_lock
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.canonical import load_lock, lock_bytes, parse_lock, save_lock
-from xpuruntime.lockfile.records import Lock, UnitEntry, digest_of_identity
+from xpuruntime.lockfile.records import Identity, Lock, UnitEntry, digest_of_identity
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 HERE = Path(__file__).parent
 
@@ -123,9 +128,54 @@ def test_an_entry_that_depends_on_nothing_known_is_refused() -> None:
     lock = Lock.of(msgspec.structs.replace(identity, entries=(entry,)))
     with pytest.raises(xrt.LockError, match="'lib-00000000', which the lock lacks"):
         parse_lock(lock_bytes(lock), "m.lock")
-    twice = Lock.of(msgspec.structs.replace(identity, validators=identity.validators[:1] * 2))
-    with pytest.raises(xrt.LockError, match="two validators of one id"):
-        parse_lock(lock_bytes(twice), "m.lock")
+
+
+#: Edits of a lock as plain values, and what is said of them. Its digest is made anew each time.
+CONTRADICTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "two validators": (lambda it: it["validators"].append(it["validators"][0]), "two validators of one id"),
+    "two entries": (lambda it: it["entries"].append(it["entries"][0]), r"two entries of one unit: 's0 conv0\+relu0'"),
+    "two outputs": (lambda it: it["outputs"].append(it["outputs"][0]), "two outputs of one name: 's0 probe:0 y'"),
+    "two shapes": (lambda it: it["shapes"].append(it["shapes"][0]), "two input shapes of one id: 's0'"),
+    "an entry of no shapes": (lambda it: it["entries"][0].update(at="S0"), r"'conv0\+relu0' is of the input shapes"),
+    "an output of no shapes": (lambda it: it["outputs"][0].update(at=""), "output 'y' is of the input shapes ''"),
+    "no model": (lambda it: it.update(model=None), "of inference, and has no model"),
+    "no policy": (lambda it: it.update(policy=None), "of inference, and has no policy"),
+    "no plan": (lambda it: it.update(plan=None), "of inference, and has no plan"),
+    "a device": (lambda it: it["plan"].update(device='cpu"; import os'), "which no device is named"),
+    "the key of a validator": (lambda it: it["validators"][0].update(key="torch"), "the plan has 'onnxruntime'"),
+    "a validator of another engine": (lambda it: it["plan"].update(engine="torch"), "and the plan has 'torch'"),
+    "the type of a fact": (lambda it: it["validators"][0].update(expect=[1]), "another type: Expected `object`"),
+    "a version": (lambda it: it["validators"][0]["expect"].update(version="1\n2"), r"the version '1\\n2', which"),
+    "a package": (lambda it: it["validators"][0]["expect"].update(package="a; rm x"), "the package 'a; rm x', which"),
+    "a control": (lambda it: it["plan"].update(controls=[["a", "b"]]), "Expected `array` of length 3"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CONTRADICTIONS)
+def test_what_contradicts_itself_is_refused(name: str) -> None:
+    edit, message = CONTRADICTIONS[name]
+    plain = json.loads(lock_bytes(a_lock()))
+    edit(plain["identity"])
+    with contextlib.suppress(msgspec.ValidationError):
+        plain["digest"] = digest_of_identity(msgspec.convert(plain["identity"], Identity))
+    with pytest.raises(xrt.LockError, match=rf"m\.lock is a damaged lock: .*{message}.*Fix: "):
+        parse_lock(json.dumps(plain), "m.lock")
+
+
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"memory_peak": -1},
+        {"batches": [{"rows": 0, "median_us": 1.0, "longest_us": 1.0, "runs": 1}]},
+        {"batches": [{"rows": 1, "median_us": -1.0, "longest_us": 1.0, "runs": 1}]},
+        {"memory": {"device": "cpu", "bytes": -1, "rows": 1}},
+    ],
+)
+def test_figures_that_nothing_measures_are_refused(figures: dict[str, Any]) -> None:
+    plain = json.loads(lock_bytes(a_lock()))
+    plain["measured"].update(figures)
+    with pytest.raises(xrt.LockError, match=r"damaged lock: Expected `\w+` >=? ?\d"):
+        parse_lock(json.dumps(plain), "m.lock")
 
 
 def test_a_hundred_thousand_entries_are_all_there(tmp_path: Path) -> None:

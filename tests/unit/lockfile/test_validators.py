@@ -127,6 +127,12 @@ def test_environment_has_the_commands_that_restore_it() -> None:
     assert drift.restore == "export OMP_NUM_THREADS=2; unset ORT_X"
 
 
+def test_commands_that_restore_are_quoted_for_a_shell() -> None:
+    here = replace(HERE, environment={"OMP_X": "$(a) b"})
+    (drift,) = compare_validators(identity_of(here), replace(here, environment={"OMP_Y;c": "1"}))
+    assert drift.restore == "export 'OMP_X=$(a) b'; unset 'OMP_Y;c'"
+
+
 def test_secrets_are_not_recorded() -> None:
     assert "secret" not in str(identity_of(HERE))
 

@@ -86,7 +86,8 @@ def test_validators(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "step.lock"
     identity = locked(path).identity
     one = next(one for one in identity.validators if one.kind == kind)
-    expect: Any = {**one.expect, "version": "0.9"} if isinstance(one.expect, dict) else "other"
+    other_values: dict[type, Any] = {list: ["other"], str: "other"}
+    expect = {**one.expect, "version": "0.9"} if isinstance(one.expect, dict) else other_values[type(one.expect)]
     other = msgspec.structs.replace(one, expect=expect)
     edited = tuple(other if found is one else found for found in identity.validators)
     save_lock(Lock.of(msgspec.structs.replace(identity, validators=edited)), path)
@@ -104,8 +105,8 @@ def test_what_cannot_be_locked(tmp_path: Path) -> None:
         xt.lock(found)
     with pytest.raises(TypeError, match="found is a dict: give what `with explain"):
         xt.lock({"rows": []})
-    save_lock(Lock.of(Identity(subject="inference")), tmp_path / "other.lock")
-    with pytest.raises(xrt.LockError, match="lock of inference"):
+    save_lock(Lock.of(Identity(subject="export")), tmp_path / "other.lock")
+    with pytest.raises(xrt.LockError, match="lock of export"):
         xt.kernel_policy(lock=tmp_path / "other.lock")
     with pytest.raises(xrt.PolicyError, match="a lock contains a policy"):
         xt.kernel_policy(matmul="cpu.blas", lock=tmp_path / "other.lock")

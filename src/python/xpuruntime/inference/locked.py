@@ -15,6 +15,7 @@ from xpuruntime.errors import LockError
 from xpuruntime.evidence.records import Control, KeySeen
 from xpuruntime.files.paths import json_bytes, with_home
 from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.lockfile.consistency import session_records
 from xpuruntime.lockfile.differences import (
     compare_calls,
     compare_entries,
@@ -121,22 +122,20 @@ def lock_in_force(
     source = with_home(str(path), "the lock")
     lock, where = load_lock(source), str(source)
     identity = lock.identity
-    if identity.subject != "inference" or identity.plan is None or identity.policy is None:
+    records = session_records(identity)
+    if records is None:
         raise LockError(
             f"{where} is a lock of {identity.subject}, and a session needs one of inference. Fix: make one with "
             "`xrt lock MODEL`"
         )
-    own = policy_of(identity.policy, source)
-    asks = None  # the lock's own policy
-    if asked.policy is not None:
-        asks = stated_keys(stated)
-    elif asked.stated_arguments():
-        asks = stated_keys(asked.merged(own))
+    _, locked, plan = records
+    own = policy_of(locked, source)
+    asks = stated_keys(stated if asked.policy is not None else asked.merged(own))
     calibration = calibration_of(own, where) if asked.policy is None else calibration_of(stated, None)
     here = surroundings(
-        identity.plan.engine,
-        identity.plan.device,
-        machine_of((identity.plan.engine,)),
+        plan.engine,
+        plan.device,
+        machine_of((plan.engine,)),
         info,
         calibration=calibration,
         artifact=artifact,
@@ -146,7 +145,7 @@ def lock_in_force(
     drifts = compare_validators(identity, here)
     if drifts:
         raise drift_error(where, drifts)
-    policy = locked_policy(own, identity.plan.engine, identity.plan.device, identity.calls)
+    policy = locked_policy(own, plan.engine, plan.device, identity.calls)
     return LockInForce(lock, where, policy, calibration)
 
 

@@ -14,6 +14,7 @@ from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import check_writable, replace_file
+from xpuruntime.lockfile.consistency import contradiction
 from xpuruntime.lockfile.records import SCHEMA, Lock, digest_of_identity
 
 if TYPE_CHECKING:
@@ -91,18 +92,9 @@ def parse_lock(data: bytes | str, where: str) -> Lock:
             f"{where} was edited: its identity has the digest {found}, and the file states {lock.digest}. Fix: restore "
             "the file, or make it again with `xrt lock`"
         )
-    known = {one.id for one in lock.identity.validators}
-    if len(known) != len(lock.identity.validators):
-        raise LockError(f"{where} has two validators of one id. Fix: make it again with `xrt lock`")
-    depending = [(one.unit, one.depends_on) for one in lock.identity.entries]
-    depending += [(one.op, one.depends_on) for one in lock.identity.calls]
-    for name, ids in depending:
-        missing = next((one for one in ids if one not in known), None)
-        if missing is not None:
-            raise LockError(
-                f"{where}: the entry {name!r} depends on the validator {missing!r}, which the lock lacks. Fix: make it "
-                "again with `xrt lock`"
-            )
+    wrong = contradiction(lock.identity)
+    if wrong:
+        raise LockError(f"{where} is a damaged lock: {wrong}. Fix: restore the file, or make it again with `xrt lock`")
     return lock
 
 

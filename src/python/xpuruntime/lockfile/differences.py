@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -96,7 +97,8 @@ def _describe(one: UnitEntry) -> str:
 
 def _entry_drift(one: UnitEntry, code: DriftCode, expected: str, found: str) -> LockDrift:
     name = one.unit if one.at == SHAPES_ID else f"{one.unit} at {one.at}"
-    fix = f"restore what it depends on (validators {', '.join(one.depends_on)}), or take it: {_RELOCK} '{one.unit}'"
+    take = f"{_RELOCK} {shlex.quote(one.unit)}"
+    fix = f"restore what it depends on (validators {', '.join(one.depends_on)}), or take it: {take}"
     return LockDrift(code=code, subject=name, expected=expected, found=found, entries=(one.unit,), restore=fix)
 
 

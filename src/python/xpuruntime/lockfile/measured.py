@@ -4,11 +4,15 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
 __all__ = ["BatchTime", "LockedRatio", "Measured", "OutputSample", "SessionMemory"]
+
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+_Bytes = Annotated[int, msgspec.Meta(ge=0)]
+_Figure = Annotated[float, msgspec.Meta(gt=0)]
 
 
 class _Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -38,11 +42,11 @@ class LockedRatio(_Record, frozen=True, kw_only=True):
     """
 
     control: Literal["reference", "anchor"]
-    ratio: float
-    low: float
-    high: float
-    confidence: float
-    rounds: int
+    ratio: _Figure
+    low: _Figure
+    high: _Figure
+    confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]
+    rounds: _Count
 
 
 class BatchTime(_Record, frozen=True, kw_only=True):
@@ -56,10 +60,10 @@ class BatchTime(_Record, frozen=True, kw_only=True):
         How many were timed.
     """
 
-    rows: int
-    median_us: float
-    longest_us: float
-    runs: int
+    rows: _Count
+    median_us: _Figure
+    longest_us: _Figure
+    runs: _Count
 
 
 class SessionMemory(_Record, frozen=True, kw_only=True):
@@ -74,8 +78,8 @@ class SessionMemory(_Record, frozen=True, kw_only=True):
     """
 
     device: str
-    bytes: int
-    rows: int
+    bytes: _Bytes
+    rows: _Count
 
 
 class Measured(_Record, frozen=True, kw_only=True):
@@ -101,7 +105,7 @@ class Measured(_Record, frozen=True, kw_only=True):
 
     latency_us: dict[str, Any] = {}
     ratios: dict[str, LockedRatio] = {}
-    memory_peak: int | None = None
+    memory_peak: _Bytes | None = None
     samples: tuple[OutputSample, ...] = ()
     batches: tuple[BatchTime, ...] = ()
     memory: SessionMemory | None = None

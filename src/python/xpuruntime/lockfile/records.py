@@ -190,7 +190,7 @@ class LockedPlan(_Record, frozen=True, kw_only=True):
     engine, device, precision : str
     settings : dict
         What the engine is given.
-    controls : tuple of tuple of str
+    controls : tuple of (str, str, str)
         Policy key, what it becomes, enforceability.
     """
 
@@ -198,7 +198,7 @@ class LockedPlan(_Record, frozen=True, kw_only=True):
     device: str
     precision: str
     settings: dict[str, Any] = {}
-    controls: tuple[tuple[str, ...], ...] = ()
+    controls: tuple[tuple[str, str, str], ...] = ()
 
 
 class LockedShapes(_Record, frozen=True, kw_only=True):

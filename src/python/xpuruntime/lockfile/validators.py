@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import functools
 import os
+import shlex
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -260,9 +261,12 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
         return pin or f"install the build of {own or one.key} that the lock was made with"
     if kind == ValidatorKind.ENVIRONMENT and isinstance(expected, dict) and isinstance(found, dict):
         differ = [name for name in sorted({*expected, *found}) if expected.get(name) != found.get(name)]
-        return "; ".join(f"export {name}={expected[name]}" if name in expected else f"unset {name}" for name in differ)
+        return "; ".join(
+            f"export {shlex.quote(f'{name}={expected[name]}')}" if name in expected else f"unset {shlex.quote(name)}"
+            for name in differ
+        )
     if kind == ValidatorKind.PACKAGE:
-        return f"pip install {one.key}=={expected}"
+        return f"pip install {shlex.quote(f'{one.key}=={expected}')}"
     if kind == ValidatorKind.KERNEL_SOURCE:
         version = next(
             (v.expect for v in identity.validators if v.kind == ValidatorKind.PACKAGE and v.key == "xpuruntime"), None

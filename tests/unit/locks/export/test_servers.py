@@ -153,7 +153,11 @@ def on_cuda(path: Path, folder: Path) -> Path:
         "options": {"device_id": "1", "use_tf32": "0", "gpu_mem_limit": "1048576"},
     }
     plan = msgspec.structs.replace(lock.identity.plan, device="cuda:1", settings=settings)
-    return save_lock(Lock.of(msgspec.structs.replace(lock.identity, plan=plan)), folder / "cuda.lock")
+    validators = tuple(
+        msgspec.structs.replace(one, key="cuda:1") if one.kind == "device" else one for one in lock.identity.validators
+    )
+    identity = msgspec.structs.replace(lock.identity, plan=plan, validators=validators)
+    return save_lock(Lock.of(identity), folder / "cuda.lock")
 
 
 def test_cuda_settings_are_written(locked: Path, tmp_path: Path) -> None:
