@@ -18,8 +18,9 @@ import pytest
 from locked_cases import make_case, with_entry
 
 import xpuruntime as xrt
+from xpuruntime.engines.native_export.model_files import free_place
 from xpuruntime.engines.onnxruntime.native_config import OnnxRuntimeExporter
-from xpuruntime.lockfile.canonical import save_lock
+from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.records import Identity, Lock
 from xpuruntime.testing import models
 
@@ -225,6 +226,35 @@ def test_what_is_refused(plain: Path, tmp_path: Path, arguments: dict[str, Any],
     with pytest.raises(error, match=match):
         xrt.export_lock(plain, **given)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"level": '"; import os'}, "Invalid enum value"),
+        ({"threads": "1; import os"}, r"\$\.threads"),
+        ({"provider": None}, "damaged lock: the settings of its plan are none of onnxruntime"),
+    ],
+)
+def test_settings_that_are_none_of_the_engine_are_refused(
+    plain: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    """A lock is a file of anybody, and a script runs: nothing of it gets there that the engine's settings lack."""
+    identity = load_lock(plain).identity
+    settings = {**identity.plan.settings, **changes}
+    edited = msgspec.structs.replace(identity, plan=msgspec.structs.replace(identity.plan, settings=settings))
+    path = save_lock(Lock.of(edited), tmp_path / "edited.lock")
+    with pytest.raises(xrt.LockError, match=message):
+        xrt.export_lock(path, "ort-python", tmp_path / "out", model=plain.with_name("model.onnx"))
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("location", ["session.py", "model.onnx", "./export.json", "sub/../requirements.txt"])
+def test_data_with_the_name_of_a_file_that_is_written_is_refused(tmp_path: Path, location: str) -> None:
+    (tmp_path / "model.onnx").touch()
+    with pytest.raises(xrt.ModelError, match=r"is a file of the model, and an export writes.*Fix: "):
+        free_place(tmp_path, location, also=("session.py", "requirements.txt", "export.json"))
+    assert free_place(tmp_path, "sub/session.py", also=("session.py",)) == tmp_path / "sub/session.py"
 
 
 def test_another_model_is_refused(plain: Path, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from google.protobuf import text_format
 from test_servers import model_config
 
 import xpuruntime as xrt
+from xpuruntime.locks.export.kserve import service_name
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.testing import models
 
@@ -227,3 +228,11 @@ def test_every_engine_has_them() -> None:
     targets = xrt.export_targets()
     assert {"qnn", "onnxruntime", "torch"} <= set(targets["oci-layout"])
     assert targets["torch"] == ("torch",)
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [("3D_Net.v2", "model-3d-net-v2"), ("a" * 49 + "-b", "a" * 49), ("_", "model"), ("Net", "net")],
+)
+def test_names_of_services_begin_with_a_letter(name: str, word: str) -> None:
+    assert service_name(name) == word

@@ -4,25 +4,23 @@
 
 from __future__ import annotations
 
-import shutil
 from abc import ABC, abstractmethod
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
-from xpuruntime.engines.model.external import is_external
-from xpuruntime.engines.model.graph import tensors
-from xpuruntime.errors import ModelError
+from xpuruntime.errors import LockError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
 
     from xpuruntime.engines.base import Observed, Request
     from xpuruntime.engines.model import TensorInfo
-    from xpuruntime.engines.model_source import ModelSource
+    from xpuruntime.engines.settings import EngineSettings
 
 __all__ = [
+    "RECORD",
     "ExportJob",
     "KeyOutcome",
     "KeyOutcomes",
@@ -36,10 +34,12 @@ __all__ = [
     "python_literal",
     "requirements",
     "script_main",
-    "write_model",
 ]
 
+#: The file that says what a folder was exported as.
+RECORD = "export.json"
 OutcomeWord = Literal["kept", "weakened", "lost"]
+_Settings = TypeVar("_Settings", bound="EngineSettings")
 
 
 class KeyOutcome(msgspec.Struct, frozen=True, kw_only=True):
@@ -168,6 +168,20 @@ class NativeExporter(ABC):
         XpuRuntimeError
             The model cannot be prepared, or the session has no such form.
         """
+
+    def settings_as(self, kind: type[_Settings]) -> _Settings:
+        """Return the settings of the plan in the engine's own type. Raises `LockError` where they are of another."""
+        try:
+            return msgspec.convert(self.job.settings, kind)
+        except msgspec.ValidationError as error:
+            raise self.damaged(str(error)) from None
+
+    def damaged(self, reason: str) -> LockError:
+        """Return the error of a lock whose settings are none of the engine."""
+        return LockError(
+            f"{self.job.lock_path} is a damaged lock: the settings of its plan are none of {self.job.engine}: "
+            f"{reason}. Fix: restore the file, or make it again with `xrt lock`"
+        )
 
     @abstractmethod
     def device_word(self) -> str:
@@ -330,39 +344,6 @@ def from_bits(outputs: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict
 
             found[name] = found[name].view(ml_dtypes.bfloat16)
     return found
-
-
-def write_model(source: ModelSource, folder: Path) -> None:
-    """Write a prepared model as ``model.onnx``, and its external data at the same relative places, into a folder.
-
-    Raises
-    ------
-    ModelError
-        A file of its data lies outside of the folder of the model.
-    """
-    import onnx
-
-    folder.mkdir(parents=True, exist_ok=True)
-    target = folder / "model.onnx"
-    if isinstance(source.model, bytes):
-        target.write_bytes(source.model)
-        base = source.folder
-    else:
-        shutil.copyfile(source.model, target)
-        base = str(Path(source.model).resolve().parent) if source.folder is None else source.folder
-    proto = onnx.load(str(target), load_external_data=False)
-    places = {
-        entry.value
-        for tensor in tensors(proto)
-        if is_external(tensor)
-        for entry in tensor.external_data
-        if entry.key == "location"
-    }
-    for place in sorted(places):
-        if Path(place).is_absolute() or ".." in Path(place).parts or base is None:
-            raise ModelError(f"{source.label}: its data {place!r} is outside of its folder. Fix: save the model again")
-        (folder / place).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(Path(base) / place, folder / place)
 
 
 def requirements(job: ExportJob, *more: str) -> str:

@@ -90,7 +90,7 @@ class CudaBinding(Binding):
         self._copies: list[_Copy] = []
         self.outputs = self._make_outputs(outputs)
         self.graph = model.graph_refused or "off"
-        self._graph_id = model.next_graph_id() if model.graphs and self._can_be_captured() else None
+        self._graph_id: str | None = model.next_graph_id() if model.graphs and self._can_be_captured() else None
         options = model.run_options(sync=model.stream is None, graph_id=self._graph_id or "-1")
         self.run = self._compile(caller, options)
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import msgspec
 
 from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.native_export.model_files import write_model
 from xpuruntime.engines.native_export.native_config import (
+    RECORD,
     KeyOutcomes,
     NativeConfig,
     NativeExporter,
@@ -20,7 +22,6 @@ from xpuruntime.engines.native_export.native_config import (
     from_bits,
     python_literal,
     requirements,
-    write_model,
 )
 from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, ModelConfig, tensor_configs
 from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
@@ -63,7 +64,7 @@ class OnnxRuntimeExporter(NativeExporter):
 
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the script or the repository, with the model as the session gets it."""
-        settings = msgspec.convert(self.job.settings, Settings)
+        settings = self.settings_as(Settings)
         if settings.provider not in ("CPUExecutionProvider", _CUDA):
             raise UnsupportedOperationError(
                 f"sessions of {settings.provider} are not exported. Fix: lock the model on cpu or cuda:0",
@@ -74,7 +75,7 @@ class OnnxRuntimeExporter(NativeExporter):
 
     def device_word(self) -> str:
         """Return the execution provider."""
-        return str(self.job.settings["provider"])
+        return self.settings_as(Settings).provider
 
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
         """Run the script, profiled, and join what ran to the source nodes; see `NativeExporter.run`."""
@@ -92,7 +93,7 @@ class OnnxRuntimeExporter(NativeExporter):
         from xpuruntime.engines.onnxruntime.observing import observe
         from xpuruntime.engines.quantisation import in_source_terms
 
-        settings, request, source = msgspec.convert(self.job.settings, Settings), self.job.request, self._source
+        settings, request, source = self.settings_as(Settings), self.job.request, self._source
         assert source is not None
 
         def make(prefix: str | None, optimized: str | None) -> _Recorded:
@@ -116,7 +117,7 @@ class OnnxRuntimeExporter(NativeExporter):
 
     def _script(self, settings: Settings, folder: Path) -> NativeConfig:
         assert self._source is not None
-        write_model(self._source, folder)
+        write_model(self._source, folder, also=(_SCRIPT, "requirements.txt", RECORD))
         entries = dict(settings.session)
         if settings.provider == _CUDA and not settings.allow_cpu_ops:
             entries[NO_CPU] = "1"

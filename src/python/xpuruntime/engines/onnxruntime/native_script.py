@@ -46,8 +46,8 @@ import numpy as np
 import onnxruntime as ort
 
 MODEL = Path(__file__).resolve().parent / "model.onnx"
-VERSION = "{version}"
-PROVIDER = "{provider}"
+VERSION = {version!r}
+PROVIDER = {provider!r}
 PROVIDER_OPTIONS = {options}
 SESSION_ENTRIES = {entries}
 {names}

@@ -57,12 +57,12 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
     provider: str
     options: Mapping[str, str] = {}
     session: Mapping[str, str] = {}
-    level: str = "all"
+    level: Literal["disable", "basic", "extended", "layout", "all"] = "all"
     level_stated: bool = False
     threads: int | None = None
     deterministic: bool = False
     convert: Literal["fp16", "bf16"] | None = None
-    qdq: str | None = None
+    qdq: Literal["ort-cpu", "ort-cuda"] | None = None
     keep_fp32: tuple[str, ...] = ()
     allow_cpu_ops: tuple[str, ...] = ()
     pool: str = "engine"

@@ -8,8 +8,6 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.native_export.native_config import (
     KeyOutcomes,
@@ -60,7 +58,7 @@ class OpenVinoExporter(NativeExporter):
 
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the graph as a session compiles it, and the configuration."""
-        settings = msgspec.convert(self.job.settings, Settings)
+        settings = self.settings_as(Settings)
         graph, self._info = prepared_graph(self.job.request, settings)
         if target == "triton":
             return self._repository(settings, graph, folder)
@@ -97,7 +95,7 @@ class OpenVinoExporter(NativeExporter):
 
     def device_word(self) -> str:
         """Return OpenVINO's name of the device."""
-        return str(self.job.settings["device"])
+        return self.settings_as(Settings).device
 
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
         """Run the script, and read the units of the graph that OpenVINO executed; see `NativeExporter.run`."""
@@ -106,7 +104,7 @@ class OpenVinoExporter(NativeExporter):
         from xpuruntime.engines.openvino.observing import units_of
 
         del target
-        settings = msgspec.convert(self.job.settings, Settings)
+        settings = self.settings_as(Settings)
         with native_call(Path(native_worker.__file__), folder / _SCRIPT, feeds, python, "openvino") as answer:
             executed = executed_nodes(answer.value["graph"])
             units, notes = units_of(executed, self._info, self.job.request.device, settings)
@@ -205,8 +203,8 @@ import numpy as np
 import openvino as ov
 
 FOLDER = Path(__file__).resolve().parent
-VERSION = "{version}"
-DEVICE = "{device}"
+VERSION = {version!r}
+DEVICE = {device!r}
 PROPERTIES = json.loads((FOLDER / "config.json").read_text(encoding="utf-8"))[DEVICE]
 INPUTS = {inputs!r}
 OUTPUTS = {outputs!r}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Literal
 
 from xpuruntime.engines.settings import EngineSettings
 
@@ -41,7 +42,7 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
     properties: Mapping[str, str] = {}
     precision: str = "model"
     quantise: bool = False
-    style: str = "openvino"
+    style: Literal["openvino", "openvino-nncf"] = "openvino"
     keep_fp32: tuple[str, ...] = ()
     ranges: tuple[str, ...] = ()
     strict: bool = False

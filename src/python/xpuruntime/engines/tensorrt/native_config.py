@@ -11,10 +11,9 @@ import json
 import shlex
 from typing import TYPE_CHECKING, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.conversion_log import ConversionLog
-from xpuruntime.engines.native_export.native_config import KeyOutcomes, NativeConfig, NativeExporter, write_model
+from xpuruntime.engines.native_export.model_files import write_model
+from xpuruntime.engines.native_export.native_config import RECORD, KeyOutcomes, NativeConfig, NativeExporter
 from xpuruntime.engines.tensorrt.building import prepare
 from xpuruntime.engines.tensorrt.products import TENSORRT
 from xpuruntime.engines.tensorrt.settings import Settings
@@ -38,9 +37,18 @@ _SAME = {
     "l2_limit_for_tiling": "--l2LimitForTiling",
     "profiling_verbosity": "--profilingVerbosity",
 }
-_TILING = ("none", "fast", "moderate", "full")
-_COMPATIBILITY = {"none": "none", "ampere_plus": "ampere+", "same_compute_capability": "sameComputeCapability"}
-_PLATFORM = {"same_as_build": "SameAsBuild", "windows_amd64": "WindowsAMD64"}
+#: Option to the one of trtexec and its words.
+_SPELT = {
+    "tiling_optimization_level": (
+        "--tilingOptimizationLevel",
+        {"none": "0", "fast": "1", "moderate": "2", "full": "3"},
+    ),
+    "hardware_compatibility": (
+        "--hardwareCompatibilityLevel",
+        {"none": "none", "ampere_plus": "ampere+", "same_compute_capability": "sameComputeCapability"},
+    ),
+    "runtime_platform": ("--runtimePlatform", {"same_as_build": "SameAsBuild", "windows_amd64": "WindowsAMD64"}),
+}
 _SWITCHES = {
     "sparse_weights": "--sparsity=enable",
     "version_compatible": "--versionCompatible",
@@ -59,8 +67,8 @@ class TrtexecExporter(NativeExporter):
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the converted or quantised model, the command, and its arguments as JSON."""
         del target
-        settings = msgspec.convert(self.job.settings, Settings)
-        write_model(prepare(self.job.request, settings, ConversionLog()), folder)
+        settings = self.settings_as(Settings)
+        write_model(prepare(self.job.request, settings, ConversionLog()), folder, also=(_SCRIPT, _ARGUMENTS, RECORD))
         arguments = self._arguments(settings)
         shown = " \\\n  ".join(shlex.quote(one) for one in ("trtexec", *arguments))
         text = f'#!/bin/sh\n# Written by xrt export from the lock {self.job.digest}\nset -e\ncd "$(dirname "$0")"\n'
@@ -90,6 +98,9 @@ class TrtexecExporter(NativeExporter):
             found.append("--stronglyTyped")
         if not settings.tf32:
             found.append("--noTF32")
+        scratch = options.get("tactic_shared_memory", "0")
+        if not (scratch.isascii() and scratch.isdecimal()):
+            raise self.damaged(f"tactic_shared_memory {scratch!r}")
         pools = {"workspace": settings.workspace, "tacticSharedMem": options.get("tactic_shared_memory")}
         sizes = [f"{pool}:{_kib(int(size))}K" for pool, size in pools.items() if size is not None]
         found += [f"--memPoolSize={','.join(sizes)}"] if sizes else []
@@ -100,7 +111,26 @@ class TrtexecExporter(NativeExporter):
         if "profiling_verbosity" not in options:
             found.append("--profilingVerbosity=detailed")
         found += [flag for name, flag in _SWITCHES.items() if options.get(name) == "1"]
-        found += _words(options)
+        found += self._words(options)
+        return found
+
+    def _words(self, options: Mapping[str, str]) -> list[str]:
+        """Return the options whose values trtexec spells in another way."""
+        found = []
+        for name, (flag, words) in _SPELT.items():
+            if name in options:
+                if options[name] not in words:
+                    raise self.damaged(f"{name} {options[name]!r}")
+                found.append(f"{flag}={words[options[name]]}")
+        if options.get("refit") == "on":
+            found.append("--refit")
+        cache = options.get("timing_cache", "off")
+        if cache == "off":
+            found.append("--noBuilderCache")
+        elif cache != "default":
+            found.append(f"--timingCacheFile={cache}")
+        if options.get("pin_tactics") == "require":
+            found.append("--errorOnTimingCacheMiss")
         return found
 
     def _outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
@@ -136,27 +166,6 @@ class TrtexecExporter(NativeExporter):
                 found.add(f"{head}{option}", "lost", "it is of the program that runs the engine")
             found.add(head, "lost", "trtexec has no such option")
         return found.settle(device="--device; the engine runs on the kind of GPU that built it")
-
-
-def _words(options: Mapping[str, str]) -> list[str]:
-    """Return the options whose values trtexec spells in another way."""
-    found = []
-    if "tiling_optimization_level" in options:
-        found.append(f"--tilingOptimizationLevel={_TILING.index(options['tiling_optimization_level'])}")
-    if "hardware_compatibility" in options:
-        found.append(f"--hardwareCompatibilityLevel={_COMPATIBILITY[options['hardware_compatibility']]}")
-    if "runtime_platform" in options:
-        found.append(f"--runtimePlatform={_PLATFORM[options['runtime_platform']]}")
-    if options.get("refit") == "on":
-        found.append("--refit")
-    cache = options.get("timing_cache", "off")
-    if cache == "off":
-        found.append("--noBuilderCache")
-    elif cache != "default":
-        found.append(f"--timingCacheFile={cache}")
-    if options.get("pin_tactics") == "require":
-        found.append("--errorOnTimingCacheMiss")
-    return found
 
 
 def _kib(size: int) -> int:

@@ -8,8 +8,6 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-import msgspec
-
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.native_export.native_config import (
     KeyOutcomes,
@@ -48,7 +46,7 @@ class TorchExporter(NativeExporter):
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the script, with a copy of the program."""
         del target
-        info, settings = self.job.request.model, msgspec.convert(self.job.settings, Settings)
+        info, settings = self.job.request.model, self.settings_as(Settings)
         source: Any = info.source
         if not source.plain:
             raise UnsupportedOperationError(
@@ -192,8 +190,8 @@ import numpy as np
 import torch
 
 MODEL = Path(__file__).resolve().parent / "model.pt2"
-VERSION = "{version}"
-DEVICE = "{device}"
+VERSION = {version!r}
+DEVICE = {device!r}
 INPUTS = {inputs!r}
 OUTPUTS = {outputs!r}
 THREADS = {threads}

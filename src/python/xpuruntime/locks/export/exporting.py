@@ -13,7 +13,7 @@ import msgspec
 
 from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.native_export.native_config import ExportJob, NativeExporter
+from xpuruntime.engines.native_export.native_config import RECORD, ExportJob, NativeExporter
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, LockError, UnsupportedOperationError
 from xpuruntime.files.digests import file_digest
@@ -23,8 +23,9 @@ from xpuruntime.files.staging import publish_folder, staging
 from xpuruntime.inference.locked import surroundings
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.codes import ValidatorKind
+from xpuruntime.lockfile.consistency import session_records
 from xpuruntime.lockfile.drift import drift_error
-from xpuruntime.lockfile.rules import policy_of
+from xpuruntime.lockfile.rules import policy_of, stated_keys
 from xpuruntime.lockfile.validators import compare_validators
 from xpuruntime.locks.export.kserve import KServeExporter
 from xpuruntime.locks.export.oci_layout import OciLayoutExporter
@@ -38,10 +39,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.lockfile.records import Lock
 
-__all__ = ["RECORD", "export_lock", "export_targets"]
+__all__ = ["export_lock", "export_targets"]
 
-#: The file that says what a folder was exported as.
-RECORD = "export.json"
 _SCHEMA = "xpuruntime.export/2"
 _MAX_RECORD = 1 << 24
 #: Validators of what is exported itself; the others are of the place where it runs.
@@ -140,8 +139,8 @@ def export_lock(
 
 
 def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> type[NativeExporter]:
-    plan = lock.identity.plan
-    if lock.identity.subject != "inference" or plan is None:
+    records = session_records(lock.identity)
+    if records is None:
         raise LockError(
             f"{where} is a lock of {lock.identity.subject}, and sessions alone are exported. Fix: make one with "
             "`xrt lock MODEL`"
@@ -150,6 +149,7 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
         raise UnsupportedOperationError(
             f"{where} is a lock of a compiled artifact, which only xpuruntime opens. Fix: lock the model itself"
         )
+    *_, plan = records
     portable = next((one for one in _PORTABLE if target in one.targets), None)
     if portable is not None:
         return portable
@@ -172,14 +172,14 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
     from xpuruntime.engines.model import read_model, with_shapes
     from xpuruntime.inference.calibrating import calibration_of
 
-    identity = lock.identity
-    assert identity.plan is not None
-    assert identity.policy is not None
-    assert identity.model is not None
-    path = where.parent / identity.model.name if model is None else user_path(model, "the model")
+    identity, records = lock.identity, session_records(lock.identity)
+    assert records is not None
+    locked, stated, plan = records
+    name = Path(locked.name).name
+    path = where.parent / name if model is None else user_path(model, "the model")
     if model is None and kind_of(path) != "file":
-        raise InputError(f"the locked model {identity.model.name!r} is not beside {where}. Fix: name it with --model")
-    policy = policy_of(identity.policy, where)
+        raise InputError(f"the locked model {name!r} is not beside {where}. Fix: name it with --model")
+    policy = policy_of(stated, where)
     info = with_shapes(read_model(path, trust=trust), policy)
     inputs = calibration_of(calibration, policy, info, lock=str(where))
     _check_same(lock, where, info, inputs)
@@ -187,15 +187,15 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
     version = facts.get("version") if isinstance(facts, dict) else None
     package = facts.get("package") if isinstance(facts, dict) else None
     return ExportJob(
-        request=Request(model=info, device=identity.plan.device, policy=policy, calibration=inputs),
-        settings=dict(identity.plan.settings),
-        controls={key: (resolved, level) for key, resolved, level in identity.plan.controls},
-        stated=dict(identity.policy.stated),
+        request=Request(model=info, device=plan.device, policy=policy, calibration=inputs),
+        settings=dict(plan.settings),
+        controls={key: (resolved, level) for key, resolved, level in plan.controls},
+        stated=stated_keys(policy),
         version=str(version or ""),
         package=str(package or ""),
         digest=lock.digest,
-        engine=identity.plan.engine,
-        name=_word(Path(identity.model.name).stem),
+        engine=plan.engine,
+        name=_word(Path(locked.name).stem),
         lock_path=str(where),
         shapes={name: shape for one in identity.shapes for name, shape in one.inputs.items()},
     )

@@ -14,7 +14,7 @@ from xpuruntime.policies.files import dumps
 if TYPE_CHECKING:
     from pathlib import Path
 
-__all__ = ["KServeExporter"]
+__all__ = ["KServeExporter", "service_name"]
 
 _RUNTIME, _SERVICE, _SETTINGS = "runtime.yaml", "service.yaml", "serve.yaml"
 _MOUNT = "/mnt/models"
@@ -36,7 +36,7 @@ class KServeExporter(PortableExporter):
 
         job = self.job
         models = folder / "models"
-        names = self.copy_model(models)
+        names = self.copy_model(models, also=(_SETTINGS,))
         self.copy_lock(models)
         settings = {
             "schema": "xpuruntime.serve/1",
@@ -44,7 +44,7 @@ class KServeExporter(PortableExporter):
             "grpc": {"listen": f"0.0.0.0:{_GRPC}"},
             "models": {job.name: {"source": names[0], "lock": LOCK}},
         }
-        word = _dns_name(job.name)
+        word = service_name(job.name)
         documents = {
             f"models/{_SETTINGS}": settings,
             _RUNTIME: _runtime(__version__),
@@ -110,6 +110,7 @@ def _service(name: str) -> dict[str, Any]:
     }
 
 
-def _dns_name(name: str) -> str:
-    """Return a name that Kubernetes takes: small letters, digits and ``-``."""
-    return re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")[:_LONGEST].strip("-") or "model"
+def service_name(name: str) -> str:
+    """Return a name that KServe takes: small letters, digits and ``-``, a letter first."""
+    word = re.sub(r"[^a-z0-9-]+", "-", name.lower()).strip("-")
+    return (word if word[:1].isalpha() else f"model-{word}")[:_LONGEST].strip("-")

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -79,9 +80,14 @@ class OciLayoutExporter(PortableExporter):
         return NativeConfig(
             outcomes=self.outcomes("the lock is a layer; a session is opened under it"),
             entry="index.json",
-            command=f"oras cp --from-oci-layout .:latest REGISTRY/{job.name}:latest",
+            command=f"oras cp --from-oci-layout .:latest REGISTRY/{_repository(job.name)}:latest",
             notes=("the layout is plain files; nothing was sent to a registry",),
         )
+
+
+def _repository(name: str) -> str:
+    """Return a name that registries take: small letters and digits, joined by single ``-``."""
+    return "-".join(re.findall(r"[a-z0-9]+", name.lower())) or "model"
 
 
 def _json(value: Mapping[str, Any]) -> bytes:

@@ -8,11 +8,15 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
+from xpuruntime.engines.native_export.model_files import free_place
 from xpuruntime.engines.native_export.native_config import KeyOutcomes, NativeExporter
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.native_export.native_config import KeyOutcome
+    from collections.abc import Sequence
+
+    from xpuruntime.engines.native_export.model_files import free_place
+from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 __all__ = ["LOCK", "PortableExporter"]
 
@@ -29,11 +33,19 @@ class PortableExporter(NativeExporter):
         """Return the device of the plan."""
         return self.job.request.device
 
-    def copy_model(self, folder: Path) -> tuple[str, ...]:
+    def copy_model(self, folder: Path, *, also: Sequence[str] = ()) -> tuple[str, ...]:
         """Copy the model and its external data, and return their paths in the folder, the model first.
+
+        Parameters
+        ----------
+        folder : Path
+        also : sequence of str
+            What else is written into the folder, beside the lock.
 
         Raises
         ------
+        ModelError
+            A file of the model has the name of another file of the export.
         UnsupportedOperationError
             The session is quantised as it is opened, from inputs that are not in the export.
         """
@@ -46,9 +58,10 @@ class PortableExporter(NativeExporter):
         folder.mkdir(parents=True, exist_ok=True)
         model = Path(info.file)
         names = [model.name, *(one.location for one in info.external_files)]
-        for name in names:
-            (folder / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(model if name == model.name else Path(info.base_dir or ".") / name, folder / name)
+        for place, name in enumerate(names):
+            target = free_place(folder, name, also=(LOCK, *also))
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(Path(info.base_dir or ".") / name if place else model, target)
         return tuple(names)
 
     def copy_lock(self, folder: Path) -> str:

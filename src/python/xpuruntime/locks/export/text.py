@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections import Counter
 from typing import TYPE_CHECKING
 
@@ -37,7 +38,7 @@ def render(result: ExportResult) -> RenderableType:
             shown.add_row(*row, Text(one.outcome, style=_STYLE[one.outcome]), Text(one.reason))
         parts.append(shown)
     parts += [Text(f"note: {note}") for note in result.notes]
-    parts.append(Text(f"run it: cd {result.folder} && {result.command}"))
+    parts.append(Text(f"run it: cd {shlex.quote(result.folder)} && {result.command}"))
     if result.proof is not None:
         parts += [Text(""), result.proof]
     return Group(*parts)

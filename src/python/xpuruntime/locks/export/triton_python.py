@@ -26,7 +26,7 @@ class TritonPythonExporter(PortableExporter):
         del target
         job = self.job
         place = folder / job.name
-        names = self.copy_model(place / "1")
+        names = self.copy_model(place / "1", also=("model.py",))
         self.copy_lock(place / "1")
         info = job.request.model
         scalars = [one.name for one in info.inputs if one.shape == ()]
