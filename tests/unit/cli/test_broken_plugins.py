@@ -126,3 +126,20 @@ def test_other_commands_go_on(site: Path, line: str) -> None:
     assert done.returncode == 0, done.stderr
     json.loads(done.stdout)
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+def test_doctor_outlives_a_library_that_ends_the_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xpuruntime.cli import diagnosing
+    from xpuruntime.engines import registry
+
+    (tmp_path / "torch.py").write_text("import os, signal\nos.kill(os.getpid(), signal.SIGSEGV)\n")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")]))
+    few = registry.default_registry().engines()
+    monkeypatch.setattr(registry.EngineRegistry, "engines", lambda _: {"null": few["null"]})  # one probe is enough
+    diagnosis = diagnosing.diagnosis_apart()
+    assert diagnosis.facts.machine.engines["null"].loadable
+    [broken] = [one for one in diagnosis.findings if one.code == "engine_broken"]
+    assert broken.what.startswith("torch ")
+    assert broken.why == "importing torch ends the process by SIGSEGV"
+    assert not diagnosis.healthy

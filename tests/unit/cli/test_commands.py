@@ -247,13 +247,14 @@ def test_explain_exits_with_1_when_something_else_ran(xrt: Xrt, digits: str, mon
 
 
 def test_doctor_shows_fixes_and_exits_with_3(xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
+    from xpuruntime.cli import diagnosing
     from xpuruntime.runtime import doctor
 
     facts = doctor.diagnose().facts
     import msgspec
 
     broken = doctor.examine(msgspec.structs.replace(facts, core_error="undefined symbol"))
-    monkeypatch.setattr(doctor, "diagnose", lambda _, **__: broken)
+    monkeypatch.setattr(diagnosing, "diagnosis_apart", lambda: broken)
     result = xrt("doctor")
     assert result.code == 3
     assert "core_missing" in result.out

@@ -38,19 +38,12 @@ def doctor(json: JsonOption = False) -> int:
 
     Exits with 3 when something is wrong that stops this machine from doing what it could.
     """
+    from xpuruntime.cli import diagnosing
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_thing, working
-    from xpuruntime.engines.registry import default_registry
-    from xpuruntime.engines.torch.facts import torch_facts
-    from xpuruntime.runtime.doctor import diagnose
-    from xpuruntime.runtime.snapshot import core_problem
 
     with working("looking at packages, libraries and engines", as_json=json):
-        if core_problem() is None:
-            from xpuruntime.ops.call_context import prepare
-
-            prepare()  # loads the plugins with kernels
-        diagnosis = diagnose(default_registry().engines(), torch=torch_facts())
+        diagnosis = diagnosing.diagnosis_apart()
     print_thing(diagnosis, as_json=json)
     return ExitCode.OK if diagnosis.healthy else ExitCode.ENVIRONMENT
 
