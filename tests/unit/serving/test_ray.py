@@ -66,11 +66,32 @@ def test_a_batch_of_read_only_views() -> None:
         ({"columns": {"imagee": "image"}}, None, "columns: the model has no input 'imagee'; its inputs are image"),
         ({"keep": ["logits"]}, None, "'logits' is an output of the model"),
         ({}, {"image": IMAGES[:1].astype(np.float16)}, "image"),
+        ({}, {}, "no column 'image'; it has none"),
+        ({}, {3: IMAGES[:1]}, "no column 'image'; it has 3"),
+        ({}, [1], 'the batch is a list, and no mapping. Fix: batch_format="numpy"'),
     ],
 )
 def test_columns_that_do_not_fit(options: dict[str, Any], batch: Any, match: str) -> None:
     with pytest.raises(xrt.InputError, match=match):
         Predictor(demo_model_path(), {"mode": "strict", **CPU}, **options)(batch)
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda: Predictor("m.onnx", keep="id"), "keep is a list of names, got 'id' of type str"),  # not 'i' and 'd'
+        (lambda: Predictor("m.onnx", columns={"image": 3}), "columns is a mapping of input to the name of a column"),  # type: ignore[dict-item]
+        (lambda: deployment(3), "source is a path"),  # type: ignore[arg-type]
+        (lambda: deployment("m.onnx", {"execution": {}}), "policy is a path"),  # type: ignore[arg-type]
+        (lambda: deployment("m.onnx", lock=b"a"), "lock is a path"),  # type: ignore[arg-type]
+        (lambda: deployment("m.onnx", name=["a"]), "name is text"),  # type: ignore[arg-type]
+        (lambda: deployment("m.onnx", batching="full"), "batching is a mapping"),  # type: ignore[arg-type]
+        (lambda: deployment("m.onnx", ""), "policy is an empty path. Fix"),
+    ],
+)
+def test_wrong_arguments_are_named_before_ray_is_asked(call: Any, match: str) -> None:
+    with pytest.raises((TypeError, xrt.InputError), match=match):
+        call()
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,9 +8,11 @@ Ray is imported when `deployment` is called, and not by this package.
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.argument_types import MAPPING, NAMES, PATH, TEXT, ArgumentType, check_types
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
@@ -18,7 +20,7 @@ from xpuruntime.serving.models.sources import settings_of_source
 from xpuruntime.serving.ray_grpc import GrpcMethods, add_GRPCInferenceServiceServicer_to_server
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Sequence
 
     from ray.serve import Deployment
 
@@ -62,9 +64,11 @@ def deployment(
     EngineUnavailable
         Ray Serve is not installed.
     InputError
-        Options of one model are given beside a ``serve.yaml``.
+        Options of one model are given beside a ``serve.yaml``, or a path is empty.
     PolicyError
         A setting is wrong.
+    TypeError
+        An argument has a wrong type.
 
     Examples
     --------
@@ -75,6 +79,11 @@ def deployment(
 
         serve.run(deployment("digits.onnx", batching={"max_batch_size": 32}, num_replicas=2).bind())
     """
+    types = {"source": PATH, "policy": PATH, "lock": PATH, "name": TEXT, "batching": MAPPING}
+    check_types(types, locals(), optional=("policy", "lock", "name", "batching"))
+    for key, path in (("source", source), ("policy", policy), ("lock", lock)):
+        if path is not None and not os.fspath(path):
+            raise InputError(f"{key} is an empty path. Fix: state the path, or leave it out")
     try:
         from ray import serve
     except ImportError:
@@ -88,8 +97,14 @@ def deployment(
         def __init__(self) -> None:
             super().__init__(document)
 
-    Served.__name__ = Served.__qualname__ = options.get("name") or next(iter(settings.models))
+    Served.__name__ = Served.__qualname__ = next(iter(settings.models))
     return serve.deployment(**options)(serve.ingress(_forwarding)(Served))
+
+
+_COLUMNS = ArgumentType(
+    "a mapping of input to the name of a column",
+    lambda value: isinstance(value, Mapping) and all(isinstance(one, str) for one in value.values()),
+)
 
 
 class ServedModels(GrpcMethods):
@@ -172,6 +187,7 @@ class Predictor:
     ) -> None:
         from xpuruntime.inference import InferenceSession
 
+        check_types({"columns": _COLUMNS, "keep": NAMES}, locals(), optional=("columns",))
         self.session = InferenceSession(model, policy=policy, lock=lock, **options)
         known = [tensor.name for tensor in self.session.inputs]
         for name in columns or ():
@@ -191,10 +207,13 @@ class Predictor:
         InputError
             A column is missing, or does not fit the model.
         """
+        if not isinstance(batch, Mapping):
+            raise InputError(f'the batch is a {type(batch).__name__}, and no mapping. Fix: batch_format="numpy"')
         missing = [name for name in (*self._columns.values(), *self._keep) if name not in batch]
         if missing:
+            there = ", ".join(map(str, batch)) or "none"
             raise InputError(
-                f"the batch has no column {missing[0]!r}; it has {', '.join(batch)}. Fix: name the columns with "
+                f"the batch has no column {missing[0]!r}; it has {there}. Fix: name the columns with "
                 "columns={input: column}"
             )
         outputs = self.session.run({name: batch[column] for name, column in self._columns.items()})

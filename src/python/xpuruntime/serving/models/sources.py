@@ -52,4 +52,6 @@ def settings_of_source(
         return ServeSettings.load(source)
     stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(source).resolve().stem)
     keys = {key: value for key, value in model.items() if value is not None}
-    return ServeSettings.coerce({"schema": SCHEMA, "models": {name or stem: {"source": os.fspath(source), **keys}}})
+    return ServeSettings.coerce(
+        {"schema": SCHEMA, "models": {stem if name is None else name: {"source": os.fspath(source), **keys}}}
+    )
