@@ -169,6 +169,7 @@ def test_what_contradicts_itself_is_refused(name: str) -> None:
         {"batches": [{"rows": 0, "median_us": 1.0, "longest_us": 1.0, "runs": 1}]},
         {"batches": [{"rows": 1, "median_us": -1.0, "longest_us": 1.0, "runs": 1}]},
         {"memory": {"device": "cpu", "bytes": -1, "rows": 1}},
+        {"latency_us": {"p50": 0}},
     ],
 )
 def test_figures_that_nothing_measures_are_refused(figures: dict[str, Any]) -> None:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
+from typing import Any, is_typeddict
 
 import msgspec
 
@@ -86,7 +86,8 @@ def _describe(part: dict[str, Any], kind: type) -> None:
         one.pop("default", None)
         if name in told:
             one["description"] = told[name]
-    part["required"] = list(part["properties"])
+    if not is_typeddict(kind):  # whose keys may be left out
+        part["required"] = list(part["properties"])
 
 
 def _attributes(text: str) -> dict[str, str]:
@@ -104,11 +105,11 @@ def _attributes(text: str) -> dict[str, str]:
 
 
 def _named_types(kind: type) -> set[type]:
-    """Return all structs and enumerations that a type is made of."""
+    """Return all structs, typed dicts and enumerations that a type is made of."""
     found: set[type] = set()
 
     def look(info: Any) -> None:
-        if isinstance(info, msgspec.inspect.StructType):
+        if isinstance(info, (msgspec.inspect.StructType, msgspec.inspect.TypedDictType)):
             if info.cls in found:
                 return
             found.add(info.cls)

@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, TypedDict
 
 import msgspec
 
-__all__ = ["BatchTime", "LockedRatio", "Measured", "OutputSample", "SessionMemory"]
+__all__ = ["BatchTime", "LatencyFigures", "LockedRatio", "Measured", "OutputSample", "SessionMemory"]
 
 _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Bytes = Annotated[int, msgspec.Meta(ge=0)]
@@ -25,6 +25,29 @@ class OutputSample(_Record, frozen=True, kw_only=True):
     name: str
     at: str
     values: tuple[float, ...]
+
+
+class LatencyFigures(TypedDict, total=False):
+    """Times of whole runs in microseconds.
+
+    Attributes
+    ----------
+    p50, fastest, slowest : float
+    rounds, calls : int
+        How many rounds were timed, and the calls in each.
+    call : {"run", "bind"}
+        What was timed; ``"run"`` where it is left out.
+    remarks : list of str
+        What else the machine did meanwhile.
+    """
+
+    p50: _Figure
+    fastest: _Figure
+    slowest: _Figure
+    rounds: _Count
+    calls: _Count
+    call: Literal["run", "bind"]
+    remarks: list[str]
 
 
 class LockedRatio(_Record, frozen=True, kw_only=True):
@@ -87,9 +110,8 @@ class Measured(_Record, frozen=True, kw_only=True):
 
     Attributes
     ----------
-    latency_us : dict
-        Figures of whole runs: median and interval, rounds, conditions, and ``call: bind`` where they were bound runs;
-        empty where none was taken.
+    latency_us : LatencyFigures
+        Of plain runs, or with ``call: bind`` of bound ones; empty where none was timed.
     ratios : dict of str to LockedRatio
         By ``"latency.p50"``, ``"latency.p99"`` and ``"start"``: those that the policy's section ``verify`` asks for.
     memory_peak : int or None
@@ -103,7 +125,7 @@ class Measured(_Record, frozen=True, kw_only=True):
         Measured with the largest of `batches`; ``None`` where there are none, or the system does not say.
     """
 
-    latency_us: dict[str, Any] = {}
+    latency_us: LatencyFigures = {}
     ratios: dict[str, LockedRatio] = {}
     memory_peak: _Bytes | None = None
     samples: tuple[OutputSample, ...] = ()

@@ -17,7 +17,7 @@ from xpuruntime.inference.calls import open_calls
 from xpuruntime.inference.locked import locked_plan, surroundings
 from xpuruntime.inference.locked_outputs import observed_outputs, probe_at, shapes_that_fit
 from xpuruntime.lockfile.entries import call_entries, unit_entries
-from xpuruntime.lockfile.measured import Measured, OutputSample
+from xpuruntime.lockfile.measured import LatencyFigures, Measured, OutputSample
 from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedShapes, Provenance
 from xpuruntime.lockfile.rules import locked_policy, policy_record, stated_keys, without_lock
 from xpuruntime.lockfile.validators import collect_validators
@@ -250,7 +250,7 @@ def _with_batches(
     )
 
 
-def _latency(session: InferenceSession, feeds: dict[str, Any], call: str) -> dict[str, Any]:
+def _latency(session: InferenceSession, feeds: dict[str, Any], call: str) -> LatencyFigures:
     """Return the time of a run in microseconds, with what the machine did meanwhile."""
     before = moment()
     calls = open_calls(session, [feeds], call)
@@ -259,10 +259,13 @@ def _latency(session: InferenceSession, feeds: dict[str, Any], call: str) -> dic
     finally:
         calls.close()
     micro = [1e6 * seconds for seconds in rounds]
-    found: dict[str, Any] = {"p50": statistics.median(micro), "fastest": min(micro), "slowest": max(micro)}
-    found |= {"rounds": _ROUNDS, "calls": _CALLS} | ({"call": call} if call != "run" else {})
-    remarks = between(before, moment()).remarks()
-    return {**found, "remarks": remarks} if remarks else found
+    found: LatencyFigures = {"p50": statistics.median(micro), "fastest": min(micro), "slowest": max(micro)}
+    found |= {"rounds": _ROUNDS, "calls": _CALLS}
+    if call == "bind":
+        found["call"] = "bind"
+    if remarks := between(before, moment()).remarks():
+        found["remarks"] = list(remarks)
+    return found
 
 
 def _dependencies(model: Any) -> dict[str, str]:
