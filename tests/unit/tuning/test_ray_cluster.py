@@ -205,9 +205,10 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @needs_ray
-def test_no_cluster_at_the_address() -> None:
-    with pytest.raises(UnsupportedOperationError, match=r"there is no cluster at 'auto'.*ray start"):
-        xrt.tune(xrt.demo_model_path(), CPU, inputs="random", ray="auto")
+@pytest.mark.parametrize("address", ["auto", "127.0.0.1:1", "ray://127.0.0.1:1", "127.0.0.1:99999", "head"])
+def test_no_cluster_at_the_address(address: str) -> None:
+    with pytest.raises(UnsupportedOperationError, match=rf"there is no cluster at '{address}'.*ray start"):
+        xrt.tune(xrt.demo_model_path(), CPU, inputs="random", ray=address)
 
 
 @pytest.mark.parametrize(

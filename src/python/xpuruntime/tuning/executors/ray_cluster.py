@@ -8,6 +8,9 @@ Ray is imported when a cluster is opened, and not by this module.
 from __future__ import annotations
 
 import contextlib
+import os
+import re
+import socket
 import time
 from importlib.metadata import version
 from pathlib import Path
@@ -37,6 +40,8 @@ __all__ = ["RayCluster", "RayNode", "ShippedFiles"]
 
 #: Seconds until another placement is asked for.
 _RETRY_SECONDS = 0.5
+_CONNECT_SECONDS = 10.0
+_HOST_AND_PORT = re.compile(r"(?:ray://)?(?P<host>[^/\s]+):(?P<port>\d{1,5})/?")
 
 
 class ShippedFiles(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +88,12 @@ class RayCluster:
         self._nodes: list[RayNode] = []
         if self._owns_connection:
             try:
+                _find_server(placement.address)
                 ray.init(address=placement.address, log_to_driver=False, configure_logging=False)
-            except (ConnectionError, RuntimeError, ValueError) as error:
+            except (OSError, OverflowError, RuntimeError, ValueError) as error:
                 raise UnsupportedOperationError(
-                    f"ray: there is no cluster at {placement.address!r}: {error}. Fix: start one with 'ray start', or "
-                    "name its address"
+                    f"ray: there is no cluster at {placement.address!r}: {str(error).rstrip('.')}. Fix: start one with "
+                    "'ray start', or name its address"
                 ) from error
         try:
             self.resources = self._trial_resources(cuda=cuda)
@@ -238,6 +244,14 @@ class RayCluster:
                     "have, or state ray.trials: 1"
                 )
         return self._nodes
+
+
+def _find_server(address: str) -> None:
+    """Raise OSError where nothing listens at an address: Ray itself tries again for minutes."""
+    stated = os.environ.get("RAY_ADDRESS", "") if address == "auto" else address
+    found = _HOST_AND_PORT.fullmatch(stated)
+    if found is not None:
+        socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=_CONNECT_SECONDS).close()
 
 
 def _check_version(node: RayNode) -> RayNode:
