@@ -156,6 +156,13 @@ def test_what_asks_is_named():
     assert {one.asked_by for one in xrt.decisions()} == {"kernel="}
 
 
+def test_a_mask_on_another_device_is_refused():
+    """PyTorch takes one on meta beside a query on the CPU, and adds what the memory holds."""
+    q, k, v = operands()
+    with pytest.raises(InputError, match="attn_mask is on meta and query on cpu: move one to the other"):
+        fused_attention(q, k, v, torch.zeros(q.shape[-2], k.shape[-2], device="meta"))
+
+
 def test_wrong_arguments_are_refused_in_pytorchs_words():
     q, k, v = operands()
     for kernel in (None, [REFERENCE, "torch"]):

@@ -125,7 +125,7 @@ def fused_attention(
     Raises
     ------
     InputError
-        An operand is no tensor, or an option of another type.
+        An operand is no tensor, `attn_mask` is on another device, or an option has another type.
     PolicyError
         `kernel` names what is none for attention.
     UnsupportedOperationError
@@ -171,6 +171,8 @@ def _check(query: Any, key: Any, value: Any, attn_mask: Any) -> None:
     for name, one in (("query", query), ("key", key), ("value", value), ("attn_mask", attn_mask)):
         if not isinstance(one, torch.Tensor) and not (one is None and name == "attn_mask"):
             raise InputError(f"{name} is {type(one).__name__}; expected a torch.Tensor")
+    if attn_mask is not None and attn_mask.device != query.device:  # PyTorch reads one on meta as if it had contents
+        raise InputError(f"attn_mask is on {attn_mask.device} and query on {query.device}: move one to the other")
 
 
 def _joined(kernel: Any) -> str:
