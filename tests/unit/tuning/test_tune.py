@@ -212,16 +212,44 @@ def test_what_cannot_be_searched_is_refused(tmp_path):
         xrt.tune(DEMO, CPU, inputs="random", spec={"base": "policy.yaml"})
 
 
-def test_outputs_that_passed_are_compared_again_only_where_they_differ(tmp_path, monkeypatch):
+def demo_job(folder, **more):
     image = np.random.default_rng(0).random((1, 1, 8, 8), dtype=np.float32)
     policy = {"execution": {"device": "cpu", "engine": "onnxruntime"}}
     with xrt.InferenceSession(DEMO, policy=policy) as session:
-        write_arrays(tmp_path / "outputs-0", session.run({"image": image}))
-    write_arrays(tmp_path / "inputs-0", {"image": image})
-    job = RunnerJob(
-        model=DEMO, policy=policy, trust=False, calibration=None, samples=str(tmp_path), count=1,
-        tolerance={"rtol": 1e-3, "atol": 1e-3, "cosine": 0.999},
+        write_arrays(folder / "outputs-0", session.run({"image": image}))
+    write_arrays(folder / "inputs-0", {"image": image})
+    return RunnerJob(
+        model=DEMO, policy=policy, trust=False, calibration=None, samples=str(folder), count=1,
+        tolerance={"rtol": 1e-3, "atol": 1e-3, "cosine": 0.999}, **more,
     )  # fmt: skip
+
+
+def test_a_turn_lasts_until_the_energy_counter_moves(tmp_path, monkeypatch):
+    class Counter:
+        """Moves by 6 J with the fourth reading, and never again."""
+
+        readings = 0
+
+        def read(self):
+            self.readings += 1
+            return (6 * (self.readings >= 4),)
+
+        def joules(self, before, after):
+            return float(after[0] - before[0])
+
+    monkeypatch.setattr(runner, "open_meter", lambda device: Counter())
+    monkeypatch.setattr(runner, "_ENERGY_BLOCK", 1e-9)
+    monkeypatch.setattr(runner, "_ENERGY_MOST", 0.05)
+    made = Runner(demo_job(tmp_path, objective="energy"))
+    assert made.check()["passed"]
+    assert made.turn() == {"figure": 6.0 / 3, "wrong": ""}, "in three blocks of one run"
+    with pytest.raises(UnsupportedOperationError, match="stood still for 0"):
+        made.turn()
+    made.close()
+
+
+def test_outputs_that_passed_are_compared_again_only_where_they_differ(tmp_path, monkeypatch):
+    job = demo_job(tmp_path)
     made = Runner(job)
     assert made.check()["passed"]
     compared = []

@@ -22,7 +22,7 @@ import numpy as np
 
 from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.engines.precision import Tolerance, compare_within
-from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import open_calls
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.calls import Calls
+    from xpuruntime.measuring.energy import EnergyMeter
 
 __all__ = ["Runner", "RunnerJob", "call", "open_runner"]
 
@@ -41,6 +42,8 @@ __all__ = ["Runner", "RunnerJob", "call", "open_runner"]
 _WARM, _AGAIN, _BLOCK = 0.1, 0.002, 0.02
 #: Seconds of a turn in which energy is measured, whose counters are some tens of milliseconds apart.
 _ENERGY_BLOCK = 0.5
+#: Seconds after which a counter of energy that stands still is given up.
+_ENERGY_MOST = 10.0
 #: Runs of a turn from which a 99th percentile is taken.
 _TAIL_RUNS = 100
 #: Runs of each input before a thread is timed: a CUDA graph is captured in the first ones of a thread.
@@ -158,16 +161,28 @@ class Runner:
         if not self._runs:
             self.prepare()
         objective = self.job.objective
-        before = self._meter.read() if self._meter is not None else ()
+        if self._meter is not None:
+            figure, outputs = self._joules(self._meter)
+            return {"figure": figure, "wrong": self._wrong(outputs)}
         times, elapsed, outputs = self._timed(self._runs)
-        if objective == "energy":
-            assert self._meter is not None
-            figure = self._meter.joules(before, self._meter.read()) / self._runs
-        elif objective == "throughput":
+        if objective == "throughput":
             figure = elapsed / (self._runs * self.job.concurrency * self.job.batch)
         else:
             figure = float(np.percentile(times, 99) if objective == "latency.p99" else np.median(times))
         return {"figure": figure, "wrong": self._wrong(outputs)}
+
+    def _joules(self, meter: EnergyMeter) -> tuple[float, tuple[int, dict[str, Any]]]:
+        """Return the joules of a run, over as many runs as the counter takes to move, and the last outputs."""
+        before, began, runs = meter.read(), time.perf_counter(), 0
+        while True:
+            _, _, outputs = self._timed(self._runs)
+            runs += self._runs
+            used = meter.joules(before, meter.read())
+            if used > 0:
+                return used / runs, outputs
+            if time.perf_counter() - began > _ENERGY_MOST:
+                msg = f"the energy counter stood still for {_ENERGY_MOST:g} s of runs. Fix: take another objective"
+                raise UnsupportedOperationError(msg)
 
     def count_slow_runs(self, limit: float, runs: int, seconds: float) -> dict[str, Any]:
         """Make single runs under the load, and count those over a limit."""
