@@ -16,6 +16,7 @@ import msgspec
 import numpy as np
 import pytest
 from locked_cases import make_case, with_entry
+from onnx import TensorProto, helper
 
 import xpuruntime as xrt
 from xpuruntime.engines.native_export.model_files import free_place
@@ -255,6 +256,20 @@ def test_data_with_the_name_of_a_file_that_is_written_is_refused(tmp_path: Path,
     with pytest.raises(xrt.ModelError, match=r"is a file of the model, and an export writes.*Fix: "):
         free_place(tmp_path, location, also=("session.py", "requirements.txt", "export.json"))
     assert free_place(tmp_path, "sub/session.py", also=("session.py",)) == tmp_path / "sub/session.py"
+
+
+def test_inputs_that_cannot_be_generated_are_named(tmp_path: Path) -> None:
+    strings = helper.make_tensor_value_info("s", TensorProto.STRING, [2])
+    result = helper.make_tensor_value_info("y", TensorProto.STRING, [2])
+    graph = helper.make_graph([helper.make_node("Identity", ["s"], ["y"])], "strings", [strings], [result])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
+    (tmp_path / "strings.onnx").write_bytes(model.SerializeToString())
+    lock, policy = tmp_path / "strings.lock", {"execution": {"engine": "onnxruntime", "device": "cpu"}}
+    xrt.lock(tmp_path / "strings.onnx", policy, lock, inputs={"s": np.array(["a", "b"], object)})
+    with pytest.raises(
+        xrt.InputError, match=r"out is written, and cannot be proved: .*'s' of type string\. Fix: leave"
+    ):
+        xrt.export_lock(lock, "ort-python", tmp_path / "out", prove=True)
 
 
 def test_another_model_is_refused(plain: Path, tmp_path: Path) -> None:
