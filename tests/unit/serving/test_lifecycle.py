@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of
 
+from xpuruntime.serving.models.repository import find_versions
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.status import ServingError, Status
@@ -48,6 +49,8 @@ def test_versions_of_a_folder(versions: Path, serve: Serve) -> None:
             "missing": {"source": str(versions), "versions": [3]},
         }
     )
+    (versions / "11").mkdir()  # which another program is still filling
+    assert set(find_versions(str(versions), (1, 2))) == {1, 2}
     found = {name: slot.versions for name, slot in service.slots.items()}
     assert found == {"latest": (10,), "all": (1, 2, 10), "some": (1, 2), "missing": ()}
     answers = {v: service.infer(ask("all", {"x": X}, version=v)).result(WAIT) for v in ("", "1", "2", "10")}

@@ -30,32 +30,35 @@ def find_versions(source: str, wanted: str | tuple[int, ...]) -> dict[int, str]:
     Raises
     ------
     ModelError
-        There is no such path, no version, or a version of a folder has no model, or several.
+        There is no such path, no version, or a version that is wanted has no model, or several.
     InputError
         A version that is wanted is not there.
     """
     path = Path(source)
-    found = {1: source} if path.is_file() or made_files(path) is not None else _versions(path)
+    found = {1: path} if path.is_file() or made_files(path) is not None else _versions(path)
     if wanted == "latest":
-        newest = max(found)
-        return {newest: found[newest]}
-    if wanted == "all":
-        return dict(sorted(found.items()))
-    missing = [version for version in wanted if version not in found]
+        chosen = [max(found)]
+    elif wanted == "all":
+        chosen = sorted(found)
+    else:
+        chosen = [int(version) for version in wanted]
+    missing = [version for version in chosen if version not in found]
     if missing:
         raise InputError(
             f"{source} has no version {missing[0]}; it has {', '.join(map(str, sorted(found)))}. "
             "Fix: correct 'versions'"
         )
-    return {int(version): found[int(version)] for version in wanted}
+    if found.get(1) == path:
+        return {1: source}
+    return {version: str(_model_in(found[version])) for version in chosen}
 
 
-def _versions(folder: Path) -> dict[int, str]:
+def _versions(folder: Path) -> dict[int, Path]:
     try:
         names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     except OSError as error:
         raise ModelError(f"{folder}: cannot be read: {reason_of(error)}. Fix: correct 'source'") from None
-    found = {int(name): str(_model_in(folder / name)) for name in names if _VERSION.fullmatch(name)}
+    found = {int(name): folder / name for name in names if _VERSION.fullmatch(name)}
     if not found:
         raise ModelError(
             f"{folder} is neither a compiled artifact nor a folder of versions. Fix: put each version into a folder "
