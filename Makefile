@@ -10,8 +10,9 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-# Processes of pytest. Each may take 2 GB, and files of tests are not split among them, so more than 8 gain little.
-TEST_JOBS ?= $(shell [ "$(JOBS)" -lt 8 ] && echo "$(JOBS)" || echo 8)
+# Processes of pytest: one more than processors, since tests also wait. Each may take 2 GB, and files of tests are not split
+# among them, so more than 8 gain little.
+TEST_JOBS ?= $(shell [ "$(JOBS)" -lt 8 ] && expr "$(JOBS)" + 1 || echo 8)
 # ON, OFF, or AUTO: build the CUDA core when nvcc is found.
 XPURUNTIME_CUDA ?= AUTO
 # Options for pytest: make test PYTEST="-k policy"
@@ -106,8 +107,9 @@ FUZZ_CASES ?=
 fuzz: $(STAMPS)/install $(STAMPS)/test ## Fuzz models, files, calls and requests for FUZZ_SECONDS each, or FUZZ_CASES; make test does so for 2 s
 	XPURUNTIME_FUZZ_SECONDS=$(FUZZ_SECONDS) XPURUNTIME_FUZZ_CASES=$(FUZZ_CASES) $(PY) -m pytest -n $(TEST_JOBS) --timeout 0 tests/unit/fuzz $(PYTEST)
 
-test-patterns: $(STAMPS)/install $(STAMPS)/test ## Run every operator pattern on QNN's simulator, too; make test runs some there
-	XPURUNTIME_ALL_PATTERNS=1 $(PY) -m pytest --timeout 900 tests/conformance/test_operator_patterns.py $(PYTEST)
+test-patterns: $(STAMPS)/install $(STAMPS)/test ## Run all operator patterns and ONNX's own test cases; make test runs a part
+	XPURUNTIME_ALL_PATTERNS=1 $(PY) -m pytest --timeout 900 tests/conformance/test_operator_patterns.py tests/conformance/test_onnx_backend.py \
+	  tests/unit/engines/onnxruntime_engine/test_rewriting_suite.py $(PYTEST)
 
 # TORCH: the version to install first, such as torch==2.11.*; TORCH_INSTALL: what installs it.
 TORCH_INSTALL ?= $(PIP) install
@@ -118,7 +120,7 @@ test-pytorch: $(STAMPS)/install $(STAMPS)/test ## Run the tests of PyTorch with 
 
 # Verifications of one unchanged model.
 VERIFY_REPEATS ?= 300
-test-unchanged: $(STAMPS)/install $(STAMPS)/test ## Verify an unchanged model VERIFY_REPEATS times; make test does so 30 times
+test-unchanged: $(STAMPS)/install $(STAMPS)/test ## Verify an unchanged model VERIFY_REPEATS times; make test does so 10 times
 	XPURUNTIME_VERIFY_REPEATS=$(VERIFY_REPEATS) $(PY) -m pytest -s --timeout 0 tests/unit/locks/test_unchanged.py $(PYTEST)
 
 # Searches that are killed at random moments and resumed.

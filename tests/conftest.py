@@ -26,6 +26,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 _WITHOUT_ENGINES = (
     *(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "serving", "tools")),
     "tests/unit/cli/test_streams.py",
+    "tests/unit/cli/test_terminations.py",
     "tests/unit/interruption/test_process_life.py",
     "tests/unit/interruption/test_session_interruptions.py",
     "tests/unit/runtime/test_tensor_dlpack.py",

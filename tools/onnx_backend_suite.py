@@ -224,8 +224,8 @@ def _line(error: Exception) -> str:
     return text[:110]
 
 
-def work(engine: str, device: str, first: int, out: Path, *, crashed: bool) -> None:
-    """Run the cases from `first` on, one line of JSON each; a line without a result names the case and the side.
+def work(engine: str, device: str, first: int, every: int, out: Path, *, crashed: bool) -> None:
+    """Run each `every`th case from `first` on, a line of JSON each; a line without a result names case and side.
 
     The engine runs by itself only where the session did not pass: what passes there cannot be worse. `crashed`: the
     session ended an earlier process on the first case, and is not tried again.
@@ -239,7 +239,7 @@ def work(engine: str, device: str, first: int, out: Path, *, crashed: bool) -> N
             file.write(json.dumps(row) + "\n")
             file.flush()
 
-        for index in range(first, len(found)):
+        for index in range(first, len(found), every):
             case = found[index]
             model, sets = load(case)
             row = {"index": index, "name": case.name, "kind": case.kind, "ours": "crashed", "reason": ""}
@@ -254,8 +254,8 @@ def work(engine: str, device: str, first: int, out: Path, *, crashed: bool) -> N
             write({"index": index, "row": row})
 
 
-def run_engine(engine: str) -> list[dict[str, Any]]:
-    """Run every case on an engine, starting again at or behind a case that ended its process."""
+def run_engine(engine: str, every: int = 1) -> list[dict[str, Any]]:
+    """Run the cases, or each `every`th, on an engine, starting again at or behind a case that ended its process."""
     device = DEVICES.get(engine, "cpu")
     rows: dict[int, dict[str, Any]] = {}
     with tempfile.TemporaryDirectory() as folder:
@@ -263,7 +263,7 @@ def run_engine(engine: str) -> list[dict[str, Any]]:
         first, crashed = 0, ""
         while True:
             out.unlink(missing_ok=True)
-            command = [sys.executable, __file__, "--work", engine, device, str(first), str(out), crashed]
+            command = [sys.executable, __file__, "--work", engine, device, str(first), str(every), str(out), crashed]
             done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, check=False)
             lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
             rows.update({line["index"]: line["row"] for line in lines if "side" not in line})
@@ -275,7 +275,7 @@ def run_engine(engine: str) -> list[dict[str, Any]]:
             if lines[-1]["side"] == "raw":
                 raw = {"raw": "crashed", "raw_reason": f"exit {done.returncode}"}
                 rows[first] = lines[-1]["row"] | raw
-                first, crashed = first + 1, ""
+                first, crashed = first + every, ""
     return [rows[index] for index in sorted(rows)]
 
 
@@ -372,7 +372,8 @@ def _kind(row: dict[str, Any]) -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run, report or check."""
     if arguments[:1] == ["--work"]:
-        work(arguments[1], arguments[2], int(arguments[3]), Path(arguments[4]), crashed=arguments[5] == "crashed")
+        engine, device, first, every, out, crashed = arguments[1:7]
+        work(engine, device, int(first), int(every), Path(out), crashed=crashed == "crashed")
         return 0
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engines", nargs="*")

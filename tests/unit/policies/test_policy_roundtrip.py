@@ -18,7 +18,7 @@ from policy_strategies import kernel_policies, policies
 from xpuruntime import policies as all_policies
 from xpuruntime.policies import KernelPolicy, Policy, policy_schema
 
-thorough = settings(max_examples=120, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+thorough = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 NAMES = {name: getattr(all_policies, name) for name in all_policies.__all__}
 VALIDATOR = jsonschema.Draft202012Validator(policy_schema())
 

@@ -147,7 +147,7 @@ def test_other_objectives_are_measured(objective, concurrency):
         spec={
             "objective": {**which, "concurrency": concurrency, "batch": 2},
             "space": {"threads": [1], "options": {"onnxruntime": {}}, "kernels": "off"},
-            "decide": {"min_effect": "90%", "confidence": 0.8, "rounds": [3, 3]},
+            "decide": {"min_effect": "90%", "confidence": 0.8, "rounds": [3, 3], "duel_rounds": 3},
         },
     )
     control = found.candidate("c0")
