@@ -44,6 +44,7 @@ def run(case: dict[str, Any], room: Path) -> None:
 
     os.environ |= {"TMPDIR": str(room / "tmp"), "XPURUNTIME_CASE": str(room)}
     tempfile.tempdir = None
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)  # nohup has it ignored, also below
     for name in ("tmp", "cwd"):
         (room / name).mkdir()
     os.chdir(room / "cwd")

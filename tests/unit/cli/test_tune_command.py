@@ -145,6 +145,7 @@ def test_a_search_that_did_not_end_is_not_thrown_away(
         [*CALL, "tune", digits, "-t", spec, "--input", "random", "-d", "cpu", "-o", "tuned.yaml"],
         stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=tmp_path,
         env={**os.environ, "TMPDIR": str(scratch)},
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # nohup has it ignored, also below
     )  # fmt: skip
     journal = tmp_path / "digits.tune.jsonl"
     until = time.monotonic() + 120
