@@ -15,8 +15,7 @@ from xpuruntime.errors import UnsupportedOperationError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.engines.native_export.model_files import free_place
-from xpuruntime.engines.native_export.native_config import KeyOutcome
+    from xpuruntime.engines.native_export.native_config import KeyOutcome
 
 __all__ = ["LOCK", "PortableExporter"]
 
