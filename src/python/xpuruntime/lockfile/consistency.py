@@ -35,8 +35,8 @@ _EXPECTED: dict[ValidatorKind, Any] = {
     ValidatorKind.CALIBRATION: dict[str, str | int] | None,
     ValidatorKind.ARTIFACT: str | None,
 }
-#: What the engine's validator states ends up in files and commands that run.
-_FACTS = {"version": re.compile(r"[\w.+!-]*"), "package": re.compile(r"[\w.-]+==[\w.+!-]+")}
+#: What the engine's validator states ends up in files and commands that run. Versions are an engine's own text.
+_FACTS = {"version": re.compile(r"[^\x00-\x1f\x7f]*"), "package": re.compile(r"[\w.-]+==[\w.+!-]+")}
 _DEVICE = re.compile(r"[A-Za-z][\w-]*(:[0-9]{1,6})?")
 #: Kinds of which a session has one validator each, and what of its plan is the key.
 _OF_THE_PLAN = {ValidatorKind.ENGINE: "engine", ValidatorKind.ENVIRONMENT: "engine", ValidatorKind.DEVICE: "device"}
