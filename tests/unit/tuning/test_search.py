@@ -10,7 +10,7 @@ from simulated_executor import SimulatedExecutor, run
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
 from xpuruntime.engines.tunables import Tunable, of_options, of_policy
-from xpuruntime.tuning.search.space import Space
+from xpuruntime.tuning.search.space import Space, kernel_values
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import CandidateFailed, Trial
 
@@ -212,6 +212,28 @@ def test_kernels_are_searched_where_a_plan_takes_them():
     assert winner.changes["kernels.matmul"] == "fast"
     assert not any("kernels.conv" in one.changes for one in found.candidates), "it takes no time of the model"
     assert any("refuses 1" in note for note in found.notes)
+
+
+def test_the_measured_choice_is_tried_before_single_kernels():
+    def seconds(changes):
+        return 1e-3 / (1.5 if "kernels.auto_strategy" in changes else 1.4 if "kernels.matmul" in changes else 1.0)
+
+    kernels = kernel_values(TuneSpec().space, {"matmul": ("fast", "auto")})
+    found = run(SimulatedExecutor(seconds), space(engines=("a",)), kernels=kernels)
+    winner = next(one for one in found.candidates if one.id == found.winner)
+    assert winner.changes["kernels.auto_strategy"] == "best_performance"
+    assert "kernels.matmul" not in winner.changes
+    first = next(one for one in found.candidates if any(key.startswith("kernels.") for key in one.changes))
+    assert first.id == winner.id
+
+
+def test_kernels_of_attention_are_tried_where_a_model_has_it_written_out():
+    def seconds(changes):
+        return 1e-3 / (1.4 if "kernels.attention" in changes else 1.0)
+
+    found = run(SimulatedExecutor(seconds), space(engines=("a",)), kernels={"attention": ("fast",)})
+    winner = next(one for one in found.candidates if one.id == found.winner)
+    assert winner.changes["kernels.attention"] == "fast"
 
 
 def test_a_search_can_be_cancelled():

@@ -197,11 +197,15 @@ def _needed(keys: Sequence[Tunable], stated: Mapping[str, Any]) -> bool:
 
 
 def kernel_values(wanted: SearchSpace, families: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-    """Return the kernels to try by operation: those that are stated, or all families of each operation."""
+    """Return the kernels to try by operation: those that are stated, or all families of each operation.
+
+    All families come with ``auto_strategy``, by which an engine measures the kernels of each operation of a model.
+    """
     if wanted.kernels == "off":
         return {}
     if wanted.kernels == "auto":
-        return {op: tuple(name for name in names if name != "auto") for op, names in families.items()}
+        named = {op: tuple(name for name in names if name != "auto") for op, names in families.items()}
+        return {"auto_strategy": ("best_performance",), **named}
     return {op: tuple(values) for op in families if (values := getattr(wanted.kernels, op)) is not None}
 
 
