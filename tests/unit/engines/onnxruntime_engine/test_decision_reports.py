@@ -121,7 +121,7 @@ def test_what_was_measured_is_told_with_all_times(tmp_path: Path) -> None:
             assert one.asked_by == "kernels.auto_strategy"
         else:
             # Ratios of the same rounds decide; medians of times beside other work may be in another order.
-            assert times[one.chosen] <= 1.5 * times["cpu.reference"]
+            assert times[one.chosen] <= 4 * times["cpu.reference"]
 
 
 def test_kernels_of_ours_measured_against_each_other(tmp_path: Path) -> None:
