@@ -25,8 +25,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 #: Folders and files whose tests give the same result whichever engines are installed.
 _WITHOUT_ENGINES = (
     *(f"tests/unit/{name}/" for name in ("evidence", "files", "fuzz", "ops", "policies", "serving", "tools")),
-    "tests/unit/cli/test_streams.py",
-    "tests/unit/cli/test_terminations.py",
+    *(f"tests/unit/cli/test_{name}.py" for name in ("process", "streams", "terminations", "tune_command")),
     "tests/unit/interruption/test_process_life.py",
     "tests/unit/interruption/test_session_interruptions.py",
     "tests/unit/runtime/test_tensor_dlpack.py",
