@@ -10,9 +10,8 @@ MAKEFLAGS += --no-builtin-rules
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= $(shell nproc 2>/dev/null || echo 2)
-# Processes of pytest: one more than processors, since tests also wait. Each may take 2 GB, and files of tests are not split
-# among them, so more than 8 gain little.
-TEST_JOBS ?= $(shell [ "$(JOBS)" -lt 8 ] && expr "$(JOBS)" + 1 || echo 8)
+# Processes of pytest. Each may take 2 GB, and files of tests are not split among them, so more than 8 gain little.
+TEST_JOBS ?= $(shell [ "$(JOBS)" -lt 8 ] && echo "$(JOBS)" || echo 8)
 # ON, OFF, or AUTO: build the CUDA core when nvcc is found.
 XPURUNTIME_CUDA ?= AUTO
 # Options for pytest: make test PYTEST="-k policy"
