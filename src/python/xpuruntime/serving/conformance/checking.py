@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.errors import EngineUnavailable, XpuRuntimeError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.serving.conformance.http_client import HttpClient
 from xpuruntime.serving.conformance.rest_checks import RestChecks
 from xpuruntime.serving.conformance.result import ConformanceResult, FailedCheck
 
@@ -58,7 +59,7 @@ def check_server(
     EngineUnavailable
         The package grpcio is missing.
     """
-    rest = RestChecks(url, token, seconds)
+    rest = RestChecks(HttpClient(url, token, seconds))
     with contextlib.ExitStack() as stack:
         other = None if grpc is None else stack.enter_context(contextlib.closing(_grpc_checks(grpc, token, seconds)))
         _find_server(rest, url)

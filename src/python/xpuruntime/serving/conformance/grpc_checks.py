@@ -39,7 +39,7 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/\[\]@]+):(\d{1,5})"
 
 
 class GrpcChecks:
-    """Checks of one server over gRPC; `close` ends the connection. See `RestChecks` for the parameters."""
+    """Checks of one server over gRPC; `close` ends the connection. See `HttpClient` for token and seconds."""
 
     def __init__(self, address: str, token: str | None, seconds: float) -> None:
         import grpc

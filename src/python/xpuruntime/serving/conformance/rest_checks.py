@@ -11,7 +11,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from xpuruntime.serving.conformance.http_client import Answer, HttpClient
+from xpuruntime.serving.conformance.http_client import Answer
 from xpuruntime.serving.conformance.probes import check_outputs, need_same, probe_inputs
 from xpuruntime.serving.conformance.result import Checker, FailedCheck, UnobservableCheck
 from xpuruntime.serving.messages import InferRequest, InferResponse, RequestedOutput
@@ -21,6 +21,8 @@ from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from xpuruntime.serving.conformance.http_client import HttpClient
 
 __all__ = ["RestChecks"]
 
@@ -66,15 +68,12 @@ class RestChecks:
 
     Parameters
     ----------
-    url : str
-        ``http://HOST:PORT``, or ``https``, with a path where the server has one.
-    token : str or None
-    seconds : float
-        Time within which an answer must come.
+    client : HttpClient
+        Of the server.
     """
 
-    def __init__(self, url: str, token: str | None, seconds: float) -> None:
-        self.ask = HttpClient(url, token, seconds).ask
+    def __init__(self, client: HttpClient) -> None:
+        self.ask = client.ask
         self.checker = Checker("rest")
         self.server: Mapping[str, Any] = {}
         self.answers: dict[str, InferResponse] = {}
