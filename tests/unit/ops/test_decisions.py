@@ -137,7 +137,7 @@ def test_the_fastest_of_what_is_measured(call: Any) -> None:
     assert "null.null" not in times, "what is not automatic is not measured"
     for one in decision.candidates:
         if one.measured_us is not None and one.measured_us < 0.8 * times[decision.chosen]:
-            assert "which is not decided" in one.reason, decision.text
+            assert "which is not decided" in one.reason or "first two rounds" in one.reason, decision.text
 
 
 PROCESS = """

@@ -251,7 +251,12 @@ bool Chooser::take_measured(std::vector<Measured> candidates, const std::string&
     time.kernel = candidates[i].row->kernel->id();
     time.config = candidates[i].config;
     time.microseconds = *one.microseconds;
-    std::string reason = chosen ? std::string() : slower(time.microseconds, least, winner);
+    std::string reason;
+    if (!one.reason.empty()) {  // dropped: its time is of other rounds than that of the winner
+      reason = one.reason;
+    } else if (!chosen) {
+      reason = slower(time.microseconds, least, winner);
+    }
     int rank = 3;
     double within = time.microseconds;
     if (const auto& found = one.comparison) {
