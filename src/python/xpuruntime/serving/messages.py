@@ -71,6 +71,8 @@ class InferRequest:
         ``timeout`` (microseconds). Past it the answer is ``DEADLINE_EXCEEDED``, also while the model is busy.
     priority : int
         0 for the model's default, else 1 is served first.
+    trace : mapping, optional
+        The headers ``traceparent`` and ``tracestate`` of W3C that came with it, for its spans.
     """
 
     model: str
@@ -81,6 +83,7 @@ class InferRequest:
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
     deadline: float | None = None
     priority: int = 0
+    trace: Mapping[str, str] | None = None
 
 
 @dataclass(slots=True, eq=False)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_request
 from xpuruntime.serving.protocol.infer_encoding import write_infer_response, write_stream_response
@@ -56,6 +57,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._access = options.access
         self._options = options
         self._gate = gate
+        self._traced = getattr(service, "traced", False)
         self._handlers: dict[str, Any] = {
             f"{_SERVICE}{name}": self._unary(name, method) for name, method in self._methods().items()
         }
@@ -126,6 +128,8 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if left is not None:
             deadline = time.monotonic() + max(left, 0.0)
             request.deadline = deadline if request.deadline is None else min(request.deadline, deadline)
+        if self._traced:
+            request.trace = {key: value for key, value in context.invocation_metadata() or () if key in TRACE_HEADERS}
         return write_infer_response(await response_of(self._ask(request)))
 
     async def _stream(

@@ -15,6 +15,7 @@ from xpuruntime.serving.http.answers import JSON, ONE_WRITE, Answer, failed_answ
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
 from xpuruntime.serving.monitoring.pages import pages_of
+from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
 from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.protocol.rest_response import write_response
@@ -174,6 +175,8 @@ class Application:
         else:
             asked = read_request(body, route.model, route.version, length, arrived)
 
+        asked.request.trace = headers.trace()
+
         async def gone() -> None:
             while (await receive())["type"] != "http.disconnect":
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
@@ -258,6 +261,12 @@ class _Headers:
     def get(self, name: bytes) -> str:
         """Return a header, or nothing."""
         return self._found.get(name, b"").decode("latin-1")
+
+    def trace(self) -> dict[str, str] | None:
+        """Return the headers of the client's trace, or `None`."""
+        if b"traceparent" not in self._found:
+            return None
+        return {name: self.get(name.encode()) for name in TRACE_HEADERS}
 
 
 def _json(value: Any, status: int = 200) -> Answer:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.serving.http.answers import ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.http.bodies import HeldBytes
+from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
 from xpuruntime.serving.protocol.compression import response_encoding
 from xpuruntime.serving.protocol.rest_request import read_request
 from xpuruntime.serving.protocol.rest_response import write_response
@@ -46,6 +47,7 @@ class Head:
     length: int
     json_length: int | None
     authorization: str
+    trace: dict[str, str] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -122,6 +124,7 @@ class DirectInfer:
                 self._gate.__enter__()
                 entered = True
             asked = read_request(body, head.model, head.version, head.json_length, time.monotonic())
+            asked.request.trace = head.trace
             found = self._respond(asked.request)
             if isinstance(found, Future):
                 if not found.done():
@@ -205,9 +208,11 @@ def _read(head: bytes, most: int) -> Head | None:
         json_length = _number(stated)
         if not json_length or json_length > length:
             return None
-    return Head(
-        line[1].decode(), (line[2] or b"").decode(), length, json_length, found.get(b"authorization", b"").decode()
-    )
+    trace = None
+    if b"traceparent" in found:
+        trace = {name: found.get(name.encode(), b"").decode() for name in TRACE_HEADERS}
+    authorization = found.get(b"authorization", b"").decode()
+    return Head(line[1].decode(), (line[2] or b"").decode(), length, json_length, authorization, trace)
 
 
 def _number(text: bytes) -> int:

@@ -19,7 +19,8 @@ from xpuruntime.serving.models.memory import MemoryBudget
 from xpuruntime.serving.models.model_settings import ModelSettings
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.models.slot import ModelSlot
-from xpuruntime.serving.monitoring.access_log import AccessLog
+from xpuruntime.serving.monitoring.access_log import AccessLog, both_logs
+from xpuruntime.serving.monitoring.spans import request_spans
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
@@ -81,6 +82,11 @@ class Models:
         if log is None and self.settings.access_log is not None:
             self.settings.check_log()
             log = self._own_log = AccessLog(self.settings.access_log)
+        spans = request_spans()
+        #: Whether requests get spans, and so are to have the trace of their client.
+        self.traced = spans is not None
+        if spans is not None:
+            log = spans if log is None else both_logs(log, spans)
         self._log = log
         self.budget = MemoryBudget(self.settings.memory)
         self._slots: dict[str, ModelSlot] = {}

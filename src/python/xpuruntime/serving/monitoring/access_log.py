@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import InferRequest
     from xpuruntime.serving.status import ServingError
 
-__all__ = ["AccessLog", "RequestLog"]
+__all__ = ["AccessLog", "RequestLog", "both_logs"]
 
 
 class RequestLog(Protocol):
@@ -32,6 +32,16 @@ class RequestLog(Protocol):
         self, request: InferRequest, error: ServingError | None, seconds: float, job: Job | None = None
     ) -> None:
         """Take one request. Called in many threads."""
+
+
+def both_logs(one: RequestLog, other: RequestLog) -> RequestLog:
+    """Return a log that gives each request to two."""
+
+    def log(request: InferRequest, error: ServingError | None, seconds: float, job: Job | None = None) -> None:
+        one(request, error, seconds, job)
+        other(request, error, seconds, job)
+
+    return log
 
 
 class AccessLog:
