@@ -31,6 +31,7 @@ def test_a_former_module_warns_and_has_the_new_names(former: str, now: str, name
     ("module", "former", "now"),
     [
         ("distributed", "Choice", "CollectiveChoice"),
+        ("ops.decision_log", "DecisionCandidate", "KernelCandidate"),
         ("planning", "Decision", "Resolution"),
         ("pytorch.allocator", "MemoryReport", "DeviceMemoryReport"),
         ("serving.messages", "Tensor", "InferTensor"),

@@ -4,41 +4,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime import _core
+from xpuruntime.evidence.kernels.decisions import DecisionSource, KernelCandidate
+from xpuruntime.lazy_names import load_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-__all__ = ["Decision", "DecisionCandidate", "Decisions", "clear_decisions", "decisions", "recorded"]
+__all__ = ["Decision", "Decisions", "KernelCandidate", "clear_decisions", "decisions", "recorded"]
 
-Source = Literal["pinned", "rule", "tuned", "first", "fallback"]
+if not TYPE_CHECKING:
 
-
-class DecisionCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One kernel that could have run, and what became of it.
-
-    Attributes
-    ----------
-    id : str
-        ``backend.name``.
-    config : str
-        What was settled inside the kernel, such as a library's algorithm; empty: its default choice.
-    accepted : bool
-    reason : str
-        One sentence; empty only for what was accepted.
-    measured_us : float or None
-        Microseconds, where it was measured.
-    """
-
-    id: str
-    config: str
-    accepted: bool
-    reason: str
-    measured_us: float | None
+    def __getattr__(name: str) -> Any:
+        return load_name(__name__, name, {}, deprecated={"DecisionCandidate": "KernelCandidate"})
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -59,7 +41,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
     asked_by : str
         Who asked: ``"kernels.matmul"``, ``"kernels.rules[0]"``, ``"kernel="`` or ``"default"``.
-    candidates : tuple of DecisionCandidate
+    candidates : tuple of KernelCandidate
         Every kernel that is registered for the operation.
     chosen, config : str
         What runs. ``chosen@config`` as a kernel replays exactly that.
@@ -84,10 +66,10 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     module: str
     asked: tuple[str, ...]
     asked_by: str
-    candidates: tuple[DecisionCandidate, ...]
+    candidates: tuple[KernelCandidate, ...]
     chosen: str
     config: str
-    source: Source
+    source: DecisionSource
     notes: tuple[str, ...]
     count: int
     text: str

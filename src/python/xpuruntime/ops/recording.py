@@ -6,9 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import msgspec
-
-from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision
+from xpuruntime.evidence.kernels.decisions import KernelDecision
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,7 +41,7 @@ def as_record(one: Decision, nodes: Sequence[str], *, count: int | None = None) 
         source=one.source,
         chosen=one.chosen,
         config=one.config,
-        candidates=msgspec.convert(one.candidates, tuple[KernelCandidate, ...], from_attributes=True),
+        candidates=one.candidates,
         notes=one.notes,
         count=one.count if count is None else count,
     )
