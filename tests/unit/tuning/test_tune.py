@@ -265,3 +265,26 @@ def test_outputs_that_passed_are_compared_again_only_where_they_differ(tmp_path,
     assert "while it was timed, for input 0" in made.turn()["wrong"]
     assert len(compared) == 1
     made.close()
+
+
+def test_the_batch_is_searched_for_throughput(tmp_path):
+    """A run of 32 images takes far less than 32 times as long as one of a single image."""
+    images = xrt.demo_images()[0][:32]
+    spec = {
+        "objective": {"maximise": "throughput"},
+        "space": {"batch": [1, 32], "threads": ["engine"], "options": {"onnxruntime": {}}, "kernels": "off"},
+        "decide": {**QUICK, "rounds": [3, 3], "duel_rounds": 3},
+        "isolation": "none",
+    }
+    found = xrt.tune(DEMO, CPU, inputs={"image": images}, spec=spec, budget=60.0, journal=tmp_path / "j")
+    assert (found.verdict, found.changes["batch"], found.batch) == ("winner", 32, 32), str(found)
+    assert found.question == "throughput of plain runs at batch 32 and concurrency 1"
+    assert "batch" in found.write_policy(tmp_path / "p.yaml").read_text().splitlines()[1]
+    assert xrt.Policy.load(tmp_path / "p.yaml").execution.engine == ("onnxruntime",)
+    again = xrt.tune(DEMO, CPU, inputs={"image": images}, spec=spec, budget=60.0, journal=tmp_path / "j", resume=True)
+    assert (again.verdict, again.batch, again.gain) == (found.verdict, 32, found.gain)
+    padded = {"execution": {**CPU["execution"], "static_batch": 8}}
+    with pytest.raises(PolicyError, match=r"space\.batch searches the batch, and execution\.static_batch: 8 fixes it"):
+        xrt.tune(DEMO, padded, inputs="random", spec=spec)
+    with pytest.raises(InputError, match="has 4 rows, and a batch of 32 is asked for"):
+        xrt.tune(DEMO, CPU, inputs={"image": images[:4]}, spec=spec)

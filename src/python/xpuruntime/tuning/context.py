@@ -23,10 +23,11 @@ from xpuruntime.runtime.snapshot import probed
 from xpuruntime.tuning.devices import policy_device, trial_devices
 from xpuruntime.tuning.executors.runner import RunnerJob
 from xpuruntime.tuning.search.planner import Planner
-from xpuruntime.tuning.search.space import build_space
+from xpuruntime.tuning.search.space import BATCH, build_space
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Mapping
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session_arguments import SessionArguments
@@ -65,6 +66,9 @@ class SearchContext:
         request, plan, here, policy = found.request, found.plan, found.machine, found.policy
         self.request: PlanRequest = request
         self.plan, self.registry = plan, registry
+        if spec.space.batch and (padded := policy.execution.static_batch) is not None:
+            msg = f"space.batch searches the batch, and execution.static_batch: {padded} fixes it; leave one out"
+            raise PolicyError(msg)
         given = spec.constraints.accuracy
         self.base = policy if isinstance(given, str) else policy._replaced({"accuracy": given})
         self.digest = model_digest(request.model)
@@ -94,7 +98,7 @@ class SearchContext:
         }
         self.space = build_space(
             policy, wanted, declared, device=plan.device, cores=self.cores, accuracy=self.base.accuracy is not None,
-            graphs=self.call == "bind",
+            graphs=self.call == "bind", batch=spec.objective.batch,
         )  # fmt: skip
         self.stated_keys = _stated_keys(spec)
 
@@ -161,17 +165,22 @@ class SearchContext:
         if idle:
             self.notes += (f"nothing was compared in {idle}: the reference has no finite value other than zero there",)
 
-    def job(self, candidate: Candidate, samples: str, count: int) -> RunnerJob:
-        """Return what a runner is to do for a candidate: the same for each call, planned once."""
+    def job(self, candidate: Candidate, samples: Mapping[int, tuple[str, int]]) -> RunnerJob:
+        """Return what a runner is to do for a candidate: the same for each call, planned once.
+
+        `samples` has the folder of the inputs of a batch, and how many there are.
+        """
         if candidate.id in self._jobs:
             return self._jobs[candidate.id]
         policy = Policy.coerce(candidate.policy)
         planned = self.planner.plan(candidate.changes)
         limits = limits_of(self.request.on(candidate.device, policy), getattr(planned, "computes", None))
         load = self.spec.objective
+        rows = candidate.changes.get(BATCH, load.batch)
+        folder, count = samples[rows]
         self._jobs[candidate.id] = job = RunnerJob(
             model=str(self.model_path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
-            samples=samples, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=load.batch,
+            samples=folder, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=rows,
             concurrency=load.concurrency, call=self.call,
         )  # fmt: skip
         return job
@@ -211,7 +220,8 @@ def _engines(policy: Policy, registry: EngineRegistry) -> tuple[str, ...]:
 
 def _stated_keys(spec: TuneSpec) -> list[str]:
     space = spec.space
-    keys = [f"execution.{name}" for name in ("precision", "cuda_graph", "layout", "threads") if getattr(space, name)]
+    keys = [BATCH] if space.batch else []
+    keys += [f"execution.{name}" for name in ("precision", "cuda_graph", "layout", "threads") if getattr(space, name)]
     for engine, options in space.options.items():
         keys += [f"execution.provider_options.{engine}.{name}" for name in options]
     return keys

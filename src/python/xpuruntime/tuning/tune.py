@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.metadata import version
 from pathlib import Path
@@ -33,7 +34,7 @@ from xpuruntime.tuning.search.journal import Journal
 from xpuruntime.tuning.search.measurements import Measurements
 from xpuruntime.tuning.search.planner import Rejected
 from xpuruntime.tuning.search.search import Search
-from xpuruntime.tuning.search.space import kernel_values
+from xpuruntime.tuning.search.space import BATCH, kernel_values
 from xpuruntime.tuning.spec.parts import Objective, RayPlacement
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import CONTROL, Candidate
@@ -169,9 +170,15 @@ def tune(
         context = SearchContext(model, arguments, stated, known, machine, calibration, cluster)
         for one in context.devices[: 1 if cluster is not None else None]:
             _refuse_unmeasurable(stated, one, cluster)
+        if stated.space.batch and isinstance(data, Iterator):
+            data = list(data)  # read once for each batch
         samples = read_samples(data, context.request.model, batch=stated.objective.batch, seed=stated.seed)
         room = Path(stack.enter_context(ScratchFolder("tune")))
-        count = context.write_samples(samples.feeds, room)
+        of_batch = {stated.objective.batch: (str(room), context.write_samples(samples.feeds, room))}
+        for rows in set(stated.space.batch) - {stated.objective.batch}:
+            feeds = read_samples(data, context.request.model, batch=rows, seed=stated.seed).feeds
+            (folder := room / f"batch-{rows}").mkdir()
+            of_batch[rows] = (str(folder), context.write_samples(feeds, folder))
         log = stack.enter_context(Journal(journal, context.journal_header(samples.digest), resume=resume))
         before, earlier = moment(), log.elapsed
 
@@ -179,7 +186,7 @@ def tune(
             return earlier + time.monotonic() - began
 
         def job_of(candidate: Candidate) -> RunnerJob:
-            return context.job(candidate, str(room), count)
+            return context.job(candidate, of_batch)
 
         executors = _open_executors(context, job_of, registry, cluster, room)
         for executor in executors:
@@ -199,7 +206,8 @@ def tune(
         planned = context.planner.plan(changes)
         return TuneResult(
             created=utc_now(), version=version("xpuruntime"), model=str(model), model_sha256=context.digest,
-            objective=stated.objective.name, batch=stated.objective.batch, concurrency=stated.objective.concurrency,
+            objective=stated.objective.name, batch=changes.get(BATCH, stated.objective.batch),
+            concurrency=stated.objective.concurrency,
             call=context.call,  # type: ignore[arg-type]
             inputs=samples.origin, devices=tuple(one.name for one in context.devices),
             hardware=context.devices[0].hardware, verdict=found.verdict,  # type: ignore[arg-type]
@@ -207,7 +215,7 @@ def tune(
             changes=changes, policy={} if isinstance(planned, Rejected) else planned.policy.to_dict(),
             min_effect=stated.decide.min_effect, confidence=stated.decide.confidence, candidates=found.candidates,
             front=_pareto_front(found.candidates), stages=found.stages, elapsed=elapsed, budget=stated.budget.time,
-            notes=tuple(notes),
+            notes=tuple(dict.fromkeys(notes)),
         )  # fmt: skip
 
 

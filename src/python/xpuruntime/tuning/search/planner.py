@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.plan_request import plan_request
-from xpuruntime.tuning.search.space import apply_changes
+from xpuruntime.tuning.search.space import BATCH, apply_changes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,13 +74,14 @@ class Planner:
                 return Rejected(f"{key}: {control.reason}")
             if control is not None and key.startswith("kernels.") and control.resolved == "-":
                 return Rejected(f"{key}: {control.reason}")
-        return Planned(plan.engine, plan.device, policy, _settings_digest(plan, policy), plan.settings.get("computes"))
+        digest = _settings_digest(plan, policy, changes.get(BATCH))
+        return Planned(plan.engine, plan.device, policy, digest, plan.settings.get("computes"))
 
 
-def _settings_digest(plan: Plan, policy: Policy) -> str:
-    """Return a digest of what the engine gets: its settings, or the whole of ``execution`` where it has none."""
+def _settings_digest(plan: Plan, policy: Policy, batch: int | None) -> str:
+    """Return a digest of what the engine gets: the batch, and its settings or, without any, all of ``execution``."""
     settings = plan.settings or policy.execution.to_plain()
-    text = json_bytes((plan.engine, plan.device, settings, plan.kernels), enc_hook=str, order="deterministic")
+    text = json_bytes((plan.engine, plan.device, settings, plan.kernels, batch), enc_hook=str, order="deterministic")
     return hashlib.sha256(text).hexdigest()
 
 

@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.cpu_cores import CpuCores
     from xpuruntime.tuning.spec.parts import SearchSpace
 
-__all__ = ["OPTIONS", "Point", "Setting", "Space", "apply_changes", "build_space", "kernel_values"]
+__all__ = ["BATCH", "OPTIONS", "Point", "Setting", "Space", "apply_changes", "build_space", "kernel_values"]
 
 _ENGINE, _DEVICE, _PRECISION, _THREADS = (f"execution.{key}" for key in ("engine", "device", "precision", "threads"))
 _GRAPH = "execution.cuda_graph"
 #: What the keys of options of engines begin with.
 OPTIONS = "execution.provider_options."
+#: The key of the rows of one run, which is none of a policy.
+BATCH = "batch"
 #: Values that are the same as leaving the key out.
 _UNSTATED: dict[str, Any] = {_PRECISION: "model", _GRAPH: "off", "execution.layout": "auto"}
 
@@ -114,6 +116,7 @@ def build_space(
     cores: CpuCores,
     accuracy: bool,
     graphs: bool = True,
+    batch: int = 1,
 ) -> Space:
     """Return the space.
 
@@ -130,6 +133,8 @@ def build_space(
         Whether an accuracy is stated; the precision is searched without being asked for only then.
     graphs : bool
         Whether candidates are called in a way that uses CUDA graphs.
+    batch : int
+        Rows of one run of the control.
 
     Raises
     ------
@@ -146,6 +151,8 @@ def build_space(
             raise PolicyError(msg)
         if values:
             replaced[key] = tuple(_threads(values, cores)) if name == "threads" else values
+    if wanted.batch:
+        replaced[BATCH] = (None, *(rows for rows in wanted.batch if rows != batch))
     for engine in wanted.options:
         if engine not in declared:
             msg = f"space.options.{engine}: this engine is not searched; the search has {', '.join(declared) or 'none'}"
@@ -210,11 +217,16 @@ def kernel_values(wanted: SearchSpace, families: Mapping[str, Iterable[str]]) ->
 
 
 def apply_changes(base: Policy, changes: Mapping[str, Any]) -> Policy:
-    """Return a policy with keys changed: those of ``execution``, ``execution.provider_options`` and ``kernels``."""
+    """Return a policy with keys changed: those of ``execution``, ``execution.provider_options`` and ``kernels``.
+
+    The batch is of the runs, and changes no policy.
+    """
     execution: dict[str, Any] = {}
     options = {engine: dict(given) for engine, given in base.execution.provider_options.items()}
     kernels: dict[str, Any] = {}
     for key, value in changes.items():
+        if key == BATCH:
+            continue
         section, _, name = key.partition(".")
         if key.startswith(OPTIONS):
             engine, _, option = key.removeprefix(OPTIONS).partition(".")

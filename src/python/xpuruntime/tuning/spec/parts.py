@@ -173,6 +173,8 @@ class SearchSpace(PolicyValue, frozen=True, kw_only=True):
 
     Attributes
     ----------
+    batch : tuple of int
+        Rows of one run, beside ``objective.batch``, which the control has. Only throughput compares them.
     engine : tuple of str
         Default: all that ``engine: auto`` may choose.
     precision : tuple of str
@@ -187,6 +189,7 @@ class SearchSpace(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
+        "batch": OneOrMore(Integer(1, 65536), "Rows of one run to try, for throughput.", empty=True),
         "engine": OneOrMore(
             Text(what="the name of an engine", parse=check_engine, pattern=ENGINE_PATTERN),
             "Engines to try.",
@@ -204,6 +207,7 @@ class SearchSpace(PolicyValue, frozen=True, kw_only=True):
         "options": OptionValues("Options of engines to try: engine to option to list."),
     }
 
+    batch: tuple[int, ...] = ()
     engine: tuple[str, ...] = ()
     precision: tuple[str, ...] = ()
     cuda_graph: tuple[str, ...] = ()

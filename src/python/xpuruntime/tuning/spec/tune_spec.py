@@ -129,6 +129,11 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
         if self.objective.call == "run" and any(one != "off" for one in self.space.cuda_graph):
             why = "contradicts objective.call: run, since plain runs use no CUDA graph; state bind there"
             raise Refused(why, "cuda_graph").under("space")
+        if self.space.batch and self.objective.name != "throughput":
+            why = f"has no meaning for {self.objective.name}, which is of one run; state maximise: throughput"
+            raise Refused(why, "batch").under("space")
+        if self.space.batch and self.ray is not None:
+            raise Refused("is not searched on a Ray cluster; leave one of them out", "batch").under("space")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
