@@ -103,8 +103,23 @@ def test_another_policy_explains_the_plan_that_follows(case: Case) -> None:
 def test_check_and_dry_run_write_nothing(case: Case) -> None:
     before = plant(case, OTHER_ENTRY)
     assert [one.code for one in xrt.lock(case.model, output=case.path, check=True).drifts] == ["precision"]
-    assert not xrt.lock(case.model, output=case.path, upgrade=True, dry_run=True).written
+    tried = xrt.lock(case.model, output=case.path, upgrade=True, dry_run=True)
+    assert (tried.written, tried.changed) == (False, True)
     assert case.path.read_bytes() == before
+
+
+def test_a_dry_run_on_a_lock_that_holds_changes_nothing(
+    case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model, path, policy = str(case.model), tmp_path / "new.lock", tmp_path / "p.yaml"
+    xrt.Policy.coerce(case.policy).save(policy)
+    command = ["lock", model, "--policy", str(policy), "-o", str(path), "--shapes", "x=2x64", "--dry-run"]
+    assert run(command) == 0
+    assert "would be written" in capsys.readouterr().out
+    assert run(command[:-1]) == 0
+    assert ": written" in capsys.readouterr().out
+    assert run(command) == 0
+    assert ": holds" in capsys.readouterr().out
 
 
 def test_upgrade_takes_everything(case: Case) -> None:

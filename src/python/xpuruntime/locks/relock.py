@@ -46,12 +46,15 @@ class LockResult(msgspec.Struct, frozen=True, kw_only=True):
     drifts : tuple of LockDrift
         Differences from the lock that was there.
     written : bool
+    changed : bool
+        Whether the file is another one now, or would be without ``dry_run``.
     """
 
     lock: Lock
     path: str = ""
     drifts: tuple[LockDrift, ...] = ()
     written: bool = False
+    changed: bool = False
 
 
 def lock(
@@ -241,9 +244,9 @@ def _with_provenance(made: Lock, **changes: Any) -> Lock:
 
 def _written(made: Lock, path: Path | None, drifts: tuple[LockDrift, ...], *, dry_run: bool) -> LockResult:
     if path is None or dry_run:
-        return LockResult(lock=made, path="" if path is None else str(path), drifts=drifts)
+        return LockResult(lock=made, path="" if path is None else str(path), drifts=drifts, changed=path is not None)
     save_lock(made, path)
-    return LockResult(lock=made, path=str(path), drifts=drifts, written=True)
+    return LockResult(lock=made, path=str(path), drifts=drifts, written=True, changed=True)
 
 
 def _with_parts(names: Sequence[str]) -> list[str]:

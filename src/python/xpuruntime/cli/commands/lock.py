@@ -127,7 +127,7 @@ def lock(
     if json:
         print_json(_record(found))
     else:
-        _show(found, check=check, dry_run=dry_run)
+        _show(found, check=check)
     return ExitCode.NOT_HONOURED if check and found.drifts else ExitCode.OK
 
 
@@ -160,6 +160,7 @@ def _record(found: LockResult) -> dict[str, Any]:
         "path": found.path,
         "digest": found.lock.digest,
         "written": found.written,
+        "changed": found.changed,
         "units": len(identity.entries),
         "unobservable": identity.unobservable,
         "validators": len(identity.validators),
@@ -167,13 +168,13 @@ def _record(found: LockResult) -> dict[str, Any]:
     }
 
 
-def _show(found: LockResult, *, check: bool, dry_run: bool) -> None:
+def _show(found: LockResult, *, check: bool) -> None:
     from xpuruntime.cli.output import console
 
     identity = found.lock.identity
     blind = identity.unobservable
     outcome = "does not hold" if found.drifts else "holds"
-    if found.written or dry_run:
+    if found.changed:
         outcome = "written" if found.written else "would be written"
     lines = [
         f"{found.path}: {outcome}",
