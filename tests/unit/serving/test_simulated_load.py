@@ -27,6 +27,16 @@ def test_what_is_chosen_for_a_latency_keeps_it(p99: float, load: float) -> None:
     assert found.quantile(0.99) <= p99
 
 
+@pytest.mark.parametrize("delay_us", [0, 2000])
+@pytest.mark.parametrize("size", [8, 16, 32])
+def test_at_seven_tenths_of_the_peak_requests_take_about_two_executions(size: int, delay_us: int) -> None:
+    """One may arrive just after an execution began: it waits for that one, and for its own."""
+    whole = execution_seconds(size)
+    wanted = BatchSettings(max_batch_size=size, max_queue_delay_us=delay_us, max_queue_size=0)
+    found = open_loop(wanted, poisson(0.7 * size / whole, REQUESTS))
+    assert found.quantile(0.99) <= 2.2 * whole
+
+
 def test_a_delay_makes_batches_larger_and_requests_slower() -> None:
     arrivals = poisson(500, REQUESTS)
     quick = open_loop(BatchSettings(max_batch_size=16, max_queue_size=0), arrivals)
