@@ -146,9 +146,9 @@ def stream_owner(stream: Any, kind: Kind) -> Any:
 
 def torch_stream(index: int) -> int:
     """Return the handle of torch's current stream on CUDA device `index`."""
-    torch = sys.modules["torch"]
-    raw = getattr(torch._C, "_cuda_getCurrentRawStream", None)  # ten times faster than making a Stream object
-    return int(torch.cuda.current_stream(index).cuda_stream if raw is None else raw(index))
+    from xpuruntime.pytorch._private_api import current_stream
+
+    return int(current_stream(index))
 
 
 def host_copies(feeds: Mapping[str, Any]) -> dict[str, Any]:

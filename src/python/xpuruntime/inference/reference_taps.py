@@ -42,6 +42,7 @@ class Inside:
     def reference(self, names: Sequence[str]) -> dict[str, Any]:
         """Return those of the tensors that are plain arrays, as fp32 on the CPU computes them."""
         from xpuruntime.engines.model_source import ModelSource
+        from xpuruntime.engines.onnxruntime._private_api import raw_session
         from xpuruntime.engines.onnxruntime.failures import translate
         from xpuruntime.engines.onnxruntime.opening import open_session
         from xpuruntime.engines.onnxruntime.settings import Settings
@@ -55,7 +56,7 @@ class Inside:
         types = {output.name: output.type for output in session.get_outputs()}
         wanted = [name for name in dict.fromkeys(names) if types.get(name) in _PLAIN]
         try:
-            arrays = session._sess.run(wanted, dict(self.feeds), None)
+            arrays = raw_session(session).run(wanted, dict(self.feeds), None)
         except Exception as error:
             raise translate(error, doing=f"running {self.info.path}", device="cpu") from None
         return dict(zip(wanted, arrays, strict=True))

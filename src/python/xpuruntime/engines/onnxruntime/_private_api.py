@@ -2,15 +2,15 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Private API of ONNX Runtime: the objects of its C++ module behind its classes in Python.
 
-Nothing else in the package uses them. They cost microseconds less at each run than the classes, and take values on the
-memory of others, which the classes do not. Where an ONNX Runtime lacks one, the class itself is used.
+Nothing else in the package uses them. They cost microseconds less at each run than the classes, take values on the
+memory of others, which the classes do not, and tell signatures of operators. `TABLE` says what is done without each.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TABLE", "raw_binding", "raw_session", "value_from_array", "value_from_dlpack"]
+__all__ = ["TABLE", "operator_schemas", "raw_binding", "raw_session", "value_from_array", "value_from_dlpack"]
 
 #: Name, why it is used, and what is done without it.
 TABLE = (
@@ -29,6 +29,11 @@ TABLE = (
         "onnxruntime.capi.onnxruntime_pybind11_state.OrtValue.ortvalue_from_numpy_with_onnx_type",
         "which makes a value on memory that is read-only, which DLPack cannot tell ONNX Runtime",
         "the import fails, and the run is refused",
+    ),
+    (
+        "onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema",
+        "which tells the signatures of ONNX Runtime's own operators",
+        "their types are not known, and a conversion to half precision leaves them in fp32",
     ),
 )
 
@@ -55,3 +60,11 @@ def value_from_array(array: Any, onnx_type: int) -> Any:
     from onnxruntime.capi import onnxruntime_pybind11_state as state
 
     return state.OrtValue.ortvalue_from_numpy_with_onnx_type(array, onnx_type)
+
+
+def operator_schemas() -> list[Any]:
+    """Return the signatures of all operators of ONNX Runtime; none where it does not tell them."""
+    from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+    tell = getattr(state, "get_all_operator_schema", None)
+    return [] if tell is None else list(tell())

@@ -103,10 +103,10 @@ def signature(op: str, domain: str, version: int) -> Signature | None:
 
 @functools.lru_cache(maxsize=1)
 def _engine_signatures() -> dict[tuple[str, str], Signature]:
-    from onnxruntime.capi.onnxruntime_pybind11_state import get_all_operator_schema
+    from xpuruntime.engines.onnxruntime._private_api import operator_schemas
 
     found: dict[tuple[str, str], Signature] = {}
-    for schema in get_all_operator_schema():
+    for schema in operator_schemas():
         key = (normal_domain(schema.domain), schema.name)
         if key in found and found[key].since > schema.since_version:
             continue

@@ -85,9 +85,11 @@ class _Sessions:
 
     def answer(self, verb: str, head: dict[str, Any], arrays: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if verb == "run":
+            from xpuruntime.engines.onnxruntime._private_api import raw_session
+
             session = self._open[head["session"]]
             names = [output.name for output in session.get_outputs()]
-            return {}, dict(zip(names, session._sess.run(names, arrays, None), strict=True))
+            return {}, dict(zip(names, raw_session(session).run(names, arrays, None), strict=True))
         if verb == "drop":
             self._open.pop(head["session"], None)
             return {}, {}

@@ -152,12 +152,10 @@ def _leaves(value: Any) -> list[Any]:
 
 
 def _makes_new(node: Any) -> bool:
-    import torch
-
     from xpuruntime.pytorch import _private_api
 
     target = node.target
-    if node.op != "call_function" or not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
+    if node.op != "call_function" or not isinstance(target, _private_api.operator_class) or target.namespace != "aten":
         return False
     name = target._schema.name.partition("::")[2]
     if name in _COMPOSITES:

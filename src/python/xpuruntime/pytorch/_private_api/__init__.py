@@ -318,6 +318,23 @@ fake_tensor_mode: Callable[[], Any] = later(
 #: Nested containers as PyTorch takes them apart.
 pytree: Any = take("torch.utils._pytree", "which takes arguments apart as torch.compile and torch.export do")
 
+# --- models and devices
+
+dispatch_mode_base: Any = take(
+    "torch.utils._python_dispatch.TorchDispatchMode", "by which a run of a program is seen operator by operator"
+)
+operator_class: Any = take("torch._ops.OpOverload", "which tells operators from functions in a graph")
+archive_reader: Any = take(
+    "torch._C.PyTorchFileReader", "which opens a .pt2 file once, as torch.export.load does: two readers could see two"
+)
+#: The handle of a CUDA device's current stream, ten times faster than an object of it.
+current_stream: Callable[[int], int] = take(
+    "torch._C._cuda_getCurrentRawStream",
+    "which costs less than an object of a stream",
+    without="an object of the stream is made",
+    otherwise=lambda index: torch.cuda.current_stream(index).cuda_stream,
+)
+
 # --- the stable C ABI
 
 # Of one tensor, PyTorch's functions for lists alone: that for one takes no ownership of the handle in 2.13.

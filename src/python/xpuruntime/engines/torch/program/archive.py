@@ -67,7 +67,7 @@ def check_archive(path: str) -> None:
     ModelError
         What was found, and where in the archive.
     """
-    import torch
+    from xpuruntime.pytorch._private_api import archive_reader
 
     with _whole(path):
         with zipfile.ZipFile(path) as archive:
@@ -76,7 +76,7 @@ def check_archive(path: str) -> None:
                     _check_pickle(path, member.filename, archive.read(member))
                 elif member.filename == _OLD_PROGRAM:
                     _check_json_program(path, member.filename, archive.read(member))
-        reader = torch._C.PyTorchFileReader(path)  # as torch.export.load does: two readers could see two files
+        reader = archive_reader(path)
         records = reader.get_all_records()
 
     def read(name: str) -> bytes:

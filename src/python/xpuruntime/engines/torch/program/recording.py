@@ -83,12 +83,13 @@ class ProgramRecorder:
         """
         from torch.nn.functional import scaled_dot_product_attention
         from torch.overrides import TorchFunctionMode
-        from torch.utils._python_dispatch import TorchDispatchMode
+
+        from xpuruntime.pytorch import _private_api
 
         recorder = self
         stack = contextlib.ExitStack()
 
-        class Mode(TorchDispatchMode):  # type: ignore[misc]
+        class Mode(_private_api.dispatch_mode_base):  # type: ignore[misc]
             def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
                 return recorder.run(func, args, kwargs or {})
 

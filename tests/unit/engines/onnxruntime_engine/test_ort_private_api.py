@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Private names of ONNX Runtime: each is there, has a reason and a fallback, and is used in one module."""
+
+from __future__ import annotations
+
+import ast
+import types
+from pathlib import Path
+
+import onnxruntime
+import pytest
+from onnxruntime.capi import onnxruntime_pybind11_state as state
+
+import xpuruntime
+from xpuruntime.engines.onnxruntime import _private_api as private
+
+PACKAGE = Path(xpuruntime.__file__).parent
+CLASSES = {"onnxruntime.InferenceSession": "_sess", "onnxruntime.IOBinding": "_iobinding"}
+
+
+@pytest.mark.parametrize("one", private.TABLE, ids=lambda one: one[0])
+def test_each_is_there_and_says_why(one):
+    path, why, without = one
+    assert why
+    assert without
+    owner, _, name = path.rpartition(".")
+    if owner in CLASSES:  # set by the constructor
+        source = Path(onnxruntime.__file__).parent / "capi" / "onnxruntime_inference_collection.py"
+        assert CLASSES[owner] == name
+        assert f"self.{name} = " in source.read_text()
+    else:
+        assert hasattr(state.OrtValue if owner.endswith("OrtValue") else state, name)
+
+
+def test_without_them_the_public_classes_serve(monkeypatch):
+    session, binding = object(), object()
+    assert private.raw_session(session) is session
+    assert private.raw_binding(binding) is binding
+    assert private.operator_schemas()
+    monkeypatch.setattr("onnxruntime.capi.onnxruntime_pybind11_state", types.SimpleNamespace())
+    assert private.operator_schemas() == []
+
+
+def test_no_other_module_uses_a_private_name():
+    found = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        if path == Path(private.__file__):
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Attribute) and node.attr in CLASSES.values():
+                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {node.attr}")
+            elif isinstance(node, (ast.Import, ast.ImportFrom)) and "onnxruntime_pybind11_state" in ast.unparse(node):
+                found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {ast.unparse(node)}")
+    assert found == []
