@@ -92,6 +92,7 @@ def test_numbers_of_numpy_are_numbers() -> None:
     x, weight = randn(1, 2, 6, 6), randn(2, 2, 3, 3)
     want = ops.conv2d(x, weight, stride=2, padding=1)
     np.testing.assert_array_equal(ops.conv2d(x, weight, stride=np.int64(2), padding=np.array([1, 1])), want)
+    np.testing.assert_array_equal(ops.conv2d(x, weight, stride=np.array(2), padding=[np.int8(1), 1]), want)
 
 
 X, WEIGHT = randn(2, 4, 5, 5), randn(6, 4, 3, 3)

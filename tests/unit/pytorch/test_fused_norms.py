@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 
 import xpuruntime as xrt
@@ -339,10 +340,14 @@ def test_autocast_on_cpu_is_that_of_pytorch():
         assert fused_layernorm(x, [8], weight).dtype == F.layer_norm(x, [8], weight).dtype == torch.bfloat16
 
 
-def test_one_size_may_be_a_number():
+ONE_SIZE = [8, np.int64(8), torch.tensor(8), np.array(8), (np.int32(8),), [torch.tensor(8)], np.array([8])]
+
+
+@pytest.mark.parametrize("size", ONE_SIZE, ids=repr)
+def test_a_size_is_any_integer(size):
     x = torch.randn(3, 8)
-    assert torch.equal(fused_layernorm(x, 8), fused_layernorm(x, [8]))
-    assert torch.equal(fused_rms_norm(x, 8), fused_rms_norm(x, (8,)))
+    close(fused_layernorm(x, size), F.layer_norm(x, [8]))
+    close(fused_rms_norm(x, size), F.rms_norm(x, [8]))
 
 
 X = torch.ones(3, 8)
@@ -352,6 +357,7 @@ WRONG = {
     "no shape": (lambda: fused_layernorm(X, []), InputError, "normalized_shape is empty"),
     "shape": (lambda: fused_rms_norm(X, [7]), InputError, r"input is \[3, 8\] and normalized_shape \[7\]"),
     "no sizes": (lambda: fused_layernorm(X, 8.0), InputError, "normalized_shape is 8.0; expected a size"),
+    "no whole sizes": (lambda: fused_rms_norm(X, [8.0]), InputError, r"normalized_shape is \[8.0\]; expected a size"),
     "long shape": (lambda: fused_rms_norm(X, [1, 3, 8]), InputError, r"normalized_shape \[1, 3, 8\]"),
     "weight": (lambda: fused_layernorm(X, [8], X), InputError, r"weight is \[3, 8\]; expected \[8\]"),
     "bias": (lambda: fused_layernorm(X, [8], X[0], 1.0), InputError, "bias is float"),

@@ -175,10 +175,10 @@ def _window(
     )
 
 
-def _integers(given: int | Sequence[int], name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
+def _integers(given: Any, name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Return one number, or as many as are allowed."""
     try:
-        if isinstance(given, Iterable):
+        if isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0:
             numbers = () if isinstance(given, (bytes, bytearray)) else tuple(index(one) for one in given)
         else:
             numbers = (index(given),)

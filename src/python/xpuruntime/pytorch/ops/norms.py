@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from operator import index
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -190,8 +192,9 @@ def _shape(input: Any, normalized_shape: Any) -> list[int]:
         raise InputError(f"input is {type(input).__name__}; expected a torch.Tensor")
     if not input.is_floating_point():
         raise InputError(f"input is {input.dtype}; expected float64, float32, float16 or bfloat16")
+    several = isinstance(normalized_shape, Iterable) and getattr(normalized_shape, "ndim", 1) > 0
     try:
-        shape = [normalized_shape] if isinstance(normalized_shape, (int, torch.SymInt)) else list(normalized_shape)
+        shape = [_size(one) for one in (normalized_shape if several else (normalized_shape,))]
     except (TypeError, RuntimeError):
         raise InputError(f"normalized_shape is {normalized_shape!r}; expected a size, or a list of sizes") from None
     if not shape:
@@ -201,6 +204,10 @@ def _shape(input: Any, normalized_shape: Any) -> list[int]:
             f"input is {list(input.shape)} and normalized_shape {shape}; the last dimensions of input must be these"
         )
     return shape
+
+
+def _size(one: Any) -> Any:
+    return one if isinstance(one, (int, torch.SymInt)) else index(one)
 
 
 def _check_parameters(input: Tensor, shape: list[int], **given: Tensor | None) -> None:
