@@ -45,13 +45,15 @@ def normal(*shape: int, seed: int = 0, dtype: Any = np.float32) -> Any:
     return np.random.default_rng((seed, *shape)).standard_normal(shape).astype(dtype)
 
 
-def found(model: onnx.ModelProto, kernels: Any = None, *, device: str = "cpu", **terms: Any) -> FoundRewrites:
+def found(
+    model: onnx.ModelProto, kernels: Any = None, *, device: str = "cpu", tune: bool = False, **terms: Any
+) -> FoundRewrites:
     policy = xrt.KernelPolicy(**(kernels or ALL))
     capability = (9, 0) if device.startswith("cuda") else None
     arch = "sm90" if capability else None
     named = onnx.ModelProto()
     named.CopyFrom(model)
-    return find_rewrites(named, RuleQuery(policy, device, arch), Terms(device, **terms), capability)
+    return find_rewrites(named, RuleQuery(policy, device, arch), Terms(device, **terms), capability, tune=tune)
 
 
 def only(model: onnx.ModelProto, kernels: Any = None) -> Any:

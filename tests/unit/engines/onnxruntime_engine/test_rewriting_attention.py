@@ -233,3 +233,21 @@ def test_what_no_kernel_can_serve_is_said(tmp_path: Path) -> None:
     model = graph(QKV, OUT, PRODUCTS["scaled after"], CONSTANTS)
     result = found(model, {"attention": "cuda_raw.flash_attention_v2"}, device="cuda:0")
     assert "float16" in result.left[0].reason
+
+
+@pytest.mark.needs_build("cuda")
+@pytest.mark.parametrize(("kernels", "rewritten", "free"), [
+    ({"layer_norm": "cuda_raw"}, [], ["MatMul_y"]),
+    ({"matmul": "cuda_raw"}, ["MatMul_p", "MatMul_y"], []),
+    ({"rules": [{"match": {"node": "MatMul_p"}, "use": "cuda_raw"}]}, ["MatMul_p"], ["MatMul_y"]),
+])  # fmt: skip
+def test_a_product_with_a_key_of_its_own_is_not_measured_as_a_part_of_attention(
+    kernels: dict[str, Any], rewritten: list[str], free: list[str]
+) -> None:
+    sizes = "float16[2, 2, 8, 64] q, float16[2, 2, 16, 64] k, float16[2, 2, 16, 64] v"
+    model = graph(sizes, "float16[2, 2, 8, 64] y", f"{TURN}\np = MatMul(q, kt)\nw = Softmax(p)\ny = MatMul(w, v)")
+    seen = found(model, kernels, device="cuda:0", tune=True)
+    assert [one.node for one in seen.rewrites] == rewritten
+    assert [one.node for one in seen.free] == free
+    nodes = [name for one in (*seen.rewrites, *seen.free) for name in one.nodes]
+    assert len(nodes) == len(set(nodes)), "a node belongs to one rewrite"

@@ -92,7 +92,7 @@ class _Finder:
         self.left: list[UnrewrittenNode] = []
         self.free: list[Rewrite] = []
         self._taken: set[str] = set()
-        self._offered: set[str] = set()
+        self._open: list[RewriteCandidate] = []
 
     def search(self, scope: Scope) -> None:
         """Look at every node of a graph."""
@@ -103,6 +103,10 @@ class _Finder:
             self.look(scope, find_norm(scope, node, self.terms))
         for node in scope.graph.node:
             self.look(scope, find_conv(scope, node, self.terms) or find_matmul(scope, node, self.terms))
+        # Last: a product that the policy asks a kernel for may be a part of attention whose kernel it leaves open.
+        for candidate in self._open:
+            self._offer(scope, candidate)
+        self._open.clear()
 
     def look(self, scope: Scope, candidate: RewriteCandidate | None) -> None:
         """Rewrite, leave or offer a node, as the policy says."""
@@ -111,7 +115,7 @@ class _Finder:
         asked = self.asking.asked(candidate)
         if asked is None:
             if self.tune and candidate.forms and self.asking.is_free(candidate):
-                self._offer(scope, candidate)
+                self._open.append(candidate)
             return
         reason = candidate.refusal
         for form in candidate.forms:
@@ -140,8 +144,8 @@ class _Finder:
         """List a node whose kernel the policy leaves open, in the form that folds most and some kernel can serve."""
         asked = KernelRequest(("auto",), "tuning", ())
         for form in candidate.forms:
-            if self._offered.isdisjoint(form.nodes) and self._why_not(candidate, form, asked) is None:
-                self._offered.update(form.nodes)
+            if self._taken.isdisjoint(form.nodes) and self._why_not(candidate, form, asked) is None:
+                self._taken.update(form.nodes)
                 self.free.append(_rewrite(scope, candidate, form, asked))
                 return
 
