@@ -8,10 +8,10 @@
 Raw is the best of all batch sizes, each run by one thread and by two: `run` on NumPy arrays. On CUDA the replayed graph
 of a session on arrays that stay on the device is timed, too. The best `run` is timed again before and after the served
 requests, for as long as those, and their share is of the mean of both. So is the best `run` with no more rows at a time
-than there are requests: two threads with 64 rows each have twice as many. Served are requests of one row, so many at a
-time: handed to the models in this process, and over HTTP with binary tensors from client processes. Answers are
-compared with those of the raw session when all have come. At the end two models share one memory budget, with room for
-both, and for one.
+than there are requests, for each number of them: two threads with 64 rows each have 128. Served are requests of one
+row, so many at a time: handed to the models in this process, and over HTTP with binary tensors from client processes.
+Answers are compared with those of the raw session when all have come. At the end two models share one memory budget,
+with room for both, and for one.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import time
 from collections import deque
 from functools import partial
 from pathlib import Path
+from statistics import mean
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -44,7 +45,7 @@ from xpuruntime.serving.protocol.rest_client import write_request
 from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
 TARGET = 0.9
 CONCURRENCY = (1, 16, 64)
@@ -58,8 +59,6 @@ class Case:
         self, name: str, made: tuple[bytes, dict[str, tuple[int, ...]]], folder: Path, words: int, requests: int
     ) -> None:
         data, rows = made
-        #: At a time, at most.
-        self.requests = requests
         self.name, self.path = name, str(folder / f"{name}.onnx")
         Path(self.path).write_bytes(data)
         ((self.input, row),) = rows.items()
@@ -89,10 +88,11 @@ class Raw:
         self.session: Any = ort.InferenceSession(case.path, providers=provider(device))
         assert device == "cpu" or self.session.get_providers()[0] == "CUDAExecutionProvider"
         case.answers = np.concatenate([self.session.run(None, {case.input: row[None]})[0] for row in case.rows])
-        #: Of all sizes and threads, and of those with no more rows at a time than there are requests.
-        self.best = self.best_within = (1, 1)
+        self.best = (1, 1)
         self.peaks: list[float] = []
-        self.peaks_within: list[float] = []
+        #: The best with no more rows at a time than a number of requests, by that number.
+        self.best_within: dict[int, tuple[int, int]] = {}
+        self.peaks_within: dict[int, list[float]] = {}
 
     def rate(self, size: int, threads: int, seconds: float) -> float:
         feeds = {self.case.input: np.resize(self.case.rows, (size, *self.case.rows.shape[1:]))}
@@ -100,17 +100,20 @@ class Raw:
             self.session.run(None, feeds)
         return rate([lambda: self.session.run(None, feeds)] * threads, size, seconds)
 
-    def rates(self, sizes: list[int], seconds: float) -> dict[str, float]:
+    def rates(self, sizes: list[int], requests: Sequence[int], seconds: float) -> dict[str, float]:
         """Return rows a second by batch size and threads."""
         found = {(size, threads): self.rate(size, threads, seconds) for size in sizes for threads in (1, 2)}
         self.best = max(found, key=found.__getitem__)
-        within = [one for one in found if one[0] * one[1] <= self.case.requests]
-        self.best_within = max(within, key=found.__getitem__)
+        for many in requests:
+            within = [one for one in found if one[0] * one[1] <= many]
+            self.best_within[many] = max(within, key=found.__getitem__)
+            self.peaks_within[many] = []
         return {f"{size} rows, {threads} threads": value for (size, threads), value in found.items()}
 
     def measure_peak(self, seconds: float) -> None:
         self.peaks.append(self.rate(*self.best, seconds))
-        self.peaks_within.append(self.rate(*self.best_within, seconds))
+        for many, best in self.best_within.items():
+            self.peaks_within[many].append(self.rate(*best, seconds))
 
 
 def graph_rates(case: Case, device: str, sizes: list[int], seconds: float) -> dict[str, float]:
@@ -256,7 +259,7 @@ def main() -> None:
         cases = [Case(name, one, folder, words, most) for name, one in named if name in args.models]
         for case in cases:
             raws[case.name] = raw = Raw(case, args.device)
-            rates = {"run": raw.rates(sizes, args.seconds / 8)}
+            rates = {"run": raw.rates(sizes, args.concurrency, args.seconds / 8)}
             rates["graph"] = graph_rates(case, args.device, sizes, args.seconds / 8)
             body["models"][case.name] = {"raw": rates, "served": {}, "http": {}}
         with Models(settings_of(cases, args, policy), gc_freeze=True) as models:
@@ -277,15 +280,17 @@ def main() -> None:
         body["budget"] = shared_budget(cases, args, policy) if len(cases) == 2 else {}
     print(f"{'model':<8} {'what':<22} {'rows/s':>9} {'p50 ms':>8} {'p99 ms':>8} {'of raw':>7} {'within':>7}")
     for name, row in body["models"].items():
-        peak, within = (sum(row["raw"][key]) / len(row["raw"][key]) for key in ("peaks", "peaks_within"))
+        peak = mean(row["raw"]["peaks"])
+        within = {many: mean(rates) for many, rates in row["raw"]["peaks_within"].items()}
         print(f"{name:<8} {'raw run, peak':<22} {peak:9.0f}")
-        print(f"{name:<8} {f'raw run, {most} rows':<22} {within:9.0f}")
+        for many, one in within.items():
+            print(f"{name:<8} {f'raw run, {many} rows':<22} {one:9.0f} {'':>8} {'':>8} {one / peak:7.2f}")
         if row["raw"]["graph"]:
             print(f"{name:<8} {'raw graph, no copies':<22} {max(row['raw']['graph'].values()):9.0f}")
         for way in ("served", "http"):
             for many, one in row[way].items():
                 share = one["share"] = one["rows_per_second"] / peak
-                part = one["share_within"] = one["rows_per_second"] / within
+                part = one["share_within"] = one["rows_per_second"] / within[many]
                 print(f"{name:<8} {f'{way}, {many} at a time':<22} {one['rows_per_second']:9.0f} {one['p50_ms']:8.2f} "
                       f"{one['p99_ms']:8.2f} {share:7.2f} {part:7.2f}")  # fmt: skip
         row["met"] = max(one["share"] for way in ("served", "http") for one in row[way].values()) >= TARGET
