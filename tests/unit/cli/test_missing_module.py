@@ -74,6 +74,31 @@ def test_words_of_its_own_stay(needy: Callable[..., None], xrt: Callable[..., An
     assert xrt("plan", digits, "--json").json()["error"]["message"] == "needy works on the moon only"
 
 
+@pytest.mark.parametrize("listed", [True, False])
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        ("raise ImportError('libneedy.so: no such file')", "ImportError: libneedy.so: no such file"),
+        ("raise SystemExit(3)", "SystemExit: 3"),
+        ("def f(): f()\nf()", "RecursionError: maximum recursion depth exceeded"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+    ],
+)
+def test_a_package_that_fails_as_it_is_imported(
+    needy: Callable[..., None], xrt: Callable[..., Any], digits: str, body: str, reason: str, listed: bool
+) -> None:
+    needy(body=f"{body}\n", listed=listed)
+    found = xrt("plan", digits, "--json")
+    error = found.json()["error"]
+    assert (found.code, error["exit_code"]) == (3, 3)
+    who, fix = (
+        ("needy 1.2", "python -m pip install --force-reinstall needy-tools")
+        if listed
+        else ("needy", "mend or remove needy")
+    )
+    assert error["message"] == f"{who} cannot be imported: {reason}. Fix: {fix}"
+
+
 def test_a_module_of_this_package_is_a_bug(needy: Callable[..., None], xrt: Callable[..., Any], digits: str) -> None:
     needy(body="import xpuruntime.nothing_of_that_name\n")
     found = xrt("plan", digits)

@@ -72,9 +72,7 @@ def run(argv: Sequence[str], interrupts: Interrupts | None = None) -> int:
             return ExitCode.CLOSED_PIPE
         if debug:
             raise
-        code = exit_code_of(error)
-        _report(error, code, as_json)
-        return code
+        return _report(error, exit_code_of(error), as_json)
 
 
 def _is_closed_pipe(error: BaseException) -> bool:
@@ -110,14 +108,18 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
     return int(result) if isinstance(result, int) else ExitCode.OK
 
 
-def _report(error: BaseException, code: ExitCode, as_json: bool) -> None:
+def _report(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
+    """Say what has failed, and return the exit code: a package that cannot be imported is no bug of ours."""
+    from xpuruntime.cli.missing_module import broken_import, missing_module
     from xpuruntime.cli.output import error_line, print_json
 
     text = str(error) or type(error).__name__
-    if isinstance(error, ModuleNotFoundError) and code is not ExitCode.BUG:
-        from xpuruntime.cli.missing_module import missing_module
-
-        text = missing_module(error) or text
+    if isinstance(error, ModuleNotFoundError):
+        text = text if code is ExitCode.BUG else missing_module(error) or text
+    elif code is ExitCode.BUG or isinstance(error, ImportError):
+        broken = broken_import(error)
+        code = code if broken is None else ExitCode.ENVIRONMENT
+        text = broken or text
     if isinstance(error, OSError) and error.strerror:
         full = error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT)  # files are named, so it is standard output
         where = error.filename or ("standard output" if full else None)
@@ -136,6 +138,7 @@ def _report(error: BaseException, code: ExitCode, as_json: bool) -> None:
         error_line(text)
     if isinstance(error, OSError) and error.filename is None:
         _silence_stdout()  # what is still in its buffer would fail once more at exit
+    return code
 
 
 def _error_record(kind: str, text: str, code: ExitCode, **more: str | None) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Missing modules: which package imports what is not installed, and what to install for it."""
+"""Missing and broken modules: which package imports what is not installed or fails, and what to install for it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from types import TracebackType
 
-__all__ = ["missing_module"]
+__all__ = ["broken_import", "missing_module"]
 
 _IMPORT_SYSTEM = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external"})
 
@@ -39,6 +39,23 @@ def missing_module(error: ModuleNotFoundError) -> str | None:
     if required is not None:
         return f"{needs} although {package.name} requires it. Fix: pip install {required!r}"
     return f"{needs}. Fix: install it, or another version of {package.name}; `pip check` lists what packages lack"
+
+
+def broken_import(error: BaseException) -> str | None:
+    """Return the module of another package that fails as it is imported, with the fix; ``None`` where none does."""
+    trace = error.__traceback__
+    while trace is not None:  # frames of the import system are left out of most traces
+        frame = trace.tb_frame
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if frame.f_code.co_name == "<module>" and package not in ("xpuruntime", "__main__"):
+            break
+        trace = trace.tb_next
+    else:
+        return None
+    names = sorted(set(metadata.packages_distributions().get(package, ())))
+    what = " ".join((package, *(metadata.version(one) for one in names[:1])))
+    fix = f"python -m pip install --force-reinstall {names[0]}" if names else f"mend or remove {package}"
+    return f"{what} cannot be imported: {type(error).__name__}: {error}. Fix: {fix}"
 
 
 def _importer(trace: TracebackType | None) -> str | None:
