@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _HERE = Path(__file__).parent
+_ALONE = "needs the device to itself, as `pytest tests/gpu -m alone` without -n gives it"
 _TORCH = importlib.util.find_spec("torch") is not None
 #: These modules give streams work through PyTorch and cannot be imported without it.
 collect_ignore_glob = [] if _TORCH else ["test_*_gpu.py"]
@@ -50,6 +51,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         item.add_marker(pytest.mark.gpu)
         if reason is not None:
             item.add_marker(pytest.mark.skip(reason=reason))
+        elif hasattr(config, "workerinput") and item.get_closest_marker("alone"):
+            item.add_marker(pytest.mark.skip(reason=_ALONE))
 
 
 @pytest.hookimpl(hookwrapper=True)

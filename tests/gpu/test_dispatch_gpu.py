@@ -71,6 +71,7 @@ def last() -> dict[str, Any]:
     return _core.Dispatcher.instance().decisions()[-1]
 
 
+@pytest.mark.alone
 def test_the_fastest_is_taken_and_its_times_are_told() -> None:
     a, b, out = operands(96, 1000, 512)
     before = xrt.MemoryManager.instance().get_stats("cuda:0").reserved

@@ -102,6 +102,7 @@ def test_answers_at_a_concurrency(net: Path, tmp_path: Path, policy: dict[str, A
         assert any(one.kind == "pinned" and one.stats.total_allocations > 256 // 8 for one in pools)
 
 
+@pytest.mark.alone
 def test_two_models_under_one_memory_budget(net: Path, wide: Path, tmp_path: Path) -> None:
     """One has to go for the other, and both answer right whenever they are asked."""
     feeds = {"net": rows(net, 8), "wide": rows(wide, 8)}

@@ -260,6 +260,7 @@ def test_many_threads_with_device_arrays(wide: Path) -> None:
     assert not failures
 
 
+@pytest.mark.alone
 def test_sessions_do_not_leak_device_memory(mlp: Path) -> None:
     x = torch.ones(4, 64, device="cuda")
 

@@ -205,6 +205,7 @@ def test_replays_on_two_streams_keep_their_order():
     assert [loss.item() for loss in losses] == pytest.approx(wanted, rel=5e-3, abs=2e-3)
 
 
+@pytest.mark.alone
 def test_the_host_needs_little_time_for_a_replay():
     """Host work of one call, without waiting for the device, of a model with 300 modules and 200 parameters."""
     net = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU()) for _ in range(100)))
