@@ -188,6 +188,22 @@ def test_daemon_threads_inside_of_operations_do_not_abort_the_end(what: str) -> 
         _run(_THREADS, what)
 
 
+def test_a_daemon_thread_inside_of_its_first_operation() -> None:
+    _run("""
+import numpy.lib, sys, threading, numpy as np
+from xpuruntime import ops
+sys.setswitchinterval(100)  # the end of the program waits for a step without the GIL, and then goes on to the end
+first, version = threading.Event(), numpy.lib.NumpyVersion
+def seen(*given):  # by pybind11, as it looks up NumPy's functions
+    first.set()
+    return version(*given)
+numpy.lib.NumpyVersion = seen
+a = np.ones((4, 4), "f")
+threading.Thread(target=lambda: ops.matmul(a, a), daemon=True).start()
+assert first.wait(60)
+""")
+
+
 @pytest.mark.parametrize("what", ["run", "run_async", "bound"])
 @pytest.mark.parametrize("engine", ["onnxruntime", OPENVINO])
 def test_daemon_threads_inside_of_an_engine_do_not_abort_the_end(engine: str, what: str) -> None:
