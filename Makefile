@@ -186,7 +186,7 @@ lint-clang-format: ## clang-format
 # Nodes of a function that the analyzer looks at; clang's default is 225000, and takes nearly twice the time.
 TIDY_NODES ?= 75000
 lint-clang-tidy: ## clang-tidy over the C++ that builds without CUDA
-	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_DEVELOPER=ON -DSKBUILD=ON \
+	@$(IN_VENV) cmake -S . -B build/tidy -G Ninja --log-level=WARNING -DCMAKE_BUILD_TYPE=Debug -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_DEVELOPER=ON -DXPURUNTIME_UNITY=OFF -DSKBUILD=ON \
 	  -DCMAKE_DISABLE_PRECOMPILE_HEADERS=ON -DPython_EXECUTABLE="$(abspath $(PY))" -Dpybind11_DIR="$$($(PY) -m pybind11 --cmakedir)" >/dev/null
 	@$(PY) $(VENV)/bin/run-clang-tidy.py -quiet -j $(JOBS) -clang-tidy-binary $(VENV)/bin/clang-tidy -extra-arg=-Wno-unknown-warning-option \
 	  -extra-arg=-Xclang -extra-arg=-analyzer-config -extra-arg=-Xclang -extra-arg=max-nodes=$(TIDY_NODES) -p build/tidy "src/cpp/.*\.cpp" \

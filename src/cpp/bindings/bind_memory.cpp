@@ -16,7 +16,7 @@ using namespace py::literals;
 namespace xpuruntime::bindings {
 namespace {
 
-py::dict to_dict(const MemoryStats& stats) {
+py::dict stats_to_dict(const MemoryStats& stats) {
   py::dict out;
   out["requested"] = stats.requested;
   out["current"] = stats.current;
@@ -50,7 +50,7 @@ void bind_stats(py::module_& module) {
       .def_readonly("upstream_allocations", &MemoryStats::upstream_allocations)
       .def_readonly("failures", &MemoryStats::failures)
       .def_property_readonly("fragmentation", &MemoryStats::fragmentation)
-      .def("to_dict", to_dict)
+      .def("to_dict", stats_to_dict)
       .def("__eq__",
            [](const MemoryStats& self, const py::object& other) -> py::object {
              if (!py::isinstance<MemoryStats>(other)) {
@@ -60,7 +60,7 @@ void bind_stats(py::module_& module) {
            })
       .def("__repr__",
            [](const MemoryStats& self) {
-             return "MemoryStats(" + std::string(py::str(to_dict(self))) + ")";
+             return "MemoryStats(" + std::string(py::str(stats_to_dict(self))) + ")";
            })
       .attr("__hash__") = py::none();
 }
