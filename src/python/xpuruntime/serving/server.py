@@ -23,7 +23,7 @@ from xpuruntime.serving.monitoring.pages import pages_of
 from xpuruntime.serving.status import ServingError
 from xpuruntime.serving.transport.access import Access, check_model, read_token
 from xpuruntime.serving.transport.gate import Gate
-from xpuruntime.serving.transport.listening import bind, read_address, shown, unusable
+from xpuruntime.serving.transport.listening import bind, check_apart, read_address, shown, unusable
 from xpuruntime.serving.transport.options import TransportOptions
 from xpuruntime.serving.transport.tls import Tls
 
@@ -103,6 +103,8 @@ class Server:
         for option, address in (("http", http), ("grpc", grpc)):
             if address is not None:
                 read_address(address, option)
+        if http is not None and grpc is not None:
+            check_apart(http, grpc)
         self.http_address = self.grpc_address = ""
         self.drained = True
         self._own = Models(sessions=_checked_names(models)) if isinstance(models, Mapping) else None

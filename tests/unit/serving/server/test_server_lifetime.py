@@ -74,6 +74,14 @@ def test_what_is_no_address_is_refused(service, address):
         Server(service, http=address)
 
 
+@pytest.mark.parametrize("grpc", ["127.0.0.1", "localhost", "0.0.0.0", "*"])
+def test_two_listeners_of_one_address_are_refused(service, grpc):
+    with pytest.raises(InputError, match=r"http 127\.0\.0\.1:8000 and grpc .*:8000 are the same address. Fix"):
+        Server(service, http="127.0.0.1:8000", grpc=f"{grpc}:8000")
+    Server(service, http="127.0.0.1:8000", grpc="127.0.0.2:8000").close()
+    Server(service, http="127.0.0.1:0", grpc=f"{grpc}:0").close()
+
+
 def test_an_unknown_host_is_refused(service):
     with pytest.raises(XpuRuntimeError, match="cannot be listened on"):
         Server(service, http="no-such-host.invalid:0").start()

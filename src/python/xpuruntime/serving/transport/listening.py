@@ -11,9 +11,10 @@ from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.files.paths import reason_of
 
-__all__ = ["bind", "read_address", "shown", "unusable"]
+__all__ = ["bind", "check_apart", "read_address", "shown", "unusable"]
 
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.]+)\]|([A-Za-z0-9.*_-]+)):([0-9]{1,5})")
+_EVERYWHERE = frozenset({"0.0.0.0", "::"})
 
 
 def read_address(text: str, option: str) -> tuple[str, int]:
@@ -24,6 +25,19 @@ def read_address(text: str, option: str) -> tuple[str, int]:
         raise InputError(f"{option} is {text[:80]!r}. Fix: write HOST:PORT, such as 127.0.0.1:8000, or [::1]:0")
     host = match[1] or match[2]
     return "0.0.0.0" if host == "*" else host, int(match[3])
+
+
+def check_apart(first: str, second: str) -> None:
+    """Refuse two addresses that share one: the second listener would have none of it, or a part of it alone."""
+    hosts, ports = zip(*(read_address(text, "address") for text in (first, second)), strict=True)
+    if ports[0] != ports[1] or ports[0] == 0:
+        return
+    try:
+        found = [{str(one[4][0]) for one in socket.getaddrinfo(host, ports[0])} for host in hosts]
+    except OSError:
+        return  # said as it is bound
+    if found[0] & found[1] or _EVERYWHERE & (found[0] | found[1]):
+        raise InputError(f"http {first} and grpc {second} are the same address. Fix: give one of them another port")
 
 
 def bind(text: str, option: str) -> socket.socket:
