@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Lock, verify and compare ONNX models of published wheels on both engines of the CPU.
+
+``python tools/real_model_locks.py --models magika,nudenet`` takes the models that `real_models.py` fetches. Each is
+locked twice, opened under the lock, verified against it and compared with it as by ``xrt diff``. Each model and engine
+has a process of its own. It exits with 1 where one does not hold and its engine runs the model.
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from real_model_checks import ENGINES
+from real_model_table import MODELS, Model, feeds
+from real_models import CACHE, fetch, place
+
+#: Seconds that a model may take on an engine.
+TIMEOUT = 300
+
+
+def examine(path: Path, model: Model, engine: str) -> None:
+    """Print what held, and raise where something did not."""
+    import numpy as np
+
+    import xpuruntime as xrt
+    from xpuruntime.locks.diff.diffing import compare_environments
+
+    given: dict[str, Any] = next(iter(feeds(model, 1)))
+    policy = {"execution": {"engine": engine, "device": "cpu", "precision": model.precision}}
+    with tempfile.TemporaryDirectory() as folder:
+        lock, again = (Path(folder) / name for name in ("m.lock", "again.lock"))
+        made, other = (xrt.lock(path, policy, one, inputs=given).lock for one in (lock, again))
+        assert made.digest == other.digest, "locking twice gave another lock"
+        with xrt.InferenceSession(path, policy=policy) as session:
+            expected = session.run(given)
+        with xrt.InferenceSession(path, lock=lock) as session:
+            assert session.plan.policy_source == "lock"
+            for name, array in session.run(given).items():
+                assert np.array_equal(array, expected[name], equal_nan=True), f"{name} has other bits under the lock"
+        verified = xrt.verify(path, policy, lock=lock, inputs=given, only=["evidence", "accuracy"])
+        failed = verified.of("fail")  # such as a precision that the engine does not have, with a lock or without
+        assert all(one.id.startswith("evidence.execution.") for one in failed), str(verified)
+        found = compare_environments(str(lock), "here", path, inputs=given)
+        assert found.exit_code == 0, str(found)
+    identity = made.identity
+    told = "".join(f"; {one.id}: {' '.join(one.reason.split())[:120]}" for one in failed)
+    print(f"holds: {len(identity.entries)} units, the kernels of {identity.unobservable} are not reported{told}")
+
+
+def main() -> int:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cache", type=Path, default=CACHE, help="folder of wheels and models (default: %(default)s)")
+    parser.add_argument("--models", help="names, separated by commas; default: all")
+    parser.add_argument("--engines", default=",".join(ENGINES), help="default: %(default)s")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    known = {model.name: model for model in MODELS}
+    names = given.models.split(",") if given.models else list(known)
+    if wrong := set(names) - set(known):
+        parser.error(f"unknown: {', '.join(wrong)}")
+    models, engines = tuple(known[name] for name in names), given.engines.split(",")
+    if given.child:
+        examine(place(given.cache, models[0]), models[0], engines[0])
+        return 0
+    fetch(given.cache, models)
+    failed = 0
+    for model in models:
+        for engine in engines:
+            command = [sys.executable, __file__, "--cache", given.cache, "--child"]
+            command += ["--models", model.name, "--engines", engine]
+            try:
+                done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+                text, code = (done.stdout if done.returncode == 0 else done.stderr).strip(), done.returncode
+            except subprocess.TimeoutExpired:
+                text, code = f"still running after {TIMEOUT} s", 1
+            refused = "xpuruntime.errors.OpenError" in text or "UnsupportedOperationError" in text
+            failed += code != 0 and not refused
+            line = next((one for one in reversed(text.splitlines()) if one), "")
+            how = "" if code == 0 else "refused: " if refused else "FAILED: "
+            print(f"{model.name} on {engine}: {how}{line[:300]}")
+    return int(failed > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
