@@ -52,7 +52,7 @@ SHAPES: dict[str, tuple[type, Size, int, int]] = {
 ANCHOR = "by hand"
 #: Eager steps that are held to each other by themselves.
 PAIR = ("eager", "eager, tuned")
-#: Of a turn of theirs, the steps that are timed and those before, since a policy's gates are cold in the second one.
+#: Of a turn of theirs, the steps that are timed and those before, since a policy's guards are cold in the second one.
 PAIR_TURN = (2, 3)
 #: What capture_graph may cost over the capture by hand, and a tuned policy over none.
 CAPTURE_TARGET, TUNED_TARGET = 1.02, 1.01

@@ -182,7 +182,7 @@ DESIGN = {
         236,
         {
             "call": Box(0, 0, "PyTorch call", ("mm, layer_norm, sdpa, …",), "data"),
-            "gate": Box(1, 0, "fast path", ("C++: route known?",)),
+            "guard": Box(1, 0, "fast path", ("C++: route known?",)),
             "native": Box(2, 0, "native kernel", ("PyTorch's own",), "data"),
             "key": Box(0, 1, "key", ("shapes, strides, dtypes,", "phase, module")),
             "routes": Box(1, 1, "routes", ("of CompiledPolicy:", "resolved before?")),
@@ -191,8 +191,8 @@ DESIGN = {
             "refused": Box(2, 2, "strict: error", ("with every reason",), "stop"),
         },
         (
-            Arrow("call", "gate"), Arrow("gate", "native", "yes"), Arrow("gate", "kernel"),
-            Arrow("gate", "routes", "no"), Arrow("key", "routes"), Arrow("routes", "kernel"),
+            Arrow("call", "guard"), Arrow("guard", "native", "yes"), Arrow("guard", "kernel"),
+            Arrow("guard", "routes", "no"), Arrow("key", "routes"), Arrow("routes", "kernel"),
             Arrow("routes", "rules", "no"), Arrow("rules", "refused"),
         ),
     ),

@@ -41,7 +41,7 @@ _OURS = {
 }
 _BACKWARD = [{"match": {"op": op, "phase": "backward"}, "use": _OURS[op]} for op in _OPS]
 #: Kernels of a policy: every call looked up and left to PyTorch; every call by ours where one can serve; ours in the
-#: backward alone; the same beside a rule of a module, which gates tell, too.
+#: backward alone; the same beside a rule of a module, which guards tell, too.
 POLICIES: dict[str, dict[str, Any]] = {
     "looked-up": {"rules": [{"match": {"op": op, "dtype": "int4"}, "use": "cpu.reference"} for op in _OPS]},
     "ours": dict(_OURS),

@@ -24,7 +24,7 @@ PYBIND11_MODULE(_core_in_main, module) {
   bind_kernels(module);
   bind_ops(module);
   bind_call_key(module);
-  bind_gate(module);
+  bind_guard(module);
   bind_interruption(module);
   bind_sdpa_turn(module);
   bind_stable_product(module);

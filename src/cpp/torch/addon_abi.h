@@ -17,20 +17,20 @@ namespace xpuruntime::torch_abi {
 constexpr std::uint32_t kVersion = 1;
 constexpr std::size_t kBackends = 5;  ///< of scaled dot product attention, by PyTorch's numbers
 
-constexpr const char* kCoreCapsule = "xpuruntime.torch_gates";
+constexpr const char* kCoreCapsule = "xpuruntime.torch_guards";
 constexpr const char* kAddonCapsule = "xpuruntime.torch_addon";
 
-/// What may be done with a call before Python has looked at it; see gate_state.h.
+/// What may be done with a call before Python has looked at it; see guard_state.h.
 enum Verdict : int { kError = -1, kAsk = 0, kNative = 1, kQuick = 2, kAlways = 3 };
 
 /// What `_core` knows of calls, for the kernels of the addon.
-struct GateFunctions {
+struct GuardFunctions {
   std::uint32_t version;
   std::uint32_t size;
 
   // Without the GIL, too.
-  std::uint64_t (*next_gate)();
-  std::uint64_t (*first_fact)(std::uint64_t gate);
+  std::uint64_t (*next_guard)();
+  std::uint64_t (*first_fact)(std::uint64_t guard);
   /// Whether PyTorch's kernel is known to serve a call; `wish`: what it wants of the SDP backends.
   bool (*find_native)(const std::uint64_t* facts, std::size_t count, std::uint64_t* wish);
   std::uint64_t (*state_number)();
@@ -41,7 +41,7 @@ struct GateFunctions {
   /// The place of the kernel of xpuruntime that is known to serve a call, borrowed; or null.
   PyObject* (*find_quick)(const std::uint64_t* facts, std::size_t count);
   /// kError with an error of Python's set. `place`: a new reference where it is kQuick. `phase` and
-  /// `wish` as in gate_state.h.
+  /// `wish` as in guard_state.h.
   Verdict (*judge)(PyObject* name, PyObject* const* arrays, std::size_t count, PyObject* out,
                    const char* phase, PyObject** place, std::uint64_t* wish);
   void (*keep_native)(const std::uint64_t* facts, std::size_t count, std::uint64_t number,

@@ -5,7 +5,7 @@
 
 #include "addon_functions.h"
 #include "bind.h"
-#include "gate_state.h"
+#include "guard_state.h"
 #include "sdpa_turn.h"
 
 namespace py = pybind11;
@@ -39,10 +39,10 @@ torch_abi::Verdict judge_call(PyObject* name, PyObject* const* arrays, std::size
   }
 }
 
-constexpr torch_abi::GateFunctions kFunctions = {
+constexpr torch_abi::GuardFunctions kFunctions = {
     torch_abi::kVersion,
-    sizeof(torch_abi::GateFunctions),
-    next_gate_number,
+    sizeof(torch_abi::GuardFunctions),
+    next_guard_number,
     first_fact,
     find_native,
     state_number,
@@ -79,10 +79,10 @@ const torch_abi::AddonFunctions* addon() noexcept { return in_use.load(std::memo
 
 void bind_addon(py::module_& module) {
   module.def(
-      "torch_gates",
+      "torch_guards",
       [] {
         return py::reinterpret_steal<py::object>(PyCapsule_New(
-            const_cast<torch_abi::GateFunctions*>(&kFunctions), torch_abi::kCoreCapsule, nullptr));
+            const_cast<torch_abi::GuardFunctions*>(&kFunctions), torch_abi::kCoreCapsule, nullptr));
       },
       "The functions that the addon for PyTorch calls, in a capsule; see addon_abi.h.");
   module.def("use_torch_addon", use_addon, py::arg("functions"),

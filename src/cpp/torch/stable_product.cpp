@@ -14,8 +14,8 @@
 #include <utility>
 
 #include "bind.h"
-#include "gate_state.h"
 #include "gil.h"
+#include "guard_state.h"
 
 // Kernels of `mm` and `bmm` over PyTorch's stable C ABI: functions of `libtorch_cpu.so` and
 // `libtorch_cuda.so` in C, found by their names. PyTorch hands tensors over in C, but no `Scalar`,
@@ -218,7 +218,7 @@ bool multiply(void* function, const Operands& given, Owned& made) noexcept {
 }
 
 // Never dropped, since a thread may still be inside a kernel that has been removed.
-struct Gate {
+struct Guard {
   std::string name;
   void* function = nullptr;  // PyTorch's, of the product into a tensor
   bool into = false;
@@ -231,49 +231,49 @@ constexpr std::array<std::string_view, 4> kNames = {"mm", "mm.out", "bmm", "bmm.
 constexpr std::array<std::string_view, 2> kKeys = {"CPU", "CUDA"};
 constexpr std::size_t kSlots = kNames.size() * kKeys.size();
 
-std::array<std::atomic<Gate*>, kSlots> gates{};
+std::array<std::atomic<Guard*>, kSlots> guards{};
 
 // By way of Python, and takes note where PyTorch's kernel serves all calls of these facts.
-Owned ask(const Gate& gate, const Operands& given, const Facts* facts) {
+Owned ask(const Guard& guard, const Operands& given, const Facts* facts) {
   std::array<py::object, 3> objects = {to_python(given.a), to_python(given.b), {}};
-  if (gate.into) objects[2] = to_python(given.out);
-  std::array<PyObject*, 4> values = {gate.keyset.ptr(), objects[0].ptr(), objects[1].ptr(),
+  if (guard.into) objects[2] = to_python(given.out);
+  std::array<PyObject*, 4> values = {guard.keyset.ptr(), objects[0].ptr(), objects[1].ptr(),
                                      objects[2].ptr()};
   static PyObject* const out = py::make_tuple("out").release().ptr();
   const std::uint64_t number = state_number();
-  const py::str name(gate.name);
+  const py::str name(guard.name);
   const Verdict verdict = facts == nullptr
                               ? Verdict::kAsk
                               : judge(name.ptr(), {values.data() + 1, 2}, objects[2].ptr());
-  const py::object python = gate.python;
+  const py::object python = guard.python;
   const auto done = py::reinterpret_steal<py::object>(
-      PyObject_Vectorcall(python.ptr(), values.data(), 3, gate.into ? out : nullptr));
+      PyObject_Vectorcall(python.ptr(), values.data(), 3, guard.into ? out : nullptr));
   if (!done) throw py::error_already_set();
   if (verdict == Verdict::kAlways) keep_native_call(facts->words(), number);
   return to_handle(done);
 }
 
-void serve(const Gate& gate, Value* values) {
+void serve(const Guard& guard, Value* values) {
   const auto take = [&](std::size_t at) { return Owned(reinterpret_cast<Handle>(values[at])); };
   const Owned a = take(0);
   const Owned b = take(1);
-  Owned out(gate.into ? reinterpret_cast<Handle>(values[2]) : nullptr);
+  Owned out(guard.into ? reinterpret_cast<Handle>(values[2]) : nullptr);
   const Operands given{a.get(), b.get(), out.get()};
-  Facts facts(first_fact(gate.number.load(std::memory_order_acquire)));
+  Facts facts(first_fact(guard.number.load(std::memory_order_acquire)));
   const bool seen = facts.add(given);
   Owned made;
   if (seen && facts_decide() && native_calls().has(facts.words()) &&
-      multiply(gate.function, given, made)) {
-    values[0] = reinterpret_cast<Value>(gate.into ? out.release() : made.release());
+      multiply(guard.function, given, made)) {
+    values[0] = reinterpret_cast<Value>(guard.into ? out.release() : made.release());
     return;
   }
-  Owned answer = with_gil([&] { return ask(gate, given, seen ? &facts : nullptr); });
+  Owned answer = with_gil([&] { return ask(guard, given, seen ? &facts : nullptr); });
   values[0] = reinterpret_cast<Value>(answer.release());
 }
 
 template <std::size_t kSlot>
 void enter(Value* values, std::uint64_t /*arguments*/, std::uint64_t /*results*/) {
-  serve(*gates[kSlot].load(std::memory_order_acquire), values);
+  serve(*guards[kSlot].load(std::memory_order_acquire), values);
 }
 
 template <std::size_t... kSlot>
@@ -310,14 +310,14 @@ py::object place_stable_kernel(const std::string& name, const std::string& key,
                   ("aoti_torch_" + device + "_" + name.substr(0, name.find('.')) + "_out").c_str());
   if (function == nullptr) return py::none();
   const auto slot = static_cast<std::size_t>((found - kNames.begin()) * 2 + (at - kKeys.begin()));
-  if (gates[slot].load() == nullptr) gates[slot].store(new Gate);
-  Gate& gate = *gates[slot].load();
-  gate.name = name;
-  gate.function = function;
-  gate.into = name.ends_with(".out");
-  gate.python = python;
-  gate.keyset = keyset;
-  gate.number.store(next_gate_number(), std::memory_order_release);
+  if (guards[slot].load() == nullptr) guards[slot].store(new Guard);
+  Guard& guard = *guards[slot].load();
+  guard.name = name;
+  guard.function = function;
+  guard.into = name.ends_with(".out");
+  guard.python = python;
+  guard.keyset = keyset;
+  guard.number.store(next_guard_number(), std::memory_order_release);
   return implement("aten", key, name, kEntries[slot]);
 }
 

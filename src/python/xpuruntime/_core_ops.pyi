@@ -159,24 +159,24 @@ def call_key(name: str, /, *arrays: Any) -> bytes | None:
     Arrays that require a gradient are taken. ``None`` where one of them cannot be seen, or they have many dimensions.
     """
 
-def make_gate(name: str, slow: Callable[..., Any], native: Any) -> Callable[..., Any]:
+def make_guard(name: str, slow: Callable[..., Any], native: Any) -> Callable[..., Any]:
     """Return what stands for an operator: see `xpuruntime.pytorch.dispatch.overrides.fast_kernels`.
 
     It is called with a keyset, arrays, and at most `out`. It calls ``native.call`` where no policy holds, or the route
     under the key of the call has no `place`; ``native`` itself where that has been invalidated; and `slow` otherwise.
     """
 
-def set_gates(
+def set_guards(
     routes: dict[Any, Any] | None,
     slow: bool,
     call_context: Callable[[], tuple[str, str]] | None = None,
     phases: bool = False,
     modules: bool = False,
 ) -> None:
-    """Say what holds for all gates: the routes of the policy, if any, and whether `slow` looks at every call.
+    """Say what holds for all guards: the routes of the policy, if any, and whether `slow` looks at every call.
 
     `call_context` gives what follows the key of a call's arrays in the keys of `routes`: its phase and its module.
-    `phases` and `modules` say which of these rules ask for, where gates tell all that they ask for by themselves, after
+    `phases` and `modules` say which of these rules ask for, where guards tell all that they ask for by themselves, after
     `open_phases` and `open_modules`.
     """
 
@@ -250,9 +250,9 @@ def stated_phase() -> str:
     """Return the phase that is stated for the call that runs in this thread; empty where none is."""
 
 def forget_native_calls() -> None:
-    """Have gates look anew which calls are native, since a route has changed."""
+    """Have guards look anew which calls are native, since a route has changed."""
 
-def torch_gates() -> Any:
+def torch_guards() -> Any:
     """Return the functions that the addon for PyTorch calls, in a capsule."""
 
 def use_torch_addon(functions: Any) -> None:
@@ -301,6 +301,6 @@ class SdpaTurn:
     def __exit__(self, *raised: object) -> None: ...
 
 def in_sdpa_turn() -> bool:
-    """Say whether this thread is in such a block, or in an attention that a gate has called."""
+    """Say whether this thread is in such a block, or in an attention that a guard has called."""
 
 def measure_choose() -> dict[str, float]: ...

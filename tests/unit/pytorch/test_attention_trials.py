@@ -107,7 +107,7 @@ def unfused_is_fastest(nothing_is_tuned, monkeypatch):
     def measure(candidates, device, eager, costs, rule, step):
         real(candidates, device, eager, costs, TuningPolicy(budget=0.001))
         if "torch.math" in dict(candidates):
-            assert costs["torch.math"] == 0  # gates call it, and its gradient goes no way of ours
+            assert costs["torch.math"] == 0  # guards call it, and its gradient goes no way of ours
         found = [
             KernelTiming(name, "", 1.0, 0.1, 0.1, 0.1, "faster")
             if name == "torch.math"
@@ -139,7 +139,7 @@ def test_another_kernel_of_pytorch_serves_where_it_is_the_fastest():
     with xt.kernel_policy(xrt.KernelPolicy(attention="auto", auto_strategy="best_performance")):
         run()
         assert observed(run) == ("torch.math", True)
-        run()  # gates know it as no bare call of PyTorch's
+        run()  # guards know it as no bare call of PyTorch's
         assert observed(run) == ("torch.math", True)
         torch.backends.cuda.enable_math_sdp(False)
         try:

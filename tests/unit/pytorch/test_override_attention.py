@@ -137,7 +137,7 @@ def test_numbers_that_pytorch_has_yet_to_negate_are_right(which):
             torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-5)
             with torch.no_grad():
                 torch.testing.assert_close(sdpa(**lazy), expected[0], rtol=1e-5, atol=1e-5)
-                sdpa(**given)  # then a gate knows calls that look like these
+                sdpa(**given)  # then a guard knows calls that look like these
 
 
 def test_a_gradient_that_pytorch_has_yet_to_negate_is_right():

@@ -132,7 +132,7 @@ def test_a_call_that_is_pytorchs_own_waits_for_what_another_thread_has_switched(
     x = torch.randn(1, 2, 8, 16)
     done = []
     with torch.no_grad(), xt.kernel_policy(rules=rules):
-        sdpa(x, x, x, dropout_p=0.1)  # the gate knows it from here on
+        sdpa(x, x, x, dropout_p=0.1)  # the guard knows it from here on
         sdpa(x, x, x, dropout_p=0.1)
         with another_thread_inside("torch.flash") as let_it_leave:
             call = threading.Thread(target=lambda: done.append(sdpa(x, x, x, dropout_p=0.1)))
@@ -164,7 +164,7 @@ def test_threads_that_want_the_same_go_on_beside_each_other():
             assert torch.equal(sdpa(x, x, x), expected)
 
 
-def test_a_gate_calls_the_kernel_that_a_rule_asks_for(in_python, route):
+def test_a_guard_calls_the_kernel_that_a_rule_asks_for(in_python, route):
     q, k, v = (torch.randn(1, 2, 8, 16, requires_grad=True) for _ in range(3))
     before = enabled()
     with xt.kernel_policy(xrt.KernelPolicy(rules=[rule("torch.math")])):

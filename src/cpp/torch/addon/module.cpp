@@ -18,12 +18,12 @@
 #include <string>
 #include <utility>
 
-#include "gate.h"
+#include "guard.h"
 
 namespace xpuruntime::torch_addon {
 namespace {
 
-const torch_abi::GateFunctions* functions = nullptr;
+const torch_abi::GuardFunctions* functions = nullptr;
 
 // --- what PyTorch knows
 
@@ -93,7 +93,7 @@ constexpr torch_abi::AddonFunctions kFunctions = {
 // --- placing kernels
 
 struct Slot {
-  Gate gate;
+  Guard guard;
   std::optional<c10::KernelFunction> kernel;
 };
 
@@ -103,11 +103,11 @@ py::object place(const std::string& name, const std::string& key, const py::obje
   const c10::DispatchKey at = c10::parseDispatchKey(key);
   const auto [found, is_new] = slots.try_emplace({name, key});
   Slot& slot = found->second;
-  if (is_new) slot.kernel = kernel_for(name, at, slot.gate);
+  if (is_new) slot.kernel = kernel_for(name, at, slot.guard);
   if (!slot.kernel) return py::none();
-  slot.gate.slow = slow;
-  slot.gate.keyset = keyset;
-  slot.gate.number.store(functions->next_gate(), std::memory_order_release);
+  slot.guard.slow = slow;
+  slot.guard.keyset = keyset;
+  slot.guard.number.store(functions->next_guard(), std::memory_order_release);
   const auto dot = name.find('.');
   const c10::OperatorName op("aten::" + name.substr(0, dot),
                              dot == std::string::npos ? "" : name.substr(dot + 1));
@@ -119,15 +119,15 @@ py::object place(const std::string& name, const std::string& key, const py::obje
 
 }  // namespace
 
-const torch_abi::GateFunctions& core() { return *functions; }
+const torch_abi::GuardFunctions& core() { return *functions; }
 
 PYBIND11_MODULE(_torch_addon, module) {
-  const py::object capsule = py::module_::import("xpuruntime._core").attr("torch_gates")();
-  functions = static_cast<const torch_abi::GateFunctions*>(
+  const py::object capsule = py::module_::import("xpuruntime._core").attr("torch_guards")();
+  functions = static_cast<const torch_abi::GuardFunctions*>(
       PyCapsule_GetPointer(capsule.ptr(), torch_abi::kCoreCapsule));
   if (functions == nullptr) throw py::error_already_set();
   if (functions->version != torch_abi::kVersion ||
-      functions->size != sizeof(torch_abi::GateFunctions)) {
+      functions->size != sizeof(torch_abi::GuardFunctions)) {
     throw py::import_error("the addon for PyTorch was built for another xpuruntime._core");
   }
   module.attr("torch_version") = TORCH_VERSION;

@@ -25,7 +25,7 @@
 #include <string>
 #include <tuple>
 
-#include "gate.h"
+#include "guard.h"
 
 // PyTorch's own kernels of an operator, by the dispatch key.
 #ifdef XPURUNTIME_TORCH_WITH_CUDA
@@ -339,27 +339,27 @@ struct Attention : AnyOperator {
 };
 
 template <typename Op>
-std::optional<c10::KernelFunction> kernel_of(c10::DispatchKey key, Gate& gate) {
+std::optional<c10::KernelFunction> kernel_of(c10::DispatchKey key, Guard& guard) {
   auto* const native = Op::native(key);
   if (native == nullptr) return {};
   return c10::KernelFunction::makeFromUnboxedFunctor<false, Kernel<Op>>(
-      std::make_unique<Kernel<Op>>(gate, native));
+      std::make_unique<Kernel<Op>>(guard, native));
 }
 
 template <typename... Ops>
 std::optional<c10::KernelFunction> find_kernel(const std::string& name, c10::DispatchKey key,
-                                               Gate& gate) {
+                                               Guard& guard) {
   std::optional<c10::KernelFunction> found;
-  ((name == Ops::kName ? void(found = kernel_of<Ops>(key, gate)) : void()), ...);
+  ((name == Ops::kName ? void(found = kernel_of<Ops>(key, guard)) : void()), ...);
   return found;
 }
 
 }  // namespace
 
 std::optional<c10::KernelFunction> kernel_for(const std::string& name, c10::DispatchKey key,
-                                              Gate& gate) {
+                                              Guard& guard) {
   return find_kernel<Mm, MmOut, Bmm, BmmOut, Addmm, AddmmOut, Baddbmm, BaddbmmOut, LayerNorm,
-                     LayerNormBackward, RmsNorm, RmsNormBackward, Attention>(name, key, gate);
+                     LayerNormBackward, RmsNorm, RmsNormBackward, Attention>(name, key, guard);
 }
 
 }  // namespace xpuruntime::torch_addon

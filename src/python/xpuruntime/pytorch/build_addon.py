@@ -35,7 +35,7 @@ COMMAND = "python -m xpuruntime.pytorch.build_addon"
 MODULE = "_torch_addon"
 _FILE = f"{MODULE}.so"
 _UNITS = ("torch/addon/module.cpp", "torch/addon/operators.cpp")
-_HEADERS = ("torch/addon_abi.h", "torch/addon/facts.h", "torch/addon/gate.h", "bindings/gil.h")
+_HEADERS = ("torch/addon_abi.h", "torch/addon/facts.h", "torch/addon/guard.h", "bindings/gil.h")
 _FLAGS = ("-std=c++20", "-O2", "-fPIC", "-fvisibility=hidden")
 #: Seconds to wait for another process that builds the same addon.
 _PATIENCE = 1800.0

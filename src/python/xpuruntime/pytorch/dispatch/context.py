@@ -196,9 +196,9 @@ class DispatchContext:
         active = self.process_policy
         watched = self.observer is not None or bool(self.own_policies)
         if active is None:
-            _core.set_gates(None, watched, None, False, False)
+            _core.set_guards(None, watched, None, False, False)
             return
-        _core.set_gates(
+        _core.set_guards(
             active.routes,
             watched,
             active.call_context if active.by_call else None,

@@ -64,7 +64,7 @@ def fast_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] 
         Called with the dispatcher's keyset, then the operator's arguments. It keeps routes under `_core.call_key` of
         the native kernel's name, the operator's arrays in their order, and `out` where it is given.
     """
-    in_python = _core.make_gate(native.name, slow, native)
+    in_python = _core.make_guard(native.name, slow, native)
     if fast_path().route != "python" and is_pytorch_kernel(native):
         return FastKernel(native, slow, in_python)
     return in_python

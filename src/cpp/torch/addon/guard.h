@@ -26,11 +26,11 @@ using bindings::with_gil;
 using torch_abi::Verdict;
 
 /// The functions of `_core`.
-const torch_abi::GateFunctions& core();
+const torch_abi::GuardFunctions& core();
 
 /// What is known of one operator at one dispatch key while a kernel of this addon stands there.
 /// Never dropped, since a thread may still be inside a kernel that has been removed.
-struct Gate {
+struct Guard {
   py::object slow;    ///< the kernel in Python
   py::object keyset;  ///< that it is called with
   std::atomic<std::uint64_t> number{0};
@@ -140,10 +140,10 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
   using Value = std::remove_reference_t<Result>;
   using Objects = std::array<py::object, kCount>;
 
-  Kernel(Gate& gate, Native native) : gate_(&gate), native_(native) {}
+  Kernel(Guard& guard, Native native) : guard_(&guard), native_(native) {}
 
   Result operator()(Arguments... arguments) {
-    Facts facts(core().first_fact(gate_->number.load(std::memory_order_acquire)));
+    Facts facts(core().first_fact(guard_->number.load(std::memory_order_acquire)));
     const bool seen = Op::see(facts, arguments...);
     std::uint64_t wish = 0;
     if (seen && core().find_native(facts.data(), facts.size(), &wish)) {
@@ -237,8 +237,8 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
 
   Value call_python(const Objects& objects, Arguments... arguments) const {
     std::array<PyObject*, kCount + 1> values{};
-    const py::object slow = gate_->slow;
-    values[0] = gate_->keyset.ptr();
+    const py::object slow = guard_->slow;
+    values[0] = guard_->keyset.ptr();
     std::size_t size = 1;
     py::list names;
     std::size_t at = 0;
@@ -284,7 +284,7 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
     }
   }
 
-  Gate* gate_;
+  Guard* guard_;
   Native native_;
 };
 
@@ -302,6 +302,6 @@ struct AnyOperator {
 /// A kernel for an operator such as "mm.out" at a dispatch key, over what stands there. Empty where
 /// the addon has none.
 std::optional<c10::KernelFunction> kernel_for(const std::string& name, c10::DispatchKey key,
-                                              Gate& gate);
+                                              Guard& guard);
 
 }  // namespace xpuruntime::torch_addon

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gates before products on CUDA: what is known to be native is PyTorch's own to the bit, and results are its memory."""
+"""Guards before products on CUDA: what is known to be native is PyTorch's own to the bit, and results are its memory."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def addon() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_pytorch_calls_the_gate_itself_before_its_own_kernels_for_cuda(form: str) -> None:
+def test_pytorch_calls_the_guard_itself_before_its_own_kernels_for_cuda(form: str) -> None:
     def top() -> str:
         table: str = torch._C._dispatch_dump_table(f"aten::{form}")
         return next(line for line in table.splitlines() if line.startswith("CUDA: "))

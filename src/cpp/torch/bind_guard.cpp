@@ -9,7 +9,7 @@
 #include "bind.h"
 #include "call_module.h"
 #include "call_phase.h"
-#include "gate_state.h"
+#include "guard_state.h"
 #include "node_modules.h"
 #include "stated_call.h"
 
@@ -26,10 +26,10 @@ bool names_out(PyObject* names) {
          PyUnicode_CompareWithASCIIString(PyTuple_GET_ITEM(names, 0), "out") == 0;
 }
 
-PyObject* call_gate(PyObject* self, PyObject* const* values, Py_ssize_t count,
-                    PyObject* names) noexcept {
+PyObject* call_guard(PyObject* self, PyObject* const* values, Py_ssize_t count,
+                     PyObject* names) noexcept {
   try {
-    // Another thread may take the gate away while a kernel runs.
+    // Another thread may take the guard away while a kernel runs.
     const auto kept = py::reinterpret_borrow<py::object>(self);
     const auto size = static_cast<std::size_t>(count);
     const bool has_names = names != nullptr && PyTuple_GET_SIZE(names) > 0;
@@ -45,12 +45,12 @@ PyObject* call_gate(PyObject* self, PyObject* const* values, Py_ssize_t count,
   }
 }
 
-PyMethodDef method = {"gate",
-                      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_gate)),
+PyMethodDef method = {"guard",
+                      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_guard)),
                       METH_FASTCALL | METH_KEYWORDS,
                       "An operator: calls its native kernel, or asks Python which one."};
 
-py::object make_gate(const py::str& name, const py::object& slow, const py::object& native) {
+py::object make_guard(const py::str& name, const py::object& slow, const py::object& native) {
   const py::tuple self = py::make_tuple(name, slow, native);
   PyObject* const made = PyCFunction_New(&method, self.ptr());
   if (made == nullptr) throw py::error_already_set();
@@ -59,13 +59,13 @@ py::object make_gate(const py::str& name, const py::object& slow, const py::obje
 
 }  // namespace
 
-void bind_gate(py::module_& module) {
+void bind_guard(py::module_& module) {
   module.def(
-      "make_gate", make_gate, py::arg("name"), py::arg("slow"), py::arg("native"),
+      "make_guard", make_guard, py::arg("name"), py::arg("slow"), py::arg("native"),
       "What stands for an operator; see xpuruntime.pytorch.dispatch.overrides.fast_kernels.");
-  module.def("set_gates", set_gate_state, py::arg("routes"), py::arg("slow"),
+  module.def("set_guards", set_guard_state, py::arg("routes"), py::arg("slow"),
              py::arg("circumstances") = py::none(), py::arg("phases") = false,
-             py::arg("modules") = false, "Say what holds for all gates.");
+             py::arg("modules") = false, "Say what holds for all guards.");
   module.def(
       "call_phase", [] { return phase_name(call_phase()); },
       "The phase of the call that runs in this thread.");
@@ -109,7 +109,7 @@ void bind_gate(py::module_& module) {
       "stated_phase", [] { return phase_name(stated_call().phase); },
       "The phase that is stated for the call that runs in this thread; empty where none is.");
   module.def("forget_native_calls", forget_native_calls,
-             "Have gates look anew which calls are native.");
+             "Have guards look anew which calls are native.");
 }
 
 }  // namespace xpuruntime::bindings

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include "gate_state.h"
+#include "guard_state.h"
 
 #include <array>
 #include <atomic>
@@ -53,7 +53,8 @@ Known& known_calls() {
   return known;
 }
 
-// Of the first word of facts; gates are numbered from 1, and modules with 1 more than their number.
+// Of the first word of facts; guards are numbered from 1, and modules with 1 more than their
+// number.
 constexpr unsigned kModuleAt = 24;
 constexpr unsigned kPhaseAt = 56;
 
@@ -117,8 +118,8 @@ bool is_invalidated() {
 
 }  // namespace
 
-void set_gate_state(const py::object& routes, bool slow, const py::object& circumstances,
-                    bool phases, bool modules) {
+void set_guard_state(const py::object& routes, bool slow, const py::object& circumstances,
+                     bool phases, bool modules) {
   State& now = state();
   PyObject* const before = now.routes;
   PyObject* const others = now.circumstances;
@@ -139,15 +140,15 @@ void forget_native_calls() noexcept {
   for (PyObject* const place : std::exchange(state().places, {})) Py_DECREF(place);
 }
 
-std::uint64_t next_gate_number() noexcept {
+std::uint64_t next_guard_number() noexcept {
   static std::atomic<std::uint64_t> last{0};
   return ++last;
 }
 
 bool facts_decide() noexcept { return state().simple.load(std::memory_order_acquire); }
 
-std::uint64_t first_fact(std::uint64_t gate) noexcept {
-  std::uint64_t fact = gate;
+std::uint64_t first_fact(std::uint64_t guard) noexcept {
+  std::uint64_t fact = guard;
   if (state().modules.load(std::memory_order_acquire)) {
     fact |= static_cast<std::uint64_t>(call_module() + 1) << kModuleAt;  // 0 where it is untold
   }

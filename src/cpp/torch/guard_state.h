@@ -20,22 +20,22 @@ enum class Verdict : std::uint8_t {
   kAlways   ///< the native kernel serves all calls of the same facts
 };
 
-/// What holds for all gates: the routes of the policy, whether Python looks at every call, and what
-/// gives the rest of a route's key, the phase of the call and its module, where shapes alone do not
-/// decide it; or none. `phases`, `modules`: what of that rest rules ask for, where call_phase and
-/// call_module tell all of it. With the GIL.
-void set_gate_state(const pybind11::object& routes, bool slow,
-                    const pybind11::object& circumstances, bool phases, bool modules);
+/// What holds for all guards: the routes of the policy, whether Python looks at every call, and
+/// what gives the rest of a route's key, the phase of the call and its module, where shapes alone
+/// do not decide it; or none. `phases`, `modules`: what of that rest rules ask for, where
+/// call_phase and call_module tell all of it. With the GIL.
+void set_guard_state(const pybind11::object& routes, bool slow,
+                     const pybind11::object& circumstances, bool phases, bool modules);
 /// Forgets which calls are native, since a route has changed. With the GIL.
 void forget_native_calls() noexcept;
 
-/// A number that no gate has had before.
-std::uint64_t next_gate_number() noexcept;
+/// A number that no guard has had before.
+std::uint64_t next_guard_number() noexcept;
 /// Whether facts alone decide which kernel serves a call. Without the GIL, too.
 bool facts_decide() noexcept;
-/// The first word of the facts of a call: the number of its gate, and its phase and module where
+/// The first word of the facts of a call: the number of its guard, and its phase and module where
 /// rules ask for these. Without the GIL, too.
-std::uint64_t first_fact(std::uint64_t gate) noexcept;
+std::uint64_t first_fact(std::uint64_t guard) noexcept;
 /// What xpuruntime operations take as the phase of the call that runs, where rules ask for one: a
 /// text, else None. Borrowed, with the GIL.
 PyObject* phase_argument();
