@@ -220,7 +220,7 @@ DESIGN = {
         {
             "a": Box(0, 0, "calls for flash", ("any number of threads",), "data"),
             "b": Box(0, 1, "a call for cuDNN", ("another thread",), "data"),
-            "lock": Box(1, 0, "GroupLock", ("one group at a time,", "first come, first served")),
+            "lock": Box(1, 0, "SharedModeLock", ("one group at a time,", "first come, first served")),
             "wait": Box(1, 1, "waits", ("without the GIL",)),
             "switch": Box(2, 0, "SDPA switches", ("of the process, set", "for the group")),
             "back": Box(2, 1, "last one out", ("restores the switches", "of the program")),

@@ -31,21 +31,22 @@ struct GuardFunctions {
   // Without the GIL, too.
   std::uint64_t (*next_guard)();
   std::uint64_t (*first_fact)(std::uint64_t guard);
-  /// Whether PyTorch's kernel is known to serve a call; `wish`: what it wants of the SDP backends.
-  bool (*find_native)(const std::uint64_t* facts, std::size_t count, std::uint64_t* wish);
+  /// Whether PyTorch's kernel is known to serve a call; `request`: what it wants of the SDP
+  /// backends.
+  bool (*find_native)(const std::uint64_t* facts, std::size_t count, std::uint64_t* request);
   std::uint64_t (*state_number)();
-  void (*begin_turn)(std::uint64_t wish);
-  void (*end_turn)();
+  void (*begin_scope)(std::uint64_t request);
+  void (*end_scope)();
 
   // With the GIL.
   /// The place of the kernel of xpuruntime that is known to serve a call, borrowed; or null.
   PyObject* (*find_quick)(const std::uint64_t* facts, std::size_t count);
   /// kError with an error of Python's set. `place`: a new reference where it is kQuick. `phase` and
-  /// `wish` as in guard_state.h.
+  /// `request` as in guard_state.h.
   Verdict (*judge)(PyObject* name, PyObject* const* arrays, std::size_t count, PyObject* out,
-                   const char* phase, PyObject** place, std::uint64_t* wish);
+                   const char* phase, PyObject** place, std::uint64_t* request);
   void (*keep_native)(const std::uint64_t* facts, std::size_t count, std::uint64_t number,
-                      std::uint64_t wish);
+                      std::uint64_t request);
   void (*keep_quick)(const std::uint64_t* facts, std::size_t count, PyObject* place,
                      std::uint64_t number);
   /// The phase of the call that runs, as text or None; borrowed.

@@ -6,7 +6,7 @@
 #include "addon_functions.h"
 #include "bind.h"
 #include "guard_state.h"
-#include "sdpa_turn.h"
+#include "sdp_backend_scope.h"
 
 namespace py = pybind11;
 
@@ -17,20 +17,20 @@ std::atomic<const torch_abi::AddonFunctions*> in_use{nullptr};
 
 using Facts = std::span<const std::uint64_t>;
 
-bool find_native(const std::uint64_t* facts, std::size_t count, std::uint64_t* wish) {
+bool find_native(const std::uint64_t* facts, std::size_t count, std::uint64_t* request) {
   if (!facts_decide()) return false;
-  const SdpaWish* const found = native_calls().find(Facts(facts, count));
+  const SdpBackendRequest* const found = native_calls().find(Facts(facts, count));
   if (found == nullptr) return false;
-  *wish = *found;
+  *request = *found;
   return true;
 }
 
 torch_abi::Verdict judge_call(PyObject* name, PyObject* const* arrays, std::size_t count,
                               PyObject* out, const char* phase, PyObject** place,
-                              std::uint64_t* wish) {
+                              std::uint64_t* request) {
   try {
     py::object found;
-    const Verdict verdict = judge(name, {arrays, count}, out, &found, phase, wish);
+    const Verdict verdict = judge(name, {arrays, count}, out, &found, phase, request);
     if (verdict == Verdict::kQuick) *place = found.release().ptr();
     return static_cast<torch_abi::Verdict>(verdict);
   } catch (...) {
@@ -46,12 +46,12 @@ constexpr torch_abi::GuardFunctions kFunctions = {
     first_fact,
     find_native,
     state_number,
-    SdpaTurn::begin,
-    SdpaTurn::end,
+    SdpBackendScope::begin,
+    SdpBackendScope::end,
     [](const std::uint64_t* facts, std::size_t count) { return quick_place(Facts(facts, count)); },
     judge_call,
-    [](const std::uint64_t* facts, std::size_t count, std::uint64_t number, std::uint64_t wish) {
-      keep_native_call(Facts(facts, count), number, wish);
+    [](const std::uint64_t* facts, std::size_t count, std::uint64_t number, std::uint64_t request) {
+      keep_native_call(Facts(facts, count), number, request);
     },
     [](const std::uint64_t* facts, std::size_t count, PyObject* place, std::uint64_t number) {
       keep_quick_call(Facts(facts, count), place, number);

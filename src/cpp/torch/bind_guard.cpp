@@ -6,12 +6,12 @@
 #include <optional>
 #include <string_view>
 
+#include "annotated_call.h"
 #include "bind.h"
 #include "call_module.h"
 #include "call_phase.h"
 #include "guard_state.h"
 #include "node_modules.h"
-#include "stated_call.h"
 
 namespace py = pybind11;
 
@@ -106,7 +106,7 @@ void bind_guard(py::module_& module) {
       "A call begins whose phase and module are stated.");
   module.def("leave_call", leave_call, "It ends.");
   module.def(
-      "stated_phase", [] { return phase_name(stated_call().phase); },
+      "annotated_phase", [] { return phase_name(annotated_call().phase); },
       "The phase that is stated for the call that runs in this thread; empty where none is.");
   module.def("forget_native_calls", forget_native_calls,
              "Have guards look anew which calls are native.");

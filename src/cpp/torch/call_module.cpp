@@ -11,10 +11,10 @@
 #include <vector>
 
 #include "addon_functions.h"
+#include "annotated_call.h"
 #include "call_phase.h"
 #include "node_modules.h"
 #include "python_depth.h"
-#include "stated_call.h"
 
 namespace py = pybind11;
 
@@ -229,7 +229,7 @@ py::object outer_module() {
 }
 
 ModuleNumber call_module() noexcept {
-  if (const ModuleNumber stated = stated_call().module; stated != kNoModule) return stated;
+  if (const ModuleNumber stated = annotated_call().module; stated != kNoModule) return stated;
   try {
     if (const Running* const found = forward_in(innermost())) return found->module;
     if (addon() == nullptr) return kUntoldModule;
@@ -243,7 +243,7 @@ ModuleNumber call_module() noexcept {
 }
 
 py::object call_module_path(std::optional<bool> recorded) {
-  if (const ModuleNumber stated = stated_call().module; stated != kNoModule) {
+  if (const ModuleNumber stated = annotated_call().module; stated != kNoModule) {
     return module_path(stated);
   }
   if (const Running* const found = forward_in(innermost_of(this_frame()))) {

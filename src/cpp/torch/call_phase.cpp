@@ -7,8 +7,8 @@
 #include <vector>
 
 #include "addon_functions.h"
+#include "annotated_call.h"
 #include "python_depth.h"
-#include "stated_call.h"
 
 namespace xpuruntime::bindings {
 namespace {
@@ -25,7 +25,7 @@ thread_local std::vector<Function> called_functions;
 }  // namespace
 
 CallPhase call_phase() noexcept {
-  if (const CallPhase stated = stated_call().phase; stated != CallPhase::kUnknown) return stated;
+  if (const CallPhase stated = annotated_call().phase; stated != CallPhase::kUnknown) return stated;
   const auto* const torch = addon();
   if (torch == nullptr) return CallPhase::kUnknown;
   if (torch->records_gradients()) return CallPhase::kTrain;

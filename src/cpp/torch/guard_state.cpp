@@ -181,9 +181,10 @@ PyObject* quick_place(std::span<const std::uint64_t> call) {
   return found == nullptr ? nullptr : reinterpret_cast<PyObject*>(*found);
 }
 
-void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number, SdpaWish wish) {
+void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number,
+                      SdpBackendRequest request) {
   // Nothing gives the GIL away between the two.
-  if (state_number() == number && fits(call)) native_calls().keep(call, wish);
+  if (state_number() == number && fits(call)) native_calls().keep(call, request);
 }
 
 void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number) {
@@ -193,14 +194,14 @@ void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::
 }
 
 Verdict judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out, py::object* place,
-              const char* phase, SdpaWish* wish) {
+              const char* phase, SdpBackendRequest* request) {
   const State& now = state();
-  if (wish != nullptr) *wish = kAsSet;
+  if (request != nullptr) *request = kAsSet;
   if (now.slow.load(std::memory_order_acquire)) return Verdict::kAsk;
   if (now.routes == nullptr) return Verdict::kAlways;
   static PyObject* const place_name = interned("place");
   static PyObject* const quick_name = interned("quick");
-  static PyObject* const wish_name = interned("wish");
+  static PyObject* const request_name = interned("backend_request");
   const py::object routes = py::reinterpret_borrow<py::object>(now.routes);
   const py::object key =
       call_key_of(name, arrays.data(), static_cast<Py_ssize_t>(arrays.size()), out);
@@ -220,11 +221,11 @@ Verdict judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out, 
     *place = std::move(ours);
     return Verdict::kQuick;
   }
-  const py::object wanted = attribute(route.ptr(), wish_name);
+  const py::object wanted = attribute(route.ptr(), request_name);
   if (wanted.is_none()) return Verdict::kAsk;
-  const auto asked = wanted.cast<SdpaWish>();
-  if (wish == nullptr && asked != kAsSet) return Verdict::kAsk;
-  if (wish != nullptr) *wish = asked;
+  const auto asked = wanted.cast<SdpBackendRequest>();
+  if (request == nullptr && asked != kAsSet) return Verdict::kAsk;
+  if (request != nullptr) *request = asked;
   return known ? Verdict::kAlways : Verdict::kNative;
 }
 

@@ -8,7 +8,7 @@
 #include <span>
 
 #include "core/dispatch/call_table.h"
-#include "sdpa_turn.h"
+#include "sdp_backend_scope.h"
 
 namespace xpuruntime::bindings {
 
@@ -49,19 +49,19 @@ std::uint64_t state_number() noexcept;
 /// Keeps a call that was judged to be kAlways since `number` was read, unless another state holds
 /// by now, and what it wants of PyTorch's switches. With the GIL.
 void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number,
-                      SdpaWish wish = kAsSet);
+                      SdpBackendRequest request = kAsSet);
 /// Keeps a call that was judged to be kQuick, as above.
 void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number);
 
 /// `out`: where the result goes, or null. With the GIL. `place`, where it is given, becomes the
 /// Place of an xpuruntime kernel that is quick; where it is not, Python is asked for these.
 /// `phase`: of every call of this operator, where rules ask for one; null where the circumstances
-/// of the call say it. `wish`, where it is given, becomes what the native kernel wants of PyTorch's
-/// switches; where it is not, Python is asked for what wants something of them. Throws
+/// of the call say it. `request`, where it is given, becomes what the native kernel wants of
+/// PyTorch's switches; where it is not, Python is asked for what wants something of them. Throws
 /// py::error_already_set.
 Verdict judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out,
               pybind11::object* place = nullptr, const char* phase = nullptr,
-              SdpaWish* wish = nullptr);
+              SdpBackendRequest* request = nullptr);
 
 /// Calls `native.call`, or `native` where its kernel has been taken away. With the GIL; null with
 /// an error set.

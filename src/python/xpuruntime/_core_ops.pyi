@@ -176,8 +176,8 @@ def set_guards(
     """Say what holds for all guards: the routes of the policy, if any, and whether `slow` looks at every call.
 
     `call_context` gives what follows the key of a call's arrays in the keys of `routes`: its phase and its module.
-    `phases` and `modules` say which of these rules ask for, where guards tell all that they ask for by themselves, after
-    `open_phases` and `open_modules`.
+    `phases` and `modules` say which of these rules ask for, where guards tell all that they ask for by themselves,
+    after `open_phases` and `open_modules`.
     """
 
 def call_phase() -> str:
@@ -246,7 +246,7 @@ def enter_call(phase: str, path: str | None, graph: str) -> None:
 def leave_call() -> None:
     """Say that it ends."""
 
-def stated_phase() -> str:
+def annotated_phase() -> str:
     """Return the phase that is stated for the call that runs in this thread; empty where none is."""
 
 def forget_native_calls() -> None:
@@ -285,22 +285,22 @@ def use_sdp_switches(read: tuple[Callable[[], bool], ...], write: tuple[Callable
     Functions in C that let no other thread have the GIL.
     """
 
-def after_fork_in_sdpa_turn() -> None:
-    """Say that this is a child process, in which the turns of other threads are over."""
+def after_fork_in_sdp_backend_scope() -> None:
+    """Say that this is a child process, in which the scopes of other threads are over."""
 
-class SdpaTurn:
+class SdpBackendScope:
     """A block in which these switches are as a call of attention in this thread wants them.
 
-    `wish`: 0, as the program has set them, or within another turn as that one has them; else 1 more than the number of
-    the one backend that is to be enabled, and 8 more where it is to be so only if the program has it enabled. Other
+    `request`: 0, as the program has set them, or within another scope as that one has them; else 1 more than the number
+    of the one backend that is to be enabled, and 8 more where it is to be so only if the program has it enabled. Other
     threads that want the same go on; those that want something else wait.
     """
 
-    def __init__(self, wish: int) -> None: ...
+    def __init__(self, request: int) -> None: ...
     def __enter__(self) -> None: ...
     def __exit__(self, *raised: object) -> None: ...
 
-def in_sdpa_turn() -> bool:
+def in_sdp_backend_scope() -> bool:
     """Say whether this thread is in such a block, or in an attention that a guard has called."""
 
 def measure_choose() -> dict[str, float]: ...

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Guards before norms and attention on CUDA: PyTorch's own C++ functions serve what is known, and ours what is quick."""
+"""Guards before norms and attention on CUDA: PyTorch's own C++ functions serve what is known, ours what is quick."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Guards before products on CUDA: what is known to be native is PyTorch's own to the bit, and results are its memory."""
+"""Guards before products on CUDA: what is known to be native is PyTorch's to the bit, and results are its memory."""
 
 from __future__ import annotations
 

@@ -37,12 +37,12 @@ struct Guard {
 };
 
 /// A block in which the SDP backends of the process are as a call wants them.
-class Turn {
+class BackendScope {
  public:
-  explicit Turn(std::uint64_t wish) { core().begin_turn(wish); }
-  ~Turn() { core().end_turn(); }
-  Turn(const Turn&) = delete;
-  Turn& operator=(const Turn&) = delete;
+  explicit BackendScope(std::uint64_t request) { core().begin_scope(request); }
+  ~BackendScope() { core().end_scope(); }
+  BackendScope(const BackendScope&) = delete;
+  BackendScope& operator=(const BackendScope&) = delete;
 };
 
 // Arguments as Python has them. With the GIL.
@@ -145,9 +145,9 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
   Result operator()(Arguments... arguments) {
     Facts facts(core().first_fact(guard_->number.load(std::memory_order_acquire)));
     const bool seen = Op::see(facts, arguments...);
-    std::uint64_t wish = 0;
-    if (seen && core().find_native(facts.data(), facts.size(), &wish)) {
-      return run(wish, arguments...);
+    std::uint64_t request = 0;
+    if (seen && core().find_native(facts.data(), facts.size(), &request)) {
+      return run(request, arguments...);
     }
     Value made = with_gil([&] { return ask(seen ? &facts : nullptr, arguments...); });
     if constexpr (kInto) {
@@ -158,9 +158,9 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
   }
 
  private:
-  Result run(std::uint64_t wish, Arguments... arguments) const {
-    if constexpr (Op::kTakesTurns) {
-      const Turn turn(wish);
+  Result run(std::uint64_t request, Arguments... arguments) const {
+    if constexpr (Op::kScopesBackends) {
+      const BackendScope scope(request);
       return native_(arguments...);
     } else {
       return native_(arguments...);
@@ -215,9 +215,9 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
     PyObject* const out = kInto ? arrays[--count] : nullptr;
     const py::str name(Op::mark(arguments...));
     PyObject* found = nullptr;
-    std::uint64_t wish = 0;
+    std::uint64_t request = 0;
     const Verdict verdict = core().judge(name.ptr(), arrays.data(), count, out, Op::kPhase, &found,
-                                         Op::kTakesTurns ? &wish : nullptr);
+                                         Op::kScopesBackends ? &request : nullptr);
     const auto place = py::reinterpret_steal<py::object>(found);
     if (verdict == Verdict::kError) throw py::error_already_set();
     if (verdict == Verdict::kQuick) {
@@ -229,9 +229,9 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
     std::optional<Value> made;
     {
       const ReleaseGil unlocked;
-      made.emplace(run(wish, arguments...));
+      made.emplace(run(request, arguments...));
     }
-    core().keep_native(facts.data(), facts.size(), number, wish);  // PyTorch has refused nothing
+    core().keep_native(facts.data(), facts.size(), number, request);  // PyTorch has refused nothing
     return made;
   }
 
@@ -290,7 +290,7 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
 
 /// Defaults of operators.
 struct AnyOperator {
-  static constexpr bool kTakesTurns = false;
+  static constexpr bool kScopesBackends = false;
   static constexpr const char* kPhase = nullptr;
   static constexpr const char* keyword(std::size_t /*at*/) { return nullptr; }
   template <typename... Arguments>

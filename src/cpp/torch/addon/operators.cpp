@@ -275,7 +275,7 @@ struct Attention : AnyOperator {
   using Signature = Tensor(const Tensor&, const Tensor&, const Tensor&, const OptionalTensor&,
                            double, bool, std::optional<double>, bool);
   static constexpr const char* kName = "scaled_dot_product_attention";
-  static constexpr bool kTakesTurns = true;
+  static constexpr bool kScopesBackends = true;
   static constexpr const char* keyword(std::size_t at) {
     return at == 6 ? "scale" : at == 7 ? "enable_gqa" : nullptr;
   }

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 __all__ = [
     "BACKENDS",
     "SdpaBackends",
+    "backend_request",
     "by_backend",
     "fix_backend_order",
     "is_enabled",
@@ -29,7 +30,6 @@ __all__ = [
     "read",
     "rejection",
     "restore",
-    "wish_for",
     "write",
 ]
 
@@ -48,8 +48,8 @@ _GETTERS = _private_api.sdp_getters
 _SETTERS = _private_api.sdp_setters
 _core.use_sdp_switches(_GETTERS, _SETTERS)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_core.after_fork_in_sdpa_turn)
-#: In the wish of a turn, beside 1 more than the number of a backend.
+    os.register_at_fork(after_in_child=_core.after_fork_in_sdp_backend_scope)
+#: In the request of a scope, beside 1 more than the number of a backend.
 _ONLY_IF_ENABLED = 8
 #: Held while the switches are written.
 _lock = threading.RLock()
@@ -137,7 +137,7 @@ def kernels_in(operators: Iterable[str]) -> dict[str, str]:
 def by_backend(kernel: str | None, *, only_if_enabled: bool = False) -> AbstractContextManager[None]:
     """Return a block inside of which one backend alone serves attention, in this thread and whatever it calls.
 
-    PyTorch's switches belong to the process, so threads take turns: those that want the same go on beside each other,
+    PyTorch's switches belong to the process, so threads wait for each other: those that want the same run together,
     and one that wants something else waits, so keep the block short. Threads that call PyTorch past the override see
     the switches meanwhile.
 
@@ -149,14 +149,14 @@ def by_backend(kernel: str | None, *, only_if_enabled: bool = False) -> Abstract
     only_if_enabled : bool
         Whether to leave the switches as they are where this backend is not enabled.
     """
-    return _core.SdpaTurn(0 if kernel is None else _wish(kernel, only_if_enabled))
+    return _core.SdpBackendScope(0 if kernel is None else _request(kernel, only_if_enabled))
 
 
-def _wish(kernel: str, only_if_enabled: bool) -> int:
+def _request(kernel: str, only_if_enabled: bool) -> int:
     return (BACKENDS[kernel] + 1) | (_ONLY_IF_ENABLED if only_if_enabled else 0)
 
 
-def wish_for(kernel: str, *, tuned: bool) -> int:
+def backend_request(kernel: str, *, tuned: bool) -> int:
     """Return what a call that PyTorch serves wants of its switches, as `_core` has it.
 
     Parameters
@@ -171,7 +171,7 @@ def wish_for(kernel: str, *, tuned: bool) -> int:
     int
         0 where it wants nothing of them.
     """
-    return _wish(kernel, tuned) if kernel in BACKENDS else 0
+    return _request(kernel, tuned) if kernel in BACKENDS else 0
 
 
 def rejection(kernel: str, *args: Any, **kwargs: Any) -> str:

@@ -41,7 +41,7 @@ call_key = _core.call_key
 
 _graph_task: Callable[[], int] = _private_api.running_backward
 _recording: Callable[[], bool] = torch.is_grad_enabled
-_stated_phase = _core.stated_phase
+_annotated_phase = _core.annotated_phase
 _function_phase = _core.function_phase
 
 
@@ -53,7 +53,7 @@ def phase() -> str:
     ``torch.autograd.Function``, in which PyTorch records none, it is the phase in which that is called, while
     `function_phases` are followed. What else runs inside a backward pass is ``"backward"``.
     """
-    stated = _stated_phase()
+    stated = _annotated_phase()
     if stated:
         return stated
     if _recording():

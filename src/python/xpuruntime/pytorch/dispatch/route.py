@@ -15,7 +15,7 @@ from xpuruntime.ops.rules import tuning_rule
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
 from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
 from xpuruntime.policies.refusal import nearest
-from xpuruntime.pytorch.attention.sdpa_backends import wish_for
+from xpuruntime.pytorch.attention.sdpa_backends import backend_request
 from xpuruntime.pytorch.dispatch.call_state import DTYPES, arch_of
 
 if TYPE_CHECKING:
@@ -148,14 +148,14 @@ class Route:
         What the override has worked out for these calls and keeps here.
     quick : bool
         Whether `place` needs nothing but the arrays of such a call, so that a fast kernel may hand them over.
-    wish : int or None
+    backend_request : int or None
         Where PyTorch's own kernel serves, what its call wants of the switches for attention, 0 for nothing, so that a
         fast kernel may call it; ``None`` where Python has to.
     """
 
     __slots__ = (
-        "asked", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick", "source", "times",
-        "tuned", "wish",
+        "asked", "backend_request", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick",
+        "source", "times", "tuned",
     )  # fmt: skip
 
     def __init__(
@@ -185,7 +185,7 @@ class Route:
         self.open = False
         self.plan: Any = None
         self.quick = False
-        self.wish = wish_for(kernel, tuned=tuned) if place is None else None
+        self.backend_request = backend_request(kernel, tuned=tuned) if place is None else None
 
     def __repr__(self) -> str:
         return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"

@@ -190,8 +190,8 @@ def pick(
     if found is None:
         if not may_measure():
             return None
-        # Who has a turn with PyTorch's switches does not wait for one that may be waiting for that turn.
-        here = _core.in_sdpa_turn()
+        # Who holds PyTorch's switches does not wait for one that may be waiting for them.
+        here = _core.in_sdp_backend_scope()
         if here and not _measuring.acquire(blocking=False):
             return None
         try:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include "sdpa_turn.h"
+#include "sdp_backend_scope.h"
 
 #include <pthread.h>
 #include <pybind11/pybind11.h>
@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "addon_functions.h"
-#include "core/group_lock.h"
+#include "core/shared_mode_lock.h"
 #include "gil.h"
 
 namespace py = pybind11;
@@ -31,7 +31,7 @@ PythonSwitches python;
 
 using Enabled = std::array<bool, kBackends>;
 
-// While a turn has the switches otherwise than the program has set them.
+// While a scope has the switches otherwise than the program has set them.
 struct Kept {
   Enabled before{};
   Enabled during{};
@@ -71,11 +71,11 @@ void write(const Enabled& enabled) {
   }
 }
 
-void come(SdpaWish wish) {
-  const std::size_t only = wish & (kOnlyIfEnabled - 1);
+void come(SdpBackendRequest request) {
+  const std::size_t only = request & (kOnlyIfEnabled - 1);
   if (only == 0) return;
   kept.before = read();
-  if ((wish & kOnlyIfEnabled) != 0 && !kept.before[only - 1]) return;
+  if ((request & kOnlyIfEnabled) != 0 && !kept.before[only - 1]) return;
   kept.during = {};
   kept.during[only - 1] = true;
   kept.changed = true;
@@ -93,36 +93,36 @@ void go() {
 }
 
 // Of this thread, each inside of the one before it.
-struct Turn {
-  SdpaWish wish = kAsSet;
+struct Scope {
+  SdpBackendRequest request = kAsSet;
   bool own = false;  // else it shares in what surrounds it
 };
 
-thread_local std::vector<Turn> turns;
+thread_local std::vector<Scope> scopes;
 
 // The innermost that is no sharer, which is in.
-const Turn* holder() {
+const Scope* holder() {
   const auto found =
-      std::find_if(turns.rbegin(), turns.rend(), [](const Turn& t) { return t.own; });
-  return found == turns.rend() ? nullptr : &*found;
+      std::find_if(scopes.rbegin(), scopes.rend(), [](const Scope& t) { return t.own; });
+  return found == scopes.rend() ? nullptr : &*found;
 }
 
-// Turns that are in, where Python's functions set the switches: the GIL guards it. The lock below
-// calls nothing then, since a thread that has the GIL may wait for that lock.
+// Scopes that are open, where Python's functions set the switches: the GIL guards it. The lock
+// below calls nothing then, since a thread that has the GIL may wait for that lock.
 std::size_t in_python = 0;
 
-GroupLock& lock() {
+SharedModeLock& lock() {
   // Never dropped, since threads may outlive statics.
-  static GroupLock& made = *new GroupLock(
-      [](SdpaWish wish) {
-        if (addon() != nullptr) come(wish);
+  static SharedModeLock& made = *new SharedModeLock(
+      [](SdpBackendRequest request) {
+        if (addon() != nullptr) come(request);
       },
-      [](SdpaWish /*wish*/) {
+      [](SdpBackendRequest /*request*/) {
         if (addon() != nullptr) go();
       });
   static const int registered =
       pthread_atfork([] { made.before_fork(); }, [] { made.after_fork(); },
-                     [] { made.after_fork_in_child(SdpaTurn::within()); });
+                     [] { made.after_fork_in_child(SdpBackendScope::within()); });
   static_cast<void>(registered);
   return made;
 }
@@ -137,19 +137,19 @@ bool has_gil() {
   return now != nullptr && now == PyGILState_GetThisThreadState();
 }
 
-void wait_for(SdpaWish wish) {
-  if (lock().try_enter(wish)) return;
+void wait_for(SdpBackendRequest request) {
+  if (lock().try_enter(request)) return;
   if (!has_gil()) {
-    lock().enter(wish);
+    lock().enter(request);
     return;
   }
   const ReleaseGil unlocked;
-  lock().enter(wish);
+  lock().enter(request);
 }
 
-void enter(SdpaWish wish) {
-  wait_for(wish);
-  if (addon() == nullptr && in_python++ == 0) come(wish);
+void enter(SdpBackendRequest request) {
+  wait_for(request);
+  if (addon() == nullptr && in_python++ == 0) come(request);
 }
 
 void leave() {
@@ -159,30 +159,30 @@ void leave() {
 
 }  // namespace
 
-void SdpaTurn::begin(SdpaWish wish) {
-  const Turn* const outer = holder();
-  if (outer != nullptr && (wish == kAsSet || wish == outer->wish)) {
-    turns.push_back({wish, false});
+void SdpBackendScope::begin(SdpBackendRequest request) {
+  const Scope* const outer = holder();
+  if (outer != nullptr && (request == kAsSet || request == outer->request)) {
+    scopes.push_back({request, false});
     return;
   }
   if (outer != nullptr) leave();
-  enter(wish);
-  turns.push_back({wish, true});
+  enter(request);
+  scopes.push_back({request, true});
 }
 
 // NOLINTNEXTLINE(bugprone-exception-escape): where a lock fails, the program is over.
-void SdpaTurn::end() noexcept {
-  if (turns.empty()) return;
-  const bool own = turns.back().own;
-  turns.pop_back();
+void SdpBackendScope::end() noexcept {
+  if (scopes.empty()) return;
+  const bool own = scopes.back().own;
+  scopes.pop_back();
   if (!own) return;
   leave();
-  if (const Turn* const outer = holder(); outer != nullptr) enter(outer->wish);
+  if (const Scope* const outer = holder(); outer != nullptr) enter(outer->request);
 }
 
-bool SdpaTurn::within() noexcept { return !turns.empty(); }
+bool SdpBackendScope::within() noexcept { return !scopes.empty(); }
 
-void SdpaTurn::use_python(const py::tuple& read, const py::tuple& write) {
+void SdpBackendScope::use_python(const py::tuple& read, const py::tuple& write) {
   if (read.size() != kBackends || write.size() != kBackends) {
     throw py::value_error("PyTorch has five backends of scaled dot product attention");
   }
@@ -192,7 +192,7 @@ void SdpaTurn::use_python(const py::tuple& read, const py::tuple& write) {
   }
 }
 
-void SdpaTurn::after_fork() {
+void SdpBackendScope::after_fork() {
   if (addon() != nullptr) return;  // the lock has seen to it
   in_python = within() ? 1 : 0;
   if (!within()) go();

@@ -8,15 +8,15 @@
 namespace xpuruntime::bindings {
 
 /// What a call is part of, as it was known when its code was compiled.
-struct StatedCall {
+struct AnnotatedCall {
   CallPhase phase = CallPhase::kUnknown;  // as PyTorch's functions tell
   ModuleNumber module = kNoModule;        // as call_module finds it
 };
 
 /// Calls of this thread are part of this, until leave_call; calls nest.
-void enter_call(StatedCall call);
+void enter_call(AnnotatedCall call);
 void leave_call() noexcept;
 /// The innermost one that this thread is in; nothing is stated outside of all. Needs no GIL.
-StatedCall stated_call() noexcept;
+AnnotatedCall annotated_call() noexcept;
 
 }  // namespace xpuruntime::bindings

@@ -9,31 +9,31 @@
 #include <thread>
 #include <vector>
 
-#include "group_lock.h"
+#include "shared_mode_lock.h"
 
 namespace xpuruntime {
 namespace {
 
 struct Room {
-  std::vector<GroupLock::Group> came, gone;
-  GroupLock lock{[this](GroupLock::Group group) { came.push_back(group); },
-                 [this](GroupLock::Group group) { gone.push_back(group); }};
+  std::vector<SharedModeLock::Mode> came, gone;
+  SharedModeLock lock{[this](SharedModeLock::Mode mode) { came.push_back(mode); },
+                      [this](SharedModeLock::Mode mode) { gone.push_back(mode); }};
 };
 
-using Groups = std::vector<GroupLock::Group>;
+using Modes = std::vector<SharedModeLock::Mode>;
 
-TEST(GroupLock, AGroupComesWithItsFirstAndIsGoneWithItsLast) {
+TEST(SharedModeLock, AModeComesWithItsFirstAndIsGoneWithItsLast) {
   Room room;
   room.lock.enter(3);
   room.lock.enter(3);
-  EXPECT_EQ(room.came, Groups{3});
+  EXPECT_EQ(room.came, Modes{3});
   room.lock.leave();
-  EXPECT_EQ(room.gone, Groups{});
+  EXPECT_EQ(room.gone, Modes{});
   room.lock.leave();
-  EXPECT_EQ(room.gone, Groups{3});
+  EXPECT_EQ(room.gone, Modes{3});
 }
 
-TEST(GroupLock, AnotherGroupIsNotLetInMeanwhile) {
+TEST(SharedModeLock, AnotherModeIsNotLetInMeanwhile) {
   Room room;
   EXPECT_TRUE(room.lock.try_enter(1));
   EXPECT_TRUE(room.lock.try_enter(1));
@@ -42,11 +42,11 @@ TEST(GroupLock, AnotherGroupIsNotLetInMeanwhile) {
   EXPECT_FALSE(room.lock.try_enter(2));
   room.lock.leave();
   EXPECT_TRUE(room.lock.try_enter(2));
-  EXPECT_EQ(room.came, (Groups{1, 2}));
+  EXPECT_EQ(room.came, (Modes{1, 2}));
   room.lock.leave();
 }
 
-TEST(GroupLock, NobodyOvertakesOneThatWaits) {
+TEST(SharedModeLock, NobodyOvertakesOneThatWaits) {
   Room room;
   room.lock.enter(1);
   std::thread other([&] {
@@ -62,27 +62,27 @@ TEST(GroupLock, NobodyOvertakesOneThatWaits) {
   other.join();
   EXPECT_TRUE(room.lock.try_enter(1));
   room.lock.leave();
-  EXPECT_EQ(room.gone, (Groups{1, 2, 1}));
+  EXPECT_EQ(room.gone, (Modes{1, 2, 1}));
 }
 
-TEST(GroupLock, ManyThreadsOfThreeGroupsAreNeverInTogether) {
+TEST(SharedModeLock, ManyThreadsOfThreeModesAreNeverInTogether) {
   constexpr int kThreads = 9;
   constexpr int kTimes = 300;
   std::int64_t setting = -1;  // plain, so that a race is seen
   std::array<std::atomic<int>, 3> inside{};
   std::atomic<int> wrong{0};
-  GroupLock lock([&](GroupLock::Group group) { setting = static_cast<std::int64_t>(group); },
-                 [&](GroupLock::Group) { setting = -1; });
+  SharedModeLock lock([&](SharedModeLock::Mode mode) { setting = static_cast<std::int64_t>(mode); },
+                      [&](SharedModeLock::Mode) { setting = -1; });
   std::vector<std::thread> threads;
   threads.reserve(kThreads);
   for (int i = 0; i < kThreads; ++i) {
-    threads.emplace_back([&, group = static_cast<std::size_t>(i % 3)] {
+    threads.emplace_back([&, mode = static_cast<std::size_t>(i % 3)] {
       for (int time = 0; time < kTimes; ++time) {
-        lock.enter(group);
-        ++inside[group];
-        if (inside[(group + 1) % 3] + inside[(group + 2) % 3] > 0) ++wrong;
-        if (setting != static_cast<std::int64_t>(group)) ++wrong;
-        --inside[group];
+        lock.enter(mode);
+        ++inside[mode];
+        if (inside[(mode + 1) % 3] + inside[(mode + 2) % 3] > 0) ++wrong;
+        if (setting != static_cast<std::int64_t>(mode)) ++wrong;
+        --inside[mode];
         lock.leave();
       }
     });
@@ -92,7 +92,7 @@ TEST(GroupLock, ManyThreadsOfThreeGroupsAreNeverInTogether) {
   EXPECT_EQ(setting, -1);
 }
 
-TEST(GroupLock, ThreadsOfAGroupGoOnBesideEachOther) {
+TEST(SharedModeLock, ThreadsOfAModeGoOnBesideEachOther) {
   Room room;
   room.lock.enter(5);
   std::thread other([&] {
@@ -103,16 +103,16 @@ TEST(GroupLock, ThreadsOfAGroupGoOnBesideEachOther) {
   room.lock.leave();
 }
 
-TEST(GroupLock, AChildOfAForkForgetsTheOthers) {
+TEST(SharedModeLock, AChildOfAForkForgetsTheOthers) {
   for (const bool inside : {false, true}) {
     Room room;
     room.lock.enter(4);
     room.lock.enter(4);  // as another thread would
     room.lock.before_fork();
     room.lock.after_fork_in_child(inside);
-    EXPECT_EQ(room.gone, inside ? Groups{} : Groups{4});
+    EXPECT_EQ(room.gone, inside ? Modes{} : Modes{4});
     if (inside) room.lock.leave();
-    EXPECT_EQ(room.gone, Groups{4});
+    EXPECT_EQ(room.gone, Modes{4});
     EXPECT_TRUE(room.lock.try_enter(6));
     room.lock.leave();
   }

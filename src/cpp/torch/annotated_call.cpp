@@ -1,22 +1,22 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-#include "stated_call.h"
+#include "annotated_call.h"
 
 #include <vector>
 
 namespace xpuruntime::bindings {
 namespace {
 
-thread_local std::vector<StatedCall> calls;
+thread_local std::vector<AnnotatedCall> calls;
 
 }  // namespace
 
-void enter_call(StatedCall call) { calls.push_back(call); }
+void enter_call(AnnotatedCall call) { calls.push_back(call); }
 
 void leave_call() noexcept {
   if (!calls.empty()) calls.pop_back();
 }
 
-StatedCall stated_call() noexcept { return calls.empty() ? StatedCall{} : calls.back(); }
+AnnotatedCall annotated_call() noexcept { return calls.empty() ? AnnotatedCall{} : calls.back(); }
 
 }  // namespace xpuruntime::bindings

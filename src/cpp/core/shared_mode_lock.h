@@ -14,18 +14,18 @@ namespace xpuruntime {
 
 /// Lets any number of threads in that want the same, while those that want something else wait.
 /// First come, first served: once one waits, nobody overtakes it.
-class GroupLock {
+class SharedModeLock {
  public:
-  using Group = std::uint64_t;
-  using Change = std::function<void(Group)>;
+  using Mode = std::uint64_t;
+  using Change = std::function<void(Mode)>;
 
-  /// `came`: called before the first of a group is in. `gone`: after the last of it is out, and
+  /// `came`: called before the first of a mode is in. `gone`: after the last of it is out, and
   /// before anybody else comes in. Neither may throw, wait, or use this lock.
-  GroupLock(Change came, Change gone);
+  SharedModeLock(Change came, Change gone);
 
   /// Goes in if nobody has to be waited for.
-  bool try_enter(Group group);
-  void enter(Group group);
+  bool try_enter(Mode mode);
+  void enter(Mode mode);
   void leave();
 
   /// Around a fork: nobody goes in or out meanwhile. In the child, in which the thread that called
@@ -43,8 +43,8 @@ class GroupLock {
     std::uint64_t next = 0;   // who goes in next
   };
 
-  bool fits(Group group) const noexcept { return inside_ == 0 || group_ == group; }
-  void go_in(Group group);
+  bool fits(Mode mode) const noexcept { return inside_ == 0 || mode_ == mode; }
+  void go_in(Mode mode);
   void go_out();
 
   Change came_;
@@ -52,7 +52,7 @@ class GroupLock {
   std::unique_ptr<Queue> queue_;
   std::vector<std::unique_ptr<Queue>> given_up_;  // in which threads waited at a fork
   std::size_t inside_ = 0;
-  Group group_ = 0;
+  Mode mode_ = 0;
 };
 
 }  // namespace xpuruntime

@@ -307,7 +307,7 @@ def test_an_interrupt_while_a_call_waits_leaves_no_turn_open():
         "    with by_backend('torch.math'):\n"
         "        print('not interrupted')\n"
         "except KeyboardInterrupt:\n"
-        "    print('interrupted', _core.in_sdpa_turn())\n"
+        "    print('interrupted', _core.in_sdp_backend_scope())\n"
         "thread.join()\n"
         "again = threading.Thread(target=stay)\n"
         "again.start()\n"
