@@ -33,7 +33,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-killed-clients test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -121,6 +121,12 @@ test-pytorch: $(STAMPS)/install $(STAMPS)/test ## Run the tests of PyTorch with 
 VERIFY_REPEATS ?= 300
 test-unchanged: $(STAMPS)/install $(STAMPS)/test ## Verify an unchanged model VERIFY_REPEATS times; make test does so 10 times
 	XPURUNTIME_VERIFY_REPEATS=$(VERIFY_REPEATS) $(PY) -m pytest -s --timeout 0 tests/unit/locks/test_unchanged.py $(PYTEST)
+
+# Clients of a server that are killed, and models that are reloaded, while others ask.
+CLIENT_KILLS ?= 50
+SERVE_RELOADS ?= 20
+test-killed-clients: $(STAMPS)/install $(STAMPS)/test ## Kill CLIENT_KILLS clients and reload SERVE_RELOADS times under load; make test: 3 and 2
+	XPURUNTIME_CLIENT_KILLS=$(CLIENT_KILLS) XPURUNTIME_SERVE_RELOADS=$(SERVE_RELOADS) $(PY) -m pytest -s tests/unit/serving/test_killed_clients.py $(PYTEST)
 
 # Searches that are killed at random moments and resumed.
 TUNE_KILLS ?= 50
