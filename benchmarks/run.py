@@ -22,6 +22,7 @@ PLAN = {
         ["bench_unit_times.py"],
         ["bench_rules.py"],
         ["bench_serving.py"],
+        ["bench_serving_batches.py"],
     ],
     "gpu": [
         ["bench_session.py", "--device", "cuda:0"],
