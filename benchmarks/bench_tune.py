@@ -62,7 +62,9 @@ def compared(path: Path, given: Any, policies: dict[str, dict[str, Any]], rounds
     found: dict[str, list[float]] = {name: [] for name in policies}
     with tempfile.TemporaryDirectory() as folder:
         count = context.write_samples(samples.feeds, Path(folder))
-        executor = ProcessExecutor(lambda one: context.job(one, folder, count), spec.constraints, context.devices[0])
+        executor = ProcessExecutor(
+            lambda one: context.job(one, {1: (folder, count)}), spec.constraints, context.devices[0]
+        )
         for number in range(rounds):
             order = candidates[number % len(candidates) :] + candidates[: number % len(candidates)]
             figures = executor.measure_fresh(order)
