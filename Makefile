@@ -117,10 +117,12 @@ test-pytorch: $(STAMPS)/install $(STAMPS)/test ## Run the tests of PyTorch with 
 	$(PY) -m xpuruntime.pytorch.build_addon
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile tests/unit/pytorch $(PYTEST)
 
-# Verifications of one unchanged model.
+# Verifications of one unchanged model, and its openings under a lock on each engine.
 VERIFY_REPEATS ?= 300
+UNCHANGED_OPENS ?= 200
 test-unchanged: $(STAMPS)/install $(STAMPS)/test ## Verify an unchanged model VERIFY_REPEATS times; make test does so 10 times
 	XPURUNTIME_VERIFY_REPEATS=$(VERIFY_REPEATS) $(PY) -m pytest -s --timeout 0 tests/unit/locks/test_unchanged.py $(PYTEST)
+	XPURUNTIME_UNCHANGED_OPENS=$(UNCHANGED_OPENS) $(PY) -m pytest --timeout 0 tests/unit/locks/test_planted_drift.py -k unchanged_opens $(PYTEST)
 
 # Clients of a server that are killed, and models that are reloaded, while others ask.
 CLIENT_KILLS ?= 50
