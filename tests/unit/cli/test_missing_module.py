@@ -94,7 +94,7 @@ def test_a_package_that_fails_as_it_is_imported(
     who, fix = (
         ("needy 1.2", "python -m pip install --force-reinstall needy-tools")
         if listed
-        else ("needy", "mend or remove needy")
+        else ("needy", "repair or remove needy")
     )
     assert error["message"] == f"{who} cannot be imported: {reason}. Fix: {fix}"
 

@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import subprocess
+import sys
 import time
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -68,3 +70,29 @@ def until(condition: Callable[[], Any], seconds: float = 20) -> bool:
             return True
         time.sleep(0.005)
     return False
+
+
+#: Sends requests over three connections and halves of them over a fourth, again and again.
+_CLIENT = """
+import socket, sys
+request = bytes.fromhex(sys.argv[2])
+socks = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(4)]
+while True:
+    for at, sock in enumerate(socks):
+        sock.sendall(request[: len(request) // (2 if at == 3 else 1)])
+    print("sent", flush=True)
+    for sock in socks[:3]:
+        sock.recv(65536)
+    socks[3].close()
+    socks[3] = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+"""
+
+
+def kill_a_client(port: int, request: bytes, seconds: float) -> None:
+    """Start a process that sends a request again and again, and kill it so long after its first ones."""
+    command = [sys.executable, "-I", "-S", "-c", _CLIENT, str(port), request.hex()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
+        assert client.stdout is not None
+        assert client.stdout.readline() == b"sent\n"
+        time.sleep(seconds)
+        client.kill()

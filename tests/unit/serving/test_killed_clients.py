@@ -8,14 +8,11 @@ import http.client
 import json
 import os
 import random
-import subprocess
-import sys
 import threading
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-from serving_clients import until
+from serving_clients import kill_a_client, until
 from serving_models import WAIT
 
 import xpuruntime as xrt
@@ -30,20 +27,6 @@ if TYPE_CHECKING:
 KILLS = int(os.environ.get("XPURUNTIME_CLIENT_KILLS", "3"))
 RELOADS = int(os.environ.get("XPURUNTIME_SERVE_RELOADS", "2"))
 ROWS = np.random.default_rng(0).standard_normal((8, 1, 64)).astype(np.float32)
-CLIENT = """
-import socket, sys
-request = bytes.fromhex(sys.argv[2])
-socks = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(4)]
-while True:
-    for sock in socks[:3]:
-        sock.sendall(request)
-    socks[3].sendall(request[: len(request) // 2])
-    print("sent", flush=True)
-    for sock in socks[:3]:
-        sock.recv(65536)
-    socks[3].close()
-    socks[3] = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-"""
 
 
 def body_of(row: int, id: str) -> bytes:
@@ -81,19 +64,9 @@ class Asking:
         self._thread.join(WAIT)
 
 
-def kill_a_client(port: int, draw: random.Random) -> None:
-    body = body_of(0, "killed")
-    head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
-    command = [sys.executable, "-I", "-S", "-c", CLIENT, str(port), (head + body).hex()]
-    with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
-        assert client.stdout is not None
-        assert client.stdout.readline() == b"sent\n"
-        time.sleep(draw.uniform(0, 0.05))
-        client.kill()
-
-
 def test_nothing_is_lost_where_clients_are_killed_and_models_are_reloaded(tmp_path: Path) -> None:
-    draw = random.Random(7)
+    draw, body = random.Random(7), body_of(0, "killed")
+    head = f"POST /v2/models/m/infer HTTP/1.1\r\nHost: a\r\nContent-Length: {len(body)}\r\n\r\n".encode()
     paths = [models.save(models.mlp(seed=seed), tmp_path, f"{seed}.onnx") for seed in range(RELOADS + 1)]
     expected = []
     for path in paths:
@@ -113,7 +86,7 @@ def test_nothing_is_lost_where_clients_are_killed_and_models_are_reloaded(tmp_pa
             version = 0
             for event in events:
                 if event == "kill":
-                    kill_a_client(port, draw)
+                    kill_a_client(port, head + body, draw.uniform(0, 0.05))
                     continue
                 version += 1
                 new = tmp_path / "new.onnx"

@@ -54,7 +54,7 @@ def broken_import(error: BaseException) -> str | None:
         return None
     names = sorted(set(metadata.packages_distributions().get(package, ())))
     what = " ".join((package, *(metadata.version(one) for one in names[:1])))
-    fix = f"python -m pip install --force-reinstall {names[0]}" if names else f"mend or remove {package}"
+    fix = f"python -m pip install --force-reinstall {names[0]}" if names else f"repair or remove {package}"
     return f"{what} cannot be imported: {type(error).__name__}: {error}. Fix: {fix}"
 
 

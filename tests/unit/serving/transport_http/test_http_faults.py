@@ -9,13 +9,11 @@ import gzip
 import json
 import random
 import socket
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
-from serving_clients import until
+from serving_clients import kill_a_client, until
 
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.rest_client import write_request
@@ -270,21 +268,6 @@ def test_a_client_that_does_not_read_is_not_read_any_more(served):
     assert len(sent) < 50
 
 
-_KILLED = """
-import socket, sys
-request = bytes.fromhex(sys.argv[2])
-socks = [socket.create_connection(("127.0.0.1", int(sys.argv[1]))) for _ in range(4)]
-while True:
-    for at, sock in enumerate(socks):
-        sock.sendall(request[: len(request) // (2 if at == 3 else 1)])
-    print("sent", flush=True)
-    for sock in socks[:3]:
-        sock.recv(65536)
-    socks[3].close()
-    socks[3] = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-"""
-
-
 def test_clients_that_are_killed_leave_nothing_behind(served):
     """Some of their requests wait, some are answered, and some came in part only."""
     draw = random.Random(3)
@@ -294,11 +277,7 @@ def test_clients_that_are_killed_leave_nothing_behind(served):
             image = {"name": "image", "shape": [1, 1, 8, 8], "datatype": "FP32", "data": [0.5] * 64}
             body = json.dumps({"inputs": [image]}).encode()
         request = head(len(body), f"/v2/models/{model}/infer") + body
-        command = [sys.executable, "-I", "-S", "-c", _KILLED, str(served.http.port), request.hex()]
-        with subprocess.Popen(command, stdout=subprocess.PIPE) as client:
-            assert client.stdout.readline() == b"sent\n"
-            time.sleep(draw.uniform(0, 0.03))
-            client.kill()
+        kill_a_client(served.http.port, request, draw.uniform(0, 0.03))
         alive(served)
     assert until(lambda: all(future.cancelled() for future in served.service.waiting))
     assert until(lambda: served.server._gate.active == 0)
