@@ -158,7 +158,7 @@ class Batcher:
         began = entry.arrived
         try:
             batch = Dispatch((EntryRows(entry, 0, entry.rows),), entry.rows, "inline", began)
-            execution = self._executor.execute(batch, began)
+            execution = self._executor.execute(batch, [job], began)
             self._observer.executed(execution)
             now = self._clock()
             if now - began > short.limit:
@@ -171,6 +171,7 @@ class Batcher:
                 entry.outcome = "done"
             return self._observer.outcome(job, now)
         finally:
+            entry.payload = None
             with self._lock:
                 del self._busy[_INLINE]
                 scheduler = self._scheduler
@@ -201,7 +202,7 @@ class Batcher:
                 self._work.notify()
             if entry.deadline is not None or entry.overdue is not None:
                 self._watch()
-        job.future.add_done_callback(lambda future: self._cancel(job) if future.cancelled() else None)
+        job.future.add_done_callback(lambda future: self._cancel(entry) if future.cancelled() else None)
         return job.future
 
     def state(self) -> QueueState:
@@ -292,7 +293,8 @@ class Batcher:
             with contextlib.suppress(Exception):
                 self._answer(left)
             for entry in left:
-                fail(entry.payload.future, failure)
+                if entry.payload is not None:
+                    fail(entry.payload.future, failure)
             raise
 
     def _warmed(self) -> bool:
@@ -311,12 +313,12 @@ class Batcher:
     def _unloading(self) -> ServingError:
         return ServingError(Status.UNAVAILABLE, f"model {self._name!r} is being unloaded. Fix: retry", retry_after=1.0)
 
-    def _cancel(self, job: Job) -> None:
-        uninterrupted(self._drop, job)
+    def _cancel(self, entry: Entry) -> None:
+        uninterrupted(self._drop, entry)
 
-    def _drop(self, job: Job) -> None:
+    def _drop(self, entry: Entry) -> None:
         with self._lock:
-            self._scheduler.cancel(job.entry)
+            self._scheduler.cancel(entry)
             ready = self._taken()
         self._answer(ready)
 
@@ -359,6 +361,7 @@ class Batcher:
         now = self._clock()
         for entry in ready:
             self._observer.answered(entry.payload, now)
+            entry.payload = None  # breaks the cycle with its job, so that tensors are freed without a collection
         with self._lock:
             self._answering -= len(ready)
             if self._is_empty():
@@ -366,6 +369,7 @@ class Batcher:
 
     def _serve(self, index: int) -> None:
         batch: Dispatch | None = None
+        jobs: list[Job] = []
         execution: Execution | None = None
         while True:
             with self._lock:
@@ -387,11 +391,13 @@ class Batcher:
                         self._work.wait(None if at is None else _within_bounds(at - now))
                         continue
                     self._busy[index] = now
+                    jobs = [part.entry.payload for part in batch.parts]  # one that expires meanwhile loses its own
                     if self._scheduler.idle and self._scheduler.waiting:
                         self._work.notify()
             self._answer(ready)
             if batch is not None:
-                execution = self._executor.execute(batch, now)
+                execution = self._executor.execute(batch, jobs, now)
+                jobs = []
                 self._observer.executed(execution)
 
 

@@ -51,23 +51,21 @@ class BatchExecutor:
         if runner.pads_rows and settings.max_batch_size:
             self._sizes = batch_sizes(settings.max_batch_size, settings.preferred_batch_size)
 
-    def execute(self, batch: Dispatch, now: float) -> Execution:
-        """Run a batch; what it raises is in the result."""
+    def execute(self, batch: Dispatch, jobs: Sequence[Job], now: float) -> Execution:
+        """Run a batch of the parts of these jobs; what it raises is in the result."""
         execution = Execution(batch)
         parts = batch.parts
-        job: Job
-        for part in parts:
-            job = part.entry.payload
+        for job in jobs:
             if job.began is None:
                 job.began = now
             job.executions.append(execution)
-        feed = parts[0].entry.payload.feed
+        feed = jobs[0].feed
         whole = len(parts) == 1 and parts[0].stop - parts[0].start == feed.rows
         try:
             if whole and self._passes and not feed.lengths:
-                self._run_whole(job, execution)
+                self._run_whole(jobs[0], execution)
             else:
-                self._run_parts(parts, execution)
+                self._run_parts(parts, jobs, execution)
         except BaseException as error:  # of this batch alone: the thread serves on
             execution.error = failure_of_run(error, self._name)
         else:
@@ -85,8 +83,7 @@ class BatchExecutor:
         job.pieces[0] = whole_outputs(self._layout, results, job.feed)
         execution.input_ns, execution.infer_ns, execution.output_ns = copied - begin, ran - copied, _tick() - ran
 
-    def _run_parts(self, parts: Sequence[EntryRows], execution: Execution) -> None:
-        jobs: list[Job] = [part.entry.payload for part in parts]
+    def _run_parts(self, parts: Sequence[EntryRows], jobs: Sequence[Job], execution: Execution) -> None:
         begin = _tick()
         slices = [Slice(job.feed, part.start, part.stop) for job, part in zip(jobs, parts, strict=True)]
         made = assemble(self._layout, slices, self._fixed_rows or self._padded(slices), self._runner)

@@ -4,11 +4,12 @@
 
 from __future__ import annotations
 
+import logging
 from concurrent.futures import Future, InvalidStateError
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.errors import InputError, OutOfMemoryError
+from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.printable import printable
 from xpuruntime.serving.messages import InferResponse
 from xpuruntime.serving.status import ServingError, Status
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import InferRequest
 
 __all__ = ["Execution", "Job", "QueueState", "answer", "fail", "failure_of_run"]
+
+_logger = logging.getLogger("xpuruntime.serving")
 
 
 @dataclass(slots=True)
@@ -90,7 +93,17 @@ def fail(future: Future[InferResponse], error: BaseException) -> bool:
 
 
 def failure_of_run(error: BaseException, name: str) -> ServingError:
-    """Return the error of a failed execution as clients get it."""
+    """Return the error of a failed execution as clients get it.
+
+    It keeps no tensor of the batch alive: tracebacks are dropped, and an error that is not of this package is logged
+    with its traceback before.
+    """
+    if not isinstance(error, (XpuRuntimeError, MemoryError)):
+        _logger.error("a batch of model %r failed", name, exc_info=error)
+    one: BaseException | None = error
+    while one is not None and one.__traceback__ is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
     if isinstance(error, ServingError):
         return error
     text = printable(str(error)) or type(error).__name__

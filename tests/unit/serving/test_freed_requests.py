@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""The tensors of an answered request are freed at once, and not by Python's next cyclic garbage collection."""
+
+from __future__ import annotations
+
+import gc
+import time
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pytest
+from serving_models import WAIT, FaultyEngine, ask, eventually, serve_gated
+
+from xpuruntime.errors import EngineFailed
+from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.status import ServingError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from xpuruntime.serving.models.service import Models
+
+
+@pytest.fixture(autouse=True)
+def _no_collections() -> Iterator[None]:
+    gc.collect()
+    gc.disable()
+    yield
+    gc.enable()
+
+
+def fresh() -> np.ndarray:
+    return np.ones((1, 64), np.float32)
+
+
+def dead(*references: weakref.ref[Any]) -> bool:
+    # The thread that has answered may still have the request in a variable.
+    return bool(eventually(lambda: all(one() is None for one in references), 5))
+
+
+@pytest.mark.parametrize("size", [0, 8])
+def test_of_a_request_that_was_queued(size: int, mlp: Path, serve: Callable[..., Models]) -> None:
+    service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": size, "inline_below_us": 0}}})
+    arrays = [fresh() for _ in range(20)]
+    references = [weakref.ref(one) for one in arrays]
+    futures = [service.infer(ask("m", {"x": arrays.pop()})) for _ in range(20)]
+    for future in futures:
+        future.result(WAIT)
+    del future, futures
+    assert dead(*references)
+
+
+def test_of_a_request_that_ran_inline(mlp: Path, serve: Callable[..., Models]) -> None:
+    service = serve({"m": {"source": str(mlp), "batching": {"inline_below_us": 100_000}}})
+    for _ in range(200):
+        array = fresh()
+        reference = weakref.ref(array)
+        found = service.respond(ask("m", {"x": array}))
+        inline = isinstance(found, InferResponse)
+        if not inline:
+            found.result(WAIT)
+        del array, found
+        assert dead(reference)
+        if inline:
+            return
+    raise AssertionError("no request ran inline")
+
+
+@pytest.mark.parametrize("end", ["cancelled", "expired"])
+def test_of_a_request_that_nobody_waits_for(end: str, mlp: Path, serve: Callable[..., Models]) -> None:
+    service, gate = serve_gated(serve, {"m": {"source": str(mlp)}})
+    running = service.infer(ask("m", {"x": fresh()}))
+    assert gate.come.wait(WAIT)
+    array = fresh()
+    reference = weakref.ref(array)
+    soon = {"deadline": time.monotonic() + 0.02} if end == "expired" else {}
+    future = service.infer(ask("m", {"x": array}, **soon))
+    del array
+    if end == "cancelled":
+        assert future.cancel()
+    else:
+        with pytest.raises(ServingError, match="deadline"):
+            future.result(WAIT)
+    del future
+    gate.open.set()
+    running.result(WAIT)
+    assert dead(reference)
+
+
+def test_of_a_request_that_failed(mlp: Path, serve: Callable[..., Models]) -> None:
+    def fail(feeds: dict[str, Any]) -> None:
+        raise EngineFailed("as a test. Fix: none")
+
+    engine = FaultyEngine(fail)
+    engine.armed = False
+    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
+    engine.armed = True
+    array = fresh()
+    reference = weakref.ref(array)
+    future = service.infer(ask("m", {"x": array}))
+    del array
+    assert isinstance(future.exception(WAIT), ServingError)
+    del future
+    assert dead(reference)
