@@ -8,6 +8,7 @@ import gc
 import sys
 import threading
 import weakref
+from pathlib import Path
 
 import pytest
 
@@ -91,6 +92,38 @@ def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked, ro
     if route == "addon" and folded:
         assert len(asked) == 1
     assert sum(one.count for one in xrt.decisions()) == 4
+
+
+def python_frames(run):
+    """Return the functions in Python that a call passes, by file and name; not those that turn handles into tensors."""
+    frames = []
+
+    def note(frame, event, _argument):
+        code = frame.f_code
+        if event == "call" and code.co_name not in ("tensor_of_handle", "handle_of_tensor"):
+            frames.append((Path(code.co_filename).name, code.co_name))
+
+    sys.setprofile(note)
+    try:
+        run()
+    finally:
+        sys.setprofile(None)
+    return [one for one in frames if one[0] != Path(__file__).name]
+
+
+@pytest.mark.parametrize(("kernel", "rules", "most"), [("torch", ELSEWHERE, 0), ("cpu.blas", [], 5)])
+def test_a_known_product_passes_few_functions_on_its_way_to_the_kernel(kernel, rules, most, route):
+    a, b = torch.ones(3, 4), torch.ones(4, 5)
+
+    def run():
+        torch.mm(a, b)
+
+    with xt.kernel_policy(matmul=kernel, rules=rules):
+        run(), run()
+        passed = python_frames(run)
+    # Then `_core.op_matmul`, or PyTorch's own kernel.
+    assert len(passed) <= (0 if route == "addon" else most), passed
+    assert len({file for file, _ in passed if file != "<string>"}) <= 3
 
 
 def test_determinism_that_is_switched_on_between_two_calls_is_obeyed():

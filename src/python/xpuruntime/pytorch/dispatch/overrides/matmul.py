@@ -119,14 +119,24 @@ def _run(
     while True:
         if route is None:
             route = _resolve(native, active, key, product, args, more, phase, module, skip)
-        if route.place is None:
+        place = route.place
+        if place is None:
             return call_native(native.name, "matmul", native, args, more, route)
+        # Switches of PyTorch's that may change between two calls; quick routes have none for TF32.
+        tf32, deterministic = not route.quick and allow_tf32(product.a), is_deterministic()
+        if tf32 is not place.allow_tf32 or deterministic is not place.deterministic:
+            place = active.place(
+                route.op, route.kernel, route.source, route.module, allow_tf32=tf32, deterministic=deterministic
+            )
+        # Another thread may have kept the route a moment ago, and not its plan yet.
+        plan = route.plan or GemmPlan(product)
         try:
             if CONTEXT.observer is None:
-                return product.invoke(active, route, phase)
+                return product.compute(plan, place, phase or None)
             return CONTEXT.observer.call(
-                native.name, "matmul", route, _XrtCall(active, route, product, phase), args[1:], more
-            )
+                native.name, "matmul", route,
+                lambda *_, plan=plan, place=place, **__: product.compute(plan, place, phase or None), args[1:], more,
+            )  # fmt: skip
         except InputError as error:
             with thread_policy(None):
                 _functional(native.name, args, more)()  # raises where the arguments are wrong, in PyTorch's words
@@ -136,22 +146,6 @@ def _run(
                 route.plan, route.quick = route.plan.unfolded(), False
                 continue
             skip, route = active.refused(route, error), None
-
-
-class _XrtCall:
-    """What a recorder runs where an xpuruntime kernel serves, with the operator's own arguments."""
-
-    __slots__ = ("_active", "_phase", "_product", "_route")
-
-    def __init__(self, active: CompiledPolicy, route: Route, product: Product, phase: str) -> None:
-        self._active = active
-        self._route = route
-        self._product = product
-        self._phase = phase
-
-    def __call__(self, *args: Any, **more: Any) -> Any:
-        del args, more
-        return self._product.invoke(self._active, self._route, self._phase)
 
 
 def _resolve(

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from xpuruntime.ops.call_context import CallContext
-    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-    from xpuruntime.pytorch.dispatch.route import Route
 
 __all__ = ["FLOATS", "GemmPlan", "Product", "allow_tf32", "is_deterministic"]
 
@@ -173,18 +171,6 @@ class Product:
             if out is not None and c is out and out.shape != shape:  # in place, nothing is expanded
                 return True
         return out is not None and (out.dtype != dtype or out.device != a.device or _shares_within(out))
-
-    def invoke(self, active: CompiledPolicy, route: Route, phase: str) -> Tensor:
-        """Compute it by the xpuruntime kernel of a route, under PyTorch's switches as they are now."""
-        place = route.place
-        assert place is not None
-        tf32, deterministic = allow_tf32(self.a), is_deterministic()
-        if tf32 is not place.allow_tf32 or deterministic is not place.deterministic:
-            place = active.place(
-                route.op, route.kernel, route.source, route.module, allow_tf32=tf32, deterministic=deterministic
-            )
-        # Another thread may have kept the route a moment ago, and not its plan yet.
-        return self.compute(route.plan or GemmPlan(self), place, phase or None)
 
     def compute(self, plan: GemmPlan, place: CallContext, phase: str | None) -> Tensor:
         """Compute it by xpuruntime kernels.
