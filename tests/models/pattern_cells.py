@@ -24,15 +24,24 @@ __all__ = ["CALIBRATION", "main"]
 CALIBRATION = range(9)
 
 
-def main(engine: str, precision: str, folder: str, names: list[str]) -> None:
-    """Run the patterns, and write a line when one begins and one with its result."""
+def main(engine: str, precision: str, folder: str, explained: str, names: list[str]) -> None:
+    """Run the patterns, and write a line when one begins and one with its result.
+
+    Parameters
+    ----------
+    engine, precision, folder : str
+    explained : str
+        Names, separated by commas, of the patterns for which a report is made; the others only run, twice.
+    names : list of str
+    """
     warnings.simplefilter("ignore", xrt.XpuRuntimeWarning)
     for name in names:
         print(json.dumps({"pattern": name}), flush=True)
-        print(json.dumps({"pattern": name, **_cell(engine, precision, Path(folder), name)}), flush=True)
+        row = _cell(engine, precision, Path(folder), name, explain=name in explained.split(","))
+        print(json.dumps({"pattern": name, **row}), flush=True)
 
 
-def _cell(engine: str, precision: str, folder: Path, name: str) -> dict[str, Any]:
+def _cell(engine: str, precision: str, folder: Path, name: str, *, explain: bool) -> dict[str, Any]:
     execution: dict[str, Any] = {"engine": engine, "device": "cpu", "precision": precision}
     if engine == "qnn":
         execution |= {"device": "npu", "provider_options": {"qnn": {"soc": "sm8650"}}}
@@ -44,15 +53,17 @@ def _cell(engine: str, precision: str, folder: Path, name: str) -> dict[str, Any
         path = operator_patterns.write(name, folder)
         with xrt.InferenceSession(path, policy={"execution": execution}, **given) as session:
             outputs = session.run(feeds)
-            report = session.explain(feeds, runs=1)
+            report = session.explain(feeds, runs=1) if explain else None
             again = session.run(feeds)
     except xrt.XpuRuntimeError as error:
         return {"refused": f"{type(error).__name__}: {error}"}
     except BaseException:
         return {"bare": traceback.format_exc()}
+    ran = {"outputs": _plain(outputs), "again": _plain(again)}
+    if report is None:
+        return ran
     return {
-        "outputs": _plain(outputs),
-        "again": _plain(again),
+        **ran,
         "honoured": report.honoured,
         "precision": next((one.status for one in report.observations if one.key == "execution.precision"), "missing"),
         "deviations": [f"{one.key}: {one.reason}" for one in report.deviations],
@@ -67,4 +78,4 @@ def _plain(outputs: Any) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4:])
+    main(sys.argv[1], sys.argv[2], sys.argv[3], sys.argv[4], sys.argv[5:])
