@@ -100,6 +100,15 @@ def test_many_nodes_are_counted() -> None:
     assert "and 12 more" in text
 
 
+def test_nodes_that_fail_in_the_graph_are_not_said_to_fit_on_the_cpu() -> None:
+    rejected = [RejectedNode(name="Exp:pitch", op="Exp", reason="Failed to add node")]
+    text = str(refusal(rejected, [], label="m.onnx", where="SM8650", composing=True))
+    assert "Exp:pitch (Exp): Failed to add node" in text
+    assert "allow_cpu_ops cannot leave them to the CPU" in text
+    assert "Replace them" in text
+    assert "To let them run" not in text
+
+
 def test_without_nodes_it_is_the_engine() -> None:
     error = refusal([], ["QNN SetupBackend failed"], label="m.onnx", where="SM8650")
     assert isinstance(error, xrt.EngineError)

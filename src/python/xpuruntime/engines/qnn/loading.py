@@ -181,7 +181,8 @@ def refused(error: Exception, source: ModelSource, opening: Opening, settings: S
     rejected, faults = _reasons(source, opening)
     if not rejected and not faults:
         faults = [str(translated(error, doing=f"loading {source.label}"))]
-    return refusal(rejected, faults, label=source.label, where=str(settings.target))
+    composing = "Failed to compose" in str(error)
+    return refusal(rejected, faults, label=source.label, where=str(settings.target), composing=composing)
 
 
 def _reasons(source: ModelSource, opening: Opening) -> tuple[list[Any], list[str]]:

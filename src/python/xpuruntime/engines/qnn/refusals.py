@@ -89,7 +89,9 @@ def faults_in_log(text: str) -> list[str]:
     return list(dict.fromkeys(found))
 
 
-def refusal(rejected: Sequence[RejectedNode], faults: Sequence[str], *, label: str, where: str) -> XpuRuntimeError:
+def refusal(
+    rejected: Sequence[RejectedNode], faults: Sequence[str], *, label: str, where: str, composing: bool = False
+) -> XpuRuntimeError:
     """Return the error of a model that QNN does not take as a whole.
 
     Parameters
@@ -100,6 +102,8 @@ def refusal(rejected: Sequence[RejectedNode], faults: Sequence[str], *, label: s
         What QNN said went wrong.
     label, where : str
         The model, and the chip.
+    composing : bool
+        QNN had accepted the nodes, and failed when it built its graph of them: no option leaves them to the CPU then.
     """
     if not rejected:
         said = "; ".join(faults) or "QNN gave no reason, not even in its verbose log"
@@ -109,6 +113,11 @@ def refusal(rejected: Sequence[RejectedNode], faults: Sequence[str], *, label: s
     more = f"; and {len(rejected) - _NAMED} more" if len(rejected) > _NAMED else ""
     ops = ", ".join(sorted({one.op for one in rejected}))
     fixes = [f"To let them run on the CPU, state execution.allow_cpu_ops: [{ops}]"]
+    if composing:
+        fixes = [
+            "QNN accepts them one by one and fails to build its graph, so execution.allow_cpu_ops cannot leave them "
+            f"to the CPU. Replace them in the model (operators {ops}), or run it on another engine"
+        ]
     if any(one.reason == _SHAPE for one in rejected):
         fixes.insert(
             0,
