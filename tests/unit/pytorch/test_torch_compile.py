@@ -248,6 +248,43 @@ def test_escapes_of_modules():
     assert [one.what for one in found] == ["matrix products under cpp_wrapper"]
 
 
+@pytest.mark.filterwarnings("ignore:The tensor attributes self.memory:UserWarning")  # of a layer of PyTorch's own
+def test_gaps_are_found_in_a_program_before_it_runs():
+    class Net(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.memory, self.mixer = torch.nn.LSTM(4, 4), torch.nn.MultiheadAttention(4, 2)
+
+        def forward(self, x):
+            y = self.memory(x)[0]
+            y = self.mixer(y, y, y)[0]
+            return self.mixer(y, y, y, need_weights=False)[0]
+
+    program = torch.export.export(Net(), (torch.randn(3, 2, 4),)).module()
+    policy = xrt.KernelPolicy(matmul="cpu.blas", attention="cpu.reference")
+    found = [(one.op, one.what) for one in xt.coverage_gaps(policy, module=program)]
+    assert found == [("matmul", "memory"), ("attention", "mixer")]
+    assert xt.coverage_gaps(xrt.KernelPolicy(attention="torch.math"), module=program) == ()
+
+
+@pytest.mark.parametrize("name", ["flex_attention", "varlen_attn", "_native_multi_head_attention", "mkldnn_rnn_layer"])
+def test_gaps_are_found_in_a_graph_by_the_operator(name):
+    import torch.nn.attention.varlen
+
+    op = {
+        "flex_attention": torch.ops.higher_order.flex_attention,
+        "varlen_attn": torch.ops.torch_attn._varlen_attn.default,
+    }.get(name) or getattr(torch.ops.aten, name).default
+    graph = torch.fx.Graph()
+    graph.output(graph.call_function(op, (graph.placeholder("x"),)))
+    module = torch.fx.GraphModule(torch.nn.Module(), graph)
+    (gap,) = xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.blas", attention="cpu.reference"), module=module)
+    assert gap.op == ("matmul" if name == "mkldnn_rnn_layer" else "attention")
+    assert name.strip("_") in gap.what
+    rules = [{"match": {"op": gap.op}, "use": "torch"}]
+    assert xt.coverage_gaps(xrt.KernelPolicy(rules=rules), module=module) == ()
+
+
 def test_convolutions_without_a_kernel_escape():
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 2), torch.nn.Conv3d(1, 1, 2), torch.nn.ConvTranspose2d(1, 1, 2))
     policy = xrt.KernelPolicy(conv="cpu.gemm_conv")

@@ -15,6 +15,7 @@ from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
 from xpuruntime.pytorch.call_scope import module_names, module_paths
+from xpuruntime.pytorch.coverage.unserved import MULTI_HEAD, UNSERVED
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.route import facts_of_call
@@ -64,8 +65,7 @@ _IN_ONEDNN: dict[torch.dtype, Callable[[], bool]] = {
 #: Recurrent layers as Dynamo calls them.
 _LAYERS = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
 _RECURRENT = "its products are inside kernels of its own, which no policy reaches"
-#: The function that computes its attention, and where that says whether to return the weights.
-_MULTI_HEAD = "multi_head_attention_forward"
+#: Where the function that computes attention of ``nn.MultiheadAttention`` says whether to return the weights.
 _FLAG = "need_weights"
 _NEED_WEIGHTS_AT = list(inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters).index(_FLAG)
 _SOFTMAX = "with need_weights=True, nn.MultiheadAttention multiplies and takes a softmax instead of calling attention"
@@ -95,7 +95,7 @@ def coverage_gaps(
     policy : Policy, KernelPolicy, path or dict, optional
         Default: the one active.
     module : torch.nn.Module, optional
-        The model; its modules are looked at.
+        The model; its modules are looked at, and the calls of a traced graph, as ``torch.export.export(…).module()``.
     options : dict, optional
         As given to ``torch.compile(options=...)``; together with Inductor's settings as they are. With
         ``"aot_inductor": True`` for what AOTInductor compiles. Without it, code that is compiled is not looked at.
@@ -136,6 +136,8 @@ def gaps_in_modules(active: CompiledPolicy, module: torch.nn.Module) -> list[Cov
     found: list[CoverageGap] = []
     for part, path, _ in module_names.walk(module):
         name = path or type(part).__name__
+        if isinstance(part, torch.fx.GraphModule):
+            found += _gaps_in_calls(active, part.graph.nodes)
         if isinstance(part, torch.nn.RNNBase) and _asks(active, "matmul", path, part):
             weight = next(part.parameters(), None)
             if _is_one_kernel(part.mode.lower(), weight, projects=part.proj_size > 0):
@@ -204,11 +206,40 @@ def gaps_in_graph(active: CompiledPolicy, graph: Any) -> list[CoverageGap]:
             found.append(CoverageGap("attention", str(node.name), _NO_OPTIONS, fix))
         if shared and name in _ATTENTION:
             found.append(CoverageGap("attention", f"attention in {module_paths.running()}", _SHARED, _WHOLE))
-        if _returns_weights(name, node) and (refused := _with_weights(active, node)) is not None:
-            found.append(refused)
-        if name in _LAYERS and _hides_products(active, name, node):
-            found.append(_recurrent(str(node.name)))
+        found += _gaps_in_layers(active, name, node)
     return found
+
+
+def _gaps_in_layers(active: CompiledPolicy, name: str, node: Any) -> list[CoverageGap]:
+    """Return what is not reached where a call of a graph is one of attention with weights, or a recurrent layer."""
+    if _returns_weights(name, node) and (refused := _with_weights(active, node)) is not None:
+        return [refused]
+    if name in _LAYERS and _hides_products(active, name, node):
+        return [_recurrent(str(node.name))]
+    return []
+
+
+def _gaps_in_calls(active: CompiledPolicy, nodes: Any) -> list[CoverageGap]:
+    """Return what is not reached of the calls in a graph that was traced, as by ``torch.export``."""
+    found: list[CoverageGap] = []
+    for node in nodes:
+        name, module = _name(node), _module_of(node)
+        found += [gap._replace(what=module or gap.what) for gap in _gaps_in_layers(active, name, node)]
+        for one in UNSERVED:
+            if one.name.rpartition("::")[2] != name or one.group not in active.overrides:
+                continue
+            asked = _asked(active, one.entry.op, module, _result(node))
+            if any(all(map(one.entry.rejection, kernel_names)) for kernel_names in asked):
+                fix = "add a rule for these calls with use: torch"
+                found.append(CoverageGap(one.entry.op, module or str(node.name), one.entry.no_xrt_kernel, fix))
+    return found
+
+
+def _result(node: Any) -> torch.Tensor | None:
+    """Return the first result of a call as it was traced."""
+    value = node.meta.get("example_value", node.meta.get("val"))
+    first = value[0] if isinstance(value, (tuple, list)) and value else value
+    return first if isinstance(first, torch.Tensor) else None
 
 
 def _of_regions(active: CompiledPolicy, graph: Any) -> list[CoverageGap]:
@@ -229,7 +260,7 @@ def _hides_products(active: CompiledPolicy, layer: str, node: Any) -> bool:
     """Say whether a recurrent layer of a graph is one kernel, of whose products a policy asks for more."""
     if "matmul" not in active.ops:
         return False
-    results = node.meta.get("example_value")
+    results = node.meta.get("example_value", node.meta.get("val"))
     like, *states = results if isinstance(results, tuple) else (results,)
     asked = _asked(active, "matmul", _module_of(node), like)
     # The output of an LSTM is as wide as its cells, unless it projects.
@@ -244,20 +275,19 @@ def _returns_weights(name: str, node: Any) -> bool:
 
     Dynamo keeps the function as a whole where it has seen it before any policy came, and else looks inside.
     """
-    if name == "softmax":  # Dynamo keeps of each operation which functions called it
-        return f"in {_MULTI_HEAD}" in (node.stack_trace or "")
+    if name == "softmax":  # Dynamo keeps of each operation which functions called it, torch.export the first of them
+        exported = str(node.meta.get("torch_fn", ("", ""))[1])
+        return f"in {MULTI_HEAD}" in (node.stack_trace or "") or exported.endswith(MULTI_HEAD)
     place = _NEED_WEIGHTS_AT
-    return name == _MULTI_HEAD and bool(node.args[place] if len(node.args) > place else node.kwargs.get(_FLAG, True))
+    return name == MULTI_HEAD and bool(node.args[place] if len(node.args) > place else node.kwargs.get(_FLAG, True))
 
 
 def _with_weights(active: CompiledPolicy, node: Any) -> CoverageGap | None:
     """Return the escape of such attention, where a policy asks for kernels that cannot serve there."""
     if "multi_head_attention" not in active.overrides:
         return None
-    value = node.meta.get("example_value")
-    like = value[0] if isinstance(value, tuple) else value
     module = _module_of(node)
-    for kernel_names in _asked(active, "attention", module, like):
+    for kernel_names in _asked(active, "attention", module, _result(node)):
         if all(WITH_WEIGHTS.rejection(kernel_name) for kernel_name in kernel_names):
             return CoverageGap("attention", module or str(node.name), _SOFTMAX, _NO_WEIGHTS)
     return None

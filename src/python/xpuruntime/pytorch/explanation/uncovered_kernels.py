@@ -8,6 +8,8 @@ import re
 from functools import lru_cache
 from typing import NamedTuple
 
+from xpuruntime.pytorch.coverage.unserved import RECURRENT
+
 __all__ = ["FLEX", "NOT_REACHED", "UncoveredKernel", "decomposed_operator", "uncovered_kernel", "uncovered_operator"]
 
 
@@ -40,9 +42,7 @@ _TEMPLATE = (
 FLEX = "flex_attention is compiled, and was when no policy chose its kernel"
 _DIRECT = "launched without PyTorch's dispatcher, as by cpp_wrapper, AOTInductor or a library's own code"
 
-_RECURRENT_OPERATORS = frozenset(
-    ("_cudnn_rnn", "_cudnn_rnn_backward", "mkldnn_rnn_layer", "mkldnn_rnn_layer_backward", "miopen_rnn")
-)
+_RECURRENT_OPERATORS = frozenset((*(one.name for one in RECURRENT), "miopen_rnn"))
 #: Operators by name without namespace, and how they escape where nothing else is known.
 _OPERATORS: dict[str, UncoveredKernel] = {
     **{name: UncoveredKernel("matmul", _RECURRENT) for name in _RECURRENT_OPERATORS},

@@ -205,7 +205,7 @@ class SeenCalls:
         return tuple(one for one in self._kinds.values() if one.count)
 
 
-#: As `xpuruntime.pytorch.dispatch.overrides.multi_head` reports its calls.
+#: As `xpuruntime.pytorch.dispatch.overrides.report_only` reports its calls.
 _MULTI_HEAD = f"nn::{MULTI_HEAD}"
 #: Products with a vector, which are no matmul of a policy.
 _NO_PRODUCTS = frozenset(("aten::mv", "aten::addmv", "aten::addmv_"))

@@ -233,4 +233,6 @@ def _fused() -> bool:
     return not any("eager" in str(name) for name in names if name)
 
 
-OVERRIDES = (Override("_apply_kernel_options", "attention", (IN_PYTHON,), _apply_kernel_options, _MODULE),)
+OVERRIDES = (
+    Override("_apply_kernel_options", "attention", (IN_PYTHON,), _apply_kernel_options, _MODULE, "flex_options"),
+)

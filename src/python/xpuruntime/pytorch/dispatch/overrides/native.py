@@ -136,6 +136,8 @@ class Override(NamedTuple):
         `TRACING`, `IN_PYTHON` and `HIGHER_ORDER`, it and the native one are called without the keyset.
     module : str
         The module of PyTorch's that has it, where that is not imported with PyTorch: it is replaced once it is there.
+    group : str
+        What requires it (`registry.require`), where that is not `op`.
     """
 
     name: str
@@ -143,3 +145,4 @@ class Override(NamedTuple):
     keys: tuple[str, ...]
     make: Callable[[Any], Any]
     module: str = ""
+    group: str = ""

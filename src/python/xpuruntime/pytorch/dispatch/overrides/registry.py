@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
@@ -40,15 +39,15 @@ __all__ = ["RUNNING", "installed", "overrides_of", "quiet_override_warning", "re
 #: What can be required, each with the modules here that have its overrides: operations of a KernelPolicy, and beside
 #: `scaled_dot_product_attention` the other functions for attention.
 _MODULES = {
-    "matmul": ("matmul", "scaled_mm", "recurrent"),
+    "matmul": ("matmul", "scaled_mm", "report_only"),
     "attention": ("attention",),
     "layer_norm": ("norms", "traced_norms"),
     "rms_norm": ("norms", "traced_norms"),
     "conv": ("conv", "conv_gradients"),
-    "varlen_attn": ("varlen",),
-    "flex_attention": ("flex",),
+    "varlen_attn": ("report_only",),
+    "flex_attention": ("report_only",),
     "flex_options": ("flex_options",),
-    "multi_head_attention": ("multi_head",),
+    "multi_head_attention": ("report_only",),
 }
 #: All that sees what runs. The rest only says what a policy does not reach, or is in the way of code that is being
 #: compiled alone, which would be compiled anew for it.
@@ -142,8 +141,7 @@ class _Traced:
 def overrides_of(op: str) -> tuple[Override, ...]:
     """Return the overrides of one thing that can be required; those that this PyTorch knows."""
     modules = (importlib.import_module(f"xpuruntime.pytorch.dispatch.overrides.{name}") for name in _MODULES[op])
-    meant = op if op in OPS else "attention"
-    return tuple(one for module in modules for one in module.OVERRIDES if one.op == meant and _exists(one))
+    return tuple(one for module in modules for one in module.OVERRIDES if (one.group or one.op) == op and _exists(one))
 
 
 def require(ops: Iterable[str]) -> tuple[str, ...]:

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Overrides that change no kernel: they report a call of `UNSERVED` that a policy cannot serve, or refuse it.
+
+`coverage_gaps` finds such functions in a model or a graph before they run. What it cannot see is a call: arguments such
+as ``need_weights``, the dtype under autocast, a function called directly.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.call import sizes_of
+from xpuruntime.pytorch.attention.entry_points import left
+from xpuruntime.pytorch.coverage.unserved import UNSERVED
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
+from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
+from xpuruntime.pytorch.dispatch.overrides.native import HIGHER_ORDER, IN_PYTHON, Override
+from xpuruntime.pytorch.dispatch.route import facts_of_call
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from xpuruntime.pytorch.coverage.unserved import Unserved, UnservedCall
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.dispatch.route import Route
+
+__all__ = ["OVERRIDES"]
+
+
+def _route(one: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
+    """Return the route of a call that a policy decides: it warns, once for a policy, or raises under ``strict``."""
+    phase, module = call_context(active)
+    like, dtype, head_dim = call
+    skip = one.reasons(like)
+    key = (one.title, dtype, like.device, head_dim, phase, module, skip)
+    found = active.routes.get(key)
+    if found is not None:
+        return found
+    op = one.entry.op
+    operands = f"{sizes_of(like)} {call_state.DTYPES.get(dtype, dtype)} on {like.device}"
+    facts = facts_of_call(
+        op, device=like.device, dtype=dtype, phase=phase, module=module,
+        sizes={} if head_dim is None else {"head_dim": head_dim},
+    )  # fmt: skip
+    if phase == "train" and one.gradient:  # what the gradient cannot have is refused before anything is computed
+        mark = (one.gradient, *key[1:4], "backward", *key[5:])
+        gradient = facts._replace(phase="backward")
+        active.resolve(mark, gradient, entry=one.entry, skip=skip, description=one.gradient.format(operands))
+    return active.resolve(key, facts, entry=one.entry, skip=skip, description=one.title.format(operands))
+
+
+def _operator(one: Unserved) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    higher = one.keys[0] in HIGHER_ORDER
+    name = f"higher_order::{one.name}" if higher else one.name
+
+    def make(native: Callable[..., Any]) -> Callable[..., Any]:
+        def report(*args: Any, **more: Any) -> Any:
+            active, observer = active_policy(), CONTEXT.observer if one.recorded else None
+            decides = active is not None and one.group in active.overrides
+            if not decides and observer is None:
+                return native(*args, **more)
+            call = one.call(*(args if higher else args[1:]), **more)
+            if call is None:
+                return native(*args, **more)
+            route = _route(one, active, call) if decides and active is not None else left(one.entry)
+            if observer is None:
+                return native(*args, **more)
+            return observer.call(name, one.entry.op, route, native, args, more)
+
+        return report
+
+    return make
+
+
+def _function(one: Unserved) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    def make(native: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(native)
+        def report(*args: Any, **more: Any) -> Any:
+            active = active_policy()
+            if active is not None and one.group in active.overrides and not _is_compiling():
+                call = one.call(*args, **more)
+                route = None if call is None else _route(one, active, call)
+                if route is not None and CONTEXT.observer is not None and route.status == "substituted":
+                    # A row without time: that is in the rows of the products.
+                    CONTEXT.observer.call(f"nn::{one.name}", one.entry.op, route, _nothing, args[:1], {})
+            return native(*args, **more)
+
+        # As torch.jit.script_if_tracing does: what TorchScript and Dynamo look at is PyTorch's own.
+        report.__original_fn = native  # type: ignore[attr-defined]
+        report.__script_if_tracing_wrapper = True  # type: ignore[attr-defined]
+        return report
+
+    return make
+
+
+def _is_compiling() -> bool:
+    """Say whether nothing runs yet, so that `gaps_in_graph` looks at the call."""
+    # 2.11 and 2.12 do not say that they compile once AOTAutograd traces.
+    return torch.compiler.is_compiling() or _private_api.tracing_context.try_get() is not None
+
+
+def _nothing(*_: Any) -> None:
+    """Stand for what a recorder runs."""
+
+
+def _overrides(one: Unserved) -> Iterator[Override]:
+    make = _function(one) if one.keys == (IN_PYTHON,) else _operator(one)
+    yield Override(one.name, one.entry.op, one.keys, make, one.module, one.group)
+    if one.autograd_keys:
+        yield Override(one.name, one.entry.op, one.autograd_keys, track_grad_mode, one.module, one.group)
+
+
+OVERRIDES = tuple(override for one in UNSERVED for override in _overrides(one))
