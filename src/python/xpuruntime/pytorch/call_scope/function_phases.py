@@ -2,8 +2,9 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Phase and thread of a ``torch.autograd.Function``: its forward, in which PyTorch records no gradients.
 
-What such a forward calls is part of what calls it. Every function passes through ``_SingleLevelFunction.apply``, also
-one whose ``apply`` a program has kept; it is wrapped only while somebody needs to know.
+What such a forward calls is part of what calls it. ``apply`` is wrapped, only while somebody needs to know: up to
+PyTorch 2.13 in ``_SingleLevelFunction``, which every function passes, also one whose ``apply`` a program has kept. From
+2.14 on, ``torch.autograd.Function`` has one in C of its own, and one that was kept before goes past the wrapper.
 """
 
 from __future__ import annotations
@@ -22,6 +23,13 @@ from xpuruntime.runtime.process_forks import fork_lock
 __all__ = ["release", "require"]
 
 _lock = fork_lock()
+_BASE = _private_api.SingleLevelFunction
+#: What has an `apply` that no other one calls.
+_WRAPPED = tuple(
+    cls for cls in (_BASE, torch.autograd.Function)
+    if cls is _BASE or not isinstance(vars(cls).get("apply"), classmethod)
+)  # fmt: skip
+_native: list[tuple[Any, Any]] = []
 
 
 def require() -> None:
@@ -29,19 +37,26 @@ def require() -> None:
     with _lock:
         CONTEXT.users["function_phases"] += 1
         if CONTEXT.users["function_phases"] == 1:
-            _private_api.SingleLevelFunction.apply = classmethod(_apply)
+            for cls in _WRAPPED:
+                _native.append((cls, vars(cls).get("apply")))
+                cls.apply = classmethod(_apply)
 
 
 def release() -> None:
     """Undo one `require`."""
     with _lock:
         CONTEXT.users["function_phases"] -= 1
-        if CONTEXT.users["function_phases"] == 0 and "apply" in vars(_private_api.SingleLevelFunction):
-            del _private_api.SingleLevelFunction.apply
+        if CONTEXT.users["function_phases"] == 0:
+            while _native:
+                cls, native = _native.pop()
+                if native is not None:
+                    cls.apply = native
+                else:
+                    del cls.apply
 
 
 def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
-    apply = super(_private_api.SingleLevelFunction, cls).apply
+    apply = super(_BASE, cls).apply
     if torch.compiler.is_dynamo_compiling():
         return apply(*args, **kwargs)
     _core.enter_function(call_state.phase(), _private_api.running_backward())
