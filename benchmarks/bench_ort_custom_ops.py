@@ -168,7 +168,7 @@ class Bound:
 
 
 def kernels_of(run: Any) -> list[str]:
-    """Return the names of the kernels that one call launches, as CUDA's profiler tells them."""
+    """Return the names of the kernels that one call launches, as CUDA's profiler reports them."""
     import torch
 
     run()

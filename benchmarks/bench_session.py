@@ -62,7 +62,7 @@ def no_wait_options(graph: str) -> Any:
 def cuda_cases(path: Path, keep: list[Any]) -> dict[str, Any]:
     """Torch tensors on the device, on one stream of torch; no case waits on the host within a round.
 
-    ONNX Runtime's best: opened on torch's own stream, told not to synchronise. Our session computes on a stream of its
+    ONNX Runtime's best: opened on torch's own stream, set not to synchronise. Our session computes on a stream of its
     own and orders it with torch's by two events, except in the case named so.
     """
     import torch

@@ -153,7 +153,7 @@ def convnet() -> tuple[nn.Module, tuple[torch.Tensor, ...]]:
 
 
 def export(name: str, model: nn.Module, inputs: tuple[torch.Tensor, ...]) -> onnx.ModelProto:
-    """Return the model as PyTorch exports it, without what tells of the machine it was made on."""
+    """Return the model as PyTorch exports it, without traces of the machine it was made on."""
     batch = torch.export.Dim("batch", min=1, max=4096)
     length = torch.export.Dim("length", min=1, max=LONGEST)
     names, shapes = {

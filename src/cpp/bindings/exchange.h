@@ -24,7 +24,7 @@ struct Exchange {
 const Exchange* find_exchange(PyTypeObject* type);
 
 /// Throws UnsupportedOperationError, with `what` in front, where an object of a type that
-/// has_negation has yet to negate the numbers in its memory: no protocol of DLPack tells of that.
+/// has_negation has yet to negate the numbers in its memory: no protocol of DLPack carries that.
 /// May run Python.
 void refuse_negation(pybind11::handle object, const std::string& what);
 

@@ -192,11 +192,10 @@ DLManagedTensorVersioned* to_dlpack(const Tensor& tensor, bool copied) {
 
 DLManagedTensor* to_dlpack_legacy(const Tensor& tensor) {
   if (tensor.readonly()) {
-    throw UnsupportedOperationError(
-        tensor.describe() +
-            " is read-only, which a consumer of unversioned DLPack cannot be told: ask "
-            "with max_version=(1, 0), or share a copy (copy=True)",
-        to_string(tensor.device()));
+    throw UnsupportedOperationError(tensor.describe() +
+                                        " is read-only, which unversioned DLPack cannot say: ask "
+                                        "with max_version=(1, 0), or share a copy (copy=True)",
+                                    to_string(tensor.device()));
   }
   return export_as<DLManagedTensor>(tensor);
 }

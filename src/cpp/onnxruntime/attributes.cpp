@@ -9,7 +9,7 @@
 namespace xpuruntime::ort {
 
 // The interface has no call that asks whether an attribute is there; only the text of the status
-// tells a missing one from one of another kind.
+// distinguishes a missing one from one of another kind.
 bool KernelAttributes::found(const char* name, OrtStatus* status) const {
   if (status == nullptr) return true;
   const std::string message = api_.GetErrorMessage(status);

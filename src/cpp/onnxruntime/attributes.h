@@ -12,7 +12,7 @@
 namespace xpuruntime::ort {
 
 /// Attributes of a node, by name. What the node does not state is nothing; a value of another kind
-/// than is asked for is an InputError where ONNX Runtime tells.
+/// than is asked for is an InputError where ONNX Runtime reports it.
 class Attributes {
  public:
   virtual ~Attributes() = default;

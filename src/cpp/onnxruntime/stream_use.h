@@ -11,8 +11,8 @@
 namespace xpuruntime::ort {
 
 /// The streams that the operator of a node was given. They are ONNX Runtime's, which destroys them
-/// with its session and tells nobody; so when the last operator that used a stream is gone, the
-/// scratch memory that was kept for it goes back to the pool. The stream itself is not touched.
+/// with its session and reports it nowhere; so when the last operator that used a stream is gone,
+/// the scratch memory that was kept for it goes back to the pool. The stream itself is not touched.
 /// Thread-safe.
 class StreamUse {
  public:

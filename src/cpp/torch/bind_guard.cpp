@@ -70,7 +70,7 @@ void bind_guard(py::module_& module) {
       "call_phase", [] { return phase_name(call_phase()); },
       "The phase of the call that runs in this thread.");
   module.def("node_thread", node_thread,
-             "The number by which nodes of autograd of this thread are told from those of others.");
+             "The number that nodes of autograd made in this thread have, and no others.");
   module.def(
       "enter_function",
       [](std::string_view phase, std::int64_t backward) {

@@ -12,7 +12,7 @@ namespace xpuruntime::bindings {
 /// says it.
 enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer };
 
-/// The stated phase, else what the addon tells; unknown without one. Needs no GIL.
+/// The stated phase, else what the addon reports; unknown without one. Needs no GIL.
 CallPhase call_phase() noexcept;
 
 /// Whether this thread runs a backward pass; false without the addon. Needs no GIL.

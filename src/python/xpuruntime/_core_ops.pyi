@@ -184,7 +184,7 @@ def call_phase() -> str:
     """Return ``"train"``, ``"backward"`` or ``"infer"`` for the call that runs in this thread; after `open_phases`."""
 
 def node_thread() -> int:
-    """Return the number by which nodes of autograd that this thread makes are told from those of others."""
+    """Return the number by which nodes of autograd that this thread makes are distinguished from those of others."""
 
 def enter_function(phase: str, backward: int) -> None:
     """Say that the forward of a ``torch.autograd.Function`` begins in this thread, and of which phase it is.

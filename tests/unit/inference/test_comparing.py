@@ -92,7 +92,7 @@ def test_an_engine_that_refuses_more_outputs_gets_a_range() -> None:
     row = row_of(FaultEngine("conv2", hidden=lambda name: True))
     divergence = row.divergence
     assert divergence.nodes == tuple(NODES)
-    assert "They cannot be told apart: the model was refused with more outputs: one output is all it gives" in str(
+    assert "They cannot be distinguished: the model was refused with more outputs: one output is all it gives" in str(
         divergence
     )
     assert divergence.output == "logits"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A model loaded by the reference evaluator: running it, binding buffers, and telling what ran."""
+"""A model loaded by the reference evaluator: running it, binding buffers, and reporting what ran."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ class ReferenceModel(LoadedModel):
         effective = {"execution.engine": ENGINE, "execution.device": "cpu"}
         for name in NAMES:
             effective[f"execution.provider_options.{name}.floating_point_errors"] = self._seen_errors
-        notes = (f"one run of all nodes took {whole.value:.0f} us; the evaluator tells no time for each",)
+        notes = (f"one run of all nodes took {whole.value:.0f} us; the evaluator reports no time for each",)
         return Observed(units=units, effective=effective, notes=notes)
 
     def conversions(self) -> Sequence[Conversion]:
@@ -198,7 +198,7 @@ def _unit(node: NodeInfo, inner: tuple[str, ...], values: Mapping[str, Any], ker
     return Unit(
         id=node.name,
         op=node.op,
-        relation="opaque" if inner else "exact",  # what ran inside a loop or a branch is not told
+        relation="opaque" if inner else "exact",  # what ran inside a loop or a branch is not reported
         source_nodes=(node.name, *inner),
         outputs=made,
         engine=ENGINE,

@@ -8,7 +8,7 @@ namespace xpuruntime::cpu {
 
 /// Cores that this process may use, at least 1: those it may be scheduled on, and no more than its
 /// control group may use, rounded up. `cgroup_root` is where control groups (version 2 or 1) are
-/// mounted and `membership` the file that tells which one the process is in; what cannot be read
+/// mounted and `membership` the file that says which one the process is in; what cannot be read
 /// limits nothing.
 int usable_cores(const std::string& cgroup_root = "/sys/fs/cgroup",
                  const std::string& membership = "/proc/self/cgroup");

@@ -10,7 +10,7 @@
 
 namespace xpuruntime::cpu {
 
-/// What tells the kernels of this backend apart.
+/// What distinguishes the kernels of this backend.
 struct KernelFacts {
   const char* id;
   OpKind op;

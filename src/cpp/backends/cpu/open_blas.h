@@ -6,7 +6,7 @@
 
 namespace xpuruntime::cpu {
 
-/// The functions of OpenBLAS that are used, from the wheel `scipy-openblas32`. It is told to use
+/// The functions of OpenBLAS that are used, from the wheel `scipy-openblas32`. It is set to use
 /// one thread for itself: work is shared out by thread_pool.h, and it may be called from several
 /// threads at once.
 struct OpenBlas {

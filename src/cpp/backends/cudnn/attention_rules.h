@@ -8,7 +8,7 @@
 
 namespace xpuruntime::cudnn {
 
-/// What can be told of "cudnn.sdpa" without cuDNN, for attention and its backward. Pure. A version
+/// What is known of "cudnn.sdpa" without cuDNN, for attention and its backward. Pure. A version
 /// of cuDNN may serve less; that shows when a kernel is prepared.
 Support check_attention(const OpDesc& op, const DeviceInfo& device);
 

@@ -11,7 +11,7 @@
 
 namespace xpuruntime::cudnn {
 
-/// What can be told of the convolutions of cuDNN, and of their gradients, without it. Pure. Which
+/// What is known of the convolutions of cuDNN, and of their gradients, without it. Pure. Which
 /// activations, layouts and alignments go together is cuDNN's to say, when a kernel is prepared.
 Support check_conv(const OpDesc& op, const DeviceInfo& device);
 

@@ -42,7 +42,7 @@ class CudaResource : public MemoryResource {
     return pointer;
   }
 
-  // A failure while freeing cannot be told to anyone; it stays out of later calls.
+  // A failure while freeing cannot be reported to anyone; it stays out of later calls.
   static void ignore(cudaError_t status) noexcept {
     if (status != cudaSuccess) (void)cudaGetLastError();
   }

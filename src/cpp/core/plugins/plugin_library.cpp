@@ -28,7 +28,7 @@ constexpr const char* kEntry = "xpuruntime_kernels";
   throw InputError("the kernel library " + path + " " + why);
 }
 
-// What version 1 of the header had. Version 2 has more, so that the size tells them apart also
+// What version 1 of the header had. Version 2 has more, so that the size distinguishes them also
 // where a library does not look at the number that it is given.
 constexpr std::size_t kFirstSize =
     offsetof(XpuKernel, destroy) + sizeof(decltype(XpuKernel::destroy));

@@ -41,7 +41,7 @@ class GraphBlocks {
   Block* take_idle(DeviceId device, std::size_t bytes) noexcept;
   void put_idle(Block* block) noexcept;
 
-  // Never held while CUDA is called: a graph's end may be told to a thread of CUDA at any time.
+  // Never held while CUDA is called: a graph's end may be reported to a thread of CUDA at any time.
   mutable std::mutex mutex_;
   Block* idle_ = nullptr;
   std::size_t bytes_ = 0;

@@ -42,7 +42,7 @@ class Dispatcher;
 /// One place that calls operations under one policy: the whole program under the ambient policy, or
 /// one node of a graph, or one module. Keeps the choices made there, so that asking again costs a
 /// hash and a look-up (at most 200 ns), without a lock. Thread-safe: threads that ask for the same
-/// new thing prepare it once and wait for nothing else; an error is told to all of them and not
+/// new thing prepare it once and wait for nothing else; an error is reported to all of them and not
 /// kept. At most kMost choices are kept; with one more, all are forgotten and made anew when asked
 /// for. All are forgotten as well when kernels are registered or removed.
 class CallSite {

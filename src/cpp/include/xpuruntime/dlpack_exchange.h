@@ -40,7 +40,7 @@ std::pair<Tensor, bool> prepare_export(const Tensor& tensor, const DlpackRequest
 /// thread.
 DLManagedTensorVersioned* to_dlpack(const Tensor& tensor, bool copied);
 /// For consumers before DLPack 1.0. Throws UnsupportedOperationError for read-only tensors, which
-/// these cannot be told of.
+/// these cannot be reported.
 DLManagedTensor* to_dlpack_legacy(const Tensor& tensor);
 /// Lives as long as `tensor`.
 DLTensor dlpack_view(const Tensor& tensor) noexcept;

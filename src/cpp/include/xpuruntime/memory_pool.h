@@ -60,7 +60,7 @@ struct PoolOptions {
 /// again at once on S, and on another stream only behind an event, so neither reuse nor freeing
 /// waits on the host. Handle 1 means 0 (the legacy default stream). Handle 2 (the per-thread
 /// default stream) is refused: it names a different stream on every thread, so the order of work
-/// cannot be told from it.
+/// cannot be distinguished from it.
 ///
 /// A stream that is destroyed while the pool still has blocks of it must be announced with
 /// `retire_stream` before. xpuruntime's own streams do so. For others, either call it, or

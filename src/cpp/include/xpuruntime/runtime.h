@@ -35,7 +35,7 @@ class Runtime {
  private:
   std::unique_ptr<DeviceManager> devices_;
   std::unique_ptr<MemoryManager> memory_;
-  std::unique_ptr<StreamManager> streams_;  // after the pools, which are told when a stream ends
+  std::unique_ptr<StreamManager> streams_;  // after the pools, which hear when a stream ends
   std::unique_ptr<KernelRegistry> kernels_;
   std::unique_ptr<Dispatcher> dispatcher_;
 };

@@ -27,7 +27,7 @@ inline bool is_plain(const at::Tensor& tensor) {
   return keys != 0 && (keys & ~plain) == 0;
 }
 
-/// What tells the calls of one kind of a guard from others, as words. As fine as `_core.call_key`.
+/// What distinguishes kinds of calls of a guard, as words. As fine as `_core.call_key`.
 class Facts {
  public:
   explicit Facts(std::uint64_t first) { words_[0] = first; }

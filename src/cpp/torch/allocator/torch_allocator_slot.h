@@ -65,7 +65,7 @@ class Slot {
   void fail(std::size_t bytes, int device, const char* reason) noexcept;
 
   // Neither is held while a pool or CUDA is called, and `gone_mutex_` alone by a graph's end, which
-  // may be told to a thread of CUDA at any time.
+  // may be reported to a thread of CUDA at any time.
   std::mutex mutex_;
   std::mutex gone_mutex_;
   std::size_t users_ = 0;

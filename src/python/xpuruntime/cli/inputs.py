@@ -55,7 +55,7 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
     Raises
     ------
     InputError
-        A value cannot be read, or names no input of the model; the nearest name is told.
+        A value cannot be read, or names no input of the model; the nearest name is suggested.
     """
     known = {tensor.name: tensor for tensor in model.inputs}
     sizes = parse_dims(dims, model)

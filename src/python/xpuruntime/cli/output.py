@@ -142,7 +142,7 @@ def error_line(text: str, *, label: str = "error") -> None:
 def progress(*, as_json: bool) -> Progress:
     """Return a progress bar on stderr, which shows nothing under ``--json`` or when stderr is no terminal.
 
-    It refreshes only when it is told to, so that it does not disturb what is being timed.
+    It refreshes only on request, so that it does not disturb what is being timed.
     """
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 

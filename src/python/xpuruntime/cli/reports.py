@@ -54,7 +54,7 @@ def check_target(option: str, path: str | None) -> None:
 
 
 def given_reports(paths: Sequence[str]) -> bool:
-    """Whether the arguments of ``xrt explain`` are saved reports. Told by the schema in the files, never by names.
+    """Whether the arguments of ``xrt explain`` are saved reports, by the schema in the files, never by their names.
 
     Raises
     ------

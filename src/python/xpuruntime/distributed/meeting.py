@@ -58,7 +58,7 @@ class Meeting:
         Raises
         ------
         EngineError
-            NCCL has no handle to give, or was told to block and did so for too long.
+            NCCL has no handle to give, or was asked to block and did so for too long.
         """
         where = f"rank {self.rank} of {self.world_size} on {self.device}"
         handle = ctypes.c_void_p()
@@ -71,7 +71,7 @@ class Meeting:
                 )
                 return result
 
-        # It answers within microseconds, unless it is told to block.
+        # It answers within microseconds, unless it is asked to block.
         done, result = run_within(run, self.left(), "xpuruntime-nccl-init")
         if not done:
             raise EngineError(

@@ -69,7 +69,7 @@ def check_due(request: Request, judgement: Judgement) -> AccuracyCheck | None:
     A model is checked where the policy states an accuracy, and where the precision of its graph was changed. Limits
     that the policy leaves open are those of the precision. An engine that says it can meet no accuracy is not asked.
     Where the engine computes in a precision that nobody asked for (`Judgement.settings`, ``computes``), a model beyond
-    the limits of that precision is refused in mode ``strict``, and told of in the others.
+    the limits of that precision is refused in mode ``strict``, and reported in the others.
     """
     levels = {control.key: control.enforceability for control in judgement.controls}
     stated = [level for key, level in levels.items() if key.startswith("accuracy.")]

@@ -17,7 +17,7 @@ class Compiled(msgspec.Struct, frozen=True, kw_only=True):
     files : tuple of str
         Names relative to the folder; the first is the one to open.
     node_map : dict of str to tuple of str
-        Compiled unit to the source nodes it stands for, as far as the engine tells.
+        Compiled unit to the source nodes it stands for, as far as the engine reports it.
     notes : tuple of str
         What was converted or could not be kept.
     """

@@ -56,7 +56,7 @@ def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) ->
     device : str
         Where it must be.
     stream : Stream
-        Where the data will be read: a DLPack producer is told to make it ready there.
+        Where the data will be read: a DLPack producer is asked to make it ready there.
 
     Raises
     ------

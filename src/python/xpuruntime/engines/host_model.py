@@ -202,7 +202,7 @@ def overlapping(
     strict : bool
         Refuse such outputs, since each run has to copy them.
     log : ConversionLog
-        Is told of the copies.
+        Called with the copies.
 
     Raises
     ------

@@ -207,7 +207,7 @@ class LoadedModel(ABC):
         """Return what was converted or copied so far, each with a count."""
 
     def memory(self) -> dict[str, int]:
-        """Return bytes held by owner, such as ``{"weights": ..., "pool": ...}``, as far as the engine tells."""
+        """Return bytes held by owner, such as ``{"weights": ..., "pool": ...}``, as far as the engine reports it."""
         return {}
 
     def graph_refusal(self) -> str | None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Profile`: a recording with what engines told, as a value that sums, prints and writes itself."""
+"""`Profile`: a recording with what engines reported, as a value that sums, prints and writes itself."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ class Profile:
 
     @property
     def marks(self) -> tuple[Mark, ...]:
-        """What engines and other parts of xpuruntime told, such as the nodes of an explained pass."""
+        """What engines and other parts of xpuruntime reported, such as the nodes of an explained pass."""
         return self._marks
 
     @property

@@ -266,6 +266,6 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class _Header(msgspec.Struct):
-    """What tells a report from other JSON."""
+    """What distinguishes a report from other JSON."""
 
     schema: str

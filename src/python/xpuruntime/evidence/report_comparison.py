@@ -70,7 +70,7 @@ class TimeChange(_Change, frozen=True, kw_only=True):
     change : float or None
         ``after / before - 1``; ``None`` where `before` is zero.
     verdict : {"slower", "faster", "same"}
-        ``"same"`` where the difference is within the noise that the comparison was told of: nothing is claimed.
+        ``"same"`` where the difference is within the noise that was stated for the comparison: nothing is claimed.
     """
 
     before: float

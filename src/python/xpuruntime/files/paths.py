@@ -74,7 +74,7 @@ def _problem(text: str) -> str:
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
-    """Return ``"file"``, ``"folder"``, ``"missing"``, ``"pipe"``, another type, or why it cannot be told. Never raises.
+    """Return ``"file"``, ``"folder"``, ``"missing"``, ``"pipe"``, another type, or why it is not known. Never raises.
 
     Links are followed.
     """

@@ -35,7 +35,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     Attributes
     ----------
     nodes : tuple of str
-        The first node whose output is out of tolerance; several where they cannot be told apart.
+        The first node whose output is out of tolerance; several where they cannot be distinguished.
     op : str
         Operator of the last of them.
     output : str
@@ -45,7 +45,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
     steps : int
         Models that were run to find it.
     note : str
-        Why nodes could not be told apart; empty where one was found.
+        Why nodes could not be distinguished; empty where one was found.
     """
 
     nodes: tuple[str, ...]
@@ -132,7 +132,7 @@ class _Search:
         note = ""
         if len(span) > 1:
             reasons = list(dict.fromkeys(self.blocked[i] for i in range(low + 1, high) if i in self.blocked))
-            note = "They cannot be told apart: " + "; ".join(reasons[:2])
+            note = "They cannot be distinguished: " + "; ".join(reasons[:2])
         return Divergence(
             nodes=tuple(node.name for node in span),
             op=span[-1].op_type,

@@ -103,7 +103,7 @@ def _watched_runs(
         latency = measure(lambda: run(feeds), runs)
         began = time.time_ns()
         observed = _observe(loaded, feeds, runs)
-    if session.plan.engine != "onnxruntime":  # which tells when its nodes ran, and not only for how long
+    if session.plan.engine != "onnxruntime":  # which reports when its nodes ran, and not only for how long
         tell(lambda: laid_out(observed.units, began))
     watch("after the pass")
     notes.extend(watch.notes)

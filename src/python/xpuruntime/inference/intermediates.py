@@ -138,7 +138,7 @@ def _known(value: Any) -> bool:
 
 
 def _asked(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
-    """Return types as ONNX Runtime tells them on the CPU."""
+    """Return types as ONNX Runtime reports them on the CPU."""
     from onnx import helper
 
     from xpuruntime.engines.model_source import ModelSource

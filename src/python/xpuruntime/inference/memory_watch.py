@@ -22,7 +22,7 @@ class MemoryWatch:
     Parameters
     ----------
     held : callable
-        Bytes by owner, as far as the session's engine tells.
+        Bytes by owner, as far as the session's engine reports them.
     device : str
         Where the session runs. Of a CUDA device, what is taken of its memory is sampled, too.
     """

@@ -39,7 +39,7 @@ class SessionArguments(NamedTuple):
     frozen: bool = False
 
     def check_types(self) -> None:
-        """Refuse what has a wrong type and is not told by the policy. Raises TypeError."""
+        """Refuse what has a wrong type and is not checked by the policy. Raises TypeError."""
         types = {"fp16": FLAG, "trust": FLAG, "frozen": FLAG, "engine": TEXTS, "backend": TEXTS}
         check_types(types, self._asdict(), optional=("engine", "backend"))
 

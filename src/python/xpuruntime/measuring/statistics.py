@@ -144,7 +144,7 @@ def compare(
     times, control : sequence of float
         Seconds a call, one of each in every round.
     twin : sequence of float, optional
-        The control measured a second time in every round. It steadies the control, and tells how noisy the machine is.
+        The control measured a second time in every round. It steadies the control, and shows how noisy the machine is.
     margin : Margin, optional
         The smallest difference that counts.
     confidence : float

@@ -25,7 +25,7 @@ def as_record(one: Decision, nodes: Sequence[str], *, count: int | None = None) 
     nodes : sequence of str
         The source nodes that it is of.
     count : int, optional
-        The calls to be told; the default is all that it has served.
+        The calls to report; the default is all that it has served.
     """
     return KernelDecision(
         op=one.op,

@@ -82,7 +82,7 @@ class _SharedError(Exception):
 class TuningCache:
     """Keeps measured times in a file, for all processes of a user.
 
-    Nothing here raises: what went wrong is told as a note, which the decision concerned carries. The file is replaced
+    Nothing here raises: what went wrong becomes a note, which the decision concerned carries. The file is replaced
     as a whole, under a lock, with what other processes put there in the meantime. An entry holds only as long as all
     its validators (device, driver, versions of libraries and of this one) are the same. At most 10,000 entries are
     kept, the newest.

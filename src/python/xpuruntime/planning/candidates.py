@@ -58,7 +58,7 @@ class EngineCandidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def devices_of(engine: Engine, machine: Machine) -> tuple[str, ...]:
-    """Return the devices that an engine offers; none where a plugin fails to say, as its `judge` then tells."""
+    """Return the devices that an engine offers; none where a plugin fails to say, as its `judge` then reports."""
     return guarded(engine, lambda: tuple(map(str, engine.devices(machine))), lambda _: ())
 
 

@@ -32,7 +32,7 @@ class DeviceIdentity(msgspec.Struct, frozen=True, kw_only=True):
     kind : str
         ``"cpu"``, ``"cuda"``, …
     name : str or None
-        As the vendor calls it; ``None`` where no fact of the machine tells.
+        As the vendor calls it; ``None`` where no fact of the machine shows it.
     architecture : str or None
         ``"sm90"`` of a CUDA device, ``"x86_64"`` of a CPU.
     features : tuple of str

@@ -42,7 +42,7 @@ class Refused(Exception):  # noqa: N818 - read as a sentence: `raise Refused(...
         return self
 
     def at(self, node: Node) -> Refused:
-        """Remember the node of the document; the innermost, which is told first, stays."""
+        """Remember the node of the document; the innermost, which comes first, stays."""
         if self.node is None:
             self.node = node
         return self

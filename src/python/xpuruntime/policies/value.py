@@ -24,7 +24,7 @@ __all__ = ["PolicyValue", "read_fields"]
 
 
 class _PolicyMeta(msgspec.StructMeta):
-    """Tells unknown and missing keyword arguments in the words of a policy."""
+    """Reports unknown and missing keyword arguments in the words of a policy."""
 
     if not TYPE_CHECKING:
 

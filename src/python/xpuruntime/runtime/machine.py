@@ -33,7 +33,7 @@ class CudaFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """A shared library: its soname, the path found or loaded, and what tells it from other builds, where known.
+    """A shared library: its soname, the path found or loaded, and what distinguishes it from other builds, where known.
 
     Attributes
     ----------

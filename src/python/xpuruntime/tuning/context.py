@@ -103,7 +103,7 @@ class SearchContext:
         self.stated_keys = _stated_keys(spec)
 
     def _limit_threads(self, policy: Policy) -> SearchSpace:
-        """Keep candidates to the cores they have: engines take and bind those of the machine unless they are told."""
+        """Keep candidates to the cores they have: engines take and bind those of the machine by default."""
         wanted, most = self.spec.space, self.cores.physical
         stated = policy.execution.threads
         if stated is not None:
@@ -159,8 +159,8 @@ class SearchContext:
         if not any(compared.values()):
             raise InputError(
                 f"inputs: for none of them the reference has a finite value other than zero in {idle or 'any output'}, "
-                "so that a wrong candidate could not be told from a right one. Fix: give inputs like those that the "
-                "model will get"
+                "so that a wrong candidate could not be distinguished from a right one. Fix: give inputs like those "
+                "that the model will get"
             )
         if idle:
             self.notes += (f"nothing was compared in {idle}: the reference has no finite value other than zero there",)

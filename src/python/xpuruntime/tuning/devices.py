@@ -53,7 +53,7 @@ class TrialDevice(msgspec.Struct, frozen=True, kw_only=True):
     cores : tuple of int
         Processors that candidates run on, as Linux counts them; empty: all.
     hardware : dict of str to object
-        What tells it from an unlike device: name, cores, memory.
+        What distinguishes it from an unlike device: name, cores, memory.
     """
 
     name: str
@@ -167,7 +167,7 @@ def _processor(name: str, cores: tuple[int, ...], machine: Machine) -> dict[str,
 
 
 def _clock(core: int) -> int | None:
-    """Return the highest clock of a core, where the system tells it: cores of one processor may be unlike."""
+    """Return the highest clock of a core, where the system reports it: cores of one processor may be unlike."""
     with contextlib.suppress(OSError, ValueError):
         return int(Path(f"/sys/devices/system/cpu/cpu{core}/cpufreq/cpuinfo_max_freq").read_text(encoding="ascii"))
     return None

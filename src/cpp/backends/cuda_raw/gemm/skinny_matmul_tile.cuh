@@ -19,7 +19,7 @@
 // eight rows read at once come from different banks.
 namespace xpuruntime::cuda_raw::skinny {
 
-/// What a kernel is told. Strides are in elements; those of the batch are for one step of it.
+/// What a kernel is given. Strides are in elements; those of the batch are for one step of it.
 struct Problem {
   const void* a;
   const void* b;

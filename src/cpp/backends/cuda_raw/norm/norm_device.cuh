@@ -176,7 +176,7 @@ __device__ __forceinline__ float sum_warp(float value) {
 }
 
 /// Threads of one block that share a row: whole warps, `threads` of them, side by side in x. Where
-/// a block has several rows, told apart by threadIdx.y, each has one warp.
+/// a block has several rows, distinguished by threadIdx.y, each has one warp.
 struct RowTeam {
   int threads;
   int warps;

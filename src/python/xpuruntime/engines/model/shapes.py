@@ -150,7 +150,7 @@ def read_shapes(
     stated : mapping of str to tuple
         ``execution.shapes``.
     seen : mapping of str to sequence of int, str or None
-        Input name to the shape that the engine tells; a dimension that is no number is open.
+        Input name to the shape that the engine reports; a dimension that is no number is open.
     """
     found = {}
     for name, sizes in stated.items():

@@ -134,7 +134,7 @@ class NativeRun(msgspec.Struct, frozen=True, kw_only=True):
         ``"version"`` of the engine, and ``"device"`` as the engine names it.
     outputs : dict of str to array
     observed : Observed or None
-        Its units; ``None`` where the engine tells none.
+        Its units; ``None`` where the engine reports none.
     """
 
     facts: dict[str, str]

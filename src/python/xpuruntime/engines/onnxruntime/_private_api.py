@@ -32,7 +32,7 @@ TABLE = (
     ),
     (
         "onnxruntime.capi.onnxruntime_pybind11_state.get_all_operator_schema",
-        "which tells the signatures of ONNX Runtime's own operators",
+        "which gives the signatures of ONNX Runtime's own operators",
         "their types are not known, and a conversion to half precision leaves them in fp32",
     ),
 )

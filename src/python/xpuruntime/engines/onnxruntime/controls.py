@@ -177,7 +177,7 @@ def _fp32(request: Request, settings: Settings, builder: ControlBuilder, *, cuda
     if QDQ_LEVEL in settings.session:
         resolved += f", {QDQ_LEVEL}={settings.session[QDQ_LEVEL]}"
     reason = (
-        "fp32 excludes TF32, which ONNX Runtime's CUDA provider uses unless told"
+        "fp32 excludes TF32, which ONNX Runtime's CUDA provider uses by default"
         if cuda
         else "the CPU provider computes fp32 in fp32"
     )
@@ -383,7 +383,7 @@ def _memory(request: Request, settings: Settings, builder: ControlBuilder, *, cu
 def _pool_refusal(pool: str, graph: str) -> tuple[str, str] | None:
     """Return why an xpuruntime pool cannot serve the provider, and the fix."""
     if pool == "driver":
-        return "memory of the driver's pool is ordered by a stream, and the provider tells none", "use pool: caching"
+        return "memory of the driver's pool is ordered by a stream, and the provider passes none", "use pool: caching"
     if pool != "engine" and graph != "off":
         return (
             "a captured graph replays into addresses that an outside pool may have given away",

@@ -149,7 +149,7 @@ def preload_cuda() -> None:
 def _allocator(request: Request, settings: Settings) -> Any:
     """Return a slot over a pool of the session's own, or ``None``.
 
-    The provider tells no stream with its allocations, so the pool is shared with nobody: what is freed in it is used
+    The provider passes no stream with its allocations, so the pool is shared with nobody: what is freed in it is used
     again only by the same provider, whose runs are put one after the other.
     """
     if settings.pool == "engine":

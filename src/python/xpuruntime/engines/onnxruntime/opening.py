@@ -64,7 +64,7 @@ def session_options(settings: Settings, source: ModelSource) -> Any:
 
 
 def open_session(settings: Settings, source: ModelSource, device: str, options: Any = None) -> Opened:
-    """Open a session that runs where it was told to, or raise.
+    """Open a session that runs on the requested device, or raise.
 
     Raises
     ------

@@ -3,7 +3,7 @@
 """Pass-through providers of ONNX Runtime: MIGraphX for ``rocm:N``, Core ML for ``metal``, DirectML for ``dml:N``.
 
 Their options were read in ONNX Runtime's sources and documentation, and nothing of them was executed by us. So what a
-provider is told is at most advisory; where nodes run is checked after loading as for CUDA, and enforced.
+provider is given is at most advisory; where nodes run is checked after loading as for CUDA, and enforced.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 """Counted runs of an instrumented copy: its counters after each run, and the wall time of the same runs.
 
 OpenVINO's CPU plugin cuts what a node took of a run to whole microseconds, sums that up since the model was compiled,
-and tells the mean, cut to whole microseconds again. So its counters are read after each run, not only after the last:
+and reports the mean, cut to whole microseconds again. So its counters are read after each run, not only after the last:
 sums never fall, and each mean bounds its own.
 """
 
@@ -38,7 +38,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class NodeCounter:
-    """What the counter of one node tells, microseconds. What each run was cut by comes on top: less than one.
+    """What the counter of one node shows, microseconds. What each run was cut by comes on top: less than one.
 
     Attributes
     ----------

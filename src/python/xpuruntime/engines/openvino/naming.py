@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["Mention", "mentions", "name_operations", "name_without_numbers"]
 
 _OPEN = "xrt"
-#: Group 1 is the number, group 2 tells the operation that makes the node's own output from a step on the way.
+#: Group 1 is the number, group 2 says whether the operation makes the node's own output or is a step on the way.
 _MENTION = re.compile(rf"(?:^|,){_OPEN}(\d+)([=~]):")
 _MARK = re.compile(rf"{_OPEN}\d+[=~]:")
 _NOT_OURS = re.compile(r"[,\s]")

@@ -118,7 +118,7 @@ def units_of(
 
 
 def _live(executed: Sequence[Executed], ran: Sequence[tuple[Executed, str]]) -> tuple[LiveBytes, ...]:
-    """Return what is live around each executed node; nothing where a shape is open, so that its size is not told."""
+    """Return what is live around each executed node; nothing where a shape is open, so that its size is not known."""
     steps = []
     for one, unit in ran:
         if one.time_us is None and one.kernel is None and one.above:
@@ -199,7 +199,7 @@ class _Units:
             )
 
     def _counts(self, one: Executed) -> bool:
-        """Whether a node is one that works in every run, as far as the executed graph tells."""
+        """Whether a node is one that works in every run, as far as the executed graph shows."""
         return not one.still and bool(one.time_us or one.kernel) and one.name in self.counted.counts
 
     def _once(self, one: Executed) -> bool:

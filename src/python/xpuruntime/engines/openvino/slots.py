@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 __all__ = ["SHARED_FROM", "Generation", "Slot", "SlotPool", "infer_call", "passed_on", "port_order", "share"]
 
 #: Bytes from which an input is shared and an output is made in memory of its own; below, copying is quicker than
-#: telling OpenVINO of another address, which costs it about 3 us.
+#: giving OpenVINO another address, which costs it about 3 us.
 SHARED_FROM = 1 << 16
 
 Array = np.ndarray[Any, Any]
@@ -86,7 +86,7 @@ def passed_on(request: Any, inputs: Iterable[Array]) -> set[int]:
     """Return the outputs of a request that ran which lie in the memory of its inputs, or have no memory.
 
     OpenVINO has one tensor for an output that is an input, or an input passed on. A tensor that is set for such an
-    output takes the place of the input. Only outputs whose tensors OpenVINO has made itself can be told apart so.
+    output takes the place of the input. Only outputs whose tensors OpenVINO has made itself can be distinguished so.
     """
     spans = [(array.__array_interface__["data"][0], array.nbytes) for array in inputs if array.nbytes]
     found = set()

@@ -51,7 +51,7 @@ class Opening(msgspec.Struct, kw_only=True):
     folder : str or None
         Where the external data of a model given as bytes lies.
     severity : int
-        Of ONNX Runtime's log: 0 tells all, 4 next to nothing.
+        Of ONNX Runtime's log: 0 logs all, 4 next to nothing.
     profile : str or None
         Prefix of ONNX Runtime's own profile.
     without : tuple of str

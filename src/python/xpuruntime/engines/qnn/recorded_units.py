@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The units of a compiled model, kept beside it: when it is loaded, QNN tells them no more."""
+"""The units of a compiled model, kept beside it: when it is loaded, QNN reports them no more."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The other side of `Worker`: a process that opens sessions and runs them, as it is told on its standard input.
+"""The other side of `Worker`: a process that opens sessions and runs them, as its standard input asks.
 
 A message is a length of four bytes, that many bytes of JSON, and the bytes of the arrays that the JSON lists.
 """
@@ -123,7 +123,7 @@ def main() -> None:
         head, arrays = message
         try:
             reply, results = sessions.answer(head["verb"], head, arrays)
-        except Exception as error:  # told to the caller, who raises it as an exception of xpuruntime
+        except Exception as error:  # sent to the caller, who raises it as an exception of xpuruntime
             reply, results = {"error": {"type": type(error).__name__, "text": str(error)}}, {}
         send(answers, reply, results)
     # Leave by the short way: the vendor's libraries have been seen to hang in their own destructors.

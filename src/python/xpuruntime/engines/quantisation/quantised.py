@@ -222,7 +222,7 @@ def _counted(ops: Counter[str]) -> str:
 
 
 def _tidy(proto: onnx.ModelProto) -> None:
-    """Name every node once, and drop what tells who wrote the file when."""
+    """Name every node once, and drop who wrote the file when."""
     for place in name_nodes(proto):
         place.node.name = place.name
     del proto.metadata_props[:]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`quiet`: keeps what a quantiser tells the world about itself out of the caller's log, warnings and stderr."""
+"""`quiet`: keeps what a quantiser prints about itself out of the caller's log, warnings and stderr."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`in_source_terms`: what ran of a quantised graph, told in nodes of the model that it was made from."""
+"""`in_source_terms`: what ran of a quantised graph, in nodes of the model that it was made from."""
 
 from __future__ import annotations
 

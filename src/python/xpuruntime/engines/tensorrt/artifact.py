@@ -32,7 +32,7 @@ __all__ = ["PLAN", "RECORD", "Record", "malformed", "read_artifact", "write_arti
 PLAN, RECORD = "engine.plan", "record.json"
 SCHEMA = "xpuruntime.tensorrt/1"
 _AGAIN = "compile the model again: xrt compile MODEL -o FOLDER"
-#: `EngineInvalidityDiagnostics.MALFORMED_ENGINE`: told from the header alone, also without a GPU.
+#: `EngineInvalidityDiagnostics.MALFORMED_ENGINE`: found in the header alone, also without a GPU.
 _MALFORMED = "MALFORMED_ENGINE"
 
 

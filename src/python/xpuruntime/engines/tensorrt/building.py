@@ -28,7 +28,7 @@ __all__ = ["Built", "build", "prepare"]
 #: The form of quantised graph that the parser takes.
 _STYLE = "tensorrt"
 
-#: One build at a time: the library's log tells no build from another.
+#: One build at a time: the library's log does not distinguish builds.
 _TURN = threading.Lock()
 
 

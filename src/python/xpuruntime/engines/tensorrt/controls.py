@@ -117,7 +117,7 @@ def _precision(request: Request, flavour: Flavour, builder: ControlBuilder) -> d
         reason = f"{typed}, with every rounding to int8; the report says which layers compute in it"
         builder.add(key, how, "enforced", reason)
     elif precision == "fp32":
-        builder.add(key, flag, "enforced", f"fp32 excludes TF32, which {flavour.title} uses unless told; {typed}")
+        builder.add(key, flag, "enforced", f"fp32 excludes TF32, which {flavour.title} uses by default; {typed}")
     elif precision == "tf32":
         builder.add(key, flag, "enforced", "TF32 is allowed for fp32 products and convolutions")
     else:

@@ -204,7 +204,7 @@ class TensorRtModel(LoadedModel):
         from xpuruntime import _core
 
         if memory.failure is not None or memory.shape is None:
-            raise self.handle.failed("running", [memory.failure or f"the size of output {name!r} was not told"])
+            raise self.handle.failed("running", [memory.failure or f"the size of output {name!r} was not reported"])
         self._log.add(f"output {name!r} copied once", "its size is known only after the run")
         tensor = self.room(name, memory.shape, slot.stream)
         if tensor.nbytes:

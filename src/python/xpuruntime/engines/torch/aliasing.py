@@ -42,7 +42,7 @@ class GuardedCall:
     converted : bool
         Whether the call converts types at its border, which leaves tensors of the right type as they are.
     log : ConversionLog
-        Is told of every copy.
+        Called for every copy.
     """
 
     def __init__(

@@ -66,7 +66,7 @@ def read_back(settings: Settings, values: Mapping[str, Any]) -> dict[str, str]:
     found: dict[str, str] = {}
     tf32 = {name: bool(values[name]) for name in _TF32 if name in values}
     if tf32:
-        # One of the two may have been changed behind the session's back: then that one is told.
+        # One of the two may have been changed behind the session's back: then that one is reported.
         other = next((name for name, value in tf32.items() if value is not settings.tf32), None)
         found["execution.tf32"] = str(settings.tf32).lower() if other is None else f"{other}={str(tf32[other]).lower()}"
     if "deterministic_algorithms" in values:

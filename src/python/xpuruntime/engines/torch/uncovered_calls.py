@@ -3,7 +3,7 @@
 """Uncovered calls: parts of a program that no policy reaches, such as fused recurrent layers and decomposed attention.
 
 PyTorch computes ``nn.MultiheadAttention`` so where it has to return the weights, its default. Whether a call asks for
-them is an argument: an exported program tells it by its operators, a module by the run on its example inputs. Programs
+them is an argument: an exported program shows it by its operators, a module by the run on its example inputs. Programs
 that were decomposed may have any attention so.
 """
 

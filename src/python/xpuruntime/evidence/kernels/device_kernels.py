@@ -86,7 +86,7 @@ def reported_kernel(unit: Unit) -> str | None:
 
 
 def tensor_cores_text(tensor_cores: bool | None, precision: str | None) -> str:
-    """Return how a kernel multiplies, as its name tells, such as ``"tensor cores, tf32"``; ``"-"``: it does not."""
+    """Return how a kernel multiplies, as its name shows, such as ``"tensor cores, tf32"``; ``"-"``: it does not."""
     if tensor_cores is None:
         return "-"
     return ", ".join(filter(None, ("tensor cores" if tensor_cores else "no tensor cores", precision)))

@@ -49,7 +49,7 @@ def _data(plain: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _labels(rows: list[dict[str, Any]]) -> list[str]:
-    """Return a name for each candidate, told apart where two are the same."""
+    """Return a name for each candidate, numbered where two are the same."""
     seen: dict[str, int] = {}
     labels = []
     for row in rows:

@@ -76,7 +76,7 @@ def compare_shapes(before: Report, after: Report) -> tuple[ShapeChange, ...]:
 
 
 def untold(before: Report, after: Report, names: Sequence[str]) -> str | None:
-    """Return a note where one report alone tells of memory over time, CUDA graphs or shapes."""
+    """Return a note where one report alone has memory over time, CUDA graphs or shapes."""
     tells = [
         {
             "memory over time": bool(one.memory_over_time),

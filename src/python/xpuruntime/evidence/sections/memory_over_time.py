@@ -24,7 +24,7 @@ class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
     at_us : float
         Microseconds since the first sample.
     owners : dict of str to int
-        Bytes by owner. They overlap, so they are not added up: ``"session: …"`` is what the engine tells of the
+        Bytes by owner. They overlap, so they are not added up: ``"session: …"`` is what the engine reports of the
         session, ``"pool …: in use"`` and ``"pool …: cached"`` an xpuruntime pool, ``"process: resident"`` and
         ``"process: most resident"`` what the operating system counts for the process, now and since it began, and
         ``"cuda:0: used"`` all that is taken of a device, by any process.

@@ -13,7 +13,7 @@
  * calls `xpuruntime.ops.plugins.load_library(path)`. From then on the kernels take part like
  * built-in ones: policies name them, `auto` measures them, decisions list them.
  *
- * Everything here is plain C and grows only at the end of its structs; `size` tells which fields
+ * Everything here is plain C and grows only at the end of its structs; `size` says which fields
  * the other side knows, and what may become more is a pointer and a count. So a new operand, rank
  * or attribute moves no field, and a library goes on working with later versions of xpuruntime.
  * Functions are called from any thread, and may be called at the same time. No exception may leave

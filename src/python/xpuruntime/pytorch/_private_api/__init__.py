@@ -29,20 +29,20 @@ __all__ = ["TABLE", "PrivateName", "missing", "reset_fully_sharded"]
 #: The number of the backward that runs in this thread, or -1.
 running_backward: Callable[[], int] = take(
     "torch._C._current_graph_task_id",
-    "which tells the phase of a call in a backward",
+    "which gives the phase of a call in a backward",
     without="every call that records no gradient is of the phase `infer`",
     otherwise=lambda: -1,
 )
 #: The sequence number of the next node of autograd in this thread.
 next_node: Callable[[], int] = take(
     "torch.autograd._get_sequence_nr",
-    "which tells the module of a node of autograd",
+    "which gives the module of a node of autograd",
     without="calls of a backward are of no module",
     otherwise=lambda: 0,
 )
 _running_node: Callable[[], Any] = take(
     "torch._C._current_autograd_node",
-    "which tells the module of a call in a backward",
+    "which gives the module of a call in a backward",
     without="calls of a backward are of no module",
     otherwise=lambda: None,
 )
@@ -90,30 +90,30 @@ with_keys: Any = take("torch._C._ForceDispatchKeyGuard", "in which kernels for d
 excluded_keys: Callable[[], Any] = take("torch._C._dispatch_tls_local_exclude_set", "which kernels for devices need")
 included_keys: Callable[[], Any] = take("torch._C._dispatch_tls_local_include_set", "which kernels for devices need")
 has_kernel: Callable[[str, str], bool] = take(
-    "torch._C._dispatch_has_kernel_for_dispatch_key", "which tells composite operators from others"
+    "torch._C._dispatch_has_kernel_for_dispatch_key", "which distinguishes composite operators from others"
 )
 dispatch_table: Callable[[str], str] = take(
     "torch._C._dispatch_dump_table",
-    "which tells PyTorch's own kernels from those of other libraries",
+    "which distinguishes PyTorch's own kernels from those of other libraries",
     without="every kernel counts as another library's, and fast kernels are in Python",
     otherwise=lambda _name: "",
 )
 #: How many modes of the dispatcher are active in this thread.
 dispatch_modes: Callable[[], int] = take(
-    "torch._C._len_torch_dispatch_stack", "which tells code that is traced from code that runs"
+    "torch._C._len_torch_dispatch_stack", "which distinguishes code that is traced from code that runs"
 )
-dispatch_mode: Callable[[Any], Any] = take("torch._C._get_dispatch_mode", "which tells what traces a call")
-mode_keys: Any = take("torch._C._TorchDispatchModeKey", "which tells one mode of the dispatcher from another")
+dispatch_mode: Callable[[Any], Any] = take("torch._C._get_dispatch_mode", "which gives what traces a call")
+mode_keys: Any = take("torch._C._TorchDispatchModeKey", "which distinguishes one mode of the dispatcher from another")
 without_modes: Any = take("torch.utils._python_dispatch._disable_current_modes", "in which self-tests see real tensors")
 without_torch_function: Any = take("torch._C.DisableTorchFunction", "in which self-tests see plain tensors")
 is_wrapper: Callable[[Any], bool] = take(
-    "torch.utils._python_dispatch.is_traceable_wrapper_subclass", "which tells tensors that wrap others"
+    "torch.utils._python_dispatch.is_traceable_wrapper_subclass", "which recognises tensors that wrap others"
 )
 is_functional: Callable[[Any], bool] = take(
-    "torch._is_functional_tensor", "which tells tensors that are functionalized"
+    "torch._is_functional_tensor", "which recognises tensors that are functionalized"
 )
 tracing_state: Callable[[], Any] = take(
-    "torch._C._get_tracing_state", "which tells whether torch.jit.trace writes down calls"
+    "torch._C._get_tracing_state", "which says whether torch.jit.trace writes down calls"
 )
 set_tracing_state: Callable[[Any], None] = take(
     "torch._C._set_tracing_state", "without which self-tests would be traced"
@@ -130,15 +130,15 @@ def dispatch_key(name: str) -> Any:
 # --- torch.func
 
 has_transforms: Callable[[], bool] = take(
-    "torch._C._are_functorch_transforms_active", "which tells whether a call is transformed"
+    "torch._C._are_functorch_transforms_active", "which says whether a call is transformed"
 )
 transform_stack: Callable[[], Any] = take(
-    "torch._C._functorch.get_interpreter_stack", "which tells the transforms in force"
+    "torch._C._functorch.get_interpreter_stack", "which gives the transforms in force"
 )
-transform_kinds: Any = take("torch._C._functorch.TransformType", "which tells one transform from another")
+transform_kinds: Any = take("torch._C._functorch.TransformType", "which distinguishes one transform from another")
 is_legacy_batched: Callable[[Any], bool] = take(
     "torch._C._functorch.is_legacy_batchedtensor",
-    "which tells gradients that are computed in a batch",
+    "which recognises gradients that are computed in a batch",
     without="none counts as such",
     otherwise=lambda _x: False,
 )
@@ -155,13 +155,15 @@ def forward_level() -> int:
 _forward_ad: Any = importlib.import_module("torch.autograd.forward_ad")
 TABLE.append(
     PrivateName(
-        "torch.autograd.forward_ad._current_level", "which tells forward-mode derivatives", "none counts as in force"
+        "torch.autograd.forward_ad._current_level",
+        "which recognises forward-mode derivatives",
+        "none counts as in force",
     )
 )
 
 # --- scaled dot product attention
 
-sdp_choice: Callable[..., int] = take("torch._fused_sdp_choice", "which tells the backend that PyTorch would take")
+sdp_choice: Callable[..., int] = take("torch._fused_sdp_choice", "which gives the backend that PyTorch would take")
 sdp_order: Callable[[], list[int]] = take(
     "torch._C._get_sdp_priority_order",
     "in which backends are tried",
@@ -208,17 +210,17 @@ cudnn_allow_tf32: Callable[[], bool] = take(
     "torch._C._get_cudnn_allow_tf32", "which reads a setting without the warnings of the public attribute"
 )
 mkldnn_enabled: Callable[[], bool] = take(
-    "torch._C._get_mkldnn_enabled", "which tells whether an LSTM on the CPU is one kernel of oneDNN's"
+    "torch._C._get_mkldnn_enabled", "which says whether an LSTM on the CPU is one kernel of oneDNN's"
 )
 conv_backend: Callable[..., Any] = take(
     "torch._C._select_conv_backend",
-    "which tells the memory format of a convolution",
+    "which gives the memory format of a convolution",
     without="the result is contiguous",
     otherwise=None,
 )
 conv_memory_format: Callable[..., Any] = take(
     "torch._C._conv_determine_backend_memory_format",
-    "which tells the memory format of a convolution",
+    "which gives the memory format of a convolution",
     without="the result is contiguous",
     otherwise=lambda *_args: torch.contiguous_format,
 )
@@ -251,7 +253,7 @@ release_pool: Callable[..., None] = take(
 )
 has_cuda_context: Callable[[int], bool] = take(
     "torch._C._cuda_hasPrimaryContext",
-    "which tells the devices that the profiler waits for",
+    "which gives the devices that the profiler waits for",
     without="all devices are waited for",
     otherwise=lambda _index: True,
 )
@@ -259,7 +261,7 @@ has_cuda_context: Callable[[int], bool] = take(
 # --- profiler
 
 profiler_enabled: Callable[[], bool] = take(
-    "torch._C._autograd._profiler_enabled", "which tells whether another profiler runs"
+    "torch._C._autograd._profiler_enabled", "which says whether another profiler runs"
 )
 disable_profiler: Callable[[], Any] = take("torch._C._autograd._disable_profiler", "which ends a profiler that failed")
 prepare_profiler: Callable[[Any], Any] = take(
@@ -278,8 +280,8 @@ RecordFunctionFast: Any = take(
 
 # --- torch.compile and torch.export
 
-compile_context: Any = take("torch._guards.CompileContext", "which tells code that is being compiled")
-tracing_context: Any = take("torch._guards.TracingContext", "which tells code that is being compiled")
+compile_context: Any = take("torch._guards.CompileContext", "which recognises code that is being compiled")
+tracing_context: Any = take("torch._guards.TracingContext", "which recognises code that is being compiled")
 compile_wrapper: Any = take(
     "torch._TorchCompileInductorWrapper",
     "through which torch.compile calls Inductor",
@@ -293,10 +295,10 @@ dynamo_frames: Any = take(
     otherwise=None,
 )
 dynamo_translator: Callable[[], Any] = later(
-    "torch._dynamo.symbolic_convert.InstructionTranslator", "which tells the module whose code Dynamo follows"
+    "torch._dynamo.symbolic_convert.InstructionTranslator", "which gives the module whose code Dynamo follows"
 )
 compiled_graph: Callable[[], Any] = later(
-    "torch._functorch.aot_autograd.get_graph_being_compiled", "which tells a forward from a backward"
+    "torch._functorch.aot_autograd.get_graph_being_compiled", "which distinguishes a forward from a backward"
 )
 inductor_pass: Callable[[], Any] = later(
     "torch._inductor.custom_graph_pass.CustomGraphPass", "by which calls in compiled code state phase and module"
@@ -304,7 +306,7 @@ inductor_pass: Callable[[], Any] = later(
 inductor_passes: Callable[[], Any] = later(
     "torch._inductor.custom_graph_pass", "by which calls in compiled code state phase and module"
 )
-inductor_config: Callable[[], Any] = later("torch._inductor.config", "which tells the settings of Inductor")
+inductor_config: Callable[[], Any] = later("torch._inductor.config", "which gives the settings of Inductor")
 graph_trees: Callable[[], Any] = later(
     "torch._inductor.cudagraph_trees.reset_cudagraph_trees",
     "whose state belongs, in PyTorch 2.11, to the thread that imports it",
@@ -323,7 +325,7 @@ pytree: Any = take("torch.utils._pytree", "which takes arguments apart as torch.
 dispatch_mode_base: Any = take(
     "torch.utils._python_dispatch.TorchDispatchMode", "by which a run of a program is seen operator by operator"
 )
-operator_class: Any = take("torch._ops.OpOverload", "which tells operators from functions in a graph")
+operator_class: Any = take("torch._ops.OpOverload", "which distinguishes operators from functions in a graph")
 archive_reader: Any = take(
     "torch._C.PyTorchFileReader", "which opens a .pt2 file once, as torch.export.load does: two readers could see two"
 )

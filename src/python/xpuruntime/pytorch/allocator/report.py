@@ -68,7 +68,7 @@ class DeviceMemory:
     ----------
     device : str
     total, free : int or None
-        Bytes, as the driver (on the host: the system) tells; None where asking would create a CUDA context.
+        Bytes, as the driver (on the host: the system) reports; None where asking would create a CUDA context.
     holders : tuple of Holder
         Those that hold most first.
     unexplained : int or None

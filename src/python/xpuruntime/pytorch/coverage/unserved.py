@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MULTI_HEAD", "RECURRENT", "UNSERVED", "Unserved", "UnservedCall"]
 
-#: The function that computes attention of ``nn.MultiheadAttention``, and where it is told to return the weights.
+#: The function that computes attention of ``nn.MultiheadAttention``, and where it is asked to return the weights.
 MULTI_HEAD = "multi_head_attention_forward"
 
 

@@ -78,7 +78,7 @@ def fast_path() -> FastPath:
 
 
 def knows_call_context() -> bool:
-    """Say whether fast kernels tell phase and module of a call without Python, as those of the addon do."""
+    """Say whether fast kernels find phase and module of a call without Python, as those of the addon do."""
     return fast_path().route == "addon"
 
 

@@ -62,7 +62,7 @@ class AttributedTime:
 
 
 class UnattributedCalls(NamedTuple):
-    """What tells one row of what no override saw from another."""
+    """What distinguishes one row of what no override saw from another."""
 
     what: Literal["uncovered", "replay", "compiled", "elsewhere", "other"]
     op: str
@@ -75,7 +75,7 @@ class UnattributedCalls(NamedTuple):
 
 
 class Called(NamedTuple):
-    """What tells one row of recorded calls from another.
+    """What distinguishes one row of recorded calls from another.
 
     Attributes
     ----------

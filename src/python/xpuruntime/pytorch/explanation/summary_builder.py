@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 __all__ = ["build_rows", "decision_of"]
 
 _OPAQUE = {
-    "replay": "the replay of a CUDA graph tells its kernels by name alone; what was chosen was chosen at the capture",
+    "replay": "the replay of a CUDA graph shows its kernels by name alone; what was chosen was chosen at the capture",
     "compiled": "torch.compile made C++ of it, in which operations cannot be distinguished; norms may be among them",
     "elsewhere": "it was launched in a thread that PyTorch's profiler does not record",
 }

@@ -88,7 +88,7 @@ _OPERATORS: dict[str, UncoveredKernel] = {
        for name in ("_fused_rms_norm", "_fused_rms_norm_backward", "rms_norm")},
 }  # fmt: skip
 
-#: What the name of a kernel tells; the first that fits.
+#: What the name of a kernel means; the first that fits.
 _KERNELS: tuple[tuple[re.Pattern[str], UncoveredKernel], ...] = tuple(
     (re.compile(pattern), UncoveredKernel(op, reason))
     for pattern, op, reason in (
@@ -129,7 +129,7 @@ def decomposed_operator(name: str) -> UncoveredKernel | None:
 
 @lru_cache(maxsize=4096)
 def uncovered_kernel(name: str) -> UncoveredKernel | None:
-    """Return what a kernel computes that no operator of PyTorch's launched, as far as its name tells."""
+    """Return what a kernel computes that no operator of PyTorch's launched, as far as its name shows."""
     for pattern, uncovered in _KERNELS:
         if pattern.search(name):
             return uncovered if uncovered.op else None

@@ -123,7 +123,7 @@ def lock_of(model: torch.nn.Module, tensors: Any, *, exporter: str, opset: int, 
     ----------
     model : torch.nn.Module
     tensors : nested tuples, lists and dicts of tensors
-        The example; tells the device of a module without parameters.
+        The example; gives the device of a module without parameters.
     exporter : str
     opset : int
     weights : str

@@ -45,7 +45,7 @@ class ModuleOutputs:
     def of(self, path: str, count: int) -> tuple[str, ...]:
         """Return the tensors that nodes of a module make for others, in the order of the graph.
 
-        Those that nobody reads, such as statistics of a norm, are among them only where `count` tells that the module
+        Those that nobody reads, such as statistics of a norm, are among them only where `count` shows that the module
         returns them.
         """
         found = self._found.get(path, [])

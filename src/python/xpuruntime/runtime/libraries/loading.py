@@ -34,7 +34,7 @@ __all__ = [
     "with_build_id",
 ]
 
-#: File names of the libraries `loaded_libraries` lists unless told otherwise.
+#: File names of the libraries `loaded_libraries` lists by default.
 VENDOR_PATTERNS = (
     "libcuda*", "libcublas*", "libcudnn*", "libcufft*", "libcurand*", "libcusolver*", "libcusparse*", "libcupti*",
     "libnvrtc*", "libnvJitLink*", "libnvinfer*", "libnvonnxparser*", "libnccl*", "libonnxruntime*",

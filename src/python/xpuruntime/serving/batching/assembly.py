@@ -205,7 +205,7 @@ def _checked(info: OutputLayout, result: Any, rows: int) -> np.ndarray[Any, Any]
         raise ServingError(
             Status.INTERNAL,
             f"output {info.name!r} has the shape {list(array.shape)} for a batch of {rows} rows, so that its rows "
-            "cannot be told apart. Fix: state batching.max_batch_size: 0 for this model",
+            "cannot be distinguished. Fix: state batching.max_batch_size: 0 for this model",
         )
     return array
 

@@ -152,7 +152,7 @@ class Layout:
                 if found.batch is None:
                     raise PolicyError(
                         f"batching.max_batch_size: {settings.max_batch_size}, but the output {found.name!r} has no "
-                        "batch dimension, so that its rows cannot be told apart. Fix: state 0, or give the output one"
+                        "batch dimension, so its rows cannot be distinguished. Fix: state 0, or give the output one"
                     )
         return cls({one.name: one for one in made}, results, bool(axes), masks)
 

@@ -196,7 +196,7 @@ def _target(info: InputLayout, length: int, fixed: bool) -> int:
 
 
 def _content(tensor: InferTensor) -> Hashable:
-    """Return what tells inputs without a batch dimension apart."""
+    """Return what distinguishes inputs without a batch dimension."""
     array: np.ndarray[Any, Any] = tensor.data
     if array.dtype != object and array.nbytes <= _COMPARED:
         return array.tobytes()

@@ -132,7 +132,7 @@ class NodeExecutor:
 
 
 def hardware_of(machine: Any) -> dict[str, Any]:
-    """Return what tells a node from an unlike one: its processor, the cores that may be used, GPUs, and the engines."""
+    """Return what distinguishes nodes: the processor, the cores that may be used, GPUs, and the engines."""
     cores = cpu_cores()
     gpus = [f"{one.name}, {one.total_memory >> 30} GiB" for one in machine.cuda]
     engines = {name: one.version for name, one in sorted(machine.engines.items()) if one.version is not None}

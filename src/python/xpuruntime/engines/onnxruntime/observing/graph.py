@@ -214,7 +214,7 @@ class _Builder:
         return captured
 
     def _unique(self, node: Any) -> str:
-        """Return the node's name; an unnamed or repeated one is told apart by a number."""
+        """Return the node's name; an unnamed or repeated one gets a number."""
         name = node.name or f"({node.op_type})"
         count = self._names.get(name, 0)
         self._names[name] = count + 1

@@ -56,7 +56,7 @@ class DecidedKernels:
         if silent:
             why = "the dispatcher keeps no more of one pass" if self._log.dropped else "they did not run"
             notes.append(
-                f"the dispatcher tells no kernel of {len(silent)} rewritten nodes, such as {silent[0]!r}: {why}"
+                f"the dispatcher reports no kernel of {len(silent)} rewritten nodes, such as {silent[0]!r}: {why}"
             )
         keys = {**observed.keys, **self._keys(kinds, made), **self._threads(observed)}
         decided = rewrite_decisions(self._rewriting, made, self._device)
@@ -81,7 +81,7 @@ class DecidedKernels:
         return made
 
     def _keys(self, kinds: dict[str, str], made: dict[str, list[Decision]]) -> dict[str, KeySeen]:
-        """Compare what ran with what the policy asks of each operation, whatever the dispatcher was told."""
+        """Compare what ran with what the policy asks of each operation, whatever the dispatcher was given."""
         policy = self._rewriting.policy
         asked: dict[str, list[tuple[Decision, tuple[str, ...]]]] = {}
         for node, ones in made.items():

@@ -51,7 +51,7 @@ def _step(node: NodeView, event: NodeEvent, unit: str) -> UnitMemory:
     if node.op in _VIEWS and not node.domain and reads and outputs:
         rest = dict(zip(outputs[1:], sizes[1:], strict=False))
         return UnitMemory(unit=unit, reads=reads, makes=rest, views={outputs[0]: reads[0]})
-    if len(sizes) != len(outputs):  # what is left out is not told apart: all of it counts as the first
+    if len(sizes) != len(outputs):  # what is left out cannot be distinguished: all of it counts as the first
         sizes = [event.output_bytes] + [0] * (len(outputs) - 1)
     return UnitMemory(unit=unit, reads=reads, makes=dict(zip(outputs, sizes, strict=False)))
 

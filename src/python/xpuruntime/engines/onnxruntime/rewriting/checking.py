@@ -48,7 +48,7 @@ def check_rewriting(
     session : onnxruntime.InferenceSession
         Of the rewritten model.
     log : ConversionLog
-        Is told what was compared, or why nothing could be.
+        Called with what was compared, or why nothing could be.
 
     Raises
     ------

@@ -37,7 +37,7 @@ _IMAGE_RANKS = (4, 5)
 
 
 class TensorSeen(NamedTuple):
-    """A tensor that a layer reads or writes. What was not told is ``None``."""
+    """A tensor that a layer reads or writes. What was not reported is ``None``."""
 
     name: str
     dimensions: tuple[int, ...]
@@ -59,7 +59,7 @@ class Layer(NamedTuple):
     Attributes
     ----------
     name, kind : str
-        `kind` is the vendor's word, such as ``"CaskConvolution"`` or ``"kgen"``; empty where only names are told.
+        `kind` is the vendor's word, such as ``"CaskConvolution"`` or ``"kgen"``; empty where only names are reported.
     metadata : str
         Names the source nodes: see `layer_nodes`.
     inputs, outputs : tuple of TensorSeen

@@ -27,7 +27,7 @@ __all__ = ["CallDecisions"]
 
 
 class CallDecisions:
-    """Tells of each call which kernel served it, who asked for it, and what became of the others.
+    """Finds for each call which kernel served it, who asked for it, and what became of the others.
 
     Parameters
     ----------

@@ -203,7 +203,7 @@ class PinnedKernels:
     def _kernels(self, call: SeenCall, route: Route) -> list[str]:
         """Return the kernels that served a call: of ours what the dispatcher chose, of PyTorch's what the profiler saw.
 
-        What was routed to, where neither tells more.
+        What was routed to, where neither knows more.
         """
         if route.native:
             return sorted(set(self._call_decisions.instead(call).values())) or [str(route.kernel)]

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 __all__ = ["FINGERPRINT", "to_sarif"]
 
 SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
-#: Names the fingerprint, which tells the same finding in another run.
+#: Names the fingerprint, which identifies the same finding in another run.
 FINGERPRINT = "xrtClaim/v1"
 _LEVELS = {"fail": "error", "inconclusive": "warning", "unobservable": "note"}
 
