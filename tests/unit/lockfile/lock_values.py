@@ -53,7 +53,17 @@ def a_lock(entries: int = 3) -> Lock:
         ),
         validators=(
             Validator(id=ENGINE, kind="engine", key="onnxruntime", expect={"version": "1.31.1"}),
-            Validator(id=stable_id("device", "cpu"), kind="device", key="cpu", expect={"name": "X", "cores": 2}),
+            *(
+                Validator(id=stable_id(kind, key), kind=kind, key=key, expect=expect)
+                for kind, key, expect in (
+                    ("device", "cpu", {"name": "X", "cores": 2}),
+                    ("cpu_isa", "x86_64", ["avx2"]),
+                    ("environment", "onnxruntime", {}),
+                    ("model", "m.onnx", {"sha256": "a" * 64}),
+                    ("package", "xpuruntime", "0.1.0"),
+                    ("policy", "policy", {"execution.threads": "1"}),
+                )
+            ),
         ),
         shapes=(LockedShapes(id="s0", inputs={"image": (1, 1, 8, 8)}),),
         entries=units,

@@ -130,6 +130,16 @@ def test_an_entry_that_depends_on_nothing_known_is_refused() -> None:
         parse_lock(lock_bytes(lock), "m.lock")
 
 
+def without(identity: dict[str, Any], kind: str) -> None:
+    identity["validators"] = [one for one in identity["validators"] if one["kind"] != kind]
+
+
+def renamed(identity: dict[str, Any], id: str) -> None:
+    identity["validators"][0].update(id=id)
+    for one in (*identity["entries"], *identity["calls"]):
+        one.update(depends_on=[id])
+
+
 #: Edits of a lock as plain values, and what is said of them. Its digest is made anew each time.
 CONTRADICTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "two validators": (lambda it: it["validators"].append(it["validators"][0]), "two validators of one id"),
@@ -142,11 +152,25 @@ CONTRADICTIONS: dict[str, tuple[Callable[[Any], Any], str]] = {
     "no policy": (lambda it: it.update(policy=None), "of inference, and has no policy"),
     "no plan": (lambda it: it.update(plan=None), "of inference, and has no plan"),
     "a device": (lambda it: it["plan"].update(device='cpu"; import os'), "which no device is named"),
-    "the key of a validator": (lambda it: it["validators"][0].update(key="torch"), "the plan has 'onnxruntime'"),
+    "the key of a validator": (lambda it: it["validators"][0].update(key="torch"), "the id of the validator 'eng-"),
     "a validator of another engine": (lambda it: it["plan"].update(engine="torch"), "and the plan has 'torch'"),
     "the type of a fact": (lambda it: it["validators"][0].update(expect=[1]), "another type: Expected `object`"),
     "a version": (lambda it: it["validators"][0]["expect"].update(version="1\n2"), r"the version '1\\n2', which"),
     "a package": (lambda it: it["validators"][0]["expect"].update(package="a; rm x"), "the package 'a; rm x', which"),
+    "no validator of the model": (lambda it: without(it, "model"), "has no validators of model, where one is"),
+    "no validator of the policy": (lambda it: without(it, "policy"), "has no validators of policy, where one is"),
+    "no validator of the processor": (lambda it: without(it, "cpu_isa"), "has no validators of cpu_isa, where one"),
+    "no validator of the package": (lambda it: without(it, "package"), "no validator of the package xpuruntime"),
+    "no shapes": (lambda it: it.update(shapes=[], entries=[], outputs=[]), "has no input shapes"),
+    "another model": (lambda it: it["model"].update(sha256="b" * 64), "of another model than its record of 'm.onnx'"),
+    "other weights": (lambda it: it["model"].update(external={"w.bin": "b"}), "external data are of other files"),
+    "another policy": (lambda it: it["policy"].update(stated={}), "of another policy than the one that is stated"),
+    "the id of a validator": (lambda it: renamed(it, "eng-00000000"), "the id of the validator 'eng-00000000'"),
+    "a kernel unseen": (lambda it: it["entries"][0].update(kernel="k"), "has a kernel, and says that none was obs"),
+    "a kernel seen": (lambda it: it["entries"][0].update(known="observed"), "no kernel, and says that one was obs"),
+    "a kernel of a call": (lambda it: it["calls"][0].update(kernel="nan"), "'matmul fp32' of the kernel 'nan' is no"),
+    "a fact of a call": (lambda it: it["calls"][0].update(facts={"a": 1}), "'matmul fp32 a=1' of the kernel 'cpu.b"),
+    "a count": (lambda it: it["calls"][0].update(count=-1), "Expected `int` >= 0"),
     "a control": (lambda it: it["plan"].update(controls=[["a", "b"]]), "Expected `array` of length 3"),
 }  # fmt: skip
 
@@ -176,6 +200,27 @@ def test_figures_that_nothing_measures_are_refused(figures: dict[str, Any]) -> N
     plain = json.loads(lock_bytes(a_lock()))
     plain["measured"].update(figures)
     with pytest.raises(xrt.LockError, match=r"damaged lock: Expected `\w+` >=? ?\d"):
+        parse_lock(json.dumps(plain), "m.lock")
+
+
+RATIO = {"control": "anchor", "ratio": 1.5, "low": 1.0, "high": 2.0, "confidence": 0.9, "rounds": 1}
+BATCH = {"median_us": 1.0, "longest_us": 2.0, "runs": 1}
+
+
+@pytest.mark.parametrize(
+    ("figures", "message"),
+    [
+        ({"batches": [{**BATCH, "rows": 2}, {**BATCH, "rows": 1}]}, "not of ascending sizes"),
+        ({"batches": [{**BATCH, "rows": 1, "longest_us": 0.5}]}, "took less than their median"),
+        ({"latency_us": {"fastest": 2.0, "p50": 1.0}}, "not in order"),
+        ({"ratios": {"start": {**RATIO, "ratio": 3.0}}}, "'start' is outside of the interval"),
+        ({"samples": [{"name": "y", "at": "s0", "values": [1]}] * 2}, "two samples of one output: 's0 y'"),
+    ],
+)  # fmt: skip
+def test_figures_that_contradict_each_other_are_refused(figures: dict[str, Any], message: str) -> None:
+    plain = json.loads(lock_bytes(a_lock()))
+    plain["measured"].update(figures)
+    with pytest.raises(xrt.LockError, match=rf"m\.lock is a damaged lock: .*{message}.*Fix: "):
         parse_lock(json.dumps(plain), "m.lock")
 
 

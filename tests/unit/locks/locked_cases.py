@@ -11,7 +11,7 @@ import msgspec
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.canonical import save_lock
-from xpuruntime.lockfile.records import Identity, Lock, UnitEntry, Validator
+from xpuruntime.lockfile.records import Identity, Lock, UnitEntry, Validator, stable_id
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
@@ -88,16 +88,27 @@ def Named(net: Any) -> Any:  # noqa: N802 - makes a module
 
 
 def with_validator(kind: str, change: Callable[[Any], Any]) -> Callable[[Identity], Identity]:
-    """Return an edit of the first validator of a kind."""
+    """Return an edit of the first validator of a kind, and of the record of the model where it is that one's."""
 
     def edit(identity: Identity) -> Identity:
         first = next(one for one in identity.validators if one.kind == kind)
         other = msgspec.structs.replace(first, expect=change(first.expect))
+        if kind == "model" and identity.model is not None:
+            record = msgspec.structs.replace(identity.model, sha256=other.expect["sha256"])
+            identity = msgspec.structs.replace(identity, model=record)
         return msgspec.structs.replace(
             identity, validators=tuple(other if one is first else one for one in identity.validators)
         )
 
     return edit
+
+
+def with_ids(identity: Identity) -> Identity:
+    """Return an identity whose validators have the ids of their kinds and keys."""
+    data = msgspec.json.encode(identity)
+    for one in identity.validators:
+        data = data.replace(one.id.encode(), stable_id(one.kind, one.key).encode())
+    return msgspec.json.decode(data, type=Identity)
 
 
 def validator_of(identity: Identity, kind: str) -> Validator:

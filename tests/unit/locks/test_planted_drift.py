@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import onnx
 import pytest
-from locked_cases import ENGINES, Case, make_case, validator_of, with_entry, with_validator
+from locked_cases import ENGINES, Case, make_case, validator_of, with_entry, with_ids, with_validator
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.records import Identity
@@ -189,9 +189,8 @@ def test_a_library_that_is_not_here(case: Case, tmp_path: Path) -> None:
     def renamed(identity: Identity) -> Identity:
         first = validator_of(identity, "library")
         gone = msgspec.structs.replace(first, key="libgone.so.1", expect={**first.expect, "place": "gone/libgone.so.1"})
-        return msgspec.structs.replace(
-            identity, validators=tuple(gone if one is first else one for one in identity.validators)
-        )
+        validators = tuple(gone if one is first else one for one in identity.validators)
+        return with_ids(msgspec.structs.replace(identity, validators=validators))
 
     with pytest.raises(
         xrt.LockError, match=r"library libgone\.so\.1: expected build_id .*, found nothing.*pip install"

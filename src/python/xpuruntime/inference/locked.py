@@ -51,6 +51,8 @@ __all__ = [
     "surroundings",
 ]
 
+#: Of a lock of a model whose inputs cannot be generated.
+_NO_OUTPUTS = "; no outputs are, since the lock has none"
 #: Differences that a reason names.
 _NAMED = 4
 
@@ -81,7 +83,8 @@ class LockInForce(NamedTuple):
             requested=self.where,
             resolved=self.lock.digest,
             enforceability="enforced",
-            reason="validators are compared before anything is loaded, outputs of probe inputs after it",
+            reason="validators are compared before anything is loaded"
+            + (", outputs of probe inputs after it" if self.lock.identity.outputs else _NO_OUTPUTS),
         )
         return msgspec.structs.replace(plan, policy_source="lock", controls=(*plan.controls, control))
 
@@ -253,6 +256,8 @@ def lock_seen(in_force: LockInForce, units: Sequence[Unit], decisions: Sequence[
         return KeySeen(observed=f"{len(drifts)} differences", status="substituted", reason=reason)
     blind = identity.unobservable
     reason = f"{len(identity.entries)} units ran as locked"
+    if not identity.outputs:
+        reason += "; no outputs were compared, since the lock has none"
     if blind:
         reason += f"; {blind} of them with kernels that the engine does not report: only validators stand for these"
     return KeySeen(observed=in_force.lock.digest, status="honoured", reason=reason)

@@ -9,8 +9,10 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.shapes import shape_fits
+from xpuruntime.errors import InputError, OutOfMemoryError, PolicyError
+from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.differences import compare_outputs, samples_agree
-from xpuruntime.lockfile.drift import LockDrift, drift_error
+from xpuruntime.lockfile.drift import LockDrift, drift_error, shown
 from xpuruntime.lockfile.measured import OutputSample
 from xpuruntime.lockfile.records import SHAPES_ID, LockedOutput
 from xpuruntime.policies import Policy
@@ -19,9 +21,10 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.inference.locked import LockInForce
     from xpuruntime.inference.session import InferenceSession
-    from xpuruntime.lockfile.records import Lock
+    from xpuruntime.lockfile.records import Lock, LockedShapes
 
 __all__ = ["check_outputs", "compare_results", "observed_outputs", "probe_at", "shapes_that_fit"]
 
@@ -109,20 +112,35 @@ def _samples(array: Any) -> tuple[float, ...]:
 def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
     """Run probe inputs and compare their outputs with those of a lock.
 
+    A lock has none where no probe inputs can be made, and only there.
+
     Raises
     ------
     LockError
-        An output is another one.
+        An output is another one, or the shapes of the lock are none of the model.
     """
     lock, where = in_force.lock, in_force.where
     for shapes in lock.identity.shapes:
         locked = tuple(one for one in lock.identity.outputs if one.at == shapes.id)
-        if not locked:
-            continue
-        results = session.run(probe_at(session.model, shapes.inputs))
+        try:
+            results = session.run(probe_at(session.model, shapes.inputs))
+        except (InputError, PolicyError, OutOfMemoryError) as error:
+            if not locked and isinstance(error, InputError):
+                continue
+            raise drift_error(where, [_shapes_drift(shapes, error)]) from error
         drifts = compare_results(locked, lock, results, shapes.id)
         if drifts:
             raise drift_error(where, drifts)
+
+
+def _shapes_drift(shapes: LockedShapes, error: XpuRuntimeError) -> LockDrift:
+    return LockDrift(
+        code=DriftCode.SHAPES,
+        subject=shapes.id,
+        expected=shown({name: list(sizes) for name, sizes in shapes.inputs.items()}),
+        found=f"a model that does not run with them: {str(error).partition('. Fix: ')[0]}",
+        restore="restore the file of the lock, or make it again with `xrt lock --upgrade --shapes`",
+    )
 
 
 def compare_results(

@@ -14,7 +14,7 @@ from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import check_writable, replace_file
-from xpuruntime.lockfile.consistency import contradiction
+from xpuruntime.lockfile.consistency import contradiction, contradiction_of_figures
 from xpuruntime.lockfile.records import SCHEMA, Lock, digest_of_identity
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ def parse_lock(data: bytes | str, where: str) -> Lock:
             f"{where} was edited: its identity has the digest {found}, and the file states {lock.digest}. Fix: restore "
             "the file, or make it again with `xrt lock`"
         )
-    wrong = contradiction(lock.identity)
+    wrong = contradiction(lock.identity) or contradiction_of_figures(lock.measured)
     if wrong:
         raise LockError(f"{where} is a damaged lock: {wrong}. Fix: restore the file, or make it again with `xrt lock`")
     return lock

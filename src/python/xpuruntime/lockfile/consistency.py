@@ -10,14 +10,29 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.errors import PolicyError
 from xpuruntime.lockfile.codes import ValidatorKind
+from xpuruntime.lockfile.records import stable_id
+from xpuruntime.lockfile.rules import rules_of_calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
-    from xpuruntime.lockfile.records import Identity, LockedModel, LockedPlan, LockedPolicy, Validator
+    from xpuruntime.lockfile.measured import Measured
+    from xpuruntime.lockfile.records import (
+        CallEntry,
+        Identity,
+        LockedModel,
+        LockedPlan,
+        LockedPolicy,
+        UnitEntry,
+        Validator,
+    )
 
-__all__ = ["contradiction", "session_records"]
+__all__ = ["NOTHING_RAN", "contradiction", "contradiction_of_figures", "model_facts", "session_records"]
+
+#: Relations of units that nothing ran for.
+NOTHING_RAN = ("folded",)
 
 #: The type of `Validator.expect` by its kind. ``None``: there was no such thing.
 _EXPECTED: dict[ValidatorKind, Any] = {
@@ -40,6 +55,10 @@ _FACTS = {"version": re.compile(r"[^\x00-\x1f\x7f]*"), "package": re.compile(r"[
 _DEVICE = re.compile(r"[A-Za-z][\w-]*(:[0-9]{1,6})?")
 #: Kinds of which a session has one validator each, and what of its plan is the key.
 _OF_THE_PLAN = {ValidatorKind.ENGINE: "engine", ValidatorKind.ENVIRONMENT: "engine", ValidatorKind.DEVICE: "device"}
+#: Kinds that every lock of a session has: without one of them it would hold for another model, policy or machine.
+_OF_EVERY_SESSION = (
+    ValidatorKind.MODEL, ValidatorKind.POLICY, ValidatorKind.ENGINE, ValidatorKind.DEVICE, ValidatorKind.ENVIRONMENT,
+)  # fmt: skip
 
 
 def contradiction(identity: Identity) -> str:
@@ -53,6 +72,28 @@ def session_records(identity: Identity) -> tuple[LockedModel, LockedPolicy, Lock
     if identity.subject != "inference" or model is None or policy is None or plan is None:
         return None
     return model, policy, plan
+
+
+def contradiction_of_figures(measured: Measured) -> str:
+    """Return which measurements of a lock contradict each other, as half a sentence; empty where none do."""
+    return next(_of_figures(measured), "")
+
+
+def _of_figures(measured: Measured) -> Iterator[str]:
+    rows = [one.rows for one in measured.batches]
+    if rows != sorted(set(rows)):
+        yield f"its times of batches are not of ascending sizes: {rows[:8]}"
+    for one in measured.batches:
+        if one.longest_us < one.median_us:
+            yield f"the longest of the runs of {one.rows} rows took less than their median"
+    times = measured.latency_us
+    stated = [times[name] for name in ("fastest", "p50", "slowest") if name in times]
+    if stated != sorted(stated):
+        yield f"the times of its runs are not in order: fastest, p50 and slowest are {stated}"
+    for name, ratio in measured.ratios.items():
+        if not ratio.low <= ratio.ratio <= ratio.high:
+            yield f"its ratio {name!r} is outside of the interval that it states"
+    yield from _twice("samples of one output", ((one.at, one.name) for one in measured.samples))
 
 
 def _contradictions(identity: Identity) -> Iterator[str]:
@@ -71,6 +112,11 @@ def _contradictions(identity: Identity) -> Iterator[str]:
         missing = [one for one in ids if one not in known]
         if missing:
             yield f"the entry {name!r} depends on the validator {missing[0]!r}, which the lock lacks"
+    yield from _of_records(identity)
+    for entry in identity.entries:
+        yield from _of_entry(entry)
+    for call in identity.calls:
+        yield from _of_call(call)
     yield from _twice("input shapes of one id", ((one.id,) for one in identity.shapes))
     yield from _twice("entries of one unit", ((one.at, one.unit) for one in identity.entries))
     yield from _twice("outputs of one name", ((one.at, one.input, one.name) for one in identity.outputs))
@@ -88,6 +134,55 @@ def _twice(what: str, keys: Iterable[tuple[str, ...]]) -> Iterator[str]:
             yield f"it has two {what}: {' '.join(key)!r}"
 
 
+def _of_records(identity: Identity) -> Iterator[str]:
+    """Yield what a session's lock lacks, and where its records of model and policy differ from their validators."""
+    records = session_records(identity)
+    if records is None:
+        return
+    model, policy, plan = records
+    kinds = [one.kind for one in identity.validators]
+    hardware = ValidatorKind.DRIVER if plan.device.startswith("cuda") else ValidatorKind.CPU_ISA
+    for kind in (*_OF_EVERY_SESSION, hardware):
+        if kinds.count(kind) != 1:
+            yield f"it is of inference, and has {kinds.count(kind) or 'no'} validators of {kind}, where one is"
+    if not any(one.kind == ValidatorKind.PACKAGE and one.key == "xpuruntime" for one in identity.validators):
+        yield "it is of inference, and has no validator of the package xpuruntime"
+    if not identity.shapes:
+        yield "it is of inference, and has no input shapes"
+    external = {}
+    for one in identity.validators:
+        if one.kind == ValidatorKind.EXTERNAL_DATA:
+            external[one.key] = one.expect
+        elif one.kind == ValidatorKind.MODEL and (one.key, one.expect) != (model.name, model_facts(model)):
+            yield f"the validator {one.id!r} is of another model than its record of {model.name[:60]!r}"
+        elif one.kind == ValidatorKind.POLICY and one.expect != policy.stated:
+            yield f"the validator {one.id!r} is of another policy than the one that is stated"
+    if external != model.external:
+        yield f"its validators of external data are of other files than its record of {model.name[:60]!r}"
+
+
+def model_facts(model: LockedModel) -> dict[str, str]:
+    """Return what a validator of a model expects."""
+    found = {"sha256": model.sha256}
+    if model.graph_sha256:
+        found |= {"graph": model.graph_sha256, "initializers": model.initializers_sha256}
+    return found
+
+
+def _of_entry(one: UnitEntry) -> Iterator[str]:
+    if one.kernel is not None and one.known == "unobservable":
+        yield f"the entry {one.unit!r} has a kernel, and says that none was observed"
+    if one.kernel is None and one.known == "observed" and one.relation not in NOTHING_RAN:
+        yield f"the entry {one.unit!r} has no kernel, and says that one was observed"
+
+
+def _of_call(one: CallEntry) -> Iterator[str]:
+    try:
+        rules_of_calls((one,))
+    except (PolicyError, TypeError) as error:
+        yield f"the entry {one.name[:60]!r} of the kernel {one.kernel[:60]!r} is no rule of a policy: {error}"
+
+
 def _of_validator(one: Validator, plan: LockedPlan | None) -> Iterator[str]:
     name = f"the validator {one.id!r}"
     try:
@@ -95,6 +190,8 @@ def _of_validator(one: Validator, plan: LockedPlan | None) -> Iterator[str]:
     except msgspec.ValidationError as error:
         yield f"what {name} of {one.kind} expects is of another type: {error}"
         return
+    if one.id != stable_id(one.kind, one.key):
+        yield f"the id of {name} is that of another one than of {one.kind} {one.key[:60]!r}"
     if one.kind == ValidatorKind.DEVICE and not _DEVICE.fullmatch(one.key):
         yield f"{name} is of the device {one.key[:60]!r}, which no device is named"
     if one.kind == ValidatorKind.ENGINE:

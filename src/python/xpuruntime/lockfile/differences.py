@@ -84,11 +84,14 @@ def _compare_unit(one: UnitEntry, other: UnitEntry) -> list[LockDrift]:
         before, now = getattr(one, name), getattr(other, name)
         if before != now:
             drifts.append(_entry_drift(one, code, shown(before), shown(now)))
-    if not drifts and (one.op, one.relation) != (other.op, other.relation):
-        drifts.append(
-            _entry_drift(one, DriftCode.FUSION, f"{one.op} ({one.relation})", f"{other.op} ({other.relation})")
-        )
+    if not drifts and (before := _stands_for(one)) != (now := _stands_for(other)):
+        drifts.append(_entry_drift(one, DriftCode.FUSION, before, now))
     return drifts
+
+
+def _stands_for(one: UnitEntry) -> str:
+    """Return what a unit is of the model, in a few words."""
+    return f"{one.op} ({one.relation}) of {' '.join(one.sources) or 'no node'}, makes {' '.join(one.outputs) or 'none'}"
 
 
 def _describe(one: UnitEntry) -> str:
@@ -222,6 +225,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
         entries = tuple(dict.fromkeys((*depending.get(one.id, ()), *later.get(one.id, ()))))
         drift = validator_drift(one, expected, found, entries, old)
         drifts.append(drift if one.id in before else msgspec.structs.replace(drift, restore=""))
+    drifts += _other_digest(old.policy, new.policy, drifts)
     if old.plan is not None and new.plan is not None:
         plans = compare_plans(old.plan, new.plan)
         follows = any(one.code == DriftCode.POLICY for one in drifts)
@@ -240,6 +244,17 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
     drifts += compare_calls(old.calls, new.calls)
     drifts += compare_outputs(old.outputs, new.outputs)
     return tuple(drifts)
+
+
+def _other_digest(
+    old: LockedPolicy | None, new: LockedPolicy | None, drifts: Sequence[LockDrift]
+) -> tuple[LockDrift, ...]:
+    """Return the drift of a policy whose keys are the same, and whose digest is another one."""
+    if old is None or new is None or old.sha256 == new.sha256 or any(one.code == DriftCode.POLICY for one in drifts):
+        return ()
+    expected, found = f"sha256 {old.sha256[:16]}", f"sha256 {new.sha256[:16]}"
+    fix = "make the lock again with `xrt lock --upgrade`"
+    return (LockDrift(code=DriftCode.POLICY, subject="its digest", expected=expected, found=found, restore=fix),)
 
 
 def _shapes(identity: Identity) -> str:

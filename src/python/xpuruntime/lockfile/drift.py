@@ -70,7 +70,7 @@ def shown(value: Any) -> str:
         return ", ".join(f"{name} {shown(one)}" for name, one in sorted(value.items())) or "none"
     if isinstance(value, (list, tuple)):
         return " ".join(str(one) for one in value) or "none"
-    return str(value)
+    return str(value) or "''"
 
 
 def drift_error(where: str, drifts: Iterable[LockDrift]) -> LockError:

@@ -8,6 +8,7 @@ from collections import Counter
 from typing import TYPE_CHECKING
 
 from xpuruntime.lockfile.codes import ValidatorKind
+from xpuruntime.lockfile.consistency import NOTHING_RAN
 from xpuruntime.lockfile.records import CallEntry, UnitEntry
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
 
 __all__ = ["OWN_KERNELS", "call_entries", "unit_entries"]
 
-#: Units that nothing ran for.
-_NOTHING_RAN = ("folded",)
 #: Names of operators on the host, of which the profiler shows the one that took longest: another one in another run.
 _OPERATORS = ("aten::",)
 #: Prefix of a kernel to the libraries that it is of.
@@ -77,7 +76,7 @@ def unit_entries(
                 accumulate=_accumulate(unit),
                 layout=unit.layout,
                 depends_on=ids.of(kernel),
-                known="unobservable" if kernel is None and unit.relation not in _NOTHING_RAN else "observed",
+                known="unobservable" if kernel is None and unit.relation not in NOTHING_RAN else "observed",
             )
         )
     return tuple(sorted(found, key=lambda one: (one.at, one.unit)))

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -138,7 +138,7 @@ class CallEntry(_Record, frozen=True, kw_only=True):
     module: str = ""
     node: str = ""
     kernel: str
-    count: int = 0
+    count: Annotated[int, msgspec.Meta(ge=0)] = 0
     depends_on: tuple[str, ...] = ()
     known: Literal["observed", "unobservable"] = "observed"
 

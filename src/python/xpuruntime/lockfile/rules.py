@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.errors import LockError, PolicyError
 from xpuruntime.lockfile.records import LockedPolicy
 from xpuruntime.policies import Policy, TuningPolicy
 from xpuruntime.policies.file_path import in_folder, seen_from
@@ -77,8 +78,22 @@ def policy_record(policy: Policy, folder: str = "") -> LockedPolicy:
 
 
 def policy_of(record: LockedPolicy, where: str | os.PathLike[str]) -> Policy:
-    """Return the policy of a lock; `where` is the lock's file, to whose folder the paths in it are relative."""
-    return Policy.coerce(record.document).relocated(in_folder(os.path.dirname(where)))  # noqa: PTH120 - of any text
+    """Return the policy of a lock; `where` is the lock's file, to whose folder the paths in it are relative.
+
+    Raises
+    ------
+    LockError
+        It is no policy of this release.
+    """
+    try:
+        policy = Policy.coerce(record.document)
+    except PolicyError as error:
+        reason = str(error).rstrip(".")
+        raise LockError(
+            f"the policy in the lock {os.fspath(where)} is none: {reason}. Fix: restore it, or make it again with "
+            "`xrt lock MODEL -p POLICY`"
+        ) from error
+    return policy.relocated(in_folder(os.path.dirname(where)))  # noqa: PTH120 - of any text
 
 
 def stated_keys(policy: Policy) -> dict[str, str]:

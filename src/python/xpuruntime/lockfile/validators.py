@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
+from xpuruntime.lockfile.consistency import model_facts
 from xpuruntime.lockfile.drift import LockDrift, shown
 from xpuruntime.lockfile.entries import OWN_KERNELS
 from xpuruntime.lockfile.records import Validator, stable_id
@@ -113,7 +114,7 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
         (ValidatorKind.PACKAGE, "xpuruntime"): _version_of("xpuruntime"),
     }
     if here.model is not None:
-        expected[ValidatorKind.MODEL, here.model.name] = _model_facts(here.model)
+        expected[ValidatorKind.MODEL, here.model.name] = model_facts(here.model)
         expected.update({(ValidatorKind.EXTERNAL_DATA, name): sha for name, sha in here.model.external.items()})
     if here.policy is not None:
         expected[ValidatorKind.POLICY, "policy"] = dict(here.policy)
@@ -187,7 +188,7 @@ def _found(one: Validator, here: Surroundings) -> Any:
         except InputError as error:
             return str(error)
     if kind == ValidatorKind.MODEL:
-        return None if here.model is None else _model_facts(here.model)
+        return None if here.model is None else model_facts(here.model)
     if kind == ValidatorKind.EXTERNAL_DATA:
         return None if here.model is None else here.model.external.get(key)
     if kind == ValidatorKind.POLICY:
@@ -209,13 +210,6 @@ def _found(one: Validator, here: Surroundings) -> Any:
     if kind == ValidatorKind.CALIBRATION:
         return None if here.calibration is None else dict(here.calibration)
     return here.artifact
-
-
-def _model_facts(model: LockedModel) -> dict[str, str]:
-    found = {"sha256": model.sha256}
-    if model.graph_sha256:
-        found |= {"graph": model.graph_sha256, "initializers": model.initializers_sha256}
-    return found
 
 
 def _core_identity() -> dict[str, Any] | None:
@@ -255,6 +249,8 @@ def _with_features(names: set[str]) -> str:
 def _restore_command(one: Validator, expected: Any, found: Any, identity: Identity) -> str:
     """Return the pin or the command that restores what a validator of a lock expects."""
     kind = one.kind
+    if expected is None:
+        return "make the lock again: where it was made there was no such thing"
     if kind in (ValidatorKind.ENGINE, ValidatorKind.LIBRARY):
         pin = next((_pin(other) for other in identity.validators if other.kind == ValidatorKind.ENGINE), None)
         own = str(expected.get("place", "")) if isinstance(expected, dict) else ""

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from locked_cases import with_ids
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
@@ -153,10 +154,12 @@ def on_cuda(path: Path, folder: Path) -> Path:
         "options": {"device_id": "1", "use_tf32": "0", "gpu_mem_limit": "1048576"},
     }
     plan = msgspec.structs.replace(lock.identity.plan, device="cuda:1", settings=settings)
-    validators = tuple(
-        msgspec.structs.replace(one, key="cuda:1") if one.kind == "device" else one for one in lock.identity.validators
-    )
-    identity = msgspec.structs.replace(lock.identity, plan=plan, validators=validators)
+    changes: dict[str, dict[str, Any]] = {
+        "device": {"key": "cuda:1"},
+        "cpu_isa": {"kind": "driver", "key": "nvidia", "expect": {"cuda": "13.0"}},
+    }
+    validators = tuple(msgspec.structs.replace(one, **changes.get(one.kind, {})) for one in lock.identity.validators)
+    identity = with_ids(msgspec.structs.replace(lock.identity, plan=plan, validators=validators))
     return save_lock(Lock.of(identity), folder / "cuda.lock")
 
 

@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Edited locks whose digest fits and whose records agree: who opens, checks or serves a model under one is told."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+import onnx
+import pytest
+from locked_cases import Case, make_case
+from onnx import parser
+
+import xpuruntime as xrt
+from xpuruntime.lockfile.records import Identity
+from xpuruntime.serving.models.service import Models
+from xpuruntime.serving.models.settings import ServeSettings
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+
+@pytest.fixture(scope="module")
+def ort(tmp_path_factory: pytest.TempPathFactory) -> Case:
+    return make_case("onnxruntime", tmp_path_factory.mktemp("ort"))
+
+
+def of_plain(change: Callable[[Any], None]) -> Callable[[Identity], Identity]:
+    """Return an edit of an identity as plain values."""
+
+    def edit(identity: Identity) -> Identity:
+        plain = msgspec.to_builtins(identity)
+        change(plain)
+        return msgspec.convert(plain, Identity)
+
+    return edit
+
+
+#: Edits, and what opening a session says of each.
+REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "outputs are gone": (lambda it: it.update(outputs=[]), "output y: expected no such output, found float32"),
+    "shapes of another model": (
+        lambda it: it["shapes"][0]["inputs"].update(x=[2, 65]),
+        r"shapes s0: expected x 2 65, found a model that does not run with them: .*64",
+    ),
+    "shapes without end": (
+        lambda it: it["shapes"][0]["inputs"].update(x=[10**15, 64]),
+        r"shapes s0: expected x 1000000000000000 64, found a model that does not run with them: .*GiB",
+    ),
+    "a policy that is none": (
+        lambda it: it["policy"]["document"].update(mode="stricter"),
+        "is none: policy: mode: ",
+    ),
+    "a fact that was not there": (
+        lambda it: next(one for one in it["validators"] if one["kind"] == "package").update(expect=None),
+        "package xpuruntime: expected nothing, found .*Fix: make the lock again",
+    ),
+}
+#: Edits that only an instrumented run can tell, and what a check says of each.
+FOUND: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "sources of a unit": (lambda it: it["entries"][0].update(sources=["mm2"]), "fusion mm1"),
+    "outputs of a unit": (lambda it: it["entries"][0].update(outputs=["q"]), "fusion mm1.*makes q, found .*makes "),
+    "digest of the policy": (
+        lambda it: it["policy"].update(sha256="0" * 64),
+        "policy its digest: expected sha256 0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_a_session_refuses(ort: Case, tmp_path: Path, name: str) -> None:
+    edit, message = REFUSED[name]
+    path = ort.edited(of_plain(edit), tmp_path)
+    with pytest.raises(xrt.LockError, match=rf"(?s)edited\.lock .*{message}") as refused:
+        ort.open(path)
+    assert "Fix: " in str(refused.value)
+    document = {"schema": "xpuruntime.serve/1", "models": {"m": {"source": str(ort.model), "lock": str(path)}}}
+    served = Models(ServeSettings.coerce(document))
+    try:
+        served.start()
+        good, reason = served.ready()
+        assert not good
+        assert "edited.lock" in reason
+    finally:
+        served.close(drain=0.0)
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_a_check_finds(ort: Case, tmp_path: Path, name: str) -> None:
+    edit, message = FOUND[name]
+    path = ort.edited(of_plain(edit), tmp_path)
+    drifts = xrt.lock(ort.model, output=path, check=True).drifts
+    assert any(re.match(message, str(one)) for one in drifts), drifts
+    claims = xrt.verify(ort.model, lock=path, only=["evidence"]).claims
+    assert [one.verdict for one in claims if one.id.startswith("evidence.lock")] == ["fail"]
+
+
+def test_without_outputs_none_are_claimed(tmp_path: Path) -> None:
+    """A lock of a model whose inputs cannot be generated has no outputs, and says so."""
+    body = parser.parse_model(
+        '<ir_version: 9, opset_import: ["": 19]> g (string[2] x) => (string[2] y) { y = Identity(x) }'
+    )
+    onnx.save(body, tmp_path / "m.onnx")
+    words = {"x": np.array(["a", "b"], object)}
+    policy = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
+    made = xrt.lock(tmp_path / "m.onnx", policy, tmp_path / "m.lock", inputs=words)
+    assert made.lock.identity.outputs == ()
+    with xrt.InferenceSession(tmp_path / "m.onnx", lock=tmp_path / "m.lock") as session:
+        control = next(one for one in session.plan.controls if one.key == "execution.lock")
+        seen = {one.key: one for one in session.explain(words, runs=1).observations}["execution.lock"]
+    assert "no outputs are, since the lock has none" in control.reason
+    assert "no outputs were compared, since the lock has none" in seen.reason
