@@ -87,7 +87,15 @@ class OutOfMemoryError(XpuRuntimeError, MemoryError):
 
 
 class UnsupportedOperationError(XpuRuntimeError):
-    """What was asked cannot be done here; under ``mode: strict``, a policy key that cannot be enforced."""
+    """What was asked cannot be done here; under ``mode: strict``, a policy key that cannot be enforced.
+
+    Attributes
+    ----------
+    passed_over : tuple of (str, str)
+        Kernels that a policy asks for and that cannot serve a call of PyTorch's, each with the reason; else empty.
+    """
+
+    passed_over: tuple[tuple[str, str], ...] = ()
 
 
 class PolicyError(XpuRuntimeError, ValueError):

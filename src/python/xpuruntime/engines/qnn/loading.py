@@ -14,7 +14,7 @@ from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model.file import parse, read
 from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.onnxruntime.trial import LAYER_FUSIONS
-from xpuruntime.engines.qnn.model import Apart, QnnModel, translated
+from xpuruntime.engines.qnn.model import QnnModel, WorkerSession, translated
 from xpuruntime.engines.qnn.opening import PROVIDER, Opening, Placed, claim, construct, placements
 from xpuruntime.engines.qnn.refusals import faults_in_log, refusal, rejected_in_log, rejected_in_trace
 from xpuruntime.engines.qnn.worker import SessionWorker, WorkerFailed
@@ -54,7 +54,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     try:
         _verify(placed, source, opening, settings)
     except BaseException:
-        if isinstance(session, Apart):
+        if isinstance(session, WorkerSession):
             session.worker.close()
         raise
     return QnnModel(
@@ -170,7 +170,7 @@ def _opened(
         "the session runs in a process of its own",
         "this process holds another QNN chip, or was forked from one that holds QNN",
     )
-    return Apart(worker, number, reply["outputs"]), [msgspec.convert(one, Placed) for one in reply["placed"]]
+    return WorkerSession(worker, number, reply["outputs"]), [msgspec.convert(one, Placed) for one in reply["placed"]]
 
 
 def refused(error: Exception, source: ModelSource, opening: Opening, settings: Settings) -> XpuRuntimeError:

@@ -21,10 +21,10 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.qnn.worker import SessionWorker
 
-__all__ = ["Apart", "Held", "QnnModel", "translated"]
+__all__ = ["QnnModel", "SessionHandle", "WorkerSession", "translated"]
 
 
-class Held(NamedTuple):
+class SessionHandle(NamedTuple):
     """A session as `CpuModel` takes it."""
 
     session: Any
@@ -34,7 +34,7 @@ class _Output(NamedTuple):
     name: str
 
 
-class Apart:
+class WorkerSession:
     """A session in a worker, with the calls of ONNX Runtime's session that `CpuModel` makes.
 
     Parameters
@@ -50,7 +50,7 @@ class Apart:
         self._outputs = [_Output(name) for name in outputs]
 
     @property
-    def _sess(self) -> Apart:
+    def _sess(self) -> WorkerSession:
         return self
 
     def get_outputs(self) -> list[_Output]:
@@ -102,7 +102,7 @@ class QnnModel(CpuModel):
 
     Parameters
     ----------
-    session : onnxruntime.InferenceSession or Apart
+    session : onnxruntime.InferenceSession or WorkerSession
     info : ModelInfo
     where : str
         The chip, for messages.
@@ -120,13 +120,13 @@ class QnnModel(CpuModel):
         observer: Callable[[Mapping[str, Any], int], Observed],
         log: ConversionLog,
     ) -> None:
-        super().__init__(Held(session), info, strict=strict, observer=observer, log=log)  # type: ignore[arg-type]
+        super().__init__(SessionHandle(session), info, strict=strict, observer=observer, log=log)  # type: ignore[arg-type]
         self._where = where
 
     @property
     def worker(self) -> SessionWorker | None:
         """The process that holds the session, where it is not this one."""
-        return self._handle.worker if isinstance(self._handle, Apart) else None
+        return self._handle.worker if isinstance(self._handle, WorkerSession) else None
 
     def why_not_in_child(self) -> str | None:
         """Return why QNN would wait for ever in a child of a fork, unless its session is in a process of its own."""
@@ -144,7 +144,7 @@ class QnnModel(CpuModel):
         """Drop the session; runs in other threads finish first. A worker is waited for."""
         session = self._handle
         super().close()
-        if isinstance(session, Apart):
+        if isinstance(session, WorkerSession):
             session.worker.close()
 
 

@@ -21,7 +21,7 @@ from xpuruntime.pytorch.dispatch import call_state, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
-from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route, bare_reason
+from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -109,7 +109,6 @@ def find_route(
         The policy is strict and nothing that it asks for can serve.
     """
     exact = deterministic(active)
-    skip = tuple((kernel_name, bare_reason(reason, kernel_name)) for kernel_name, reason in skip)
     while True:
         route = active.resolve(key, call.facts(), deterministic=exact, skip=skip, description=str(call), keep=False)
         if route.open:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies import Policy
 
-__all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "bare_reason", "facts_of_call", "place_for", "reason_of", "refuse"]
+__all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "facts_of_call", "place_for", "reason_of", "refuse"]
 
 #: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_NAMES: dict[str, dict[str, str]] = {
@@ -46,7 +46,6 @@ NATIVE_NAMES: dict[str, dict[str, str]] = {
 }
 #: The source of kernels that a call itself names.
 BY_CALL = "kernel="
-_REFUSED = ", which cannot serve it: "
 #: What PyTorch runs where a policy leaves the choice.
 DEFAULT_ID = {
     "matmul": "torch.mm",
@@ -261,17 +260,13 @@ def _unknown(op: str, name: str) -> str:
     return f"there is no such kernel; {question}`xrt kernels` lists them, those of installed plugins too"
 
 
-def bare_reason(text: str, kernel_name: str) -> str:
-    """Return what the text of an error of `refuse` says of one word; another text as it is."""
-    before, mark, after = text.rpartition(f"{_REFUSED}{kernel_name}: ")
-    return after.partition(". Fix: ")[0] if before and mark else text
-
-
 def refuse(route: Route, description: str, keys: Mapping[str, str]) -> UnsupportedOperationError:
     """Return the error for a call that nothing a strict policy asks for can serve; `keys` as of `CompiledPolicy`."""
     fix = "add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
     if route.source == BY_CALL:
         fix = "name another kernel, or several in a list that ends in 'torch', or leave kernel= out"
     key = keys.get(route.source, route.source)
-    msg = f"{description}: {key} asks for {', '.join(route.asked)}{_REFUSED}{route.reasons}. Fix: {fix}"
-    return UnsupportedOperationError(msg, engine="torch")
+    msg = f"{description}: {key} asks for {', '.join(route.asked)}, which cannot serve it: {route.reasons}. Fix: {fix}"
+    error = UnsupportedOperationError(msg, engine="torch")
+    error.passed_over = route.passed_over
+    return error

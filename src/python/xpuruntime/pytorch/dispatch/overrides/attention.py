@@ -153,7 +153,8 @@ def attend(
             served = None
             if isinstance(error, InputError):
                 served = _natively(route, natively, (query, key, value))
-            skip = (*route.passed_over, (route.kernel, str(error)))
+            reasons = dict(error.passed_over) if isinstance(error, UnsupportedOperationError) else {}
+            skip = (*route.passed_over, (route.kernel, reasons.get(route.kernel, str(error))))
             call = AttentionCall(*given, needs_grad, phase=phase, module=module)
             with prefer_native_error(natively):
                 route = find_route(active, known, call, natively, skip=skip)
