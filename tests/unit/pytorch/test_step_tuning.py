@@ -6,9 +6,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -304,61 +301,6 @@ def test_differences_of_losses() -> None:
     assert difference([nan], [1.0]) == inf
     assert difference([nan], [nan]) == 0
     assert difference([inf], [inf]) == 0
-
-
-RANKS = """
-    import sys
-    import torch
-    import xpuruntime.pytorch as xrt_torch
-    from xpuruntime.errors import InputError
-    from xpuruntime.policies import KernelPolicy
-
-    rank, where, differ = int(sys.argv[1]), sys.argv[2], sys.argv[3] == "differ"
-    torch.distributed.init_process_group("gloo", init_method=where, rank=rank, world_size=2)
-    torch.manual_seed(0)
-    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 1))
-    sgd = torch.optim.SGD(model.parameters(), 0.01)
-    x, y = torch.full((4, 8), float(rank + 1)), torch.ones(4, 1)
-    kernels = {"reference": KernelPolicy(matmul="cpu.reference")}
-    launches = ["eager", "capture"] if differ and rank else ["eager"]
-    try:
-        tuned = xrt_torch.tune(lambda x, y: (model(x) - y).square().mean(), (x, y), optimizer=sgd, kernels=kernels,
-                               launches=launches, rounds=(7, 7), budget=2.0)
-    except InputError as error:
-        print("refused", error)
-    else:
-        with tuned:
-            for _ in range(3):
-                tuned(x, y)
-        print(tuned.name, [row.code for row in tuned.candidates], [float(p.detach().sum()) for p in model.parameters()])
-    torch.distributed.destroy_process_group()
-"""
-
-
-def _ranks(tmp_path: Path, word: str) -> list[str]:
-    where = f"file://{tmp_path}/meeting"
-    processes = [
-        subprocess.Popen(
-            [sys.executable, "-c", textwrap.dedent(RANKS), str(rank), where, word],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )
-        for rank in range(2)
-    ]  # fmt: skip
-    ended = [one.communicate(timeout=120) for one in processes]
-    assert [one.returncode for one in processes] == [0, 0], ended
-    return [out for out, _ in ended]
-
-
-def test_ranks_decide_the_same(tmp_path: Path) -> None:
-    first, second = _ranks(tmp_path, "same")
-    assert first == second
-    assert first.startswith("eager")
-
-
-def test_ranks_that_differ_are_refused_on_all(tmp_path: Path) -> None:
-    for out in _ranks(tmp_path, "differ"):
-        assert out.startswith("refused")
-        assert "variants" in out
 
 
 def test_cancelled_before_the_first_round_leaves_the_eager_step():

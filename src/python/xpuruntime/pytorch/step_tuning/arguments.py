@@ -12,7 +12,10 @@ import torch
 from xpuruntime.argument_types import CALLABLE, COUNT, FLAG, check_types
 from xpuruntime.errors import InputError
 
-__all__ = ["check_arguments"]
+__all__ = ["check_arguments", "check_rank_timeout"]
+
+#: Seconds that a process group can be made with.
+_LONGEST = 1e8
 
 
 def check_arguments(
@@ -56,6 +59,12 @@ def check_arguments(
         raise InputError(f"tune: rounds is {rounds!r}. Fix: give the fewest and the most, from 3, such as (7, 61)")
     if not (_is_number(budget) and budget > 0):
         raise InputError(f"tune: budget is {budget!r}. Fix: give seconds, such as 300.0")
+
+
+def check_rank_timeout(value: Any) -> None:
+    """Raise InputError for seconds that ranks cannot wait for each other."""
+    if not (_is_number(value) and 0 < value <= _LONGEST):
+        raise InputError(f"tune: rank_timeout is {value!r}. Fix: give seconds above 0, such as 1800.0")
 
 
 def _is_number(value: Any) -> bool:

@@ -24,7 +24,7 @@ from xpuruntime.pytorch.capture.snapshot import StateSnapshot
 from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
-from xpuruntime.pytorch.step_tuning.arguments import check_arguments
+from xpuruntime.pytorch.step_tuning.arguments import check_arguments, check_rank_timeout
 from xpuruntime.pytorch.step_tuning.device_memory import VariantMemoryMeter
 from xpuruntime.pytorch.step_tuning.losses import difference, losses_of, reference_losses
 from xpuruntime.pytorch.step_tuning.ranks import Ranks
@@ -75,6 +75,7 @@ def tune(
     cancel: Callable[[], bool] | None = None,
     progress: Callable[[Progress], None] | None = None,
     seed: int = 0,
+    rank_timeout: float = 1800.0,
 ) -> TunedStep:
     """Race ways to run a training step, and return the fastest whose losses are those of the eager step.
 
@@ -108,6 +109,9 @@ def tune(
     progress : callable, optional
         Called after every look at the data.
 
+    rank_timeout : float
+        Seconds that a rank of a distributed step waits for the others, between two things that all do.
+
     Returns
     -------
     TunedStep
@@ -117,11 +121,15 @@ def tune(
     ------
     InputError
         An argument is wrong, a policy is active, or ranks of a distributed step differ.
+    EngineError
+        Another rank failed, ended, or was silent for `rank_timeout` seconds.
 
     Notes
     -----
     In a distributed process group all ranks call this together: the first one decides for all, so that they do the
-    same steps. A variant that fails on one rank is out on all; one that hangs there hangs all.
+    same steps. A variant that fails on one rank before the race is out on all; what fails there later ends the race on
+    all. Where a rank leaves a step in the middle of its collectives, the others wait as long as the step's own process
+    group lets them.
 
     Examples
     --------
@@ -136,48 +144,61 @@ def tune(
     >>> with tuned:
     ...     loss = tuned(x, y)
     """
-    check_arguments(
-        optimizer=optimizer, scaler=scaler, before_step=before_step, rtol=rtol, min_effect=min_effect,
-        confidence=confidence, rounds=rounds, budget=budget, make_capturable=make_capturable, cancel=cancel,
-        progress=progress, seed=seed,
-    )  # fmt: skip
-    used = state_of(fn, optimizer, scaler, modules)
-    samples = samples_of(sample_inputs)
-    device, _ = device_of(used, samples)
-    variants = _variants(LAUNCHES if launches is None else launches, _KERNELS if kernels is None else kernels)
-    if active_policy() is not None:
-        msg = "tune: a kernel policy is active, and every variant would run under it. Fix: clear it, and pass kernels="
-        raise InputError(msg)
-    ranks = Ranks()
-    ranks.check_same(device, [one.name for one in variants])
-    if make_capturable and optimizer is not None and device.type == "cuda":
-        change(optimizer, device)
-    args = tuple(on_device(samples, device))
-    parts = StepParts(fn, optimizer, scaler, before_step, modules, used.parameters())
-    memory = VariantMemoryMeter(device) if device.type == "cuda" else None
-    snapshot = StateSnapshot(used, device)
-    kept = contextlib.ExitStack()
-    try:
-        kept.enter_context(keep_compiled())
-        trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol)
-        tried = {variant.name: trials.run(variant) for variant in sorted(variants, key=captures_in_torch)}
-        rows = [tried[variant.name] for variant in variants]
-        margin = Margin(relative=min_effect, absolute=0.0)
-        measured = _race(
-            trials, ranks, margin=margin, confidence=confidence, rounds=rounds, budget=budget,
-            cancel=cancel if ranks.count == 1 else None, progress=progress, seed=seed,
+    check_rank_timeout(rank_timeout)
+    with Ranks(rank_timeout) as ranks:
+        used, samples, device, variants = ranks.agree(
+            "its arguments",
+            lambda: _prepared(
+                fn, sample_inputs, launches, kernels, modules,
+                optimizer=optimizer, scaler=scaler, before_step=before_step, rtol=rtol, min_effect=min_effect,
+                confidence=confidence, rounds=rounds, budget=budget, make_capturable=make_capturable, cancel=cancel,
+                progress=progress, seed=seed,
+            ),
         )  # fmt: skip
-    finally:
-        kept.close()
-        snapshot.restore()
-        parts.forget_gradients()
-    rows, winner, verdict = ranks.share(_decide(rows, measured, min_effect) if ranks.rank == 0 else None)
+        ranks.check_same(device, {one.name: one.policy for one in variants})
+        if make_capturable and optimizer is not None and device.type == "cuda":
+            change(optimizer, device)
+        args = tuple(on_device(samples, device))
+        parts = StepParts(fn, optimizer, scaler, before_step, modules, used.parameters())
+        memory = VariantMemoryMeter(device) if device.type == "cuda" else None
+        snapshot = StateSnapshot(used, device)
+        kept = contextlib.ExitStack()
+        try:
+            kept.enter_context(keep_compiled())
+            trials = _Trials(memory, parts, args, used, snapshot, device, ranks, rtol)
+            tried = {variant.name: trials.run(variant) for variant in sorted(variants, key=captures_in_torch)}
+            rows = [tried[variant.name] for variant in variants]
+            margin = Margin(relative=min_effect, absolute=0.0)
+            measured = _race(
+                trials, ranks, margin=margin, confidence=confidence, rounds=rounds, budget=budget,
+                cancel=cancel if ranks.count == 1 else None, progress=progress, seed=seed,
+            )  # fmt: skip
+        finally:
+            kept.close()
+            snapshot.restore()
+            parts.forget_gradients()
+        rows, winner, verdict = ranks.share(_decide(rows, measured, min_effect) if ranks.rank == 0 else None)
     chosen = next(one for one in variants if one.name == winner)
     trials.drop_graphs(winner)
     return TunedStep(
         trials.steps[winner], winner, chosen.policy, rows, verdict, trials.reference.tolerance, trials.notes,
         torch_graphs=trials.torch_graphs,
     )  # fmt: skip
+
+
+def _prepared(
+    fn: Any, sample_inputs: Any, launches: Any, kernels: Any, modules: Any, **options: Any
+) -> tuple[CapturedState, Any, torch.device, list[Variant]]:
+    """Return the state of a step, its samples, their device, and the variants. Raises InputError for what is wrong."""
+    check_arguments(**options)
+    used = state_of(fn, options["optimizer"], options["scaler"], modules)
+    samples = samples_of(sample_inputs)
+    device, _ = device_of(used, samples)
+    variants = _variants(LAUNCHES if launches is None else launches, _KERNELS if kernels is None else kernels)
+    if active_policy() is not None:
+        msg = "tune: a kernel policy is active, and every variant would run under it. Fix: clear it, and pass kernels="
+        raise InputError(msg)
+    return used, samples, device, variants
 
 
 class _Trials:
@@ -210,21 +231,18 @@ class _Trials:
         why = obstacle(variant, self._device)
         if why:
             return StepCandidate(variant.name, CandidateCode.INFEASIBLE, why)
+        if variant.launch == EAGER and variant.policy is None:
+            return self._ranks.agree("the eager step", lambda: self._restored(variant))  # type: ignore[no-any-return]
         row, failure = StepCandidate(variant.name, CandidateCode.UNDECIDED, ""), None
         try:
-            row = self._try(variant)
+            row = self._restored(variant)
         except Exception as error:
-            if variant.launch == EAGER and variant.policy is None:
-                raise
             failure = f"{type(error).__name__}: {printable(str(error)).splitlines()[0]}"
             row = replace(
                 row,
                 code=CandidateCode.INFEASIBLE if isinstance(error, XpuRuntimeError) else CandidateCode.FAILED,
                 reason=failure,
             )
-        finally:
-            self._snapshot.restore()
-            self._parts.forget_gradients()
         others = [one for one in self._ranks.gather((row.code, row.reason)) if one[0] != CandidateCode.UNDECIDED]
         if others and row.code == CandidateCode.UNDECIDED:
             row = replace(row, code=others[0][0], reason=f"on another rank: {others[0][1]}")
@@ -232,6 +250,13 @@ class _Trials:
             self.samplers.pop(variant.name, None)
             self.steps.pop(variant.name, None)
         return row
+
+    def _restored(self, variant: Variant) -> StepCandidate:
+        try:
+            return self._try(variant)
+        finally:
+            self._snapshot.restore()
+            self._parts.forget_gradients()
 
     def _try(self, variant: Variant) -> StepCandidate:
         if self._memory is not None:
@@ -285,11 +310,8 @@ def _race(trials: _Trials, ranks: Ranks, **options: Any) -> RoundTimes | None:
     if ranks.rank != 0:
         ranks.follow(trials.samplers)
         return None
-    try:
-        return measure(ranks.leading(trials.samplers), control=EAGER, statistic="mean", **options)
-    finally:
-        if ranks.count > 1:
-            ranks.share(None)
+    samplers = ranks.leading(trials.samplers)
+    return ranks.lead(lambda: measure(samplers, control=EAGER, statistic="mean", **options))  # type: ignore[no-any-return]
 
 
 def _decide(

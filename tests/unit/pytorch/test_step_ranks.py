@@ -1,0 +1,151 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Tuned steps of two ranks over gloo: they decide the same, and what fails, ends or is silent on one stops both."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import textwrap
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    pass
+
+pytestmark = pytest.mark.torch
+
+#: Each case is done by both ranks, one after the other in one pair of processes. The last one kills rank 1.
+RANKS = """
+    import datetime, json, os, platform, signal, sys, time
+    import torch
+    import xpuruntime
+    import xpuruntime.pytorch as xrt_torch
+    from xpuruntime.policies import KernelPolicy
+
+    rank, where, second = int(sys.argv[1]), sys.argv[2], int(sys.argv[1]) == 1
+    torch.distributed.init_process_group(
+        "gloo", init_method=where, rank=rank, world_size=2, timeout=datetime.timedelta(seconds=20)
+    )
+    x, y = torch.full((4, 8), float(rank + 1)), torch.ones(4, 1)
+
+    def case(name, fault=None, *, at=10**9, ddp=False, kernel="cpu.reference", **options):
+        torch.manual_seed(0)
+        net = torch.nn.Linear(8, 1)
+        model = torch.nn.parallel.DistributedDataParallel(net) if ddp else net
+        sgd, count = torch.optim.SGD(model.parameters(), 0.01), [0]
+
+        def loss(x, y):
+            count[0] += 1
+            if count[0] == at and second:
+                fault()
+            return (model(x) - y).square().mean()
+
+        begun = time.monotonic()
+        try:
+            tuned = xrt_torch.tune(loss, (x, y), optimizer=sgd, kernels={"k": KernelPolicy(matmul=kernel)}, **{
+                "launches": ["eager"], "rounds": (3, 3), "budget": 2.0, "rank_timeout": 15.0, **options
+            })
+            with tuned:
+                tuned(x, y)
+            said = [tuned.name, [row.code for row in tuned.candidates], [float(p.sum()) for p in net.parameters()]]
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        print(json.dumps([name, said, time.monotonic() - begun]), flush=True)
+
+    def fail():
+        raise ValueError("planted")
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    case("same", ddp=True)
+    case("variants", launches=["eager", "capture"] if second else ["eager"])
+    case("policy", kernel="cpu.blas" if second else "cpu.reference")
+    case("argument", rounds=(1, 2) if second else (3, 3))
+    real, platform.machine = platform.machine, (lambda: "riscv64") if second else platform.machine
+    case("device")
+    platform.machine = real
+    version = xpuruntime.__version__
+    xpuruntime.__version__ = "9.9" if second else version
+    case("version")
+    xpuruntime.__version__ = version
+    case("eager step", fail, at=1)
+    case("race", fail, at=40)
+    case("callback", progress=(lambda _: fail()) if not second else None)
+    case("interrupted first", progress=interrupt if not second else None)
+    case("interrupted second", interrupt, at=40)
+    case("silent", lambda: time.sleep(1.5), at=40, rank_timeout=0.7)
+    case("killed", lambda: os.kill(os.getpid(), signal.SIGKILL), at=40)
+    os._exit(0)
+"""
+LOST = "EngineError: tune: rank {} waited for the other ranks, and one ended, or was silent for"
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
+    """Return what each rank said of each case."""
+    where = f"file://{tmp_path_factory.mktemp('ranks') / 'meeting'}"
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(RANKS), str(rank), where],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
+        for rank in range(2)
+    ]  # fmt: skip
+    ended = [one.communicate(timeout=120) for one in processes]
+    assert [one.returncode for one in processes] == [0, -9], ended
+    rows = [[json.loads(line) for line in out.splitlines() if line.startswith("[")] for out, _ in ended]
+    for name, _, seconds in (row for rank in rows for row in rank):
+        assert seconds < 30, name
+    return [{name: said for name, said, _ in rank} for rank in rows]
+
+
+def test_ranks_decide_the_same(ranks: list[dict[str, object]]) -> None:
+    first, second = ranks
+    assert first["same"] == second["same"]
+    assert first["same"][0] == "eager"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("name", "fact", "value"),
+    [
+        ("variants", "variants", "eager+k, capture"),
+        ("policy", "for eager+k", "cpu.blas"),
+        ("device", "device", "riscv64"),
+        ("version", "xpuruntime", "9.9"),
+    ],
+)
+def test_ranks_that_differ_are_refused_on_all(ranks: list[dict[str, object]], name: str, fact: str, value: str) -> None:
+    for rank, said in enumerate(ranks):
+        assert str(said[name]).startswith(f"InputError: rank {1 - rank} has {fact} '"), said[name]
+        assert value in str(said[name])
+
+
+@pytest.mark.parametrize(
+    ("name", "failing", "what", "own"),
+    [
+        ("argument", 1, "its arguments", "InputError: tune: rounds is (1, 2)"),
+        ("eager step", 1, "the eager step", "ValueError: planted"),
+        ("race", 1, "steps of 'eager", "ValueError: planted"),
+        ("callback", 0, "measuring", "ValueError: planted"),
+    ],
+)
+def test_what_fails_on_one_rank_is_named_on_the_other(
+    ranks: list[dict[str, object]], name: str, failing: int, what: str, own: str
+) -> None:
+    assert str(ranks[failing][name]).startswith(own), ranks[failing][name]
+    said = str(ranks[1 - failing][name])
+    assert said.startswith(f"EngineError: tune: failed in {what}"), said
+    assert f"so rank {1 - failing} stops. rank {failing}: {own}" in said
+
+
+def test_a_rank_that_leaves_or_is_silent_ends_the_other(ranks: list[dict[str, object]]) -> None:
+    first, second = ranks
+    assert (first["interrupted first"], second["interrupted second"]) == ("KeyboardInterrupt: ",) * 2
+    assert str(second["interrupted first"]).startswith(LOST.format(1)), second
+    for name in ("interrupted second", "silent", "killed"):
+        assert str(first[name]).startswith(LOST.format(0)), first[name]
+    assert "killed" not in second
