@@ -329,16 +329,25 @@ def test_forward_and_backward_of_a_model():
     assert all(route.tuned for route in tuned)
 
 
-def test_nobody_waits_for_measuring_inside_of_an_attention():
-    """Who measures may be waiting for the turn with PyTorch's switches that this thread has."""
+@pytest.mark.parametrize("inside", ["attention", "backward"])
+def test_nobody_waits_for_measuring_inside_of(inside):
+    """Who measures may be waiting for the turn with PyTorch's switches that this thread has, or for its backward."""
     from xpuruntime.pytorch.attention.sdpa_backends import by_backend
 
     ran, found = [], []
     candidates = [("torch.mm", lambda: ran.append(1)), ("auto", lambda: ran.append(1))]
 
+    def pick(*_):
+        found.append(tuning.pick("matmul", f"of this test, in {inside}", candidates, CPU))
+
     def ask():
-        with by_backend(None):
-            found.append(tuning.pick("matmul", "of this test", candidates, CPU))
+        if inside == "attention":
+            with by_backend(None):
+                pick()
+        else:
+            y = torch.ones(1, requires_grad=True) * 2
+            y.register_hook(pick)
+            y.backward()
 
     with tuning._measuring:
         thread = threading.Thread(target=ask)
@@ -350,3 +359,24 @@ def test_nobody_waits_for_measuring_inside_of_an_attention():
     ask()
     assert found[1] in ("torch.mm", "auto")
     assert ran
+
+
+def test_a_checkpoint_does_not_see_what_is_measured_inside():
+    """Else the gradients that are measured run the block again, each time, and wait there for the measuring to end."""
+    torch.manual_seed(0)
+    x, project, calls = torch.randn(2, 2, 16, 8, requires_grad=True), torch.nn.Linear(8, 8), []
+
+    def block(x):
+        calls.append(1)
+        y = project(x)
+        return torch.nn.functional.scaled_dot_product_attention(y, y, y, is_causal=True).sin()
+
+    def gradient():
+        return torch.autograd.grad(torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False).sum(), x)[0]
+
+    want = gradient()
+    calls.clear()
+    with xt.kernel_policy(xrt.KernelPolicy(attention="auto", auto_strategy="best_performance")):
+        torch.testing.assert_close(gradient(), want)
+        assert [route.tuned for route in routes() if route.op == "attention"]
+    assert len(calls) == 2

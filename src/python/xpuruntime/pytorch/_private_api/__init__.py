@@ -33,6 +33,13 @@ running_backward: Callable[[], int] = take(
     without="every call that records no gradient is of the phase `infer`",
     otherwise=lambda: -1,
 )
+#: The hooks on saved tensors that hold in this thread, or `None`.
+saved_tensor_hooks: Callable[[bool], Any] = take(
+    "torch._C._autograd._top_saved_tensors_default_hooks",
+    "which tells whether activation checkpointing sees what is measured",
+    without="hooks of nobody are assumed, and measuring inside of a checkpoint fails in its recomputation",
+    otherwise=lambda _: None,
+)
 #: The sequence number of the next node of autograd in this thread.
 next_node: Callable[[], int] = take(
     "torch.autograd._get_sequence_nr",

@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 import math
 import threading
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -29,6 +29,7 @@ from xpuruntime.runtime import trace_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from xpuruntime.ops.call_context import CallContext
@@ -174,8 +175,8 @@ def pick(
     -------
     str or None
         ``None`` where no result is known and nothing may be measured now (see `may_measure`), a watch has ended tuning,
-        or another thread does so while this one is inside of an attention: use PyTorch's own, and ask again at the next
-        call.
+        or another thread does so while this one is inside of an attention or a backward: use PyTorch's own, and ask
+        again at the next call.
 
     Notes
     -----
@@ -190,8 +191,8 @@ def pick(
     if found is None:
         if not may_measure():
             return None
-        # Who holds PyTorch's switches does not wait for one that may be waiting for them.
-        here = _core.in_sdp_backend_scope()
+        # Who holds PyTorch's switches, or a thread of autograd, does not wait for one that may be waiting for them.
+        here = _core.in_sdp_backend_scope() or _private_api.running_backward() != -1
         if here and not _measuring.acquire(blocking=False):
             return None
         try:
@@ -243,10 +244,21 @@ def _as_tuning() -> Iterator[None]:
     """Have what runs inside known as no call of the program's: by `measuring`, and in PyTorch's profiler."""
     CONTEXT.thread.measuring = True
     try:
-        with torch.profiler.record_function(trace_events.TUNING):
+        with torch.profiler.record_function(trace_events.TUNING), _hooks_hidden():
             yield
     finally:
         CONTEXT.thread.measuring = False
+
+
+def _hooks_hidden() -> AbstractContextManager[Any]:
+    """Keep what is measured from hooks on saved tensors, as of activation checkpointing, which would run a layer again.
+
+    A hook that returned the tensor itself would keep it alive in a cycle.
+    """
+    if _private_api.saved_tensor_hooks(True) is None:
+        return nullcontext()
+    hidden: AbstractContextManager[Any] = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda x: x)
+    return hidden
 
 
 def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = None) -> tuple[tuple[str, float], ...]:
