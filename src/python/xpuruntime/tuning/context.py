@@ -206,7 +206,7 @@ def _call_mode(spec: TuneSpec, policy: Policy, device: str) -> tuple[str, tuple[
             f"objective.batch: {padded}, or call: run"
         )
     if stated is None and call == "bind":
-        return call, ("bound runs were timed, because CUDA graphs are arguments for and plain runs use none",)
+        return call, ("bound runs were timed, because CUDA graphs are asked for and plain runs use none",)
     return call, ()
 
 
