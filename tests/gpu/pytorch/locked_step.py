@@ -26,7 +26,8 @@ def main(device: str, path: str) -> None:
     net = torch.nn.Sequential(
         torch.nn.Linear(64, 256), torch.nn.LayerNorm(256), torch.nn.GELU(), torch.nn.Linear(256, 8)
     ).to(device)
-    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.05, device=device), momentum=0.9)
+    fused = device.startswith("cuda")  # an SGD can only be captured so
+    optimizer = torch.optim.SGD(net.parameters(), lr=torch.tensor(0.05, device=device), momentum=0.9, fused=fused)
     generator = torch.Generator().manual_seed(1)
     data = [
         (torch.randn(32, 64, generator=generator).to(device), torch.randint(8, (32,), generator=generator).to(device))
