@@ -361,8 +361,9 @@ def test_nobody_waits_for_measuring_inside_of(inside):
     assert ran
 
 
-def test_a_checkpoint_does_not_see_what_is_measured_inside():
+def test_a_checkpoint_does_not_see_what_is_measured_inside(monkeypatch):
     """Else the gradients that are measured run the block again, each time, and wait there for the measuring to end."""
+    asked = takes(monkeypatch, native=10.0, ours=5.0)
     torch.manual_seed(0)
     x, project, calls = torch.randn(2, 2, 16, 8, requires_grad=True), torch.nn.Linear(8, 8), []
 
@@ -378,5 +379,5 @@ def test_a_checkpoint_does_not_see_what_is_measured_inside():
     calls.clear()
     with xt.kernel_policy(xrt.KernelPolicy(attention="auto", auto_strategy="best_performance")):
         torch.testing.assert_close(gradient(), want)
-        assert [route.tuned for route in routes() if route.op == "attention"]
+    assert asked
     assert len(calls) == 2

@@ -14,6 +14,7 @@ from serving_models import ask
 
 from xpuruntime.engines.model.facts import TensorInfo
 from xpuruntime.errors import PolicyError, UnsupportedOperationError
+from xpuruntime.serving.batching import copying
 from xpuruntime.serving.batching.assembly import Slice, assemble, joined, take_apart
 from xpuruntime.serving.batching.layout import DATATYPE_OF, Layout
 from xpuruntime.serving.batching.requests import check_request
@@ -176,3 +177,16 @@ def test_any_request_is_accepted_whole_or_refused_as_wrong(shapes: str, drawn: l
     made = assemble(layout, [Slice(feed, 0, feed.rows)], 4 if shapes == "fixed" else 0)
     (found,) = take_apart(layout, model(made.feeds), made.rows, [Slice(feed, 0, feed.rows)])
     assert set(found) == set(outputs or ["kept", "total", "turned"])
+
+
+@pytest.mark.parametrize("threads", [0, 3])
+def test_large_parts_are_copied_by_several_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(copying._copiers, "count", threads)
+    parts = [np.full((rows, 70_000), number, np.float32) for number, rows in enumerate((1, 3, 2, 1, 1, 2))]
+    made = np.empty((10, 70_000), np.float32)
+    stops = np.cumsum([len(part) for part in parts])
+    places = [((slice(stop - len(part), stop),), part) for stop, part in zip(stops, parts, strict=True)]
+    copying.copy_parts(made, places)
+    assert np.array_equal(made, np.concatenate(parts))
+    with pytest.raises(ValueError, match="broadcast"):
+        copying.copy_parts(made, [*places, ((slice(0, 2),), parts[1])])

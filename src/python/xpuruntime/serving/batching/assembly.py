@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from xpuruntime.serving.batching.copying import copy_parts
 from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.status import ServingError, Status
 
@@ -137,12 +138,14 @@ def _joined_parts(
     if target is not None and any(part.shape[info.padding.axis] != target for part in parts):  # type: ignore[union-attr]
         made.fill(info.padding.value)  # type: ignore[union-attr]
     at = 0
+    places = []
     for part in parts:
         place = [slice(size) for size in part.shape]
         if info.batch is not None:
             place[info.batch] = slice(at, at + part.shape[info.batch])
             at += part.shape[info.batch]
-        made[tuple(place)] = part
+        places.append((tuple(place), part))
+    copy_parts(made, places)
     if info.batch is not None and at < rows:
         made[_rows(info.batch, at, rows)] = made[_rows(info.batch, at - 1, at)]
     return made

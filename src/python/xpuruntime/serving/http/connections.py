@@ -165,7 +165,7 @@ class Connection(HttpToolsProtocol):
                 self._feed(data)
                 return
             self._stop_timer()
-            self.receiving = BodyReceiver(self, head, data[end:], held, self.bounds.body_seconds)
+            self.receiving = BodyReceiver(self, head, memoryview(data)[end:], held, self.bounds.body_seconds)
             self.transport.set_protocol(self.receiving)
             return
         self.kept = data

@@ -41,7 +41,7 @@ class BodyReceiver(asyncio.BufferedProtocol):
     connection : Connection
     head : Head
         Its `length` bytes are received.
-    begin : bytes
+    begin : bytes or memoryview
         What has come of the body.
     held : HeldBytes
         Counts the bytes as they come.
@@ -54,11 +54,13 @@ class BodyReceiver(asyncio.BufferedProtocol):
         Read-only, and complete when `body_received` is called.
     """
 
-    def __init__(self, connection: _Connection, head: Head, begin: bytes, held: HeldBytes, seconds: float) -> None:
+    def __init__(
+        self, connection: _Connection, head: Head, begin: bytes | memoryview, held: HeldBytes, seconds: float
+    ) -> None:
         self._connection, self.head, self.held = connection, head, held
-        storage = bytearray(head.length + _ALIGNMENT)  # of which only what has come takes memory
-        place = -(np.frombuffer(storage, np.uint8).ctypes.data + (head.json_length or 0)) % _ALIGNMENT
-        self._buffer = memoryview(storage)[place : place + head.length]
+        storage = np.empty(head.length + _ALIGNMENT, np.uint8)  # of which only what has come takes memory
+        place = -(storage.__array_interface__["data"][0] + (head.json_length or 0)) % _ALIGNMENT
+        self._buffer = storage.data[place : place + head.length]
         self.body = self._buffer.toreadonly()
         self._received = 0
         self._seconds = seconds
