@@ -9,7 +9,8 @@ Raw is the best of all batch sizes, each run by one thread and by two: `run` on 
 of a session on arrays that stay on the device is timed, too. The best `run` is timed again before and after the served
 requests, for as long as those, and their share is of the mean of both. So is the best `run` with no more rows at a time
 than there are requests, for each number of them: two threads with 64 rows each have 128. Served are requests of one
-row, so many at a time: handed to the models in this process, and over HTTP with binary tensors from client processes.
+row, so many at a time: handed to the models by a thread of this process, as those of a server do it (from the main
+thread, which signals reach, they go by way of another one), and over HTTP with binary tensors from client processes.
 Answers are compared with those of the raw session when all have come. At the end two models share one memory budget,
 with room for both, and for one.
 """
@@ -22,6 +23,7 @@ import json
 import tempfile
 import time
 from collections import deque
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -262,7 +264,7 @@ def main() -> None:
             rates = {"run": raw.rates(sizes, args.concurrency, args.seconds / 8)}
             rates["graph"] = graph_rates(case, args.device, sizes, args.seconds / 8)
             body["models"][case.name] = {"raw": rates, "served": {}, "http": {}}
-        with Models(settings_of(cases, args, policy), gc_freeze=True) as models:
+        with Models(settings_of(cases, args, policy), gc_freeze=True) as models, ThreadPoolExecutor(1) as client:
             assert models.ready()[0], models.ready()[1]
             with xrt.serving.Server(models, http="127.0.0.1:0", grpc=None) as server:
                 for case in cases:
@@ -270,7 +272,7 @@ def main() -> None:
                     row["memory"] = models.evidence(case.name, "evidence")["host_memory"]
                     raws[case.name].measure_peak(args.seconds)
                     for many in args.concurrency:
-                        row["served"][many] = served_here(models, case, many, args.seconds)
+                        row["served"][many] = client.submit(served_here, models, case, many, args.seconds).result()
                     raws[case.name].measure_peak(args.seconds)
                     for many in args.concurrency:
                         row["http"][many] = served_http(server.http_address, case, many, args.seconds, folder)
