@@ -21,7 +21,8 @@ def tuned_steps(record: dict[str, Any]) -> Section:
     """Show each step by hand and tuned, and the race that the tuner decided."""
     ranks, parts, checks = record["ranks"], [], []
     for name, case in record["cases"].items():
-        parts.append(f"### {name}\n\n{_steps(case)}\n{_race(case)}")
+        note = f"{case['note']}\n\n" if "note" in case else ""
+        parts.append(f"### {name}\n\n{note}{_steps(case)}\n{_race(case)}")
         checks += [] if record["quick"] else _checks(name, case, record["target"])
     by = f" --ranks {ranks}" if ranks > 1 else ""
     on = f" on {ranks} GPUs" if ranks > 1 else ""
