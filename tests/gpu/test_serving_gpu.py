@@ -5,9 +5,13 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -25,7 +29,6 @@ from xpuruntime.testing import models
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
 torch = pytest.importorskip("torch")
 
@@ -262,40 +265,19 @@ def test_bindings_of_several_threads(wide: Path) -> None:
 
 
 def test_a_capture_that_other_work_spoils(wide: Path) -> None:
-    """Another thread allocates, which ONNX Runtime's captures forbid; the session works afterwards."""
-    runtime = pytest.importorskip("cupy").cuda.runtime
-    host = np.random.default_rng(6).standard_normal((4, 512)).astype(np.float32)
-    want = reference(wide, host)
-    stop = threading.Event()
-    errors: list[xrt.XpuRuntimeError] = []
+    """The session works after captures that another thread spoils by allocating.
 
-    def allocate() -> None:
-        while not stop.is_set():
-            try:
-                runtime.free(runtime.malloc(64 << 20))
-            except runtime.CUDARuntimeError:  # its turn to be refused
-                continue
-
-    with xrt.InferenceSession(wide, policy=GRAPH) as session, ThreadPoolExecutor(1) as pool:
-        other = pool.submit(allocate)
-        try:
-            for number in range(640):
-                try:
-                    session.bind({"x": (number % 32 + 1, 512)}).close()
-                except xrt.XpuRuntimeError as error:
-                    errors.append(error)
-                if errors and number >= 32:
-                    break
-        finally:
-            stop.set()
-        other.result(WAIT)
-        assert errors, "no capture was spoiled"
-        close(session.run({"x": host})["y"], want)
-        bound = session.bind({"x": (4, 512)})
-        assert bound.graph == "captured"
-        bound.inputs["x"].copy_(xrt.Tensor.from_numpy(host))
-        bound.run()
-        close(bound.outputs["y"].to("cpu").numpy(), want)
+    About one such process in ten ends by a SIGSEGV in the driver (580.159, H200): in `cudaFree` of the other thread,
+    inside of `cuMemFree`, while ONNX Runtime's is inside of `cuGraphInstantiate`. So it is done in processes, until one
+    comes through.
+    """
+    pytest.importorskip("cupy")
+    program = Path(__file__).with_name("spoiled_capture.py")
+    for _ in range(4):
+        done = subprocess.run([sys.executable, program, wide], capture_output=True, text=True, timeout=300, check=False)
+        if done.returncode != -signal.SIGSEGV:
+            break
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_a_binding_of_another_thread(wide: Path) -> None:
