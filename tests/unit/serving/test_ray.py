@@ -264,3 +264,28 @@ def test_map_batches(cluster: int) -> None:
     with xrt.InferenceSession(demo_model_path(), policy=CPU) as session:
         expected = session.run({"image": IMAGES[:20]})["logits"]
     np.testing.assert_allclose(np.stack([by_id[index] for index in range(20)]), expected, rtol=1e-4, atol=1e-5)
+
+
+@needs_ray
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"model": "/none/m.onnx"},
+            r"ModelError: on the node [\d.]+/[0-9a-f]{8}: cannot use the model '/none/m\.onnx'",
+        ),
+        ({"policy": {"mode": "x"}}, r"PolicyError: on the node .*: policy: mode: 'x' is not a valid value"),
+    ],
+)
+def test_an_actor_that_cannot_open_its_session_says_why(cluster: int, given: dict[str, Any], words: str) -> None:
+    """Ray would start an actor that raises in its constructor again, and show the stack of that each time."""
+    ray = pytest.importorskip("ray")
+    made = ray.data.from_items([{"image": IMAGES[0]}] * 2).map_batches(
+        Predictor,
+        fn_constructor_kwargs={"model": str(demo_model_path()), **given},
+        compute=ray.data.ActorPoolStrategy(size=1),
+        batch_format="numpy",
+        num_cpus=0.5,
+    )
+    with pytest.raises(ray.exceptions.RayTaskError, match=words):
+        made.take_all()

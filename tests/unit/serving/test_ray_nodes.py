@@ -45,8 +45,8 @@ class Nodes:
         self.cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 0, "include_dashboard": False})
         ray.init(address=self.cluster.address, log_to_driver=False)
 
-    def add(self) -> Any:
-        found = self.cluster.add_node(num_cpus=1, resources={"room": 1})
+    def add(self, **more: Any) -> Any:
+        found = self.cluster.add_node(num_cpus=1, resources={"room": 1}, **more)
         self.cluster.wait_for_nodes()
         return found
 
@@ -183,3 +183,37 @@ def test_replicas_go_on_when_a_node_dies(nodes: Nodes, expected: np.ndarray) -> 
     assert len(clients.failures) < 40, "more than the requests that the node had"
     serve.shutdown()
     nodes.kill(first)
+
+
+def test_a_node_on_which_the_lock_does_not_hold_is_named(
+    nodes: Nodes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray tries again there; the replica of the other node is running."""
+    from ray import serve
+
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray sets it in its processes
+    path = tmp_path / "digits.lock"
+    xrt.lock(demo_model_path(), CPU, path)
+    here, other = nodes.add(), nodes.add(env_vars={"OMP_WAIT_POLICY": "PASSIVE"})
+    options = {"num_cpus": 0.5, "resources": {"room": 1}}
+    made = deployment(demo_model_path(), lock=path, num_replicas=2, ray_actor_options=options).bind()
+
+    def wait_for_both() -> None:
+        with contextlib.suppress(Exception):  # it ends with the application
+            serve.run(made, route_prefix="/", name="locked")
+
+    waiting = threading.Thread(target=wait_for_both, daemon=True)
+    waiting.start()
+
+    def deployed() -> Any:
+        found = serve.status().applications.get("locked")
+        return None if found is None else found.deployments.get("digits")
+
+    eventually(lambda: deployed() and "OMP_WAIT_POLICY" in deployed().message)
+    assert f"/{other.node_id[:8]}: " in deployed().message
+    eventually(lambda: deployed().replica_states.get("RUNNING") == 1)
+    serve.delete("locked")
+    serve.shutdown()
+    waiting.join(WAIT)
+    nodes.kill(other)
+    nodes.kill(here)

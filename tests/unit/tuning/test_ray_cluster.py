@@ -18,8 +18,12 @@ from typing import Any
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.errors import EngineUnavailable, PolicyError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.errors import EngineUnavailable, InputError, PolicyError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.journal_lines import read_journal_lines
+from xpuruntime.tuning.devices import TrialDevice
+from xpuruntime.tuning.executors.ray_cluster import RayCluster
+from xpuruntime.tuning.executors.ray_node import FileSent, NodeExecutor
+from xpuruntime.tuning.spec.parts import Constraints, RayPlacement
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 pytest.importorskip("onnxruntime")
@@ -196,6 +200,34 @@ def test_what_the_cluster_has_not_is_refused(nodes: Nodes, tmp_path: Path) -> No
     shutil.copyfile(xrt.demo_model_path(), model)
     shared = xrt.tune(model, CPU, inputs="random", spec=spec(model="shared"))
     assert shared.verdict in ("winner", "tied", "undecided")
+
+
+@pytest.mark.parametrize("found", [None, "another", "a folder"])
+def test_files_that_a_node_has_not(tmp_path: Path, found: str | None) -> None:
+    path = tmp_path / "model.onnx"
+    if found == "a folder":
+        path.mkdir()
+    elif found is not None:
+        path.write_text(found)
+    words = "is another file there" if found == "another" else "cannot be read there: "
+    with pytest.raises(InputError, match=rf"model\.onnx {words}.*Fix: state ray\.model: store"):
+        NodeExecutor().receive(
+            [FileSent(name=str(path), sha256="0" * 64)],
+            Constraints(),
+            TrialDevice(name="node", device="cpu", hardware={}),
+        )
+
+
+@needs_ray
+def test_a_file_that_a_node_has_not_names_the_node(nodes: Nodes, tmp_path: Path) -> None:
+    nodes.add()
+    path = tmp_path / "model.onnx"
+    path.write_text("model")
+    with RayCluster(RayPlacement(resources={"num_cpus": 1, "trial": 1}), cuda=False) as cluster:
+        shipped = cluster.put_files({str(path): path}, [str(path)])
+        path.unlink()
+        with pytest.raises(InputError, match=r"^on the node [\d.]+/[0-9a-f]{8}: .*model\.onnx cannot be read there: "):
+            cluster.executors(lambda _: pytest.fail("no job is made"), Constraints(), "cpu", shipped)
 
 
 def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ Ray is imported when `deployment` is called, and not by this package.
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -130,7 +131,8 @@ class ServedModels(GrpcMethods):
         ready, reason = self.models.ready()
         if not ready:
             self.models.close(drain=0.0)
-            raise XpuRuntimeError(reason)
+            node = _node_of_actor()
+            raise XpuRuntimeError(reason if node is None else f"on the node {node}: {reason}")
         self.application = asgi_app(self.models)
 
     def check_health(self) -> None:
@@ -185,9 +187,28 @@ class Predictor:
         keep: Sequence[str] = (),
         **options: Any,
     ) -> None:
+        #: What opening the session raised in an actor of Ray; `__call__` raises it.
+        self._failure: XpuRuntimeError | None = None
+        check_types({"columns": _COLUMNS, "keep": NAMES}, locals(), optional=("columns",))
+        try:
+            self._open(model, policy, lock, columns, keep, options)
+        except XpuRuntimeError as error:
+            # Ray takes an actor that fails to start for a node that died: it shows its own stack, and tries again.
+            if (node := _node_of_actor()) is None:
+                raise
+            self._failure = type(error)(f"on the node {node}: {error}")
+
+    def _open(
+        self,
+        model: str | os.PathLike[str],
+        policy: Any,
+        lock: str | os.PathLike[str] | None,
+        columns: Mapping[str, str] | None,
+        keep: Sequence[str],
+        options: Mapping[str, Any],
+    ) -> None:
         from xpuruntime.inference import InferenceSession
 
-        check_types({"columns": _COLUMNS, "keep": NAMES}, locals(), optional=("columns",))
         self.session = InferenceSession(model, policy=policy, lock=lock, **options)
         known = [tensor.name for tensor in self.session.inputs]
         for name in columns or ():
@@ -206,7 +227,11 @@ class Predictor:
         ------
         InputError
             A column is missing, or does not fit the model.
+        XpuRuntimeError
+            In an actor of Ray: what kept the session from opening there, with the node.
         """
+        if self._failure is not None:
+            raise self._failure
         if not isinstance(batch, Mapping):
             raise InputError(f'the batch is a {type(batch).__name__}, and no mapping. Fix: batch_format="numpy"')
         missing = [name for name in (*self._columns.values(), *self._keep) if name not in batch]
@@ -218,6 +243,14 @@ class Predictor:
             )
         outputs = self.session.run({name: batch[column] for name, column in self._columns.items()})
         return {**{name: batch[name] for name in self._keep}, **outputs}
+
+
+def _node_of_actor() -> str | None:
+    """Return the node of the Ray actor that this is called in; ``None`` outside of one."""
+    ray = sys.modules.get("ray")
+    if ray is None or not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return None
+    return f"{ray.util.get_node_ip_address()}/{ray.get_runtime_context().get_node_id()[:8]}"
 
 
 def _document(

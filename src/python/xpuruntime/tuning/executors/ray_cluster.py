@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xpuruntime.errors import EngineUnavailable, UnsupportedOperationError
+from xpuruntime.errors import EngineUnavailable, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.tuning.devices import TrialDevice, hardware_difference
@@ -174,10 +174,15 @@ class RayCluster:
         return made.remote()
 
     def get(self, node: RayNode, method: str, *arguments: Any) -> Any:
-        """Call a method of a node's executor. Raises `DeviceLost` where the node, or the actor on it, is gone."""
+        """Call a method of a node's executor. Raises `DeviceLost` where the node, or the actor on it, is gone.
+
+        Errors of this package name the node, and have its message alone; others have the stack that Ray shows.
+        """
         try:
             return self._ray.get(getattr(node.actor, method).remote(*arguments))
         except self._ray.exceptions.RayTaskError as error:  # it raised there
+            if isinstance(error.cause, XpuRuntimeError):
+                raise type(error.cause)(f"on the node {node.name}: {error.cause}") from None
             raise error.as_instanceof_cause() from None
         except self._ray.exceptions.RayError as error:
             raise DeviceLost(f"the node {node.name} was lost: {_one_line(error)}") from error

@@ -78,11 +78,11 @@ class NodeExecutor:
                 found = file_digest(path)
             except OSError as error:
                 raise InputError(
-                    f"{one.name} is not on this node: {reason_of(error)}. Fix: state ray.model: store"
+                    f"{one.name} cannot be read there: {reason_of(error)}. Fix: state ray.model: store"
                 ) from None
             if found != one.sha256:
                 raise InputError(
-                    f"{one.name} is another file on this node (SHA-256 {found[:16]}…, and {one.sha256[:16]}… is "
+                    f"{one.name} is another file there (SHA-256 {found[:16]}…, and {one.sha256[:16]}… is "
                     "tuned). Fix: state ray.model: store, or copy it"
                 )
         self._executor = ProcessExecutor(lambda candidate: self._jobs[candidate.id], constraints, device)
