@@ -99,6 +99,25 @@ def test_the_dispatcher():
         assert private.forward_level() == 0
 
 
+@pytest.mark.skipif(isinstance(vars(torch.autograd.Function)["apply"], classmethod), reason="apply is in Python")
+def test_apply_looks_up_the_class_of_its_node_and_then_the_forward(monkeypatch):
+    class Double(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return 2 * x
+
+    def look_up(cls, name):
+        seen.append((name, torch.is_grad_enabled()))
+        return type.__getattribute__(cls, name)
+
+    seen, apply = [], Double.apply
+    monkeypatch.setattr(type(Double), "__getattribute__", look_up, raising=False)
+    apply(torch.ones(1))
+    assert [one for one in seen if one[0] in (private.NODE_CLASS, "forward")] == [
+        (private.NODE_CLASS, True), ("forward", False),
+    ]  # fmt: skip
+
+
 def test_backends_of_attention():
     assert len(private.sdp_getters) == len(private.sdp_setters) == 5
     q = torch.randn(1, 2, 4, 8)

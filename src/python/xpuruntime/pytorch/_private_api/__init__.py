@@ -72,6 +72,15 @@ SingleLevelFunction: Any = take(
     without="`torch.autograd.Function` stands for it",
     otherwise=torch.autograd.Function,
 )
+#: What ``apply`` looks up in a function's class, from 2.14 on, while gradients are still recorded as around the call.
+NODE_CLASS = "_backward_cls"
+TABLE.append(
+    PrivateName(
+        f"torch.autograd.Function.{NODE_CLASS}",
+        "which shows where the call of a function begins",
+        "calls in the forward of a function are of the phase `infer`",
+    )
+)
 #: A context in which such a function may be applied inside of ``torch.func``.
 single_level_functions: Any = take(
     "torch._functorch.utils.enable_single_level_autograd_function",

@@ -2,13 +2,16 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Phase and thread of a ``torch.autograd.Function``: its forward, in which PyTorch records no gradients.
 
-What such a forward calls is part of what calls it. ``apply`` is wrapped, only while somebody needs to know: up to
-PyTorch 2.13 in ``_SingleLevelFunction``, which every function passes, also one whose ``apply`` a program has kept. From
-2.14 on, ``torch.autograd.Function`` has one in C of its own, and one that was kept before goes past the wrapper.
+What such a forward calls is part of what calls it. It is followed only while somebody needs to know, also of a function
+whose ``apply`` a program has kept. Up to PyTorch 2.13 every ``apply`` passes that of ``_SingleLevelFunction``, which is
+wrapped. From 2.14 on ``apply`` is in C alone, and looks up what it calls in the class: there the look-up is wrapped.
 """
 
 from __future__ import annotations
 
+import functools
+import sys
+import threading
 from typing import Any
 
 import torch
@@ -24,12 +27,9 @@ __all__ = ["release", "require"]
 
 _lock = fork_lock()
 _BASE = _private_api.SingleLevelFunction
-#: What has an `apply` that no other one calls.
-_WRAPPED = tuple(
-    cls for cls in (_BASE, torch.autograd.Function)
-    if cls is _BASE or not isinstance(vars(cls).get("apply"), classmethod)
-)  # fmt: skip
-_native: list[tuple[Any, Any]] = []
+_META: Any = type(torch.autograd.Function)
+_SET_UP = _BASE.setup_context
+_IN_C = not isinstance(vars(torch.autograd.Function).get("apply"), classmethod)
 
 
 def require() -> None:
@@ -37,9 +37,10 @@ def require() -> None:
     with _lock:
         CONTEXT.users["function_phases"] += 1
         if CONTEXT.users["function_phases"] == 1:
-            for cls in _WRAPPED:
-                _native.append((cls, vars(cls).get("apply")))
-                cls.apply = classmethod(_apply)
+            if _IN_C:
+                _META.__getattribute__ = _look_up
+            else:
+                _BASE.apply = classmethod(_apply)
 
 
 def release() -> None:
@@ -47,12 +48,9 @@ def release() -> None:
     with _lock:
         CONTEXT.users["function_phases"] -= 1
         if CONTEXT.users["function_phases"] == 0:
-            while _native:
-                cls, native = _native.pop()
-                if native is not None:
-                    cls.apply = native
-                else:
-                    del cls.apply
+            for cls, name in ((_META, "__getattribute__"), (_BASE, "apply")):
+                if name in vars(cls):
+                    delattr(cls, name)
 
 
 def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
@@ -66,10 +64,69 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         _core.leave_function()
     for one in found if isinstance(found, tuple) else (found,):
         node = one.grad_fn if type(one) is torch.Tensor else None
-        if node is not None and isinstance(node, torch.autograd.function.BackwardCFunction):
-            vars(node)["xpuruntime_thread"] = _core.node_thread()
+        if _note_thread(node):
             break
     return found
 
 
-skip_in_dynamo(_apply.__code__, within=False)
+def _note_thread(node: Any) -> bool:
+    """Note which thread has made a node of a function; says whether it is one."""
+    if not isinstance(node, torch.autograd.function.BackwardCFunction):
+        return False
+    vars(node)[_private_api.NODE_THREAD] = _core.node_thread()
+    return True
+
+
+class _Call(threading.local):
+    """The call of a function that begins in this thread: its class, the frame that calls it by `id`, and its phase."""
+
+    begun: tuple[Any, int, str, int] | None = None
+    forwarded: tuple[Any, int] | None = None
+
+
+_call = _Call()
+
+
+def _look_up(cls: Any, name: str) -> Any:
+    """Return an attribute of a function's class; to ``apply`` in C, the forward that knows where it was called.
+
+    That looks up `NODE_CLASS` before it turns the recording of gradients off, then ``forward``, and
+    ``setup_context`` where the class has one of its own, all for one frame of Python.
+    """
+    found = type.__getattribute__(cls, name)
+    if name == _private_api.NODE_CLASS:
+        _call.begun = (cls, id(sys._getframe(1)), call_state.phase(), _private_api.running_backward())
+        _call.forwarded = None
+    elif name == "forward" and _call.begun is not None:
+        (owner, frame, phase, backward), _call.begun = _call.begun, None
+        if owner is cls and frame == id(sys._getframe(1)) and not torch.is_grad_enabled():
+            if type.__getattribute__(cls, "setup_context") is not _SET_UP:
+                _call.forwarded = (cls, frame)
+            return functools.partial(_forward, found, phase, backward)
+    elif name == "setup_context" and _call.forwarded is not None:
+        (owner, frame), _call.forwarded = _call.forwarded, None
+        if owner is cls and frame == id(sys._getframe(1)):
+            return functools.partial(_set_up, found)
+    return found
+
+
+def _forward(forward: Any, phase: str, backward: int, /, *args: Any, **kwargs: Any) -> Any:
+    if args:
+        _note_thread(args[0])
+    _core.enter_function(phase, backward)
+    try:
+        return forward(*args, **kwargs)
+    except BaseException:
+        _call.forwarded = None
+        raise
+    finally:
+        _core.leave_function()
+
+
+def _set_up(setup_context: Any, /, node: Any, *args: Any, **kwargs: Any) -> Any:
+    _note_thread(node)
+    return setup_context(node, *args, **kwargs)
+
+
+for _code in (_apply, _look_up, _forward, _set_up):
+    skip_in_dynamo(_code.__code__, within=False)
