@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from onnx import parser
 
 from xpuruntime.testing import models
 
@@ -119,6 +120,15 @@ class TestPlan:
         assert "machine.json" in result.err
         assert "xrt devices --json" in result.err
 
+    def test_a_provider_that_this_release_does_not_know(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
+        machine = json.loads(xrt("devices", "--json").out)
+        openvino = {"name": "openvino", "version": "2026.3.0", "loadable": True, "providers": ["CPU", "NVIDIA"]}
+        machine["engines"]["openvino"] = openvino
+        path = tmp_path / "machine.json"
+        path.write_text(json.dumps(machine))
+        result = xrt("plan", digits, "--machine", path, "--engine", "openvino")
+        assert result.code in (0, 1, 3), result.err
+
     def test_strict_lists_the_keys(self, xrt: Xrt, digits: str, tmp_path: Path) -> None:
         path = tmp_path / "p.yaml"
         path.write_text("mode: strict\nexecution: {device: cpu}\nkernels: {matmul: cublasLt}\n")
@@ -153,6 +163,25 @@ class TestRun:
         out = tmp_path / "out.npy"
         assert xrt("run", digits, "-i", f"@{tmp_path / 'x.npy'}", "-o", out, "-d", "cpu").code == 0
         assert np.load(out).shape == (2, 10)
+
+    @pytest.mark.parametrize("name", [None, "y.npz", "y.npy"])
+    def test_strings_are_shown_and_written(self, xrt: Xrt, tmp_path: Path, name: str | None) -> None:
+        text = """<ir_version: 9, opset_import: ["" : 17, "ai.onnx.ml" : 2]> g (int64[n] x) => (string[n] y) {
+            y = ai.onnx.ml.LabelEncoder<keys_int64s = [0, 1], values_strings = ["cat", "Dögg"]>(x) }"""
+        path = models.save(parser.parse_model(text), tmp_path)
+        output = () if name is None else ("-o", tmp_path / name)
+        result = xrt("run", path, "--device", "cpu", "--input", "x=[1,0]", *output)
+        assert result.code == 0, result.err
+        assert "Dögg" in result.out
+        if name is not None:
+            found = np.load(tmp_path / name)
+            assert list(found if name.endswith(".npy") else found["y"]) == ["Dögg", "cat"]
+
+    def test_a_model_that_declares_another_output_is_timed(self, xrt: Xrt, tmp_path: Path) -> None:
+        text = """<ir_version: 9, opset_import: ["" : 17]> g (float[n, 3] x) => (float[1, 3] y) { y = Relu(x) }"""
+        path = models.save(parser.parse_model(text), tmp_path)
+        result = xrt("bench", path, "--device", "cpu", "--engine", "onnxruntime", "--dim", "n=4", "-n", "3")
+        assert result.code == 0, result.err
 
     def test_bfloat16_comes_back_from_the_file_it_was_written_to(self, xrt: Xrt, tmp_path: Path) -> None:
         small = pytest.importorskip("ml_dtypes")
