@@ -47,11 +47,14 @@ class LockDrift(msgspec.Struct, frozen=True, kw_only=True):
     entries: tuple[str, ...] = ()
     restore: str = ""
 
-    def __str__(self) -> str:
+    @property
+    def difference(self) -> str:
+        """What differs, in one sentence without a full stop."""
         text = f"{self.code} {self.subject}: expected {self.expected}, found {self.found}"
-        if self.validator:
-            text += f" (validator {self.validator}; {_listed(self.entries)})"
-        return f"{text}. Fix: {self.restore}" if self.restore else text
+        return f"{text} (validator {self.validator}; {_listed(self.entries)})" if self.validator else text
+
+    def __str__(self) -> str:
+        return f"{self.difference}. Fix: {self.restore}" if self.restore else self.difference
 
 
 def _listed(entries: Sequence[str]) -> str:

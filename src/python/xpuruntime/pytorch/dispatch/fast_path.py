@@ -51,7 +51,7 @@ class FastPath(NamedTuple):
     Attributes
     ----------
     route : str
-        ``"addon"``, ``"stable"`` or ``"python"``.
+        ``"addon"``, ``"stable"`` or ``"python"``; empty where the one that is stated cannot be had.
     reason : str
         Why no faster route is in use; empty for the addon.
     fix : str
@@ -84,13 +84,8 @@ def knows_call_context() -> bool:
 
 def facts() -> TorchFacts:
     """Return the route for ``xrt doctor``."""
-    version = str(torch.__version__)
-    try:
-        found = fast_path()
-    except UnsupportedOperationError as error:
-        reason, _, fix = str(error).partition(" Fix: ")
-        return TorchFacts(version=version, route="", reason=reason, fix=fix)
-    return TorchFacts(version=version, route=found.route, reason=found.reason, fix=found.fix)
+    found = CONTEXT.fast_path or _find(os.environ.get(VARIABLE, ""))
+    return TorchFacts(version=str(torch.__version__), route=found.route, reason=found.reason, fix=found.fix)
 
 
 def choose(stated: str) -> FastPath:
@@ -101,11 +96,9 @@ def choose(stated: str) -> FastPath:
     UnsupportedOperationError
         As for `fast_path`.
     """
-    stated = stated or "auto"
-    if stated not in ("auto", *_ROUTES):
-        known = ", ".join(("auto", *_ROUTES))
-        raise UnsupportedOperationError(f"{VARIABLE} is {stated!r}. Fix: state one of {known}", engine="torch")
     found = _find(stated)
+    if not found.route:
+        raise UnsupportedOperationError(f"{found.reason}. Fix: {found.fix}", engine="torch")
     # What PyTorch knows of a call comes from the addon, or from Python.
     _core.use_torch_addon(load_addon().functions if found.route == "addon" else None)
     CONTEXT.fast_path = found
@@ -113,14 +106,18 @@ def choose(stated: str) -> FastPath:
 
 
 def _find(stated: str) -> FastPath:
+    """Return the route that is stated, or the first that can be had; one without a name where there is none."""
+    stated = stated or "auto"
+    if stated not in ("auto", *_ROUTES):
+        known = ", ".join(("auto", *_ROUTES))
+        return FastPath("", f"{VARIABLE} is {stated!r}", f"state one of {known}")
     build = f"run `{build_addon.COMMAND}`"
     if stated in ("auto", "addon"):
         reason = why_no_addon()
         if not reason:
             return FastPath("addon")
         if stated == "addon":
-            msg = f"{VARIABLE} asks for the addon: {reason}"
-            raise UnsupportedOperationError(f"{msg}. Fix: {build}", engine="torch")
+            return FastPath("", f"{VARIABLE} asks for the addon: {reason}", build)
     else:
         reason, build = f"{VARIABLE} asks for it", f"unset {VARIABLE}"
     if stated in ("auto", "stable"):
@@ -128,8 +125,7 @@ def _find(stated: str) -> FastPath:
         if not missing:
             return FastPath("stable", reason, build)
         if stated == "stable":
-            msg = f"{VARIABLE} asks for the stable C ABI: {missing}"
-            raise UnsupportedOperationError(f"{msg}. Fix: state auto, addon or python", engine="torch")
+            return FastPath("", f"{VARIABLE} asks for the stable C ABI: {missing}", "state auto, addon or python")
         reason = f"{reason}; {missing}"
     return FastPath("python", reason, build)
 

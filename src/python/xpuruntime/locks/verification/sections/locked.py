@@ -55,8 +55,7 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             observed=first.found,
             verdict="inconclusive" if elsewhere else "fail",
             code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
-            reason="; ".join(str(one).partition(". Fix: ")[0] for one in drifts[:_NAMED])
-            + (f"; and {more} more" if more > 0 else ""),
+            reason="; ".join(one.difference for one in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
             fix=first.restore or f"`xrt lock --accept {code} --why TEXT`",
             figures={"differences": float(len(drifts))},
         )
