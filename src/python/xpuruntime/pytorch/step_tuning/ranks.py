@@ -58,8 +58,15 @@ class Ranks:
 
     def __enter__(self) -> Ranks:
         if self.count > 1 and distributed.is_gloo_available():
-            within = datetime.timedelta(seconds=self._timeout)
-            self._group = self._wait(lambda: distributed.new_group(backend="gloo", timeout=within))
+            try:
+                within = datetime.timedelta(seconds=self._timeout)
+                self._group = distributed.new_group(backend="gloo", timeout=within)
+            except Exception as error:  # of the store that ranks meet in, or of gloo
+                raise EngineError(
+                    f"tune: rank {self.rank} did not meet the other ranks within {self._timeout:g} s: {_shown(error)}. "
+                    "Fix: call tune on all of them, raise rank_timeout, or set GLOO_SOCKET_IFNAME where gloo finds no "
+                    "network interface"
+                ) from error
         return self
 
     def __exit__(
