@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import pytest
 from fuzzing import NUMBERS, TEXTS, any_json, cases, change_json, controls, expect_ours, flip_bytes
@@ -17,6 +18,9 @@ from xpuruntime.cli.inputs import read_feeds
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.evidence import Report, compare_reports
+from xpuruntime.lockfile.records import Identity, digest_of_identity
+from xpuruntime.locks.statement import lock_statement
+from xpuruntime.locks.verification.outputs import FORMATS
 from xpuruntime.ops.tuning_cache import TuningCache
 from xpuruntime.planning import Plan
 from xpuruntime.policies import Policy
@@ -128,6 +132,38 @@ def test_manifests(tmp_path: Path) -> None:
         manifest.write_bytes(damaged(sound, rng))
         expect_ours(seed, lambda: read_manifest(folder))
         expect_ours(seed, lambda: xrt.plan(folder, device="cpu", engine="onnxruntime"), Warning)
+
+
+def resealed(data: bytes) -> bytes:
+    """Return a lock with the digest of its identity, where it has one."""
+    try:
+        plain = json.loads(data)
+        plain["digest"] = digest_of_identity(msgspec.convert(plain["identity"], Identity))
+    except (LookupError, RecursionError, TypeError, ValueError, msgspec.ValidationError):
+        return data
+    return json.dumps(plain).encode()
+
+
+def test_locks(tmp_path: Path) -> None:
+    policy = {"execution": {"engine": "onnxruntime", "device": "cpu"}, "kernels": {"matmul": "cpu.blas"}}
+    model, sound = xrt.demo_model_path(), tmp_path / "sound.lock"
+    xrt.lock(model, policy, sound, batches=(1, 2))
+    path = tmp_path / "m.lock"
+
+    def use() -> None:
+        lock = xrt.load_lock(path)
+        texts = [lock_statement(lock, str(path)), str(xrt.compare_environments(sound, path))]
+        result = xrt.verify(model, lock=path, only=["evidence"])
+        texts += [str(result), *(write(result) for write in FORMATS.values())]
+        for text in texts:
+            assert not controls(text)
+        if result.verdict == "pass":
+            held = xrt.load_lock(sound).identity
+            assert (lock.identity.model, lock.identity.outputs) == (held.model, held.outputs)
+
+    for seed, rng in cases():
+        path.write_bytes(resealed(damaged(sound.read_bytes(), rng)))
+        expect_ours(seed, use, Warning)
 
 
 def test_tuning_caches(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Edited locks whose digest fits and whose records agree: who opens, checks or serves a model under one is told."""
+"""Edited locks whose digest fits and whose records agree: who opens, checks or serves a model under one is refused."""
 
 from __future__ import annotations
 
@@ -43,6 +43,10 @@ def of_plain(change: Callable[[Any], None]) -> Callable[[Identity], Identity]:
 #: Edits, and what opening a session says of each.
 REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
     "outputs are gone": (lambda it: it.update(outputs=[]), "output y: expected no such output, found float32"),
+    "format of the model": (
+        lambda it: it["model"].update(format="pt2"),
+        "model model.onnx: expected format pt2, found",
+    ),
     "shapes of another model": (
         lambda it: it["shapes"][0]["inputs"].update(x=[2, 65]),
         r"shapes s0: expected x 2 65, found a model that does not run with them: .*64",

@@ -16,6 +16,7 @@ from xpuruntime.lockfile.records import (
     SHAPES_ID,
     CallEntry,
     Identity,
+    LockedModel,
     LockedOutput,
     LockedPlan,
     LockedPolicy,
@@ -225,6 +226,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
         entries = tuple(dict.fromkeys((*depending.get(one.id, ()), *later.get(one.id, ()))))
         drift = validator_drift(one, expected, found, entries, old)
         drifts.append(drift if one.id in before else msgspec.structs.replace(drift, restore=""))
+    drifts += _other_format(old.model, new.model)
     drifts += _other_digest(old.policy, new.policy, drifts)
     if old.plan is not None and new.plan is not None:
         plans = compare_plans(old.plan, new.plan)
@@ -244,6 +246,13 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
     drifts += compare_calls(old.calls, new.calls)
     drifts += compare_outputs(old.outputs, new.outputs)
     return tuple(drifts)
+
+
+def _other_format(old: LockedModel | None, new: LockedModel | None) -> tuple[LockDrift, ...]:
+    if old is None or new is None or old.format == new.format:
+        return ()
+    fix = "restore the file that was locked"
+    return (LockDrift(code=DriftCode.MODEL, subject=old.name, expected=old.format, found=new.format, restore=fix),)
 
 
 def _other_digest(

@@ -144,6 +144,9 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[LockDrif
     drifts = []
     for one in identity.validators:
         found, expected = _found(one, here), _expected(one)
+        if one.kind == ValidatorKind.MODEL and here.model is not None and identity.model is not None:
+            found = {**(found or {}), "format": here.model.format}
+            expected = {**(expected or {}), "format": identity.model.format}
         if found != expected:
             drifts.append((one, expected, found))
     return _drifts(drifts, identity)

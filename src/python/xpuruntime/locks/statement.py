@@ -26,7 +26,7 @@ _LOCK = "https://xpuruntime.dev/attestation/lock/v1"
 def statement_text(predicate_type: str, subjects: Sequence[dict[str, Any]], predicate: dict[str, Any]) -> str:
     """Return the JSON text of a statement."""
     statement = {"_type": _STATEMENT, "subject": subjects, "predicateType": predicate_type, "predicate": predicate}
-    return json.dumps(statement, indent=2, ensure_ascii=False) + "\n"
+    return printable(json.dumps(statement, indent=2, ensure_ascii=False)) + "\n"
 
 
 def descriptor(path: str, digest: str) -> dict[str, Any]:

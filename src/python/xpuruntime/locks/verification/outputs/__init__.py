@@ -14,6 +14,7 @@ from xpuruntime.locks.verification.outputs.markdown import to_markdown
 from xpuruntime.locks.verification.outputs.openmetrics import to_openmetrics
 from xpuruntime.locks.verification.outputs.page import render_page
 from xpuruntime.locks.verification.outputs.sarif import to_sarif
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     import os
@@ -26,7 +27,7 @@ __all__ = ["FORMATS", "GITLAB_REPORTS", "write_output"]
 
 
 def _to_json(result: VerificationResult) -> str:
-    return result.to_json() + "\n"
+    return printable(result.to_json()) + "\n"
 
 
 #: Name of a format to what writes a verification as text.
