@@ -315,4 +315,36 @@ DESIGN = {
             Arrow("more", "round"), Arrow("decide", "verdict", "yes"),
         ),
     ),
+    "kernel-tuning": Diagram(
+        "rounds measure each candidate beside the control; one that is faster by more than the margin replaces it",
+        236,
+        {
+            "call": Box(0, 0, "a new kind of call", ("candidates that can", "serve it"), "data"),
+            "round": Box(1, 0, "round", ("one turn of each, two", "of the control; ABBA")),
+            "decide": Box(2, 0, "decision", ("interval and sign test,", "both beyond the margin")),
+            "runs": Box(2, 1, "what runs", ("lowest ratio beyond the", "margin; else the control")),
+            "cache": Box(1, 1, "tuning cache", ("winner, times, and what", "they hold for"), "data"),
+            "again": Box(0, 1, "the same again", ("also in a later process", "on this machine"), "data"),
+        },
+        (
+            Arrow("call", "round"), Arrow("round", "decide"), Arrow("decide", "runs"), Arrow("runs", "cache"),
+            Arrow("again", "cache", dashed=True),
+        ),
+    ),
+    "pytorch-compile": Diagram(
+        "some choices are built into compiled code, others are looked up when it runs; gaps are found as it compiles",
+        236,
+        {
+            "policy": Box(0, 0, "policy", ("active while the code", "is compiled"), "data"),
+            "trace": Box(1, 0, "torch.compile", ("traces the model", "under the overrides")),
+            "gaps": Box(2, 0, "coverage gap", ("warned of once, or", "refused under strict"), "stop"),
+            "key": Box(0, 1, "cache_key_tag", ("what is built in: SDP", "backends, norms"), "data"),
+            "code": Box(1, 1, "compiled code", ("products by .out,", "xpuruntime's operators")),
+            "run": Box(2, 1, "route", ("looked up at each call,", "by phase and module")),
+        },
+        (
+            Arrow("policy", "trace"), Arrow("trace", "gaps"), Arrow("policy", "key"), Arrow("key", "code"),
+            Arrow("trace", "code"), Arrow("code", "run"),
+        ),
+    ),
 }  # fmt: skip
