@@ -15,6 +15,7 @@ from rich.console import Console
 import xpuruntime as xrt
 from xpuruntime.engines.base import Observed
 from xpuruntime.evidence import Report, build_report
+from xpuruntime.evidence.render_text.tables import plain, table
 from xpuruntime.evidence.render_text.terminal import plain_text
 
 
@@ -84,6 +85,15 @@ def test_the_time_that_no_unit_has(report):
 @pytest.mark.parametrize("width", [40, 80, 120])
 def test_it_fits_the_width(report, width):
     assert max(len(line) for line in plain_text(report, width).splitlines()) <= width
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_tables_with_least_widths_lose_no_text(width: int) -> None:
+    shown = table("", ("KEY", "SEEN", "WHY"), widths={"KEY": 24, "SEEN": 30})
+    shown.add_row("k" * 31, "s" * 50, "w" * 90)
+    text = plain(shown, width)
+    assert [text.count(letter) for letter in "ksw"] == [31, 50, 90]
+    assert max(map(len, text.splitlines())) <= width
 
 
 @pytest.mark.parametrize("width", [40, 80, 200])

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import functools
 import io
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from xpuruntime.printable import escape_console
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.console import RenderableType
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
     from xpuruntime.evidence.records import Time
@@ -50,14 +51,13 @@ def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _
     title : str
     columns : tuple of str
     widths : mapping of str to int
-        Columns that never become narrower.
+        Columns that become narrower only where nothing else can.
     dense : bool
         For many columns: no room before them, and numbers that are never folded.
     """
     from rich import box
-    from rich.table import Table
 
-    made = Table(
+    made = _fitted_table()(
         title=f"\n{title}",
         title_justify="left",
         title_style="bold",
@@ -75,6 +75,47 @@ def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _
             min_width=widths.get(name),
         )
     return made
+
+
+@functools.cache
+def _fitted_table() -> type[Table]:
+    from rich.table import Table
+
+    class FittedTable(Table):
+        """A table that is no wider than its console: rich crops text where least widths leave no room."""
+
+        def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+            _fit(self, console, options)
+            yield from super().__rich_console__(console, options)
+
+    return FittedTable
+
+
+def _fit(shown: Table, console: Console, options: ConsoleOptions) -> None:
+    """Set the widths of columns where they do not all fit: the widest give way first, down to their least width."""
+    from rich.measure import Measurement
+
+    columns = shown.columns
+    padding = shown.padding[1] + shown.padding[3]
+    room = options.max_width - len(columns) * (padding + 1) - 1
+    whole = [
+        max(Measurement.get(console, options, cell).maximum for cell in (column.header, *column.cells))
+        for column in columns
+    ]
+    if sum(whole) <= room:
+        for column in columns:
+            column.width = None
+        return
+    least = [
+        width if column.no_wrap else min(width, column.min_width or 8)
+        for width, column in zip(whole, columns, strict=True)
+    ]
+    for _ in range(sum(whole) - room):
+        given = [index for index, width in enumerate(whole) if width > least[index]] or range(len(whole))
+        widest = max(given, key=lambda index: whole[index])
+        whole[widest] = max(1, whole[widest] - 1)
+    for column, width in zip(columns, whole, strict=True):
+        column.width = width
 
 
 def arrow_text(before: str | None, after: str | None) -> str:
