@@ -170,7 +170,7 @@ def test_inputs_that_are_gone(case: Int8, monkeypatch: pytest.MonkeyPatch) -> No
     gone(case)
     with pytest.raises(xrt.PolicyError, match=r"calibration\.path: there is no file or folder .*--calibration"):
         xrt.InferenceSession(case.model, policy=case.policy)
-    with pytest.raises(xrt.LockError, match=r"does not hold: calibration .*--calibration PATH"):
+    with pytest.raises(xrt.LockError, match=r"does not hold: calibration: .*--calibration PATH"):
         xrt.InferenceSession(case.model, lock="here.lock")
 
 
@@ -241,7 +241,7 @@ def test_a_byte_of_a_locked_artifact(case: Int8, tmp_path: Path, monkeypatch: py
         for one in lock.identity.validators
     )
     save_lock(Lock.of(msgspec.structs.replace(lock.identity, validators=others), measured=lock.measured), "other.lock")
-    with pytest.raises(xrt.LockError, match=r"artifact artifact: .*restore the artifact") as refused:
+    with pytest.raises(xrt.LockError, match=r"hold: artifact: .*restore the artifact") as refused:
         xrt.InferenceSession("mlp.xrt", lock="other.lock")
     assert [one.code for one in refused.value.drifts] == ["artifact"]
     entry = artifact.folder / artifact.manifest.entry

@@ -72,8 +72,10 @@ def test_other_kernels_are_named_and_the_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "step.lock"
     locked(path)
     before = path.read_bytes()
-    with pytest.raises(xrt.LockError, match=r"kernel matmul fp32 .*expected cpu\.blas, found cpu\.reference"):
+    with pytest.raises(xrt.LockError, match=r"kernel matmul fp32 .*expected cpu\.blas, found cpu\.reference") as caught:
         locked(path, "cpu.reference")
+    assert "upgrade=True" in str(caught.value)
+    assert "xrt lock" not in str(caught.value)
     assert path.read_bytes() == before
     with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
         step()

@@ -67,7 +67,7 @@ def _missing(path: str, digest: str, lock: str | None) -> PolicyError | LockErro
     fix = "restore it, or name the inputs with calibration= (--calibration PATH)"
     if lock is not None:
         return LockError(
-            f"the lock {lock} does not hold: calibration calibration: expected {digest}, found no file or folder "
+            f"the lock {lock} does not hold: calibration: expected {digest}, found no file or folder "
             f"{path!r}. Fix: {fix}"
         )
     return PolicyError(

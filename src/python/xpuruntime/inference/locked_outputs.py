@@ -139,7 +139,7 @@ def _shapes_drift(shapes: LockedShapes, error: XpuRuntimeError) -> LockDrift:
         subject=shapes.id,
         expected=shown({name: list(sizes) for name, sizes in shapes.inputs.items()}),
         found=f"a model that does not run with them: {str(error).partition('. Fix: ')[0]}",
-        restore="restore the file of the lock, or make it again with `xrt lock --upgrade --shapes`",
+        restore="restore the file of the lock, or make it again with `xrt lock MODEL --upgrade --shapes`",
     )
 
 

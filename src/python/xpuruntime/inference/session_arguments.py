@@ -51,7 +51,7 @@ class SessionArguments(NamedTuple):
     def check_frozen(self) -> None:
         """Refuse what contradicts `frozen`. Raises `InputError` or `PolicyError`."""
         if self.lock is None:
-            raise InputError("frozen takes the policy from a lock, and none is named. Fix: name it with lock=")
+            raise InputError("frozen takes the policy from a lock, and none is named. Fix: name it with lock= (--lock)")
         if given := self.stated_arguments():
             raise PolicyError(f"frozen takes the policy from the lock; leave out {', '.join(given)}, or frozen")
 

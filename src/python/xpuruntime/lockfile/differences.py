@@ -39,7 +39,7 @@ _FIELDS = (
     ("accumulate", DriftCode.ACCUMULATE),
     ("layout", DriftCode.LAYOUT),
 )
-_RELOCK = "xrt lock --upgrade-unit"
+_RELOCK = "xrt lock MODEL --upgrade-unit"
 
 
 def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[LockDrift, ...]:
@@ -172,7 +172,8 @@ def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput,
                 subject=key[2],
                 expected=expected,
                 found=got,
-                restore="restore what the lock depends on, or take the new outputs with --accept output",
+                restore="restore what the lock depends on, or take the new outputs: "
+                "xrt lock MODEL --accept output --why TEXT",
             )
         )
     return tuple(drifts)
@@ -262,7 +263,7 @@ def _other_digest(
     if old is None or new is None or old.sha256 == new.sha256 or any(one.code == DriftCode.POLICY for one in drifts):
         return ()
     expected, found = f"sha256 {old.sha256[:16]}", f"sha256 {new.sha256[:16]}"
-    fix = "make the lock again with `xrt lock --upgrade`"
+    fix = "restore the policy that was locked, or make the lock again"
     return (LockDrift(code=DriftCode.POLICY, subject="its digest", expected=expected, found=found, restore=fix),)
 
 

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -50,7 +51,8 @@ class LockDrift(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def difference(self) -> str:
         """What differs, in one sentence without a full stop."""
-        text = f"{self.code} {self.subject}: expected {self.expected}, found {self.found}"
+        what = self.code if self.validator and self.subject == self.code else f"{self.code} {self.subject}"
+        text = f"{what}: expected {self.expected}, found {self.found}"
         return f"{text} (validator {self.validator}; {_listed(self.entries)})" if self.validator else text
 
     def __str__(self) -> str:
@@ -76,14 +78,23 @@ def shown(value: Any) -> str:
     return str(value) or "''"
 
 
-def drift_error(where: str, drifts: Iterable[LockDrift]) -> LockError:
-    """Return the error of a lock that does not hold, with every difference in its attribute `drifts`."""
+def drift_error(where: str, drifts: Iterable[LockDrift], *, take: str = "") -> LockError:
+    """Return the error of a lock that does not hold, with every difference in its attribute `drifts`.
+
+    Parameters
+    ----------
+    where : str
+    drifts : iterable of LockDrift
+    take : str, optional
+        What accepts the differences. Default: the commands for a lock of a session.
+    """
     found = tuple(drifts)
     lines = [str(one) for one in found[:_NAMED]]
     if len(found) > _NAMED:
         lines.append(f"and {len(found) - _NAMED} more differences")
     codes = " ".join(f"--accept {code}" for code in dict.fromkeys(one.code for one in found))
-    tail = f"To take what is here instead: `xrt lock {codes} --why TEXT`, or `xrt lock --upgrade`"
-    head = f"the lock {where} does not hold: "
-    text = head + lines[0] if len(lines) == 1 else head + "".join(f"\n  {line}" for line in lines)
+    again = f"xrt lock MODEL -o {shlex.quote(where)}"
+    tail = f"To take what is here instead: {take or f'`{again} {codes} --why TEXT`, or `{again} --upgrade`'}"
+    head = f"the lock {where} does not hold:"
+    text = f"{head} {lines[0]}" if len(lines) == 1 else head + "".join(f"\n  {line}" for line in lines)
     return LockError(f"{text}\n  {tail}" if len(lines) > 1 else f"{text}. {tail}", drifts=found)

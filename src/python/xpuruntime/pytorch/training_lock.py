@@ -33,6 +33,7 @@ __all__ = ["lock", "policy_of_lock"]
 #: Operators whose sizes follow from the shapes of two matrices.
 _PRODUCTS = ("aten::mm", "aten::mm.out", "aten::addmm", "aten::addmm.out")
 _MATRIX = 2
+_RELOCK = "`xpuruntime.pytorch.lock(found, path, upgrade=True)` with what `explain()` finds"
 
 
 def lock(
@@ -85,7 +86,7 @@ def lock(
         if not drifts:
             return old
         if not upgrade:
-            raise drift_error(str(target), drifts)
+            raise drift_error(str(target), drifts, take=_RELOCK)
     save_lock(made, target)
     return made
 
@@ -187,7 +188,7 @@ def policy_of_lock(path: str | os.PathLike[str]) -> Policy:
     device = next((one.key for one in identity.validators if one.kind == "device"), "cpu")
     drifts = compare_validators(identity, _surroundings(device, policy))
     if drifts:
-        raise drift_error(str(source), drifts)
+        raise drift_error(str(source), drifts, take=_RELOCK)
     return _replayed(identity, policy)
 
 

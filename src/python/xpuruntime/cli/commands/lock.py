@@ -58,6 +58,8 @@ StatementOption = Annotated[
     output_option("--statement", help="Also write an unsigned in-toto statement of model and lock."),
 ]
 
+_COUNTED = {"entries": "unit", "validators": "validator", "outputs": "output"}
+
 
 @with_session_options
 def lock(
@@ -168,6 +170,10 @@ def _record(found: LockResult) -> dict[str, Any]:
     }
 
 
+def _many(found: Sequence[Any], word: str) -> str:
+    return f"{len(found)} {word}{'' if len(found) == 1 else 's'}"
+
+
 def _show(found: LockResult, *, check: bool) -> None:
     from xpuruntime.cli.output import console
 
@@ -179,13 +185,13 @@ def _show(found: LockResult, *, check: bool) -> None:
     lines = [
         f"{found.path}: {outcome}",
         f"  {found.lock.digest}",
-        f"  {len(identity.entries)} units, {len(identity.validators)} validators, {len(identity.outputs)} outputs",
+        "  " + ", ".join(_many(getattr(identity, field), word) for field, word in _COUNTED.items()),
     ]
     if times := found.lock.measured.batches:
         listed = ", ".join(f"{one.rows} in {one.median_us:,.0f} us" for one in times)
         lines.append(f"  batches: {listed}")
     if blind:
-        lines.append(f"  unobservable: the kernels of {blind} units are not reported; only validators stand for them")
+        lines.append(f"  unobservable: the kernels of {blind} unit(s) are not reported; only validators stand for them")
     lines += [f"  {drift}" for drift in found.drifts]
     if check and found.drifts:
         lines.append("  take what is here with --upgrade, or single differences with --accept CODE --why TEXT")
