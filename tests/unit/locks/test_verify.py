@@ -148,7 +148,10 @@ class TestLock:
         path = tmp_path / "digits.lock"
         xrt.lock(digits, CPU, path)
         result = xrt.verify(digits, lock=path, only=["evidence"])
-        assert only_claim(result, "evidence.lock").verdict == "pass", str(result)
+        claim = only_claim(result, "evidence.lock")
+        assert claim.verdict == "pass", str(result)
+        assert claim.figures["unobservable"] == claim.figures["entries"] == 9
+        assert "9 kernels are not reported" in claim.observed
         assert (result.exit_code, result.lock) == (0, str(path))
         policy = {"execution": {**CPU["execution"], "threads": 1}}
         result = xrt.verify(digits, policy, lock=path, only=["evidence"])

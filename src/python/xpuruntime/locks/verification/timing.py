@@ -20,13 +20,14 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.policies import VerifySpeed
 
-__all__ = ["TimedMetric", "time_metric"]
+__all__ = ["SMALLEST", "TimedMetric", "time_metric"]
 
 #: Rounds of medians, the fewest and the most; and rounds of percentiles, which are looked at once.
 _ROUNDS, _TAIL_ROUNDS = (9, 121), 15
 #: Runs of a turn from which a 99th percentile is taken, and seconds of a sample below which `measure` joins calls.
 _TAIL_RUNS, _SAMPLE = 100, 20e-6
-_SMALLEST = 2e-6
+#: The smallest difference that counts, in seconds.
+SMALLEST = 2e-6
 #: The share of calls that are the fastest: those that waited for no processor, also on a busy machine.
 _FASTEST = 0.05
 
@@ -74,7 +75,7 @@ def time_metric(
         So many in any case, for a ratio that is to be kept.
     """
     family = len(checks.metric)
-    margin = Margin(checks.max_slowdown, _SMALLEST)
+    margin = Margin(checks.max_slowdown, SMALLEST)
     variants = {"control": control, "session": session}
     budget = max(left, 1.0)
     if metric == "latency.p50":

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import shlex
 from typing import TYPE_CHECKING
 
 from xpuruntime.lockfile.codes import ValidatorKind
@@ -33,16 +34,21 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
         groups.setdefault(drift.code, []).append(drift)
     identity = found.lock.identity
     if not groups:
-        entries = len(identity.entries) + len(identity.calls)
+        entries, blind = len(identity.entries) + len(identity.calls), identity.unobservable
         yield Claim(
             id="evidence.lock",
             section="evidence",
             requested=f"as in {subject.lock}",
-            observed="the same",
+            observed=f"the same; {blind} kernels are not reported" if blind else "the same",
             verdict="pass",
             code=ClaimCode.OK,
-            reason=f"{entries} entries and {len(identity.validators)} validators hold",
-            figures={"entries": float(entries), "validators": float(len(identity.validators))},
+            reason=f"{entries} entries and {len(identity.validators)} validators hold"
+            + (f"; only validators stand for the kernels of {blind} entries, which are not reported" if blind else ""),
+            figures={
+                "entries": float(entries),
+                "unobservable": float(blind),
+                "validators": float(len(identity.validators)),
+            },
         )
     elsewhere = not groups.keys().isdisjoint(MACHINE)
     for code, drifts in groups.items():
@@ -56,6 +62,6 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             verdict="inconclusive" if elsewhere else "fail",
             code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
             reason="; ".join(one.difference for one in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
-            fix=first.restore or f"`xrt lock --accept {code} --why TEXT`",
+            fix=first.restore or f"`xrt lock MODEL -o {shlex.quote(str(subject.lock))} --accept {code} --why TEXT`",
             figures={"differences": float(len(drifts))},
         )

@@ -14,7 +14,7 @@ from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.locks.verification.sections.controls import ControlError, open_pair
 from xpuruntime.locks.verification.sections.expected import elsewhere, expected_ratio, uncertain
-from xpuruntime.locks.verification.timing import time_metric
+from xpuruntime.locks.verification.timing import SMALLEST, time_metric
 from xpuruntime.measuring.statistics import RatioVerdict, holm
 from xpuruntime.measuring.worker_failure import WorkerFailure
 from xpuruntime.policies import VerifySpeed
@@ -114,6 +114,9 @@ def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, co
     scale = 1.0 if locked is None else locked.high
     observed = f"{one.ratio * scale:.3f} [{one.low * scale:.3f}, {one.high * scale:.3f}] of the control"
     claim = msgspec.structs.replace(claim, observed=observed, figures={**figures, "margin": one.margin})
+    if one.margin > checks.max_slowdown:
+        smallest = f"or {SMALLEST * 1e6:g} us, which are {share_text(one.margin)} here, slower"
+        claim = msgspec.structs.replace(claim, requested=claim.requested.replace("slower", smallest, 1))
     limit, remarks = 1 + one.margin, "".join(f"; {remark}" for remark in found.remarks)
     if one.too_noisy and one.verdict is not RatioVerdict.SLOWER and not one.within_limit:
         split = one.control_split
