@@ -104,6 +104,7 @@ def test_wrong_types_are_named(
         (lambda: serving.Server({}, tls=("a.pem", "b.pem")), "tls is a Tls, .*, got an object of type tuple"),  # type: ignore[arg-type]
         (lambda: serving.Server({}, pages={"/a": 1}), "pages is a mapping of path to function, got an object"),  # type: ignore[dict-item]
         (lambda: serving.asgi_app(serving.Models(), {}), "options is a TransportOptions, .*, got an object"),  # type: ignore[arg-type]
+        (lambda: xrt.plan(MODEL, lock=3), "lock is a path, str or os.PathLike"),  # type: ignore[arg-type]
         (lambda: serving.Server(object), "models is a mapping of name to InferenceSession, .*, got the class object"),  # type: ignore[arg-type]
     ],
 )

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.argument_types import FLAG, TEXTS, check_types
+from xpuruntime.argument_types import FLAG, PATH, TEXTS, check_types
 from xpuruntime.errors import InputError, PolicyError
 
 if TYPE_CHECKING:
@@ -40,8 +40,8 @@ class SessionArguments(NamedTuple):
 
     def check_types(self) -> None:
         """Refuse what has a wrong type and is not checked by the policy. Raises TypeError."""
-        types = {"fp16": FLAG, "trust": FLAG, "frozen": FLAG, "engine": TEXTS, "backend": TEXTS}
-        check_types(types, self._asdict(), optional=("engine", "backend"))
+        types = {"fp16": FLAG, "trust": FLAG, "frozen": FLAG, "lock": PATH, "engine": TEXTS, "backend": TEXTS}
+        check_types(types, self._asdict(), optional=("engine", "backend", "lock"))
 
     def stated_arguments(self) -> list[str]:
         """Return the names of the arguments that state a part of the policy."""
