@@ -36,7 +36,7 @@ def locks(record: dict[str, Any]) -> Section:
         )
         for row in record["rows"]
     ]
-    note = f" {record['note'][0].upper()}{record['note'][1:]}." if record.get("note") else ""
+    note = f" {record['note'][0].upper()}{record['note'][1:].rstrip('.')}." if record.get("note") else ""
     text = (
         "Does a fresh process under a lock run the same, and what does it cost?\n\n"
         f"{machine(record)}\n`python benchmarks/bench_lock.py`: a lock, then three fresh processes under it.{note} In "
