@@ -18,6 +18,7 @@ import pytest
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.libraries.elf import read_elf
+from xpuruntime.runtime.libraries.identity import library_identity
 from xpuruntime.runtime.libraries.loading import (
     LibraryIndex,
     find_library,
@@ -43,6 +44,11 @@ def build(folder: Path, soname: str, *needs: Path | str, body: str = "int answer
     subprocess.run(list(map(str, command)), check=True)
     source.unlink()
     return out
+
+
+def bytes_read() -> int:
+    """Return how many bytes this process has read so far."""
+    return int(Path("/proc/self/io").read_text().split()[1])
 
 
 def index(*places: tuple[Path, str], cache: tuple[str, ...] = (), platform: str = "linux") -> LibraryIndex:
@@ -163,6 +169,14 @@ class TestElf:
         other = build(tmp_path / "b", "libsame.so.1", "-Wl,--build-id=sha1", body="int answer(void) { return 43; }")
         assert len(read_elf(one).build_id or "") == 40
         assert read_elf(one).build_id != read_elf(other).build_id
+
+    def test_of_a_large_library_the_headers_alone_are_read(self, tmp_path: Path) -> None:
+        path = build(tmp_path, "liblarge.so.1", "-Wl,--build-id=sha1")
+        os.truncate(path, 700 << 20)
+        before = bytes_read()
+        found = library_identity(str(path))
+        assert bytes_read() - before < 1 << 20
+        assert (found["size"], len(found["build_id"])) == (700 << 20, 40)
 
     def test_a_truncated_note_is_survived(self, tmp_path: Path) -> None:
         whole = build(tmp_path, "libone.so.1", "-Wl,--build-id=0xabcdef0123").read_bytes()
