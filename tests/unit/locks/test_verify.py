@@ -157,6 +157,7 @@ class TestLock:
         result = xrt.verify(digits, policy, lock=path, only=["evidence"])
         failed = [one.id for one in result.of("fail") if one.id.startswith("evidence.lock.")]
         assert "evidence.lock.policy" in failed
+        assert "evidence.lock.policy" in str(only_claim(result, "evidence.lock.plan").fix)
         assert result.exit_code == 1
 
     def test_a_lock_of_another_machine_is_not_compared(self, digits, tmp_path, monkeypatch):

@@ -278,7 +278,7 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
     return {
         ValidatorKind.MODEL: "restore the file that was locked",
         ValidatorKind.EXTERNAL_DATA: f"restore {one.key} beside the model",
-        ValidatorKind.POLICY: "state the policy that was locked, or use --frozen to take it from the lock",
+        ValidatorKind.POLICY: "state the policy that was locked, or none: the lock has it",
         ValidatorKind.DEVICE: f"run on {shown(expected)}",
         ValidatorKind.DRIVER: f"install the driver {shown(expected)}",
         ValidatorKind.CPU_ISA: "run on a processor with the same instruction sets",

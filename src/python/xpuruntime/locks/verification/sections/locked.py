@@ -7,7 +7,7 @@ from __future__ import annotations
 import shlex
 from typing import TYPE_CHECKING
 
-from xpuruntime.lockfile.codes import ValidatorKind
+from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.locks.relock import lock
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
@@ -15,7 +15,6 @@ from xpuruntime.locks.verification.claims import Claim
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.lockfile.codes import DriftCode
     from xpuruntime.lockfile.drift import LockDrift
     from xpuruntime.locks.verification.sections.subject import Subject
 
@@ -53,6 +52,9 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
     elsewhere = not groups.keys().isdisjoint(MACHINE)
     for code, drifts in groups.items():
         first, more = drifts[0], len(drifts) - _NAMED
+        take = f"`xrt lock MODEL -o {shlex.quote(str(subject.lock))} --accept {code} --why TEXT`"
+        if code == DriftCode.PLAN and DriftCode.POLICY in groups:
+            take = "as for evidence.lock.policy, from which it follows"
         differs = ClaimCode.LOCK_STALE if first.validator else ClaimCode.LOCK_DIFFERS
         yield Claim(
             id=f"evidence.lock.{code}",
@@ -62,6 +64,6 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             verdict="inconclusive" if elsewhere else "fail",
             code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
             reason="; ".join(one.difference for one in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
-            fix=first.restore or f"`xrt lock MODEL -o {shlex.quote(str(subject.lock))} --accept {code} --why TEXT`",
+            fix=first.restore or take,
             figures={"differences": float(len(drifts))},
         )
