@@ -51,8 +51,8 @@ struct Shim {
   Status (*open_library)(const char*, const char*, const char*, std::uint32_t, void**);
   Status (*implement)(void*, const char*, BoxedKernel, std::uint64_t);
   Status (*close_library)(void*);
-  PyObject* to_python;  // takes a capsule of a handle, which it owns from then on
-  PyObject* to_handle;  // gives a capsule of a new handle
+  PyObject* to_python;  // takes a list of capsules of handles, which it owns from then on
+  PyObject* to_handle;  // gives a list of capsules of new handles
 };
 
 std::atomic<const Shim*> opened{nullptr};
@@ -68,8 +68,11 @@ void* find_loaded(const char* library, const char* function) noexcept {
 }
 
 // Returns the name of the first function that is missing, or nothing.
-std::string open_stable_abi(const py::object& to_python, const py::object& to_handle) {
+std::string find_stable_abi(const py::object& to_python, const py::object& to_handle) {
   if (opened.load() != nullptr) return "";
+  if (PyCFunction_Check(to_python.ptr()) == 0 || PyCFunction_Check(to_handle.ptr()) == 0) {
+    return "functions in C that take and give lists of tensors";
+  }
   Shim found{};
   const auto take = [](auto& function, const char* name) {
     function =
@@ -114,6 +117,19 @@ class Owned {
   Handle handle_;
 };
 
+// The first item of the list that one of PyTorch's functions in C gives for a list of one. Nothing
+// in Python runs in between, where Ctrl-C could be raised after a handle has changed its owner.
+py::object of_one(PyObject* function, const py::object& item) {
+  const auto items = py::reinterpret_steal<py::object>(PyList_New(1));
+  if (!items) throw py::error_already_set();
+  PyList_SET_ITEM(items.ptr(), 0, Py_NewRef(item.ptr()));
+  const auto made = py::reinterpret_steal<py::object>(PyObject_CallOneArg(function, items.ptr()));
+  if (!made) throw py::error_already_set();
+  PyObject* const first = PyList_Check(made.ptr()) ? PyList_GetItem(made.ptr(), 0) : nullptr;
+  if (first == nullptr) throw py::value_error("PyTorch gave no list of one item");
+  return py::reinterpret_borrow<py::object>(first);
+}
+
 // The one object of Python of a tensor. With the GIL.
 py::object to_python(Handle handle) {
   Owned copy;
@@ -121,16 +137,13 @@ py::object to_python(Handle handle) {
   const auto capsule =
       py::reinterpret_steal<py::object>(PyCapsule_New(copy.get(), nullptr, nullptr));
   if (!capsule) throw py::error_already_set();
-  PyObject* const made = PyObject_CallOneArg(shim().to_python, capsule.ptr());
-  if (made == nullptr) throw py::error_already_set();
+  py::object made = of_one(shim().to_python, capsule);
   (void)copy.release();
-  return py::reinterpret_steal<py::object>(made);
+  return made;
 }
 
 Owned to_handle(const py::object& tensor) {
-  const auto capsule =
-      py::reinterpret_steal<py::object>(PyObject_CallOneArg(shim().to_handle, tensor.ptr()));
-  if (!capsule) throw py::error_already_set();
+  const py::object capsule = of_one(shim().to_handle, tensor);
   void* const handle = PyCapsule_GetPointer(capsule.ptr(), nullptr);
   if (handle == nullptr) throw py::error_already_set();
   return Owned(handle);
@@ -333,8 +346,9 @@ void raise(Value* values, std::uint64_t /*arguments*/, std::uint64_t /*results*/
 
 void bind_stable_product(py::module_& module) {
   module.def(
-      "open_stable_abi", open_stable_abi, py::arg("to_python"), py::arg("to_handle"),
-      "Find PyTorch's stable C ABI. Returns the first function that is missing, or nothing.");
+      "find_stable_abi", find_stable_abi, py::arg("to_python"), py::arg("to_handle"),
+      "Find PyTorch's stable C ABI. Both arguments are functions in C that take and give lists.\n\n"
+      "Returns the first function that is missing, or nothing.");
   module.def("place_stable_kernel", place_stable_kernel, py::arg("name"), py::arg("key"),
              py::arg("python"), py::arg("keyset"),
              "Put a kernel in C over a product. Returns what removes it, or None.");

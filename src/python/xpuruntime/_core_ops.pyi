@@ -264,10 +264,11 @@ def use_torch_addon(functions: Any) -> None:
         The addon was built for another core.
     """
 
-def open_stable_abi(to_python: Callable[[Any], Any], to_handle: Callable[[Any], Any]) -> str:
+def find_stable_abi(to_python: Callable[[list[Any]], list[Any]], to_handle: Callable[[list[Any]], list[Any]]) -> str:
     """Find PyTorch's stable C ABI. Returns the first function that is missing, or nothing.
 
-    `to_python` makes a tensor of a capsule of a handle, which it owns from then on; `to_handle` the other way round.
+    `to_python` makes tensors of capsules of handles, which it owns from then on; `to_handle` the other way round. Both
+    are functions in C: one in Python could be interrupted after a handle has changed its owner.
     """
 
 def place_stable_kernel(name: str, key: str, python: Callable[..., Any], keyset: Any) -> Callable[[], None] | None:

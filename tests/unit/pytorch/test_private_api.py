@@ -136,7 +136,9 @@ def test_handles_of_tensors_are_owned_by_what_they_become():
     x = torch.ones(3)
     count = x._use_count()
     for _ in range(3):
-        assert private.tensor_of_handle(private.handle_of_tensor(x)) is x
+        (same,) = private.tensors_of_handles(private.handles_of_tensors([x]))
+        assert same is x
+    del same
     assert x._use_count() == count
 
 

@@ -355,27 +355,19 @@ current_stream: Callable[[int], int] = take(
 
 # --- the stable C ABI
 
-# Of one tensor, PyTorch's functions for lists alone: that for one takes no ownership of the handle in 2.13.
-_tensors_of_handles: Callable[[list[Any]], list[Any]] = take(
+#: Takes a list of capsules of handles, which it owns from then on. Called in C: the function for one handle takes no
+#: ownership in 2.13.
+tensors_of_handles: Callable[[list[Any]], list[Any]] = take(
     "torch._C._aoti.alloc_tensors_by_stealing_from_void_ptrs",
     "which gives kernels in C the tensors of Python",
     without="no kernel in C is placed",
 )
-_handles_of_tensors: Callable[[list[Any]], list[Any]] = take(
+#: Gives a list of capsules of new handles.
+handles_of_tensors: Callable[[list[Any]], list[Any]] = take(
     "torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors",
     "which gives kernels in C the tensors of Python",
     without="no kernel in C is placed",
 )
-
-
-def tensor_of_handle(handle: Any) -> Any:
-    """Return the tensor of a capsule of a handle, which it owns from then on."""
-    return _tensors_of_handles([handle])[0]
-
-
-def handle_of_tensor(tensor: Any) -> Any:
-    """Return a capsule of a new handle of a tensor."""
-    return _handles_of_tensors([tensor])[0]
 
 
 def python_kernels(op: Any) -> dict[Any, Any]:

@@ -181,7 +181,7 @@ def why_no_stable_abi() -> str:
     """Return why no kernel can be placed by the stable C ABI, found by placing one; empty where it can."""
 
     def opened() -> str:
-        missing = _core.open_stable_abi(_private_api.tensor_of_handle, _private_api.handle_of_tensor)
+        missing = _core.find_stable_abi(_private_api.tensors_of_handles, _private_api.handles_of_tensors)
         return f"this PyTorch has no {missing}" if missing else _why_not_raised()
 
     return self_test(opened)
