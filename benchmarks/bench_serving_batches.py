@@ -4,8 +4,10 @@
 
     python benchmarks/bench_serving_batches.py [--seconds 20]
 
-Requests of one row come to models of this process. The peak is what they answer with all requests there at once; a
-latency is counted from when a request was to come. Nothing else should run on the machine.
+Requests of one row are handed to models of this process by a thread, as a server does it. The peak is what they answer
+with all requests there at once; a latency is counted from when a request was to come. Beside it is what as
+much of its own peak would take on a server that costs nothing and is never interrupted: only the times of batches of
+each size count there. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import statistics
 import tempfile
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +95,27 @@ def latencies(service: Models, arrivals: Sequence[float]) -> list[float]:
     return [end - start - due for end, due in zip(done, arrivals, strict=True)]
 
 
+def ideal_latencies(arrivals: Sequence[float], seconds: Sequence[float]) -> list[float]:
+    """Return latencies on an ideal server, which runs what has come as soon as it is idle.
+
+    Parameters
+    ----------
+    arrivals : sequence of float
+    seconds : sequence of float
+        Time of a batch by its rows; the last one is the largest batch.
+    """
+    found: list[float] = []
+    now, first = 0.0, 0
+    while first < len(arrivals):
+        now, stop = max(now, arrivals[first]), first
+        while stop < len(arrivals) and stop - first < len(seconds) - 1 and arrivals[stop] <= now:
+            stop += 1
+        now += seconds[stop - first]
+        found += [now - one for one in arrivals[first:stop]]
+        first = stop
+    return found
+
+
 def measure(path: Path, size: int, delay_us: int, seconds: float) -> dict[str, Any]:
     """Return the peak, and the latencies at a part of it."""
     batching = {"max_batch_size": size, "max_queue_delay_us": delay_us, "max_queue_size": 0}
@@ -99,19 +123,26 @@ def measure(path: Path, size: int, delay_us: int, seconds: float) -> dict[str, A
     policy.write_text(json.dumps({"schema": "xpuruntime.policy/1", **POLICY}))
     model = {"source": str(path), "policy": str(policy), "batching": batching}
     settings = ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": {"m": model}})
-    whole = batch_seconds(path, size)
-    with Models(settings, gc_freeze=True) as service:  # as `xrt serve` does
+    some = sorted({1, 2, 4, size // 2, 3 * size // 4, size})
+    curve = np.interp(range(size + 1), some, [batch_seconds(path, rows) for rows in some]).tolist()
+    whole = curve[-1]
+    # From the main thread, which signals reach, requests go by way of another one.
+    with Models(settings, gc_freeze=True) as service, ThreadPoolExecutor(1) as client:  # frozen as by `xrt serve`
         count = int(2 * size / whole)  # two seconds of work
-        latencies(service, [0.0] * (count // 10))
+        client.submit(latencies, service, [0.0] * (count // 10)).result()
         start = time.perf_counter()
-        latencies(service, [0.0] * count)
+        client.submit(latencies, service, [0.0] * count).result()
         peak = count / (time.perf_counter() - start)
         gaps = np.random.default_rng(size).exponential(1 / (LOAD * peak), int(LOAD * peak * seconds))
-        found = latencies(service, np.cumsum(gaps).tolist())
+        arrivals = np.cumsum(gaps).tolist()
+        found = client.submit(latencies, service, arrivals).result()
+    at_its_load = (np.array(arrivals) * peak * whole / size).tolist()  # of a peak of one full batch after the other
+    ideal = float(np.quantile(ideal_latencies(at_its_load, curve), 0.99))
     p50, p99 = np.quantile(found, [0.5, 0.99]).tolist()
     return {
         "max_batch_size": size, "max_queue_delay_us": delay_us, "batch_ms": 1e3 * whole, "peak_per_second": peak,
         "requests": len(found), "p50_ms": 1e3 * p50, "p99_ms": 1e3 * p99, "p99_to_batch": p99 / whole,
+        "ideal_p99_to_batch": ideal / whole,
         "batch_ms_after": 1e3 * batch_seconds(path, size),
     }  # fmt: skip
 
@@ -131,7 +162,8 @@ def main() -> None:
                 print(
                     f"up to {size:2} rows, delay {delay_us:4} us: batch {one['batch_ms']:.2f} ms, peak "
                     f"{one['peak_per_second']:.0f}/s; at {LOAD:.0%} p50 {one['p50_ms']:.2f} ms, "
-                    f"p99 {one['p99_ms']:.2f} ms ({one['p99_to_batch']:.2f} batches)",
+                    f"p99 {one['p99_ms']:.2f} ms ({one['p99_to_batch']:.2f} batches; ideal server "
+                    f"{one['ideal_p99_to_batch']:.2f})",
                     flush=True,
                 )
     body = {"load": LOAD, "target": TARGET, "rows": rows, "seconds": options.seconds, "note": "", "policy": POLICY,

@@ -102,21 +102,27 @@ def peers(record: dict[str, Any]) -> Section:
     return Section("Servers beside each other on cpu", "".join(parts))
 
 
+_BATCH_FIGURES = ("batch_ms", "batch_ms_after", "p50_ms", "p99_ms", "p99_to_batch", "ideal_p99_to_batch")
+
+
 def batches(record: dict[str, Any]) -> Section:
     """Show latencies of batched requests at a part of the peak."""
     rows, checks = [], []
     for one in record["rows"]:
         name = f"up to {one['max_batch_size']} rows, a delay of {one['max_queue_delay_us'] / 1e3:g} ms"
-        after = [f"{one[key]:.2f}" for key in ("batch_ms", "batch_ms_after", "p50_ms", "p99_ms", "p99_to_batch")]
+        after = [f"{one[key]:.2f}" for key in _BATCH_FIGURES]
         rows.append([name, f"{one['peak_per_second']:,.0f}", f"{one['requests']:,}", *after])
         checks.append(Check(f"p99 to a full batch's time, {name}", one["p99_to_batch"], record["target"], "times"))
+    head = ("", "peak, a second", "requests", "batch, ms", "later, ms", "p50, ms", "p99, ms", "batches", "ideal")
     text = (
         f"How long do batched requests take at {record['load']:.0%} of the peak? Requests of one row come at random "
         "(Poisson) to a model of the same process; the peak is what it answers with all of them there at once. One "
         "that comes just after an execution began waits for that one and for its own, so two batches are the floor of "
-        f"the worst case.\n\n{machine(record)}\n{_busy_note(record)} `python benchmarks/bench_serving_batches.py`: "
+        "the worst case. The last column is the p99, in batches, of a server that costs nothing and is never "
+        "interrupted, at as much of its own peak: computed from the times of batches of each size."
+        f"\n\n{machine(record)}\n{_busy_note(record)} `python benchmarks/bench_serving_batches.py`: "
         f"{record['seconds']:g} s each, one thread of ONNX Runtime; batches were timed before and after.\n\n"
-        + table(("", "peak, a second", "requests", "batch, ms", "later, ms", "p50, ms", "p99, ms", "batches"), rows)
+        + table(head, rows)
         + f"\n{record['note']}\n\n{target_table(checks)}"
     )
     return Section("Batched requests at seven tenths of the peak on cpu", text, tuple(checks))
