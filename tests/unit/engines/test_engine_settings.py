@@ -90,7 +90,9 @@ def _classes() -> Iterator[type[EngineSettings]]:
     """Yield the settings class of each engine of the package."""
     for found in pkgutil.iter_modules(engines.__path__):
         if found.ispkg and (Path(engines.__path__[0]) / found.name / "settings.py").exists():
-            yield importlib.import_module(f"{engines.__name__}.{found.name}.settings").Settings
+            module = importlib.import_module(f"{engines.__name__}.{found.name}.settings")
+            (own,) = (getattr(module, name) for name in module.__all__ if name.endswith("Settings"))
+            yield own
 
 
 def _request(engine: str, device: str, folder: Path) -> Request:
@@ -156,16 +158,16 @@ def test_equal_requests_give_equal_settings(engine: str, device: str, tmp_path: 
 
 
 def test_what_is_given_to_settings_stays_apart_from_them() -> None:
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
     given = {"device_id": "0"}
-    settings = Settings(provider="CUDAExecutionProvider", options=given)
+    settings = OnnxRuntimeSettings(provider="CUDAExecutionProvider", options=given)
     given["device_id"] = "1"
     assert settings.options == {"device_id": "0"}
     more = settings.with_options({"use_tf32": "0"}).with_session({"session.x64quantprecision": "1"})
     assert more.options == {"device_id": "0", "use_tf32": "0"}
     assert more.session == {"session.x64quantprecision": "1"}
-    assert settings == Settings(provider="CUDAExecutionProvider", options={"device_id": "0"})
+    assert settings == OnnxRuntimeSettings(provider="CUDAExecutionProvider", options={"device_id": "0"})
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])

@@ -17,7 +17,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.engines.onnxruntime.pass_through import refuse_shared_caches
-from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.engines.tensorrt.caches import CacheFile
 from xpuruntime.files.folders import make_private, not_private
 from xpuruntime.ops.tuning_cache import TuningCache
@@ -141,7 +141,7 @@ def test_caches_of_vendors_that_others_may_write_are_refused(tmp_path: Path) -> 
         with pytest.raises(xrt.EngineError, match=r"another user may have written it: .* Fix: chmod go-w"):
             call()
     for option in ("migraphx_model_cache_dir", "ModelCacheDirectory"):
-        settings = Settings(provider="X", strict=False, options={option: str(file.path.parent)})
+        settings = OnnxRuntimeSettings(provider="X", strict=False, options={option: str(file.path.parent)})
         with pytest.raises(xrt.EngineError, match=f"{option} is not used"):
             refuse_shared_caches(settings)
         file.path.parent.chmod(0o700)

@@ -16,7 +16,7 @@ from xpuruntime.engines.accuracy import Reference, read_reference, write_referen
 from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.null import NullEngine
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
-from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.engines.precision import TOLERANCES
 from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.runtime.machine import EngineFacts
@@ -115,7 +115,7 @@ def test_limits_that_are_not_stated_are_those_of_the_precision() -> None:
         opened(OffEngine(5.0), accuracy={"rtol": 0.5})
 
 
-class CoarseSettings(Settings, frozen=True, kw_only=True):
+class CoarseSettings(OnnxRuntimeSettings, frozen=True, kw_only=True):
     computes: str = "fp16"
 
 

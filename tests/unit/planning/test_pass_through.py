@@ -16,7 +16,7 @@ from xpuruntime.engines.model_source import ModelSource
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH
-from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.errors import EngineError, PolicyError, UnsupportedOperationError
 from xpuruntime.planning import Plan, PlanRequest, resolve
 from xpuruntime.policies import Policy
@@ -249,10 +249,10 @@ def test_a_provider_that_does_not_open_never_becomes_the_cpu(known: Any) -> None
     """This wheel has none of them, so this is what really happens when one is asked of it."""
     source = ModelSource(str(demo_model_path()), None, "the demo")
     with pytest.raises(EngineError, match=f"asked for {known.provider}, but ONNX Runtime opened the session on CPU"):
-        open_session(Settings(provider=known.provider, options={"device_id": "0"}), source, "rocm:0")
+        open_session(OnnxRuntimeSettings(provider=known.provider, options={"device_id": "0"}), source, "rocm:0")
 
 
 def test_directml_is_opened_without_memory_patterns() -> None:
     source = ModelSource(str(demo_model_path()), None, "the demo")
-    assert session_options(Settings(provider="DmlExecutionProvider"), source).enable_mem_pattern is False
-    assert session_options(Settings(provider="CPUExecutionProvider"), source).enable_mem_pattern is True
+    assert session_options(OnnxRuntimeSettings(provider="DmlExecutionProvider"), source).enable_mem_pattern is False
+    assert session_options(OnnxRuntimeSettings(provider="CPUExecutionProvider"), source).enable_mem_pattern is True

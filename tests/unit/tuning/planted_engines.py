@@ -15,7 +15,7 @@ import numpy as np
 
 from xpuruntime.engines.base import Judgement, LoadedModel, Request
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
-from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.engines.options import Option
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Control
@@ -27,7 +27,7 @@ FAULTS = (
 )  # fmt: skip
 
 
-class PlantedSettings(Settings, frozen=True, kw_only=True):
+class PlantedSettings(OnnxRuntimeSettings, frozen=True, kw_only=True):
     """Those of ONNX Runtime, and what is planted."""
 
     fault: str

@@ -143,14 +143,14 @@ def _asked(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
 
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.opening import open_session
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
     copy = type(proto)()
     copy.CopyFrom(proto)
     for name in names:
         copy.graph.output.add().name = name
     source = ModelSource(copy.SerializeToString(), info.base_dir, info.path)
-    session = open_session(Settings(provider="CPUExecutionProvider"), source, "cpu").session
+    session = open_session(OnnxRuntimeSettings(provider="CPUExecutionProvider"), source, "cpu").session
     found = {}
     for output in session.get_outputs():
         if output.name in names:

@@ -45,14 +45,14 @@ class Inside:
         from xpuruntime.engines.onnxruntime._private_api import raw_session
         from xpuruntime.engines.onnxruntime.failures import translate
         from xpuruntime.engines.onnxruntime.opening import open_session
-        from xpuruntime.engines.onnxruntime.settings import Settings
+        from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
         proto = self._copy()
         for name in dict.fromkeys(names):
             if name not in self.outputs:
                 proto.graph.output.add().name = name  # ONNX Runtime knows its type
         source = ModelSource(proto.SerializeToString(), self.info.base_dir, self.info.path)
-        session = open_session(Settings(provider="CPUExecutionProvider"), source, "cpu").session
+        session = open_session(OnnxRuntimeSettings(provider="CPUExecutionProvider"), source, "cpu").session
         types = {output.name: output.type for output in session.get_outputs()}
         wanted = [name for name in dict.fromkeys(names) if types.get(name) in _PLAIN]
         try:

@@ -26,7 +26,7 @@ from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.quantisation import Calibration
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine, building
 from xpuruntime.engines.tensorrt.products import RTX
-from xpuruntime.engines.tensorrt.settings import Settings
+from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
 
@@ -43,7 +43,7 @@ def build(tmp_path: Any, model: Any = None, execution: dict[str, Any] | None = N
         request = msgspec.structs.replace(request, calibration=Calibration(calibration, request.model))
     found = judge(request, HERE)
     assert found.verdict.accepted, found.verdict.reason
-    settings = msgspec.convert(found.settings, Settings)
+    settings = msgspec.convert(found.settings, TensorRtSettings)
     target = TensorRtRtxEngine().target(request, found, HERE)
     return building.build(request, settings, RTX, target, ConversionLog())
 
@@ -151,7 +151,7 @@ def test_the_parser_would_change_float64(tmp_path: Any) -> None:
     """What the plan refuses is refused once more by what the parser made, for types that no table has."""
     request = ask(tmp_path, models.identity("float64"), {"shapes": {"x": [2, 3]}}, purpose="compile")
     with pytest.raises(xrt.UnsupportedOperationError, match=r"'x' .* is float64, and TensorRT-RTX makes it float32"):
-        building.build(request, Settings(targets=("8.6",)), RTX, {}, ConversionLog())
+        building.build(request, TensorRtSettings(targets=("8.6",)), RTX, {}, ConversionLog())
 
 
 def test_inputs_that_decide_sizes(tmp_path: Any) -> None:
@@ -223,7 +223,7 @@ def test_weights_beside_the_model(tmp_path: Any) -> None:
         request = Request(
             model=inspect_model(outside / "model.onnx"), device="cuda:0", policy=policy, purpose="compile"
         )
-        settings = msgspec.convert(judge(request, HERE).settings, Settings)
+        settings = msgspec.convert(judge(request, HERE).settings, TensorRtSettings)
         plan = building.build(request, settings, RTX, {}, ConversionLog()).plan
         assert abs(len(plan) - len(first.plan)) < 256  # names of nodes and paths; the weights have 32 KiB
 

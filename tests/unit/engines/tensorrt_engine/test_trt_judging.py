@@ -299,10 +299,10 @@ def test_every_stated_key_has_one_control(tmp_path: Any, engine: str) -> None:
 
 def test_judging_is_the_same_after_a_trip_through_json(tmp_path: Any) -> None:
     found = judge(ask(tmp_path, models.conv(), {"shapes": {"x": ["1..8", 3, 32, 32]}}), ADA)
-    from xpuruntime.engines.tensorrt.settings import Settings
+    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
-    again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(found.settings)), Settings)
-    assert again == msgspec.convert(found.settings, Settings)
+    again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(found.settings)), TensorRtSettings)
+    assert again == msgspec.convert(found.settings, TensorRtSettings)
 
 
 def test_probing_a_package_that_does_not_load(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

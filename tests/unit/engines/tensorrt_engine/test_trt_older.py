@@ -14,7 +14,7 @@ from xpuruntime.engines.tensorrt.caches import CacheFile, cache_file
 from xpuruntime.engines.tensorrt.configuring import configure
 from xpuruntime.engines.tensorrt.network import strong_typing
 from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, has, probe_api
-from xpuruntime.engines.tensorrt.settings import Settings
+from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 from xpuruntime.engines.tensorrt.timing import TimingCache
 from xpuruntime.errors import EngineError
 from xpuruntime.runtime.machine import EngineFacts
@@ -133,7 +133,7 @@ def test_what_rtx_offers_and_does_not_do_is_not_taken_for_a_capability() -> None
 
 def test_a_configuration() -> None:
     trt, config = module(10), Config()
-    settings = Settings(
+    settings = TensorRtSettings(
         tf32=False,
         workspace=1 << 30,
         profiles={"x": ((1, 4), (2, 4), (8, 4))},
@@ -168,7 +168,7 @@ def test_a_configuration() -> None:
 
 def test_a_limit_beyond_the_gpu_is_that_of_the_gpu() -> None:
     config = Config()
-    held = configure(module(11), Builder(), config, Settings(workspace=1 << 40))
+    held = configure(module(11), Builder(), config, TensorRtSettings(workspace=1 << 40))
     assert held["workspace"] == str(1 << 34)
 
 
@@ -177,7 +177,7 @@ def test_a_setting_that_is_not_taken_is_an_error() -> None:
         builder_optimization_level = property(lambda self: 3, lambda self, value: None)
 
     with pytest.raises(EngineError, match="does not take builder_optimization_level=5: it holds 3"):
-        configure(module(10), Builder(), Stubborn(), Settings(options={"builder_optimization_level": "5"}))
+        configure(module(10), Builder(), Stubborn(), TensorRtSettings(options={"builder_optimization_level": "5"}))
 
 
 def test_the_timing_cache(tmp_path: Any) -> None:

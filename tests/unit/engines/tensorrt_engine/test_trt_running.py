@@ -24,7 +24,7 @@ from xpuruntime.engines.tensorrt.caches import CacheFile
 from xpuruntime.engines.tensorrt.handle import Handle
 from xpuruntime.engines.tensorrt.model import TensorRtModel
 from xpuruntime.engines.tensorrt.products import RTX
-from xpuruntime.engines.tensorrt.settings import Settings
+from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
 
@@ -61,7 +61,7 @@ def load(
     """Return a loaded model over the stand-in, on host memory."""
     info = inspect_model(models.save(models.mlp(), tmp_path))
     policy = Policy.coerce({"execution": {"shapes": {"x": ["1..4..8", 64]}}})
-    handle = Handle(fake.module(engine), RTX, "cpu", Settings(**settings), RECORD, info.path)
+    handle = Handle(fake.module(engine), RTX, "cpu", TensorRtSettings(**settings), RECORD, info.path)
     handle.open(b"plan", cache, None)
     request = Request(model=info, device="cpu", policy=policy)
     return TensorRtModel(handle, with_shapes(info, policy), request=request, log=ConversionLog())

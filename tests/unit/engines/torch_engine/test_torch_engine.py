@@ -60,10 +60,10 @@ def program(net: Any, tmp_path: Path) -> Path:
 
 def test_a_switch_for_tf32_that_was_left_on_is_told() -> None:
     """Either of PyTorch's two, whichever way it was set; the real ones are held on CUDA alone."""
-    from xpuruntime.engines.torch.settings import Settings
+    from xpuruntime.engines.torch.settings import TorchSettings
     from xpuruntime.engines.torch.switches import read_back
 
-    off, on = Settings(tf32=False), Settings(tf32=True)
+    off, on = TorchSettings(tf32=False), TorchSettings(tf32=True)
     values = {"matmul.allow_tf32": False, "cudnn.allow_tf32": False}
     assert read_back(off, values) == {"execution.tf32": "false"}
     for name in values:

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["compile_model", "compiled_for"]
@@ -41,7 +41,7 @@ _KEPT = 256
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 
 
-def compiled_for(settings: Settings, machine: Machine, device: str) -> dict[str, str]:
+def compiled_for(settings: OnnxRuntimeSettings, machine: Machine, device: str) -> dict[str, str]:
     """Return what a compiled graph is tied to. Pure."""
     facts = machine.engines["onnxruntime"]
     target = {
@@ -60,7 +60,7 @@ def compiled_for(settings: Settings, machine: Machine, device: str) -> dict[str,
     return target
 
 
-def compile_model(request: Request, settings: Settings, folder: Path) -> Compiled:
+def compile_model(request: Request, settings: OnnxRuntimeSettings, folder: Path) -> Compiled:
     """Write the optimised graph, its weights and the graph before it into `folder`.
 
     Raises

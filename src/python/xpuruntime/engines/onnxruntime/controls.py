@@ -18,7 +18,7 @@ from xpuruntime.engines.onnxruntime.options import (
     NAMES,
     SESSION_OPTIONS,
 )
-from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.engines.onnxruntime.trial import CONFUSED_BY_CASTS, DISABLED, SAFE_LEVEL
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.precision.other_floats import other_floats
@@ -41,7 +41,7 @@ _NAMED = 3
 
 def resolve_settings(
     request: Request, capability: tuple[int, int] | None = None, *, features: Collection[str] = ()
-) -> tuple[Settings, tuple[Control, ...]]:
+) -> tuple[OnnxRuntimeSettings, tuple[Control, ...]]:
     """Resolve the policy of `request` for ONNX Runtime on its device. Pure.
 
     `capability` is the compute capability of a CUDA device, for the xpuruntime kernels; `features` are those
@@ -54,7 +54,7 @@ def resolve_settings(
     """
     cuda = request.device.startswith("cuda")
     policy = request.policy
-    settings = Settings(
+    settings = OnnxRuntimeSettings(
         provider="CUDAExecutionProvider" if cuda else "CPUExecutionProvider", strict=policy.mode == "strict"
     )
     builder = ControlBuilder(policy.stated())
@@ -70,12 +70,14 @@ def resolve_settings(
     return settings, builder.finish("ONNX Runtime")
 
 
-def _on_unless_stated(settings: Settings, entry: str) -> Settings:
+def _on_unless_stated(settings: OnnxRuntimeSettings, entry: str) -> OnnxRuntimeSettings:
     """Return the settings with a session entry switched on, unless the policy states it."""
     return settings if entry in settings.session else settings.with_session({entry: "1"})
 
 
-def _given_options(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
+def _given_options(
+    request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
+) -> OnnxRuntimeSettings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     session = {name: given.pop(name) for name in list(given) if name in SESSION_OPTIONS or "." in name}
     where = "execution.provider_options.onnxruntime"
@@ -97,7 +99,9 @@ def _given_options(request: Request, settings: Settings, builder: ControlBuilder
     return settings.replace(options=options, session=entries, level=level, level_stated=level_stated)
 
 
-def _placement(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
+def _placement(
+    request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
+) -> OnnxRuntimeSettings:
     execution = request.policy.execution
     if cuda:
         builder.add(
@@ -112,7 +116,9 @@ def _placement(request: Request, settings: Settings, builder: ControlBuilder, *,
     return settings
 
 
-def _precision(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
+def _precision(
+    request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
+) -> OnnxRuntimeSettings:
     execution = request.policy.execution
     precision, tf32 = execution.precision, execution.tf32
     settings = _keep_activations(request, settings)
@@ -148,7 +154,9 @@ def _precision(request: Request, settings: Settings, builder: ControlBuilder, *,
     return settings
 
 
-def _half_precision(settings: Settings, builder: ControlBuilder, precision: str, *, cuda: bool) -> Settings:
+def _half_precision(
+    settings: OnnxRuntimeSettings, builder: ControlBuilder, precision: str, *, cuda: bool
+) -> OnnxRuntimeSettings:
     """Have the graph converted to fp16 or bf16."""
     settings = settings.replace(convert=precision)
     if cuda:
@@ -171,7 +179,7 @@ def _half_precision(settings: Settings, builder: ControlBuilder, precision: str,
     return settings
 
 
-def _fp32(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> None:
+def _fp32(request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool) -> None:
     """State what keeps the arithmetic in fp32; TF32 is switched off with ``execution.tf32``."""
     resolved = "use_tf32=0" if cuda else "the model's own types"
     if QDQ_LEVEL in settings.session:
@@ -196,7 +204,7 @@ def _fp32(request: Request, settings: Settings, builder: ControlBuilder, *, cuda
         )
 
 
-def _keep_activations(request: Request, settings: Settings) -> Settings:
+def _keep_activations(request: Request, settings: OnnxRuntimeSettings) -> OnnxRuntimeSettings:
     """Have products with dequantised weights computed in the type of their activations, unless int8 is asked for.
 
     ONNX Runtime fuses them into MatMulNBits, and by default quantises the activations to int8.
@@ -254,7 +262,9 @@ def _integer_nodes(request: Request) -> str:
     return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
-def _int8(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
+def _int8(
+    request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
+) -> OnnxRuntimeSettings:
     if quantises(request):
         settings = settings.replace(qdq="ort-cuda" if cuda else "ort-cpu")
         resolved = f"graph quantised from {request.calibration.count} calibration samples"
@@ -276,7 +286,9 @@ def _int8(request: Request, settings: Settings, builder: ControlBuilder, *, cuda
     return settings
 
 
-def _execution(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
+def _execution(
+    request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
+) -> OnnxRuntimeSettings:
     execution = request.policy.execution
     options: dict[str, str] = {}
     builder.add("execution.threads", f"intra_op_num_threads={execution.threads}", "enforced", "session option")
@@ -341,7 +353,9 @@ def _execution(request: Request, settings: Settings, builder: ControlBuilder, *,
     )
 
 
-def _memory(request: Request, settings: Settings, builder: ControlBuilder, *, cuda: bool) -> Settings:
+def _memory(
+    request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
+) -> OnnxRuntimeSettings:
     memory = request.policy.execution.memory
     if not cuda:
         unsupported = "the CPU provider takes no outside allocator"

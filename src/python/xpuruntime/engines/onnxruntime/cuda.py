@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.opening import Opened
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
     from xpuruntime.evidence.records import Conversion
 
 __all__ = ["CudaModel"]
@@ -68,7 +68,7 @@ class CudaModel(LoadedModel):
     opened : Opened
     info : ModelInfo
     device : str
-    settings : Settings
+    settings : OnnxRuntimeSettings
     stream : Stream or None
         The session's own stream, the one the provider was opened with; ``None`` with an allocator.
     allocator : EngineAllocator or None
@@ -85,7 +85,7 @@ class CudaModel(LoadedModel):
         info: ModelInfo,
         *,
         device: str,
-        settings: Settings,
+        settings: OnnxRuntimeSettings,
         stream: Any,
         allocator: Any,
         graph_refused: str | None,

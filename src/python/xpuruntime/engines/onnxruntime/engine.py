@@ -11,7 +11,7 @@ from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.onnxruntime.controls import resolve_settings
 from xpuruntime.engines.onnxruntime.options import CPU_OPTIONS, CUDA_OPTIONS, NAMES, SESSION_OPTIONS
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, resolve_pass_through
-from xpuruntime.engines.onnxruntime.settings import Settings, uncompilable
+from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings, uncompilable
 from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.errors import PolicyError
@@ -51,7 +51,7 @@ _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2",
 _CUDA = "CUDAExecutionProvider"
 
 
-class OnnxRuntimeEngine(Engine[Settings]):
+class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
     """ONNX Runtime on ``cpu`` and ``cuda:N``, and by pass-through providers on ``rocm:N``, ``metal`` and ``dml:N``."""
 
     name: ClassVar[str] = NAMES[0]
@@ -133,7 +133,7 @@ class OnnxRuntimeEngine(Engine[Settings]):
             return {**CPU_OPTIONS, **{name: one for name, one in SESSION_OPTIONS.items() if not name.startswith("ep.")}}
         return {}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
+    def judge(self, request: Request, machine: Machine) -> Judgement[OnnxRuntimeSettings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -159,7 +159,7 @@ class OnnxRuntimeEngine(Engine[Settings]):
             uncompilable=uncompilable(settings),
         )
 
-    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[OnnxRuntimeSettings], machine: Machine) -> LoadedModel:
         """Open the session; see `LoadedModel`."""
         from xpuruntime.engines.onnxruntime.loading import load_model
 
@@ -172,13 +172,15 @@ class OnnxRuntimeEngine(Engine[Settings]):
 
         return OnnxRuntimeExporter
 
-    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[OnnxRuntimeSettings], machine: Machine) -> dict[str, str]:
         """Return versions, provider and the instruction sets that the optimised graph is made for."""
         from xpuruntime.engines.onnxruntime.compiling import compiled_for
 
         return compiled_for(judgement.settings, machine, request.device)
 
-    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
+    def compile(
+        self, request: Request, judgement: Judgement[OnnxRuntimeSettings], machine: Machine, folder: Path
+    ) -> Compiled:
         """Write the graph as the optimisers leave it; see `Engine.compile`."""
         from xpuruntime.engines.onnxruntime.compiling import compile_model
 

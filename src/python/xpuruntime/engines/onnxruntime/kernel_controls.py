@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
 __all__ = ["KernelKeys"]
 
@@ -49,7 +49,7 @@ class KernelKeys:
     Parameters
     ----------
     request : Request
-    settings : Settings
+    settings : OnnxRuntimeSettings
         With the keys of `execution` resolved; `resolve` adds the rewrites and the options.
     builder : ControlBuilder
     capability : (int, int) or None
@@ -57,7 +57,11 @@ class KernelKeys:
     """
 
     def __init__(
-        self, request: Request, settings: Settings, builder: ControlBuilder, capability: tuple[int, int] | None
+        self,
+        request: Request,
+        settings: OnnxRuntimeSettings,
+        builder: ControlBuilder,
+        capability: tuple[int, int] | None,
     ) -> None:
         self._request, self._book = request, builder
         self._cuda = request.device.startswith("cuda")
@@ -73,7 +77,7 @@ class KernelKeys:
             left={one.node: str(one) for one in self._found.left},
         )
 
-    def resolve(self) -> Settings:
+    def resolve(self) -> OnnxRuntimeSettings:
         """Add the control of every kernel key, and return the settings with what the keys resolve to."""
         for op in self._policy.preferences:
             self._short_form(op)
@@ -310,7 +314,7 @@ def _not_built(words: Sequence[str], reason: str) -> tuple[str, str]:
     return ("; ".join(missing), "run `xrt doctor`, which names the fix") if missing else (reason, _REMOVE)
 
 
-def _why_not(request: Request, settings: Settings) -> tuple[str, str] | None:
+def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str] | None:
     """Return why no xpuruntime operator can be in the graph, and the fix; ``None`` where they can."""
     if settings.qdq is not None:
         return (

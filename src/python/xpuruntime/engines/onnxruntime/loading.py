@@ -25,12 +25,12 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
 __all__ = ["load_model", "model_source", "preload_cuda", "source_graph_of"]
 
 
-def load_model(request: Request, settings: Settings) -> LoadedModel:
+def load_model(request: Request, settings: OnnxRuntimeSettings) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails.
 
     Raises
@@ -55,7 +55,9 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     return _load_cuda(request, settings, source, log)
 
 
-def _open(settings: Settings, source: ModelSource, device: str, log: ConversionLog) -> tuple[Opened, Settings]:
+def _open(
+    settings: OnnxRuntimeSettings, source: ModelSource, device: str, log: ConversionLog
+) -> tuple[Opened, OnnxRuntimeSettings]:
     """Open a session, and return it with the settings that it was opened with.
 
     A graph that was changed here, and that an optimiser spoils, is opened with fewer optimisers. A level that the
@@ -83,7 +85,7 @@ def _open(settings: Settings, source: ModelSource, device: str, log: ConversionL
     raise reason  # the optimisers are not what it was refused for
 
 
-def _load_cuda(request: Request, settings: Settings, source: ModelSource, log: ConversionLog) -> LoadedModel:
+def _load_cuda(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> LoadedModel:
     from xpuruntime import _core
 
     preload_cuda()
@@ -91,7 +93,7 @@ def _load_cuda(request: Request, settings: Settings, source: ModelSource, log: C
         return _open_cuda(request, settings, source, log)
 
 
-def _open_cuda(request: Request, settings: Settings, source: ModelSource, log: ConversionLog) -> LoadedModel:
+def _open_cuda(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> LoadedModel:
     from xpuruntime import _core
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
@@ -146,7 +148,7 @@ def preload_cuda() -> None:
         preload((*linked, *later))
 
 
-def _allocator(request: Request, settings: Settings) -> Any:
+def _allocator(request: Request, settings: OnnxRuntimeSettings) -> Any:
     """Return a slot over a pool of the session's own, or ``None``.
 
     The provider passes no stream with its allocations, so the pool is shared with nobody: what is freed in it is used
@@ -170,7 +172,7 @@ def _with_reason(error: XpuRuntimeError, allocator: Any) -> XpuRuntimeError:
     )
 
 
-def model_source(request: Request, settings: Settings, log: ConversionLog) -> ModelSource:
+def model_source(request: Request, settings: OnnxRuntimeSettings, log: ConversionLog) -> ModelSource:
     """Return the model as ONNX Runtime gets it: converted where the policy says so, or that of an artifact."""
     if request.artifact is not None:
         return artifact_source(request.artifact, request.model.path)
@@ -187,7 +189,7 @@ def model_source(request: Request, settings: Settings, log: ConversionLog) -> Mo
 
 
 def _observer(
-    request: Request, settings: Settings, source: ModelSource, rewriting: Rewriting | None
+    request: Request, settings: OnnxRuntimeSettings, source: ModelSource, rewriting: Rewriting | None
 ) -> Callable[[Mapping[str, Any], int], Observed]:
     """Return what makes an instrumented copy of the session and watches it run. Keeps the rules of `rewriting`."""
     copy = public(settings)

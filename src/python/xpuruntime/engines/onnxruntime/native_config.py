@@ -28,7 +28,7 @@ from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
 from xpuruntime.engines.onnxruntime.native_script import script_text
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
 from xpuruntime.engines.onnxruntime.options import NAMES
-from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ class OnnxRuntimeExporter(NativeExporter):
 
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the script or the repository, with the model as the session gets it."""
-        settings = self.settings_as(Settings)
+        settings = self.settings_as(OnnxRuntimeSettings)
         if settings.provider not in ("CPUExecutionProvider", _CUDA):
             raise UnsupportedOperationError(
                 f"sessions of {settings.provider} are not exported. Fix: lock the model on cpu or cuda:0",
@@ -75,7 +75,7 @@ class OnnxRuntimeExporter(NativeExporter):
 
     def device_word(self) -> str:
         """Return the execution provider."""
-        return self.settings_as(Settings).provider
+        return self.settings_as(OnnxRuntimeSettings).provider
 
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
         """Run the script, profiled, and join what ran to the source nodes; see `NativeExporter.run`."""
@@ -93,7 +93,7 @@ class OnnxRuntimeExporter(NativeExporter):
         from xpuruntime.engines.onnxruntime.observing import observe
         from xpuruntime.engines.quantisation import in_source_terms
 
-        settings, request, source = self.settings_as(Settings), self.job.request, self._source
+        settings, request, source = self.settings_as(OnnxRuntimeSettings), self.job.request, self._source
         assert source is not None
 
         def make(prefix: str | None, optimized: str | None) -> _Recorded:
@@ -115,7 +115,7 @@ class OnnxRuntimeExporter(NativeExporter):
             seen = msgspec.structs.replace(seen, units=units)
         return seen
 
-    def _script(self, settings: Settings, folder: Path) -> NativeConfig:
+    def _script(self, settings: OnnxRuntimeSettings, folder: Path) -> NativeConfig:
         assert self._source is not None
         write_model(self._source, folder, also=(_SCRIPT, "requirements.txt", RECORD))
         entries = dict(settings.session)
@@ -150,7 +150,7 @@ class OnnxRuntimeExporter(NativeExporter):
             ),
         )
 
-    def _script_outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+    def _script_outcomes(self, settings: OnnxRuntimeSettings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, _TITLE)
         cuda = settings.provider == _CUDA
         self._of_the_graph(found)
@@ -192,7 +192,7 @@ class OnnxRuntimeExporter(NativeExporter):
             _is_own, "an option, the graph, or ONNX Runtime's own choice", "xpuruntime's kernels are not there"
         )
 
-    def _repository(self, settings: Settings, folder: Path) -> NativeConfig:
+    def _repository(self, settings: OnnxRuntimeSettings, folder: Path) -> NativeConfig:
         assert self._source is not None
         model = folder / self.job.name
         write_model(self._source, model / "1")
@@ -221,7 +221,7 @@ class OnnxRuntimeExporter(NativeExporter):
             ),
         )
 
-    def _triton_outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+    def _triton_outcomes(self, settings: OnnxRuntimeSettings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, "Triton's onnxruntime backend")
         cuda = settings.provider == _CUDA
         if left := _not_passed_on(settings):
@@ -286,28 +286,28 @@ def _is_own(resolved: str) -> bool:
     return resolved.startswith(_BY_OPTION) or resolved in _FREE or resolved.endswith(" stay fp32")
 
 
-def _plain_options(settings: Settings) -> dict[str, str]:
+def _plain_options(settings: OnnxRuntimeSettings) -> dict[str, str]:
     """Return the provider options without addresses, which are of the process that made them."""
     return {name: value for name, value in settings.options.items() if "user_compute" not in name}
 
 
-def _cuda_parameters(settings: Settings) -> dict[str, str]:
+def _cuda_parameters(settings: OnnxRuntimeSettings) -> dict[str, str]:
     return {name: value for name, value in _plain_options(settings).items() if name != "device_id"}
 
 
-def _triton_parameters(settings: Settings) -> dict[str, str]:
+def _triton_parameters(settings: OnnxRuntimeSettings) -> dict[str, str]:
     found = {name: settings.session[name] for name in _TRITON_ENTRIES if name in settings.session}
     if settings.threads is not None:
         found["intra_op_thread_count"] = str(settings.threads)
     return found
 
 
-def _not_passed_on(settings: Settings) -> list[str]:
+def _not_passed_on(settings: OnnxRuntimeSettings) -> list[str]:
     """Return the session entries that Triton's backend has no parameter for."""
     return sorted(set(settings.session) - set(_TRITON_ENTRIES))
 
 
-def _rewritten(settings: Settings) -> tuple[str, ...]:
+def _rewritten(settings: OnnxRuntimeSettings) -> tuple[str, ...]:
     """Return what is to be said of nodes that xpuruntime's kernels serve in a session."""
     count = len(settings.rewrites)
     if not count:

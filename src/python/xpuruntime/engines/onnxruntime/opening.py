@@ -18,7 +18,7 @@ from xpuruntime.errors import EngineError, EngineUnavailable, UnsupportedOperati
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
 __all__ = ["LEVELS", "NO_CPU", "Opened", "open_session", "session_options"]
 
@@ -42,7 +42,7 @@ class Opened:
         self.placements = placements
 
 
-def session_options(settings: Settings, source: ModelSource) -> Any:
+def session_options(settings: OnnxRuntimeSettings, source: ModelSource) -> Any:
     """Return ``SessionOptions`` for `settings`."""
     import onnxruntime as ort
 
@@ -63,7 +63,7 @@ def session_options(settings: Settings, source: ModelSource) -> Any:
     return options
 
 
-def open_session(settings: Settings, source: ModelSource, device: str, options: Any = None) -> Opened:
+def open_session(settings: OnnxRuntimeSettings, source: ModelSource, device: str, options: Any = None) -> Opened:
     """Open a session that runs on the requested device, or raise.
 
     Raises
@@ -103,7 +103,7 @@ def open_session(settings: Settings, source: ModelSource, device: str, options: 
     return Opened(session, placements)
 
 
-def _construct(settings: Settings, source: ModelSource, options: Any) -> Any:
+def _construct(settings: OnnxRuntimeSettings, source: ModelSource, options: Any) -> Any:
     import onnxruntime as ort
 
     # Each CUDA session logs a warning that it has no plugin device; errors still reach the log, and us as exceptions.
@@ -120,7 +120,7 @@ def _construct(settings: Settings, source: ModelSource, options: Any) -> Any:
         ort.set_default_logger_severity(_WARNING)
 
 
-def _islands(settings: Settings, source: ModelSource, device: str) -> Exception:
+def _islands(settings: OnnxRuntimeSettings, source: ModelSource, device: str) -> Exception:
     """Open once more with the CPU provider allowed, only to name the nodes that it would take."""
     options = session_options(settings, source)
     options.add_session_config_entry(_ASSIGNMENT, "1")
@@ -134,7 +134,7 @@ def _islands(settings: Settings, source: ModelSource, device: str) -> Exception:
     return _refusal([p for p in placements if p.provider != settings.provider], settings, device)
 
 
-def _absent(session: Any, settings: Settings, device: str) -> EngineError:
+def _absent(session: Any, settings: OnnxRuntimeSettings, device: str) -> EngineError:
     msg = (
         f"asked for {settings.provider}, but ONNX Runtime opened the session on "
         f"{', '.join(session.get_providers())}; its library could not be loaded: run `xrt doctor`"
@@ -142,7 +142,7 @@ def _absent(session: Any, settings: Settings, device: str) -> EngineError:
     return EngineUnavailable(msg, engine="onnxruntime", device=device)
 
 
-def _refusal(strays: list[Assigned], settings: Settings, device: str) -> UnsupportedOperationError:
+def _refusal(strays: list[Assigned], settings: OnnxRuntimeSettings, device: str) -> UnsupportedOperationError:
     ops = sorted({p.op for p in strays})
     named = ", ".join(f"{p.name} ({p.op})" for p in strays[:8])
     more = f" and {len(strays) - 8} more" if len(strays) > 8 else ""

@@ -21,7 +21,7 @@ from xpuruntime.engines.onnxruntime.options import (
     NAMES,
     SESSION_OPTIONS,
 )
-from xpuruntime.engines.onnxruntime.settings import Settings
+from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.engines.options import Option, check_options, own_options
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import EngineError
@@ -142,7 +142,7 @@ def refuse_pass_through(request: Request, facts: EngineFacts, machine: Machine) 
     return None
 
 
-def resolve_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...]]:
+def resolve_pass_through(request: Request) -> tuple[OnnxRuntimeSettings, tuple[Control, ...]]:
     """Resolve the policy of `request` for its provider. Pure.
 
     Raises
@@ -152,7 +152,7 @@ def resolve_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...
     """
     kind, _, index = request.device.partition(":")
     known, execution = PASS_THROUGH[kind], request.policy.execution
-    settings = Settings(provider=known.provider, strict=request.policy.mode == "strict")
+    settings = OnnxRuntimeSettings(provider=known.provider, strict=request.policy.mode == "strict")
     builder = ControlBuilder(request.policy.stated())
     if known.inside is not None:
         builder.add("execution.device", request.device, "advisory", known.inside)
@@ -182,7 +182,7 @@ def resolve_pass_through(request: Request) -> tuple[Settings, tuple[Control, ...
     return settings, builder.finish(f"ONNX Runtime's {known.vendor} provider")
 
 
-def refuse_shared_caches(settings: Settings) -> None:
+def refuse_shared_caches(settings: OnnxRuntimeSettings) -> None:
     """Refuse the provider's own folders of compiled models where another user may have put one there.
 
     Raises
@@ -200,7 +200,9 @@ def refuse_shared_caches(settings: Settings) -> None:
             raise EngineError(f"{name} is not used, since another user may have written there: {reason}")
 
 
-def _options(request: Request, known: PassThrough, settings: Settings, builder: ControlBuilder) -> Settings:
+def _options(
+    request: Request, known: PassThrough, settings: OnnxRuntimeSettings, builder: ControlBuilder
+) -> OnnxRuntimeSettings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     entries = {**SESSION_OPTIONS, **known.session}
     session = {name: given.pop(name) for name in list(given) if name in entries or "." in name}
@@ -212,7 +214,9 @@ def _options(request: Request, known: PassThrough, settings: Settings, builder: 
     return settings.replace(options=options, session=checked, level=level)
 
 
-def _precision(request: Request, known: PassThrough, settings: Settings, builder: ControlBuilder) -> Settings:
+def _precision(
+    request: Request, known: PassThrough, settings: OnnxRuntimeSettings, builder: ControlBuilder
+) -> OnnxRuntimeSettings:
     precision = request.policy.execution.precision
     if precision == "fp16":
         settings = settings.replace(convert="fp16")

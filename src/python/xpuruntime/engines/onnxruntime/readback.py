@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from xpuruntime.engines.base import Observed, Request
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
 __all__ = ["attention_kernels", "read_back"]
 
@@ -51,7 +51,7 @@ _KEYS = {
 
 
 def read_back(
-    session: Any, settings: Settings, shapes: Mapping[str, tuple[int | str, ...]] | None = None
+    session: Any, settings: OnnxRuntimeSettings, shapes: Mapping[str, tuple[int | str, ...]] | None = None
 ) -> dict[str, str]:
     """Return policy key to ``option=value`` as the open session holds it, where it can be read.
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Settings`: what the plan decided, in ONNX Runtime's own terms."""
+"""`OnnxRuntimeSettings`: what the plan decided, in ONNX Runtime's own terms."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 
 from xpuruntime.engines.settings import EngineSettings
 
-__all__ = ["Settings", "uncompilable"]
+__all__ = ["OnnxRuntimeSettings", "uncompilable"]
 
 
-class Settings(EngineSettings, frozen=True, kw_only=True):
+class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to ONNX Runtime.
 
     Attributes
@@ -74,16 +74,16 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
     left: Mapping[str, str] = {}
     tune: bool = False
 
-    def with_options(self, options: Mapping[str, str]) -> Settings:
+    def with_options(self, options: Mapping[str, str]) -> OnnxRuntimeSettings:
         """Return the same settings with these provider options, which replace others of the same names."""
         return self.replace(options={**self.options, **options})
 
-    def with_session(self, entries: Mapping[str, str]) -> Settings:
+    def with_session(self, entries: Mapping[str, str]) -> OnnxRuntimeSettings:
         """Return the same settings with these session entries, which replace others of the same names."""
         return self.replace(session={**self.session, **entries})
 
 
-def uncompilable(settings: Settings) -> str | None:
+def uncompilable(settings: OnnxRuntimeSettings) -> str | None:
     """Return why a session of these settings cannot be compiled, or ``None``."""
     if settings.provider not in ("CPUExecutionProvider", "CUDAExecutionProvider"):
         return (

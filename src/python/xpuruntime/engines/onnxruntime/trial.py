@@ -30,7 +30,7 @@ from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
 __all__ = ["CONFUSED_BY_CASTS", "DISABLED", "LAYER_FUSIONS", "SAFE_LEVEL", "refuse_crash"]
 
@@ -79,14 +79,14 @@ _lock = threading.Lock()
 _known: dict[str, str] = {}
 
 
-def refuse_crash(settings: Settings, source: ModelSource, level: str, device: str) -> None:
+def refuse_crash(settings: OnnxRuntimeSettings, source: ModelSource, level: str, device: str) -> None:
     """Open a model that was changed here in a process of its own, and raise where that process is killed.
 
     A light model is also run there, on inputs that are generated.
 
     Parameters
     ----------
-    settings : Settings
+    settings : OnnxRuntimeSettings
     source : ModelSource
     level : str
         The name that ONNX Runtime has for ``settings.level``.

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.openvino.probing import device_word
-from xpuruntime.engines.openvino.settings import Settings
+from xpuruntime.engines.openvino.settings import OpenVinoSettings
 from xpuruntime.engines.options import BOOL, check_options, own_options
 from xpuruntime.engines.quantisation.judge import quantises
 
@@ -26,7 +26,7 @@ _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 _DROP = "remove the key"
 
 
-def resolve_settings(request: Request, machine: Machine) -> tuple[Settings, tuple[Control, ...]]:
+def resolve_settings(request: Request, machine: Machine) -> tuple[OpenVinoSettings, tuple[Control, ...]]:
     """Resolve the policy of `request` for OpenVINO on its device. Pure.
 
     Raises
@@ -36,7 +36,7 @@ def resolve_settings(request: Request, machine: Machine) -> tuple[Settings, tupl
     """
     kind = request.device.partition(":")[0]
     policy = request.policy
-    settings = Settings(
+    settings = OpenVinoSettings(
         device=device_word(request.device),
         hint=_hint(policy.execution.precision, request.model),
         precision=policy.execution.precision,
@@ -61,7 +61,9 @@ def _hint(precision: str, model: ModelInfo) -> str:
     return "dynamic" if types & {"float16", "bfloat16", "float64"} else "f32"
 
 
-def _given_options(request: Request, settings: Settings, builder: ControlBuilder, kind: str) -> Settings:
+def _given_options(
+    request: Request, settings: OpenVinoSettings, builder: ControlBuilder, kind: str
+) -> OpenVinoSettings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     table = options_of(kind)
     checked = check_options(given, {**table, **GRAPH_OPTIONS}, _WHERE)
@@ -81,7 +83,7 @@ def _given_options(request: Request, settings: Settings, builder: ControlBuilder
     return settings.replace(properties=properties)
 
 
-def _precision(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
+def _precision(request: Request, settings: OpenVinoSettings, builder: ControlBuilder) -> OpenVinoSettings:
     execution = request.policy.execution
     hint = f"INFERENCE_PRECISION_HINT={settings.hint}"
     if execution.precision == "int8":
@@ -116,7 +118,9 @@ def _precision(request: Request, settings: Settings, builder: ControlBuilder) ->
     return settings
 
 
-def _threads(request: Request, settings: Settings, builder: ControlBuilder, machine: Machine, kind: str) -> Settings:
+def _threads(
+    request: Request, settings: OpenVinoSettings, builder: ControlBuilder, machine: Machine, kind: str
+) -> OpenVinoSettings:
     threads = request.policy.execution.threads
     key = "execution.threads"
     if threads is None:
@@ -133,7 +137,7 @@ def _threads(request: Request, settings: Settings, builder: ControlBuilder, mach
     return settings.with_properties({"INFERENCE_NUM_THREADS": str(threads)})
 
 
-def _ranges(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
+def _ranges(request: Request, settings: OpenVinoSettings, builder: ControlBuilder) -> OpenVinoSettings:
     stated = request.policy.execution.shapes.items()
     builder.shapes(request, "the model is reshaped to the range before it is compiled")
     ranged = tuple(name for name, sizes in stated if any(isinstance(size, str) for size in sizes))
@@ -167,7 +171,7 @@ def _rest(request: Request, builder: ControlBuilder, kind: str) -> None:
     builder.add("execution.memory.limit", "-", "unsupported", "OpenVINO takes no limit", _DROP)
 
 
-def _kernels(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
+def _kernels(request: Request, settings: OpenVinoSettings, builder: ControlBuilder) -> OpenVinoSettings:
     reason = "OpenVINO chooses its kernels itself and accepts no choice; the evidence names those that ran"
     for op, use in request.policy.kernels.preferences.items():
         if "auto" in ((use,) if isinstance(use, str) else tuple(use)):

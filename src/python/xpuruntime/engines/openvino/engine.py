@@ -10,7 +10,7 @@ from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.openvino import probing
 from xpuruntime.engines.openvino.controls import resolve_settings
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
-from xpuruntime.engines.openvino.settings import Settings
+from xpuruntime.engines.openvino.settings import OpenVinoSettings
 from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
@@ -44,7 +44,7 @@ _FP16_CPU = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
 _BF16_CPU = frozenset({"avx512bw", "avx512_bf16", "amx_bf16"})
 
 
-class OpenVinoEngine(Engine[Settings]):
+class OpenVinoEngine(Engine[OpenVinoSettings]):
     """OpenVINO's native runtime on ``cpu``, ``gpu``, ``gpu:N`` and ``npu``."""
 
     name: ClassVar[str] = NAMES[0]
@@ -76,7 +76,7 @@ class OpenVinoEngine(Engine[Settings]):
         kind = device.partition(":")[0]
         return {**options_of(kind), **GRAPH_OPTIONS} if kind in _KINDS else {}
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
+    def judge(self, request: Request, machine: Machine) -> Judgement[OpenVinoSettings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -94,14 +94,14 @@ class OpenVinoEngine(Engine[Settings]):
         verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
         return Judgement(verdict=verdict, controls=controls, settings=settings)
 
-    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[OpenVinoSettings], machine: Machine) -> LoadedModel:
         """Compile the model, or import a compiled one; see `LoadedModel`."""
         from xpuruntime.engines.openvino.loading import load_model
 
         del machine
         return load_model(request, judgement.settings)
 
-    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[OpenVinoSettings], machine: Machine) -> dict[str, str]:
         """Return what a compiled model is tied to: version, device, and everything that it was compiled for."""
         facts = machine.engines[self.name]
         settings = judgement.settings
@@ -115,7 +115,9 @@ class OpenVinoEngine(Engine[Settings]):
         tied.update(sorted(settings.properties.items()))
         return tied
 
-    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
+    def compile(
+        self, request: Request, judgement: Judgement[OpenVinoSettings], machine: Machine, folder: Path
+    ) -> Compiled:
         """Write the compiled model that OpenVINO exports."""
         from xpuruntime.engines.openvino.loading import compile_model
 

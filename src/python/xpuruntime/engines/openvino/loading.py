@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import LoadedModel, Observed, Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.openvino.settings import Settings
+    from xpuruntime.engines.openvino.settings import OpenVinoSettings
 
 __all__ = ["BLOB", "compile_model", "load_model", "prepared_graph"]
 
@@ -42,7 +42,7 @@ _LARGEST = 2**31 - 1
 _COUNTERS = {"PERF_COUNT": "YES"}
 
 
-def load_model(request: Request, settings: Settings) -> LoadedModel:
+def load_model(request: Request, settings: OpenVinoSettings) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails.
 
     Raises
@@ -66,7 +66,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     )
 
 
-def compile_model(request: Request, settings: Settings, folder: Path) -> Compiled:
+def compile_model(request: Request, settings: OpenVinoSettings, folder: Path) -> Compiled:
     """Write the compiled model into `folder`."""
     log = ConversionLog()
     opener = _Opener(request, settings, log)
@@ -80,7 +80,7 @@ def compile_model(request: Request, settings: Settings, folder: Path) -> Compile
     return Compiled(files=(BLOB,), node_map=node_map, notes=log.notes())
 
 
-def prepared_graph(request: Request, settings: Settings) -> tuple[Any, ModelInfo]:
+def prepared_graph(request: Request, settings: OpenVinoSettings) -> tuple[Any, ModelInfo]:
     """Return OpenVINO's graph of a model as a session compiles it, and the facts of the model with its sizes."""
     opener = _Opener(request, settings, ConversionLog())
     return opener.graph(), opener.info
@@ -89,7 +89,7 @@ def prepared_graph(request: Request, settings: Settings) -> tuple[Any, ModelInfo
 class _Opener:
     """Opens a model again and again with the same settings: for running, and with instruments for the evidence."""
 
-    def __init__(self, request: Request, settings: Settings, log: ConversionLog) -> None:
+    def __init__(self, request: Request, settings: OpenVinoSettings, log: ConversionLog) -> None:
         self.request, self.settings, self.log = request, settings, log
         self.info: ModelInfo = with_shapes(request.model, request.policy)
         self._quantised: ModelSource | None = None
@@ -296,7 +296,9 @@ def _with_data(source: ModelSource, info: ModelInfo, folder: Callable[[], str]) 
     return str(path)
 
 
-def _observer(request: Request, settings: Settings, opener: _Opener) -> Callable[[Mapping[str, Any], int], Observed]:
+def _observer(
+    request: Request, settings: OpenVinoSettings, opener: _Opener
+) -> Callable[[Mapping[str, Any], int], Observed]:
     """Return what makes an instrumented copy of the model and watches it run."""
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:

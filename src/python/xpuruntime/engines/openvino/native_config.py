@@ -25,7 +25,7 @@ from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, Model
 from xpuruntime.engines.openvino.execution_graph import executed_nodes
 from xpuruntime.engines.openvino.loading import prepared_graph
 from xpuruntime.engines.openvino.options import NAMES
-from xpuruntime.engines.openvino.settings import Settings
+from xpuruntime.engines.openvino.settings import OpenVinoSettings
 from xpuruntime.engines.openvino.slots import port_order
 from xpuruntime.errors import EngineFailed
 
@@ -58,7 +58,7 @@ class OpenVinoExporter(NativeExporter):
 
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the graph as a session compiles it, and the configuration."""
-        settings = self.settings_as(Settings)
+        settings = self.settings_as(OpenVinoSettings)
         graph, self._info = prepared_graph(self.job.request, settings)
         if target == "triton":
             return self._repository(settings, graph, folder)
@@ -95,7 +95,7 @@ class OpenVinoExporter(NativeExporter):
 
     def device_word(self) -> str:
         """Return OpenVINO's name of the device."""
-        return self.settings_as(Settings).device
+        return self.settings_as(OpenVinoSettings).device
 
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
         """Run the script, and read the units of the graph that OpenVINO executed; see `NativeExporter.run`."""
@@ -104,7 +104,7 @@ class OpenVinoExporter(NativeExporter):
         from xpuruntime.engines.openvino.observing import units_of
 
         del target
-        settings = self.settings_as(Settings)
+        settings = self.settings_as(OpenVinoSettings)
         with native_call(Path(native_worker.__file__), folder / _SCRIPT, feeds, python, "openvino") as answer:
             executed = executed_nodes(answer.value["graph"])
             units, notes = units_of(executed, self._info, self.job.request.device, settings)
@@ -112,7 +112,7 @@ class OpenVinoExporter(NativeExporter):
             outputs = from_bits(answer.outputs, self._info.outputs)
             return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
 
-    def _outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+    def _outcomes(self, settings: OpenVinoSettings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, "OpenVINO")
         found.add("execution.precision", "kept", f"{_HINT} {settings.hint}, which the script reads back")
         found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
@@ -135,7 +135,7 @@ class OpenVinoExporter(NativeExporter):
             "no such choice",
         )
 
-    def _repository(self, settings: Settings, graph: Any, folder: Path) -> NativeConfig:
+    def _repository(self, settings: OpenVinoSettings, graph: Any, folder: Path) -> NativeConfig:
         model = folder / self.job.name
         (model / "1").mkdir(parents=True)
         _save(graph, model / "1")
@@ -163,7 +163,7 @@ class OpenVinoExporter(NativeExporter):
     def _tensors(self, tensors: Iterable[TensorInfo]) -> tuple[TensorConfig, ...]:
         return tensor_configs(tensors, self.job.name, backend="openvino", without=_NOT_IN_TRITON, scalars=False)
 
-    def _triton_outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+    def _triton_outcomes(self, settings: OpenVinoSettings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, "Triton's openvino backend")
         if settings.hint == "bf16":
             found.add("execution.precision", "kept", "HINT_BF16")

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.openvino.settings import Settings
+    from xpuruntime.engines.openvino.settings import OpenVinoSettings
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
 __all__ = ["observe", "units_of"]
@@ -46,7 +46,7 @@ def observe(
     info: ModelInfo,
     *,
     request: Request,
-    settings: Settings,
+    settings: OpenVinoSettings,
     idle: Callable[[], Any],
     whole: Any,
 ) -> Observed:
@@ -61,7 +61,7 @@ def observe(
     runs : int
     info : ModelInfo
     request : Request
-    settings : Settings
+    settings : OpenVinoSettings
     idle : callable
         Returns a compiled graph without operators, to learn what a request itself costs.
     whole : openvino.CompiledModel
@@ -98,7 +98,7 @@ def observe(
 
 
 def units_of(
-    executed: Sequence[Executed], info: ModelInfo, device: str, settings: Settings
+    executed: Sequence[Executed], info: ModelInfo, device: str, settings: OpenVinoSettings
 ) -> tuple[tuple[Unit, ...], list[str]]:
     """Return the units of an executed graph without times, and notes.
 
@@ -108,7 +108,7 @@ def units_of(
         Of a model that was compiled with ``PERF_COUNT`` and run.
     info : ModelInfo
     device : str
-    settings : Settings
+    settings : OpenVinoSettings
     """
     names = [tensor.name for tensor in info.inputs]
     shares = share_out(info.nodes, executed, names, [tensor.name for tensor in info.outputs])
@@ -150,7 +150,7 @@ class _Units:
         shares: Shares,
         info: ModelInfo,
         device: str,
-        settings: Settings,
+        settings: OpenVinoSettings,
         counted: Counted,
     ) -> None:
         self.executed, self.shares, self.info = executed, shares, info

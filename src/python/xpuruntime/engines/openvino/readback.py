@@ -13,7 +13,7 @@ from xpuruntime.policies.input_shapes import split_size
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.engines.openvino.settings import Settings
+    from xpuruntime.engines.openvino.settings import OpenVinoSettings
 
 __all__ = ["effective", "read_back", "word"]
 
@@ -42,14 +42,14 @@ def read_back(compiled: Any, name: str) -> str | None:
 
 
 def effective(
-    compiled: Any, settings: Settings, device: str, stated: Mapping[str, Sequence[int | str]]
+    compiled: Any, settings: OpenVinoSettings, device: str, stated: Mapping[str, Sequence[int | str]]
 ) -> dict[str, str]:
     """Return policy key to value, for what can be read back.
 
     Parameters
     ----------
     compiled : openvino.CompiledModel
-    settings : Settings
+    settings : OpenVinoSettings
     device : str
     stated : mapping of str to sequence of int or str
         The policy's ``execution.shapes``.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Settings`: what the plan decided, in OpenVINO's own terms."""
+"""`OpenVinoSettings`: what the plan decided, in OpenVINO's own terms."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 
 from xpuruntime.engines.settings import EngineSettings
 
-__all__ = ["Settings"]
+__all__ = ["OpenVinoSettings"]
 
 
-class Settings(EngineSettings, frozen=True, kw_only=True):
+class OpenVinoSettings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to OpenVINO.
 
     Attributes
@@ -47,6 +47,6 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
     ranges: tuple[str, ...] = ()
     strict: bool = False
 
-    def with_properties(self, properties: Mapping[str, str]) -> Settings:
+    def with_properties(self, properties: Mapping[str, str]) -> OpenVinoSettings:
         """Return the same settings with these properties, which replace others of the same names."""
         return self.replace(properties={**self.properties, **properties})

@@ -16,14 +16,14 @@ from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.qnn.settings import Settings
+    from xpuruntime.engines.qnn.settings import QnnSettings
 
 __all__ = ["compile_model"]
 
 _MODEL = "model.onnx"
 
 
-def compile_model(request: Request, settings: Settings, folder: Path) -> Compiled:
+def compile_model(request: Request, settings: QnnSettings, folder: Path) -> Compiled:
     """Write the compiled model into `folder`, in a process of its own: any chip may be named, whatever runs here.
 
     Raises

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes, show
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, NAMES, OPTIONS, TARGET_OPTIONS
-from xpuruntime.engines.qnn.settings import Settings
+from xpuruntime.engines.qnn.settings import QnnSettings
 from xpuruntime.engines.qnn.targets import KEYS
 from xpuruntime.engines.quantisation.judge import quantises
 from xpuruntime.errors import PolicyError
@@ -32,7 +32,7 @@ def chip_options(request: Request) -> dict[str, object]:
     return {key: given[key] for key in KEYS if key in given}
 
 
-def resolve_settings(request: Request, target: Target, *, simulated: bool) -> tuple[Settings, tuple[Control, ...]]:
+def resolve_settings(request: Request, target: Target, *, simulated: bool) -> tuple[QnnSettings, tuple[Control, ...]]:
     """Resolve the policy of `request` for QNN on one chip. Pure.
 
     Raises
@@ -41,7 +41,7 @@ def resolve_settings(request: Request, target: Target, *, simulated: bool) -> tu
         For a provider option that is unknown or out of range.
     """
     policy = request.policy
-    settings = Settings(target=target, simulated=simulated, strict=policy.mode == "strict")
+    settings = QnnSettings(target=target, simulated=simulated, strict=policy.mode == "strict")
     builder = ControlBuilder(policy.stated())
     builder.common(request, "qnn", checked="every node's provider is read back after loading")
     settings = _given_options(request, settings, builder)
@@ -53,7 +53,7 @@ def resolve_settings(request: Request, target: Target, *, simulated: bool) -> tu
     return settings, builder.finish("QNN")
 
 
-def _given_options(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
+def _given_options(request: Request, settings: QnnSettings, builder: ControlBuilder) -> QnnSettings:
     given = own_options(request.policy.execution.provider_options, NAMES)
     own = {name: value for name, value in given.items() if name not in KEYS}
     checked = check_options(own, {**OPTIONS, **GRAPH_OPTIONS}, _WHERE, also=TARGET_OPTIONS)
@@ -89,7 +89,7 @@ def _given_options(request: Request, settings: Settings, builder: ControlBuilder
     return settings
 
 
-def _placement(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
+def _placement(request: Request, settings: QnnSettings, builder: ControlBuilder) -> QnnSettings:
     execution = request.policy.execution
     builder.add(
         "execution.allow_cpu_ops",
@@ -101,7 +101,7 @@ def _placement(request: Request, settings: Settings, builder: ControlBuilder) ->
     return settings.with_options({"offload_graph_io_quantization": "0"})
 
 
-def _precision(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
+def _precision(request: Request, settings: QnnSettings, builder: ControlBuilder) -> QnnSettings:
     precision, target = request.policy.execution.precision, settings.target
     key = "execution.precision"
     in_fp16 = "0" if precision in ("fp32", "bf16") else "1"
@@ -147,7 +147,7 @@ def _in_floats(request: Request) -> bool:
     return request.model.quantisation.scheme == "none" and "com.microsoft:EPContext" not in request.model.ops
 
 
-def _rules(request: Request, settings: Settings, builder: ControlBuilder) -> Settings:
+def _rules(request: Request, settings: QnnSettings, builder: ControlBuilder) -> QnnSettings:
     keep: list[str] = []
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)

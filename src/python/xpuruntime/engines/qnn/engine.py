@@ -10,7 +10,7 @@ from xpuruntime.engines.base import Engine, Judgement
 from xpuruntime.engines.qnn.controls import BF16_SOC, chip_options, resolve_settings
 from xpuruntime.engines.qnn.options import NAMES
 from xpuruntime.engines.qnn.probing import missing, probe
-from xpuruntime.engines.qnn.settings import Settings
+from xpuruntime.engines.qnn.settings import QnnSettings
 from xpuruntime.engines.qnn.targets import resolve_target, state_one
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
@@ -30,7 +30,7 @@ __all__ = ["QnnEngine"]
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex", "string", "bfloat16")
 
 
-class QnnEngine(Engine[Settings]):
+class QnnEngine(Engine[QnnSettings]):
     """QNN's HTP backend as ``npu``: a Qualcomm device, or the simulator of x86-64."""
 
     name: ClassVar[str] = NAMES[0]
@@ -53,10 +53,10 @@ class QnnEngine(Engine[Settings]):
         del device
         return machine.engines[self.name].detail.get("runs_on")
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
+    def judge(self, request: Request, machine: Machine) -> Judgement[QnnSettings]:
         """Accept or reject from facts."""
 
-        def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement[Settings]:
+        def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement[QnnSettings]:
             return Refusal(code, reason, fix).judgement(self.name, request.device)
 
         if request.device != "npu":
@@ -98,14 +98,14 @@ class QnnEngine(Engine[Settings]):
             uncompilable=settings.uncompilable,
         )
 
-    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[QnnSettings], machine: Machine) -> LoadedModel:
         """Open the session, here or in a process of its own; see `LoadedModel`."""
         from xpuruntime.engines.qnn.loading import load_model
 
         del machine
         return load_model(request, judgement.settings)
 
-    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[QnnSettings], machine: Machine) -> dict[str, str]:
         """Return the provider, the SDK and the chip: QNN itself checks none of them when it loads a context."""
         del request
         settings = judgement.settings
@@ -117,7 +117,7 @@ class QnnEngine(Engine[Settings]):
             "htp_arch": str(settings.target.htp_arch),
         }
 
-    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
+    def compile(self, request: Request, judgement: Judgement[QnnSettings], machine: Machine, folder: Path) -> Compiled:
         """Write an ONNX file with a context binary for the chip; needs no device."""
         from xpuruntime.engines.qnn.artifact import compile_model
 

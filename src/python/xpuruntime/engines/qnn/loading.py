@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.base import LoadedModel, Observed, Request
-    from xpuruntime.engines.qnn.settings import Settings
+    from xpuruntime.engines.qnn.settings import QnnSettings
     from xpuruntime.engines.qnn.targets import Target
 
 __all__ = ["check_context", "load_model", "opening_of", "refused", "source_of", "without_layer_fusions"]
@@ -39,7 +39,7 @@ _RECORD_FORM = re.compile(r"v\d+:\d+:(?P<sdk>[\d.]+):[\d.]+:(?P<htp_arch>\d+):(?
 _ABOUT_MODEL = frozenset({"InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NoModel", "InvalidArgument", "ModelLoaded"})
 
 
-def load_model(request: Request, settings: Settings) -> LoadedModel:
+def load_model(request: Request, settings: QnnSettings) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails.
 
     Raises
@@ -67,7 +67,7 @@ def load_model(request: Request, settings: Settings) -> LoadedModel:
     )
 
 
-def source_of(request: Request, settings: Settings, log: ConversionLog) -> ModelSource:
+def source_of(request: Request, settings: QnnSettings, log: ConversionLog) -> ModelSource:
     """Return the model as QNN gets it: the compiled one of an artifact, or the model with what the policy changes.
 
     Raises
@@ -84,7 +84,7 @@ def source_of(request: Request, settings: Settings, log: ConversionLog) -> Model
     return source
 
 
-def opening_of(settings: Settings, source: ModelSource) -> Opening:
+def opening_of(settings: QnnSettings, source: ModelSource) -> Opening:
     """Return how a session is opened for `settings`."""
     return Opening(options=settings.provider_options(), strict=not settings.allow_cpu_ops, folder=source.folder)
 
@@ -119,7 +119,7 @@ def check_context(source: ModelSource, target: Target) -> None:
 
 
 def _open(
-    source: ModelSource, opening: Opening, settings: Settings, log: ConversionLog
+    source: ModelSource, opening: Opening, settings: QnnSettings, log: ConversionLog
 ) -> tuple[Any, Sequence[Placed]]:
     return without_layer_fusions(lambda: _opened(source, opening, settings, log), source, opening, log)
 
@@ -150,7 +150,7 @@ def without_layer_fusions(attempt: Callable[[], T], source: ModelSource, opening
 
 
 def _opened(
-    source: ModelSource, opening: Opening, settings: Settings, log: ConversionLog
+    source: ModelSource, opening: Opening, settings: QnnSettings, log: ConversionLog
 ) -> tuple[Any, Sequence[Placed]]:
     try:
         if claim(settings.target):
@@ -173,7 +173,7 @@ def _opened(
     return WorkerSession(worker, number, reply["outputs"]), [msgspec.convert(one, Placed) for one in reply["placed"]]
 
 
-def refused(error: Exception, source: ModelSource, opening: Opening, settings: Settings) -> XpuRuntimeError:
+def refused(error: Exception, source: ModelSource, opening: Opening, settings: QnnSettings) -> XpuRuntimeError:
     """Return the error of a load that failed, with QNN's reasons, which it gives in its log and its trace only."""
     kind = error.kind if isinstance(error, WorkerFailed) else type(error).__name__
     if isinstance(error, XpuRuntimeError) or kind in _ABOUT_MODEL:
@@ -203,7 +203,7 @@ def _reasons(source: ModelSource, opening: Opening) -> tuple[list[Any], list[str
     return rejected_in_trace(written) or rejected_in_log(log), faults_in_log(log)
 
 
-def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, settings: Settings) -> None:
+def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, settings: QnnSettings) -> None:
     """Refuse a session whose nodes did not go where the policy lets them."""
     away = [one for one in placed if one.provider != PROVIDER]
     strays = [one for one in away if not _allowed(one, settings.allow_cpu_ops)]
@@ -219,7 +219,7 @@ def _allowed(one: Placed, allowed: Sequence[str]) -> bool:
 
 
 def _observer(
-    request: Request, settings: Settings, source: ModelSource, opening: Opening
+    request: Request, settings: QnnSettings, source: ModelSource, opening: Opening
 ) -> Callable[[Mapping[str, Any], int], Observed]:
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
         from xpuruntime.engines.qnn.observing import observe

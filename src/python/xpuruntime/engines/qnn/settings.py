@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Settings`: what the plan decided, in QNN's own terms."""
+"""`QnnSettings`: what the plan decided, in QNN's own terms."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from typing import Literal
 from xpuruntime.engines.qnn.targets import Target
 from xpuruntime.engines.settings import EngineSettings
 
-__all__ = ["Settings"]
+__all__ = ["QnnSettings"]
 
 
-class Settings(EngineSettings, frozen=True, kw_only=True):
+class QnnSettings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to the provider.
 
     Attributes
@@ -50,7 +50,7 @@ class Settings(EngineSettings, frozen=True, kw_only=True):
     simulated: bool = False
     strict: bool = False
 
-    def with_options(self, options: Mapping[str, str]) -> Settings:
+    def with_options(self, options: Mapping[str, str]) -> QnnSettings:
         """Return the same settings with these provider options, which replace others of the same names."""
         return self.replace(options={**self.options, **options})
 

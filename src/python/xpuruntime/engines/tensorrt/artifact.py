@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.building import Built
     from xpuruntime.engines.tensorrt.products import Flavour
-    from xpuruntime.engines.tensorrt.settings import Settings
+    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 __all__ = ["PLAN", "RECORD", "Record", "malformed", "read_artifact", "write_artifact"]
 
@@ -84,7 +84,7 @@ class SerializedEngine(NamedTuple):
 
 
 def write_artifact(
-    request: Request, settings: Settings, flavour: Flavour, target: dict[str, str], folder: Path
+    request: Request, settings: TensorRtSettings, flavour: Flavour, target: dict[str, str], folder: Path
 ) -> Compiled:
     """Build an engine and write it into `folder`, and read it back.
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.products import Flavour
-    from xpuruntime.engines.tensorrt.settings import Settings
+    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 __all__ = ["Built", "build", "prepare"]
 
@@ -41,7 +41,7 @@ class Built(NamedTuple):
     flags: dict[str, str]
 
 
-def prepare(request: Request, settings: Settings, log: ConversionLog) -> ModelSource:
+def prepare(request: Request, settings: TensorRtSettings, log: ConversionLog) -> ModelSource:
     """Return the model as the builder gets it: with fixed sizes, converted or quantised.
 
     Raises
@@ -52,13 +52,15 @@ def prepare(request: Request, settings: Settings, log: ConversionLog) -> ModelSo
     return prepare_source(request, log, convert=settings.convert, keep_fp32=settings.keep_fp32, qdq=qdq)
 
 
-def build(request: Request, settings: Settings, flavour: Flavour, target: dict[str, str], log: ConversionLog) -> Built:
+def build(
+    request: Request, settings: TensorRtSettings, flavour: Flavour, target: dict[str, str], log: ConversionLog
+) -> Built:
     """Build the engine of a model. Slow; Ctrl-C ends it.
 
     Parameters
     ----------
     request : Request
-    settings : Settings
+    settings : TensorRtSettings
     flavour : Flavour
     target : dict of str to str
         As `describe_target` gives it; names the default cache.
@@ -85,7 +87,7 @@ def build(request: Request, settings: Settings, flavour: Flavour, target: dict[s
 
 def _build(
     request: Request,
-    settings: Settings,
+    settings: TensorRtSettings,
     flavour: Flavour,
     target: dict[str, str],
     source: ModelSource,
@@ -124,7 +126,7 @@ def _build(
         return Built(bytes(memory), told, regions, flags)
 
 
-def _on_device(request: Request, flavour: Flavour, settings: Settings) -> Any:
+def _on_device(request: Request, flavour: Flavour, settings: TensorRtSettings) -> Any:
     """Make the GPU current that kernels are timed on; a build for named targets needs none."""
     import contextlib
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A builder's configuration, set from `Settings` and read back."""
+"""A builder's configuration, set from `TensorRtSettings` and read back."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xpuruntime.errors import EngineError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xpuruntime.engines.tensorrt.settings import Settings
+    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 __all__ = ["configure"]
 
@@ -44,7 +44,7 @@ _REFIT = {"on": "REFIT", "identical": "REFIT_IDENTICAL"}
 _PINNING = {"record": ("EDITABLE_TIMING_CACHE",), "require": ("EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS")}
 
 
-def configure(trt: Any, builder: Any, config: Any, settings: Settings) -> dict[str, str]:
+def configure(trt: Any, builder: Any, config: Any, settings: TensorRtSettings) -> dict[str, str]:
     """Set everything that a build depends on, and return it as read back: option to value.
 
     Raises
@@ -87,7 +87,7 @@ def _set(thing: Any, attribute: str, value: Any) -> Any:
     return getattr(thing, attribute)
 
 
-def _flags(settings: Settings) -> list[tuple[str, str, bool]]:
+def _flags(settings: TensorRtSettings) -> list[tuple[str, str, bool]]:
     options = settings.options
     found = [("TF32", "tf32", settings.tf32)]
     found += [(flag, option, options[option] == "1") for option, flag in _FLAGS.items() if option in options]
@@ -104,7 +104,7 @@ def _flag(trt: Any, config: Any, name: str, wanted: bool) -> bool:
     return bool(config.get_flag(flag))
 
 
-def _pools(trt: Any, config: Any, settings: Settings, check: Callable[[str, str, object], None]) -> None:
+def _pools(trt: Any, config: Any, settings: TensorRtSettings, check: Callable[[str, str, object], None]) -> None:
     limits = {"WORKSPACE": settings.workspace}
     if "tactic_shared_memory" in settings.options:
         limits["TACTIC_SHARED_MEMORY"] = int(settings.options["tactic_shared_memory"])
@@ -118,7 +118,7 @@ def _pools(trt: Any, config: Any, settings: Settings, check: Callable[[str, str,
         check(name.lower(), str(limit), int(config.get_memory_pool_limit(pool)))
 
 
-def _targets(trt: Any, config: Any, settings: Settings, check: Callable[[str, str, object], None]) -> None:
+def _targets(trt: Any, config: Any, settings: TensorRtSettings, check: Callable[[str, str, object], None]) -> None:
     if not settings.targets:
         return
     config.num_compute_capabilities = len(settings.targets)
@@ -129,7 +129,7 @@ def _targets(trt: Any, config: Any, settings: Settings, check: Callable[[str, st
     check("compute_capability", wanted, " ".join(f"{name[:-1]}.{name[-1]}" for name in held))
 
 
-def _profile(builder: Any, config: Any, settings: Settings) -> None:
+def _profile(builder: Any, config: Any, settings: TensorRtSettings) -> None:
     if not settings.profiles:
         return
     profile = builder.create_optimization_profile()

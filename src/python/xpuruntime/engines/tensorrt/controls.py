@@ -11,7 +11,7 @@ from xpuruntime.engines.model.shapes import shape_ranges
 from xpuruntime.engines.options import own_options
 from xpuruntime.engines.tensorrt.options import checked_options, targets_of
 from xpuruntime.engines.tensorrt.products import compute_capabilities, has
-from xpuruntime.engines.tensorrt.settings import Profile, Settings
+from xpuruntime.engines.tensorrt.settings import Profile, TensorRtSettings
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ _AT_ONCE = ("eager", "none")
 
 def resolve_settings(
     request: Request, flavour: Flavour, facts: EngineFacts, chip: str | None
-) -> tuple[Settings, tuple[Control, ...]]:
+) -> tuple[TensorRtSettings, tuple[Control, ...]]:
     """Resolve the policy of `request` for one flavour. Pure.
 
     Parameters
@@ -59,7 +59,7 @@ def resolve_settings(
     chosen["keep_fp32"] = _rules(request, builder, changed=bool(chosen.get("convert") or chosen.get("quantise")))
     chosen.update(_execution(request, flavour, facts, builder, options))
     chosen.update(_memory(request, builder))
-    return Settings(**chosen), builder.finish(flavour.title)
+    return TensorRtSettings(**chosen), builder.finish(flavour.title)
 
 
 def profiles(request: Request) -> dict[str, Profile]:

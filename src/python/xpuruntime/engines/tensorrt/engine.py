@@ -20,7 +20,7 @@ from xpuruntime.engines.tensorrt.refusals import (
     refuse_model,
     refuse_shapes,
 )
-from xpuruntime.engines.tensorrt.settings import Settings
+from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 from xpuruntime.engines.tensorrt.targets import describe_target, refuse_artifact
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
 
 
-class TensorRtEngine(Engine[Settings]):
+class TensorRtEngine(Engine[TensorRtSettings]):
     """TensorRT 10 and 11 on ``cuda:N``. Building needs the GPU that the engine is for."""
 
     flavour: ClassVar[Flavour] = TENSORRT
@@ -64,7 +64,7 @@ class TensorRtEngine(Engine[Settings]):
             return ()
         return tuple(f"cuda:{d.index}" for d in machine.cuda) or ("cuda:0",)
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
+    def judge(self, request: Request, machine: Machine) -> Judgement[TensorRtSettings]:
         """Accept or reject from facts. A request with purpose ``"compile"`` is not rejected for want of a GPU."""
         facts = machine.engines.get(self.name)
         refusal = refuse_kind(request, machine, self.flavour) or refuse_engine(self.flavour, facts)
@@ -88,7 +88,7 @@ class TensorRtEngine(Engine[Settings]):
                 return foreign
         return refuse_model(request, self.flavour) or refuse_shapes(request, self.flavour)
 
-    def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement[Settings]:
+    def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement[TensorRtSettings]:
         settings, controls = resolve_settings(request, self.flavour, facts, capability_of(request, machine))
         reason = f"{self.flavour.title} {facts.version}"
         if settings.targets:
@@ -100,7 +100,7 @@ class TensorRtEngine(Engine[Settings]):
         )
         return Judgement(verdict=verdict, controls=controls, settings=settings)
 
-    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine) -> LoadedModel:
         """Build the engine, or take the compiled one, and make it ready on the device; see `LoadedModel`."""
         from xpuruntime.engines.tensorrt.loading import load_model
 
@@ -114,12 +114,14 @@ class TensorRtEngine(Engine[Settings]):
 
         return TrtexecExporter if self.flavour is TENSORRT else None
 
-    def target(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> dict[str, str]:
+    def target(self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine) -> dict[str, str]:
         """Return flavour, version, compute capabilities, platform and precision; see `Engine.target`."""
         settings = judgement.settings
         return describe_target(request, settings, machine, self.flavour)
 
-    def compile(self, request: Request, judgement: Judgement[Settings], machine: Machine, folder: Path) -> Compiled:
+    def compile(
+        self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine, folder: Path
+    ) -> Compiled:
         """Build the engine and write its plan and xpuruntime's record of it into `folder`."""
         from xpuruntime.engines.tensorrt.artifact import write_artifact
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.caches import CacheFile
     from xpuruntime.engines.tensorrt.products import Flavour
-    from xpuruntime.engines.tensorrt.settings import Settings
+    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
     from xpuruntime.errors import XpuRuntimeError
 
 __all__ = ["Border", "Handle"]
@@ -41,13 +41,15 @@ class Handle:
     trt : module
     flavour : Flavour
     device : str
-    settings : Settings
+    settings : TensorRtSettings
     record : Record
     label : str
         What messages call the model.
     """
 
-    def __init__(self, trt: Any, flavour: Flavour, device: str, settings: Settings, record: Record, label: str) -> None:
+    def __init__(
+        self, trt: Any, flavour: Flavour, device: str, settings: TensorRtSettings, record: Record, label: str
+    ) -> None:
         self.trt, self.flavour, self.device = trt, flavour, device
         self.settings, self.record, self.label = settings, record, label
         self.cache_note: tuple[str, str] | None = None

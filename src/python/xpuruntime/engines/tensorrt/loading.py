@@ -18,20 +18,20 @@ from xpuruntime.engines.tensorrt.probing import bindings
 if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel, Request
     from xpuruntime.engines.tensorrt.products import Flavour
-    from xpuruntime.engines.tensorrt.settings import Settings
+    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 __all__ = ["load_model"]
 
 
 def load_model(
-    request: Request, settings: Settings, flavour: Flavour, target: dict[str, str], chip: str
+    request: Request, settings: TensorRtSettings, flavour: Flavour, target: dict[str, str], chip: str
 ) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails.
 
     Parameters
     ----------
     request : Request
-    settings : Settings
+    settings : TensorRtSettings
     flavour : Flavour
     target : dict of str to str
         As `describe_target` gives it.
@@ -73,7 +73,7 @@ def load_model(
 
 
 def _plan(
-    request: Request, settings: Settings, flavour: Flavour, target: dict[str, str], log: ConversionLog
+    request: Request, settings: TensorRtSettings, flavour: Flavour, target: dict[str, str], log: ConversionLog
 ) -> SerializedEngine:
     if request.artifact is not None:
         return read_artifact(request.artifact, flavour, target)

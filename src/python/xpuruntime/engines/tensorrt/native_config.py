@@ -16,7 +16,7 @@ from xpuruntime.engines.native_export.model_files import write_model
 from xpuruntime.engines.native_export.native_config import RECORD, KeyOutcomes, NativeConfig, NativeExporter
 from xpuruntime.engines.tensorrt.building import prepare
 from xpuruntime.engines.tensorrt.products import TENSORRT
-from xpuruntime.engines.tensorrt.settings import Settings
+from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -67,7 +67,7 @@ class TrtexecExporter(NativeExporter):
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the converted or quantised model, the command, and its arguments as JSON."""
         del target
-        settings = self.settings_as(Settings)
+        settings = self.settings_as(TensorRtSettings)
         write_model(prepare(self.job.request, settings, ConversionLog()), folder, also=(_SCRIPT, _ARGUMENTS, RECORD))
         arguments = self._arguments(settings)
         shown = " \\\n  ".join(shlex.quote(one) for one in ("trtexec", *arguments))
@@ -90,7 +90,7 @@ class TrtexecExporter(NativeExporter):
         """Return the CUDA device."""
         return self.job.request.device
 
-    def _arguments(self, settings: Settings) -> list[str]:
+    def _arguments(self, settings: TensorRtSettings) -> list[str]:
         options = settings.options
         found = ["--onnx=model.onnx", "--saveEngine=model.plan", "--skipInference"]
         found.append(f"--device={self.job.request.device.partition(':')[2] or 0}")
@@ -133,7 +133,7 @@ class TrtexecExporter(NativeExporter):
             found.append("--errorOnTimingCacheMiss")
         return found
 
-    def _outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+    def _outcomes(self, settings: TensorRtSettings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, "trtexec")
         found.add("execution.precision", "kept", "types of the graph that is written, strongly typed, and --noTF32")
         found.add("execution.tf32", "kept", "--noTF32, or TensorRT's default")

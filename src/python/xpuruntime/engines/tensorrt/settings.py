@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Settings`: what the plan decided, in TensorRT's own terms."""
+"""`TensorRtSettings`: what the plan decided, in TensorRT's own terms."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Literal
 
 from xpuruntime.engines.settings import EngineSettings
 
-__all__ = ["Profile", "Settings"]
+__all__ = ["Profile", "TensorRtSettings"]
 
 #: Least, best and largest shape of one input.
 Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
-class Settings(EngineSettings, frozen=True, kw_only=True):
+class TensorRtSettings(EngineSettings, frozen=True, kw_only=True):
     """What `load` and `compile` hand to TensorRT.
 
     Attributes

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.tensorrt.products import Flavour
-    from xpuruntime.engines.tensorrt.settings import Settings
+    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["describe_target", "refuse_artifact"]
@@ -22,7 +22,7 @@ __all__ = ["describe_target", "refuse_artifact"]
 _AMPERE_PLUS = "8.0 and newer"
 
 
-def describe_target(request: Request, settings: Settings, machine: Machine, flavour: Flavour) -> dict[str, str]:
+def describe_target(request: Request, settings: TensorRtSettings, machine: Machine, flavour: Flavour) -> dict[str, str]:
     """Return what an engine made from `settings` is tied to.
 
     Of an engine for several compute capabilities, the entry names all of them, also when it is loaded on one of them.

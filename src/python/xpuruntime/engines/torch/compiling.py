@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program.sources import Call
-    from xpuruntime.engines.torch.settings import Settings
+    from xpuruntime.engines.torch.settings import TorchSettings
 
 __all__ = ["compiled", "compiling_apart"]
 
@@ -25,7 +25,7 @@ _numbers = itertools.count(1)
 _tagging = threading.RLock()
 
 
-def compiled(module: Any, settings: Settings) -> Any:
+def compiled(module: Any, settings: TorchSettings) -> Any:
     """Return a module for `torch.compile`, with code of its own: PyTorch keeps compiled code by code object."""
     import torch
 

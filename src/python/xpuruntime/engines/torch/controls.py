@@ -10,7 +10,7 @@ from xpuruntime.engines.control_builder import ControlBuilder, show
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.torch.kernel_controls import resolve_kernels
 from xpuruntime.engines.torch.options import NAMES, OPTIONS
-from xpuruntime.engines.torch.settings import Settings
+from xpuruntime.engines.torch.settings import TorchSettings
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ _WHERE = "execution.provider_options.torch"
 _COMPILE = ("compile_mode", "fullgraph", "dynamic")
 
 
-def resolve_settings(request: Request) -> tuple[Settings, tuple[Control, ...]]:
+def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ...]]:
     """Resolve the policy of `request` for PyTorch on its device. Pure.
 
     Raises
@@ -51,7 +51,7 @@ def resolve_settings(request: Request) -> tuple[Settings, tuple[Control, ...]]:
     fields: dict[str, Any] = {"mode": mode, "compile": {n: given[n] for n in _COMPILE if n in given}}
     fields.update(_precision(request, builder, cuda=cuda))
     fields.update(_execution(request, builder, cuda=cuda))
-    settings = Settings(strict=policy.mode == "strict", **fields)
+    settings = TorchSettings(strict=policy.mode == "strict", **fields)
     if any(key.startswith("kernels.") for key in builder.stated):
         resolve_kernels(request, builder, compiled=mode == "compile")
     return settings, builder.finish("PyTorch")

@@ -11,7 +11,7 @@ from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.engines.torch.controls import resolve_settings
 from xpuruntime.engines.torch.options import NAMES, OPTIONS
-from xpuruntime.engines.torch.settings import Settings
+from xpuruntime.engines.torch.settings import TorchSettings
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["TorchEngine"]
 
 
-class TorchEngine(Engine[Settings]):
+class TorchEngine(Engine[TorchSettings]):
     """PyTorch on ``cpu`` and ``cuda:N``: exported programs and modules."""
 
     name: ClassVar[str] = NAMES[0]
@@ -63,7 +63,7 @@ class TorchEngine(Engine[Settings]):
         del device
         return OPTIONS
 
-    def judge(self, request: Request, machine: Machine) -> Judgement[Settings]:
+    def judge(self, request: Request, machine: Machine) -> Judgement[TorchSettings]:
         """Accept or reject from facts."""
         refusal = self._refuse(request, machine)
         if refusal is not None:
@@ -78,7 +78,7 @@ class TorchEngine(Engine[Settings]):
         verdict = Verdict(candidate=candidate, accepted=True, code=VerdictCode.ACCEPTED, reason=reason)
         return Judgement(verdict=verdict, controls=controls, settings=settings)
 
-    def load(self, request: Request, judgement: Judgement[Settings], machine: Machine) -> LoadedModel:
+    def load(self, request: Request, judgement: Judgement[TorchSettings], machine: Machine) -> LoadedModel:
         """Place the program on the device; see `LoadedModel`."""
         from xpuruntime.engines.torch.loading import load_model
 

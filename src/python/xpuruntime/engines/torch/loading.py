@@ -18,12 +18,12 @@ from xpuruntime.engines.torch.switches import hold
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Judgement, LoadedModel, Request
     from xpuruntime.engines.torch.program.sources import Call
-    from xpuruntime.engines.torch.settings import Settings
+    from xpuruntime.engines.torch.settings import TorchSettings
 
 __all__ = ["load_model"]
 
 
-def load_model(request: Request, judgement: Judgement[Settings]) -> LoadedModel:
+def load_model(request: Request, judgement: Judgement[TorchSettings]) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails.
 
     Raises
@@ -71,7 +71,7 @@ def _compile_now(model: TorchModel, request: Request) -> None:
         model.run(probe_feeds(request.model))
 
 
-def _not_held(judgement: Judgement[Settings]) -> set[str]:
+def _not_held(judgement: Judgement[TorchSettings]) -> set[str]:
     """Return the kernel keys that the plan calls unsupported; under ``strict`` there are none."""
     return {control.key for control in judgement.controls if control.enforceability == "unsupported"}
 

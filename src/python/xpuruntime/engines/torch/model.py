@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.aliasing import GuardedCall
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program.sources import Call
-    from xpuruntime.engines.torch.settings import Settings
+    from xpuruntime.engines.torch.settings import TorchSettings
     from xpuruntime.evidence.records import Conversion
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
@@ -49,7 +49,7 @@ class TorchModel(LoadedModel):
     def __init__(
         self,
         request: Request,
-        judgement: Judgement[Settings],
+        judgement: Judgement[TorchSettings],
         *,
         module: Any,
         guard: GuardedCall,

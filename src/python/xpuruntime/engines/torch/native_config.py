@@ -22,7 +22,7 @@ from xpuruntime.engines.native_export.native_config import (
 )
 from xpuruntime.engines.torch.arithmetic import multiplies_integers
 from xpuruntime.engines.torch.options import NAMES
-from xpuruntime.engines.torch.settings import Settings
+from xpuruntime.engines.torch.settings import TorchSettings
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Unit
 
@@ -46,7 +46,7 @@ class TorchExporter(NativeExporter):
     def write(self, target: str, folder: Path) -> NativeConfig:
         """Write the script, with a copy of the program."""
         del target
-        info, settings = self.job.request.model, self.settings_as(Settings)
+        info, settings = self.job.request.model, self.settings_as(TorchSettings)
         source: Any = info.source
         if not source.plain:
             raise UnsupportedOperationError(
@@ -134,7 +134,7 @@ class TorchExporter(NativeExporter):
             )
         return tuple(units)
 
-    def _outcomes(self, settings: Settings) -> tuple[KeyOutcome, ...]:
+    def _outcomes(self, settings: TorchSettings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, "PyTorch")
         if settings.convert is not None:
             found.add("execution.precision", "lost", f"the program is not converted to {settings.convert}")
@@ -161,7 +161,7 @@ def _bits_text(taken: Sequence[str], given: Sequence[str]) -> str:
     return f"BFLOAT16 = {list(taken)!r}  # as bits, in arrays of uint16; so are outputs of that type\n"
 
 
-def _compile_arguments(settings: Settings) -> dict[str, Any]:
+def _compile_arguments(settings: TorchSettings) -> dict[str, Any]:
     given = settings.compile
     found: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
     if "compile_mode" in given:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Settings`: what the plan decided, in PyTorch's own terms."""
+"""`TorchSettings`: what the plan decided, in PyTorch's own terms."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Literal
 
 from xpuruntime.engines.settings import EngineSettings
 
-__all__ = ["Settings"]
+__all__ = ["TorchSettings"]
 
 
-class Settings(EngineSettings, frozen=True, kw_only=True):
+class TorchSettings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to PyTorch.
 
     Attributes

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.torch.settings import Settings
+    from xpuruntime.engines.torch.settings import TorchSettings
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
 __all__ = ["hold", "read_back"]
@@ -21,7 +21,7 @@ __all__ = ["hold", "read_back"]
 _TF32 = ("matmul.allow_tf32", "cudnn.allow_tf32")
 
 
-def hold(settings: Settings, request: Request) -> SwitchClaim:
+def hold(settings: TorchSettings, request: Request) -> SwitchClaim:
     """Set the switches that `settings` ask for, and the one that keeps attention in a module where a policy reaches it.
 
     Raises
@@ -54,12 +54,12 @@ def hold(settings: Settings, request: Request) -> SwitchClaim:
         raise EngineError(f"{error}; close that session, or use a process of its own", engine="torch") from None
 
 
-def read_back(settings: Settings, values: Mapping[str, Any]) -> dict[str, str]:
+def read_back(settings: TorchSettings, values: Mapping[str, Any]) -> dict[str, str]:
     """Return the policy keys that switches realise, as these are now.
 
     Parameters
     ----------
-    settings : Settings
+    settings : TorchSettings
     values : mapping of str to object
         Switch to its present value.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
     from xpuruntime.policies import KernelPolicy
 
 __all__ = ["Rewriting", "arch_of", "begin", "left_alone", "terms_of"]
@@ -54,7 +54,7 @@ class Rewriting:
         model: onnx.ModelProto,
         found: FoundRewrites,
         policy: KernelPolicy,
-        settings: Settings,
+        settings: OnnxRuntimeSettings,
     ) -> None:
         self.before = before
         self.found = found
@@ -134,12 +134,12 @@ class Rewriting:
         )
 
 
-def arch_of(settings: Settings) -> str | None:
+def arch_of(settings: OnnxRuntimeSettings) -> str | None:
     """Return the architecture of the CUDA device as a policy names it, such as ``"sm90"``."""
     return None if settings.capability is None else "sm{}{}".format(*settings.capability)
 
 
-def terms_of(request: Request, settings: Settings) -> Terms:
+def terms_of(request: Request, settings: OnnxRuntimeSettings) -> Terms:
     """Return what holds for every xpuruntime operator in a session."""
     cuda = request.device.startswith("cuda")
     return Terms(
@@ -150,7 +150,7 @@ def terms_of(request: Request, settings: Settings) -> Terms:
     )
 
 
-def begin(request: Request, settings: Settings, source: ModelSource, log: ConversionLog) -> Rewriting | None:
+def begin(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting | None:
     """Rewrite the model that is about to be opened, as the plan says; ``None`` where the policy asks for nothing.
 
     Raises
@@ -166,14 +166,14 @@ def begin(request: Request, settings: Settings, source: ModelSource, log: Conver
     return Rewriting(source, model, found, request.policy.kernels, settings)
 
 
-def left_alone(request: Request, settings: Settings, source: ModelSource) -> tuple[UnrewrittenNode, ...]:
+def left_alone(request: Request, settings: OnnxRuntimeSettings, source: ModelSource) -> tuple[UnrewrittenNode, ...]:
     """Return why nodes stay with ONNX Runtime in a session where `begin` has nothing to do; reads the model again."""
     if not settings.left or request.artifact is not None:
         return ()
     return _find(_read(source), request, settings).left
 
 
-def _find(model: onnx.ModelProto, request: Request, settings: Settings) -> FoundRewrites:
+def _find(model: onnx.ModelProto, request: Request, settings: OnnxRuntimeSettings) -> FoundRewrites:
     asking = RuleQuery(request.policy.kernels, request.device, arch_of(settings))
     return find_rewrites(model, asking, terms_of(request, settings), settings.capability, tune=settings.tune)
 
@@ -187,7 +187,11 @@ def _read(source: ModelSource) -> Any:
 
 
 def _hold_plan(
-    planned: Mapping[str, str], found: FoundRewrites, request: Request, settings: Settings, log: ConversionLog
+    planned: Mapping[str, str],
+    found: FoundRewrites,
+    request: Request,
+    settings: OnnxRuntimeSettings,
+    log: ConversionLog,
 ) -> None:
     """Tell what the plan, which was made before a conversion, said otherwise."""
     done = {one.node for one in found.rewrites}

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.conversion_log import ConversionLog
-    from xpuruntime.engines.onnxruntime.settings import Settings
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
 __all__ = ["arch_of", "as_it_runs", "check", "left_alone", "public", "rewritten"]
 
@@ -35,13 +35,15 @@ _PRIVATE = (
 )
 
 
-def public(settings: Settings) -> Settings:
+def public(settings: OnnxRuntimeSettings) -> OnnxRuntimeSettings:
     """Return the settings for a session beside the one they were made for: without its stream, pool and graph."""
     options = {key: value for key, value in settings.options.items() if key not in _PRIVATE}
     return settings.replace(options=options, pool="engine", pool_limit=None, graph="off")
 
 
-def rewritten(request: Request, settings: Settings, source: ModelSource, log: ConversionLog) -> Rewriting | None:
+def rewritten(
+    request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog
+) -> Rewriting | None:
     """Return the model with xpuruntime operators as the plan says; ``None`` where the policy asks for none.
 
     Raises
@@ -66,7 +68,7 @@ def as_it_runs(source: ModelSource, rewriting: Rewriting | None) -> ModelSource:
     return source if rewriting is None or not rewriting.rewrites else rewriting.source
 
 
-def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: ConversionLog) -> None:
+def _tune(rewriting: Rewriting, request: Request, settings: OnnxRuntimeSettings, log: ConversionLog) -> None:
     """Rewrite also what is faster as an xpuruntime operator where the policy leaves the choice."""
     copy = public(settings)
     rules = session_rules(rewriting.policy.replace(rules=(), **_NO_KERNELS), (), strict=False)
@@ -89,7 +91,7 @@ def _tune(rewriting: Rewriting, request: Request, settings: Settings, log: Conve
     rewriting.use([*rewriting.found.rewrites, *(one.rewrite for one in times if one.wins)])
 
 
-def _place(settings: Settings, request: Request) -> str:
+def _place(settings: OnnxRuntimeSettings, request: Request) -> str:
     """Return what the times of an operation depend on beside itself: the device, and how the session is opened."""
     from xpuruntime.runtime.device import Device
 
@@ -147,7 +149,9 @@ def _value(ort: Any, values: Any, dtype: str, place: tuple[str, int]) -> Any:
     return ort.OrtValue.ortvalue_from_numpy(np.asarray(array, order="C"), *place)
 
 
-def check(rewriting: Rewriting | None, request: Request, settings: Settings, session: Any, log: ConversionLog) -> None:
+def check(
+    rewriting: Rewriting | None, request: Request, settings: OnnxRuntimeSettings, session: Any, log: ConversionLog
+) -> None:
     """Hold a rewritten session against one without rewrites; see `check_rewriting`."""
     if rewriting is None or not rewriting.rewrites:
         return

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.engines.qnn.opening import Opening
-    from xpuruntime.engines.qnn.settings import Settings
+    from xpuruntime.engines.qnn.settings import QnnSettings
 
 __all__ = ["observe"]
 
@@ -41,7 +41,7 @@ _NAMES = {23: "fp32", 10: "fp16", 7: "bf16"}
 
 
 def observe(
-    request: Request, settings: Settings, source: ModelSource, opening: Opening, feeds: Mapping[str, Any], runs: int
+    request: Request, settings: QnnSettings, source: ModelSource, opening: Opening, feeds: Mapping[str, Any], runs: int
 ) -> Observed:
     """Run an instrumented session and say what ran. Never raises for what goes wrong on the way: it is noted."""
     notes: list[str] = []
