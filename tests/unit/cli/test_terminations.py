@@ -30,7 +30,7 @@ MOMENTS = (
     ("shutil.rmtree", 1, 0.0),
     ("shutil.rmtree", 2, 0.0),
     ("os.rmdir", 1, 0.0),
-    ("import", 1, 0.7),
+    ("import", 1, 0.3),
     ("os.mkdir", 1, 0.0),
     ("os.rename", 1, 0.0),
 )
@@ -85,7 +85,7 @@ def ended(tmp_path_factory: pytest.TempPathFactory, digits: str) -> dict[str, li
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_is_ended_leaves_nothing(name: str, ended: dict[str, list[dict[str, Any]]]) -> None:
     for one in ended[name]:
-        if one["moment"][0] == "import" and not one["sent"]:  # it was quicker
+        if one["moment"][0] == "import" and (not one["sent"] or one["status"] == 0):  # it was quicker
             continue
         assert one["sent"], one
         assert one["status"] == -getattr(signal, one["signal"]), one

@@ -8,13 +8,10 @@ import json
 import subprocess
 import sys
 import textwrap
-from typing import TYPE_CHECKING
 
 import pytest
 
-if TYPE_CHECKING:
-    pass
-
+pytest.importorskip("torch")
 pytestmark = pytest.mark.torch
 
 #: Each case is done by both ranks, one after the other in one pair of processes. The last one kills rank 1.
