@@ -11,6 +11,8 @@ from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.runtime.process_forks import reset_in_child
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
@@ -31,17 +33,20 @@ class _Copiers:
     """Threads that are started when they are first needed, also in a child of a fork, which has not its parent's."""
 
     def __init__(self) -> None:
+        self.in_child()
+        reset_in_child(self)
+        self.count = min(_MOST, len(os.sched_getaffinity(0)) // _PROCESSORS if hasattr(os, "sched_getaffinity") else 0)
+
+    def in_child(self) -> None:
+        """Begin anew; see `Forks`."""
         self._lock = threading.Lock()
         self._pool: ThreadPoolExecutor | None = None
-        self._process = 0
-        self.count = min(_MOST, len(os.sched_getaffinity(0)) // _PROCESSORS if hasattr(os, "sched_getaffinity") else 0)
 
     def pool(self) -> ThreadPoolExecutor:
         """Return them."""
         with self._lock:
-            if self._pool is None or self._process != os.getpid():
+            if self._pool is None:
                 self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="xpuruntime-copy")
-                self._process = os.getpid()
             return self._pool
 
 
