@@ -2,13 +2,14 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """Servers of other projects beside ours: the same models on the same ONNX Runtime, on one core, with the same load.
 
+    pip install mlcommons-loadgen==6.0.17
     python benchmarks/bench_serving_peers.py --prepare ~/peers
     python benchmarks/bench_serving_peers.py ~/peers
 
 Each server has a virtual environment of its own in that folder, and the request format that suits it best. A tiny
 model without batches shows what a server adds; a wide one, in batches of up to 16 rows where the server has any, what
 those gain. Clients are on another core than the server: 1, 16 and 256 of them in a closed loop, and one rate for all
-servers in an open one. Each answer is compared with the right one.
+servers in an open one, which is MLPerf LoadGen's. Each answer is compared with the right one.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ import psutil
 
 import xpuruntime as xrt
 from harness import write
-from serving_load import Requests, ask, closed_loop, open_loop
+from loadgen_client import loadgen_module, server_scenario
+from serving_load import Requests, ask, closed_loop
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.rest_client import write_request
 from xpuruntime.testing import models
@@ -115,6 +117,17 @@ PEERS = {
     "KServe": Peer("kserve", ("kserve==0.21.0",), "kserve_server.py", OIP, "binary", oip_binary, read_oip, False),
     "Ray Serve": Peer("ray", ("ray[serve]==2.60.0",), "ray_server.py", "/", "raw bytes", raw, read_raw),
 }  # fmt: skip
+
+
+def requests_of(peer: Peer, x: np.ndarray, expected: np.ndarray) -> Requests:
+    """Return a request for each row, to a port that is free."""
+    made = Requests(free_port(), [], expected, peer.read)
+    for at in range(len(x)):
+        body, headers = peer.write(x[at : at + 1])
+        lines = [f"POST {peer.path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}"]
+        lines += [f"{key}: {value}" for key, value in headers.items()]
+        made.sent.append("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+    return made
 
 
 def python_of(folder: Path, peer: Peer) -> Path:
@@ -274,17 +287,17 @@ def measure(requests: Requests, pid: int, case: str, seconds: float) -> list[dic
         f"{clients} client{'s' * (clients > 1)}": lambda clients=clients: closed_loop(requests, clients, seconds)  # type: ignore[misc]
         for clients in CLIENTS
     }
-    loads[f"{RATES[case]:.0f} a second"] = lambda: open_loop(requests, RATES[case], 256, 1.5 * seconds)
+    loads[f"{RATES[case]:.0f} a second"] = lambda: server_scenario(requests, RATES[case], 1.5 * seconds)
     found = []
     for name, run in loads.items():
         theirs, own, start = cpu_seconds(pid), time.process_time(), time.perf_counter()
         load = run()
         took = time.perf_counter() - start
-        one = {"load": name, **load.to_plain()}
+        one = {"load": name, "generator": "`serving_load.py`", **load.to_plain()}
         theirs = cpu_seconds(pid) - theirs
         one["server_busy"] = theirs / took
         one["server_cpu_us"] = theirs * 1e6 / max(one["answered"], 1)
-        one["client_busy"] = (time.process_time() - own) / took
+        one.setdefault("client_busy", (time.process_time() - own) / took)
         found.append(one)
         print(
             f"    {name:<14} {one.get('per_second', 0):8.0f} a second   p50 {one.get('p50_ms', 0):8.2f} ms   "
@@ -307,6 +320,7 @@ def main() -> None:
     if options.prepare:
         prepare(folder)
         return
+    loadgen_module()
     cores = sorted(os.sched_getaffinity(0))
     if len(cores) < 2:
         sys.exit("this takes two cores: one for the server, one for its clients")
@@ -330,12 +344,7 @@ def main() -> None:
                     peers[name] = {
                         "format": peer.form, "batches": peer.batches, "versions": versions(folder, peer)
                     }  # fmt: skip
-                    requests = Requests(free_port(), [], expected, peer.read)
-                    for at in range(ROWS):
-                        body, headers = peer.write(x[at : at + 1])
-                        lines = [f"POST {peer.path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}"]
-                        lines += [f"{key}: {value}" for key, value in headers.items()]
-                        requests.sent.append("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+                    requests = requests_of(peer, x, expected)
                     rows = batch if peer.batches else 0
                     command, variables = command_of(name, peer, folder, path, requests.port, rows)
                     log = Path(made) / f"{case}_{name.replace(' ', '_')}.log"

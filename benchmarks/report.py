@@ -72,6 +72,11 @@ METHOD = """
   together more than twice as large as L2, so that no call finds its data in the cache; events around many replays
   give a sample. Attention calls take a large part of a millisecond or more, and are timed by events around plain
   calls.
+* **Loads on servers.** Open loops, where requests come at random moments whatever the server does, are issued by
+  [MLPerf LoadGen](https://github.com/mlcommons/inference/tree/master/loadgen), in its Server and Offline scenarios; it
+  computes the percentiles too. Closed loops, where each client waits for its answer, are issued by scripts of this
+  repository. The client has a core of its own, and its processor time is shown: a client that is always busy is what
+  was measured. Tables name their generator; those measured before LoadGen was used name `serving_load.py` for both.
 * **Training steps** are timed by events around several steps in a row, after one that is not timed.
 * **Comparisons.** Compare ratios within one table. Figures of two files come from two machines, or from two states of
   one.
@@ -80,6 +85,7 @@ REPRODUCE = """
 ## How to reproduce
 
 ```console
+.venv/bin/python -m pip install --group benchmarks
 make bench
 make bench-gpu
 make bench-kernels
@@ -97,7 +103,8 @@ writes this page, its charts and the tables.
 | `make bench-gpu` | an NVIDIA GPU, PyTorch and torchvision; with CuPy it also measures CuPy's pool |
 | `make bench-kernels` | an NVIDIA GPU, PyTorch and CuPy |
 | `make bench-training` | an NVIDIA GPU and PyTorch; for collectives, two GPUs and NCCL |
-| `bench_serving_peers.py` | installs other servers into separate environments, and measures them beside xpuruntime's |
+| `make bench` | for batched requests, two cores and MLPerf LoadGen, which is the group `benchmarks` |
+| `bench_serving_peers.py` | the same; installs other servers into environments of their own, and measures them too |
 """
 
 

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Load on one HTTP route over raw sockets, in a closed and in an open loop, with every answer checked."""
+"""Load on one HTTP route over raw sockets, in a closed loop, with every answer checked."""
 
 from __future__ import annotations
 
-import random
 import selectors
 import socket
 import time
@@ -17,11 +16,11 @@ import numpy as np
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["Load", "Requests", "ask", "closed_loop", "open_loop"]
+__all__ = ["CLOSED", "Connection", "Load", "Requests", "ask", "closed_loop"]
 
 #: Seconds that answers are waited for once no request is sent any more; what has none by then is lost.
 _PATIENCE = 10.0
-_CLOSED = b"closed"
+CLOSED = b"closed"
 
 
 @dataclass
@@ -71,7 +70,7 @@ class Load:
         return found
 
 
-class _Connection:
+class Connection:
     """A connection with one request on it at a time."""
 
     def __init__(self, requests: Requests) -> None:
@@ -92,7 +91,7 @@ class _Connection:
         """Return head and body of the response once it is whole."""
         part = self.socket.recv(1 << 20)
         if not part:
-            return _CLOSED, b""
+            return CLOSED, b""
         self.received += part
         head, found, body = self.received.partition(b"\r\n\r\n")
         if not found:
@@ -118,7 +117,7 @@ def _unchunked(body: bytes) -> bytes:
 
 def ask(requests: Requests) -> bool:
     """Send one request, and return whether its answer is right; raises where there is no server."""
-    one = _Connection(requests)
+    one = Connection(requests)
     one.send(0, 0.0)
     while (found := one.receive()) is None:
         continue
@@ -132,20 +131,20 @@ class _Clients:
     def __init__(self, requests: Requests, count: int) -> None:
         self.requests, self.load = requests, Load()
         self.selector = selectors.DefaultSelector()
-        self.idle: deque[_Connection] = deque()
-        self.busy: set[_Connection] = set()
+        self.idle: deque[Connection] = deque()
+        self.busy: set[Connection] = set()
         self.next = 0
         for _ in range(count):
-            one = _Connection(requests)
+            one = Connection(requests)
             self.selector.register(one.socket, selectors.EVENT_READ, one)
             self.idle.append(one)
 
-    def send(self, since: float) -> None:
-        """Send the next request on an idle connection; it is late since `since`."""
+    def send(self) -> None:
+        """Send the next request on an idle connection."""
         one = self.idle.popleft()
         self.busy.add(one)
         try:
-            one.send(self.next, since)
+            one.send(self.next, time.perf_counter())
         except OSError:
             self._again(one)
         self.next = (self.next + 1) % len(self.requests.sent)
@@ -153,14 +152,14 @@ class _Clients:
     def wait(self, timeout: float) -> None:
         """Take what has come."""
         for key, _ in self.selector.select(timeout):
-            one: _Connection = key.data
+            one: Connection = key.data
             try:
                 found = one.receive()
             except OSError:
-                found = _CLOSED, b""
+                found = CLOSED, b""
             if found is None:
                 continue
-            if found[0] is _CLOSED:
+            if found[0] is CLOSED:
                 self._again(one)
                 continue
             now = time.perf_counter()
@@ -173,7 +172,7 @@ class _Clients:
             self.busy.remove(one)
             self.idle.append(one)
 
-    def _again(self, one: _Connection) -> None:
+    def _again(self, one: Connection) -> None:
         """Open a connection anew that was closed; a request on it is lost."""
         if one in self.busy:
             self.busy.remove(one)
@@ -204,30 +203,8 @@ def closed_loop(requests: Requests, clients: int, seconds: float) -> Load:
     """Send the next request of each client once it has its answer."""
     made = _Clients(requests, clients)
     start = time.perf_counter()
-    while (now := time.perf_counter()) - start < seconds:
+    while time.perf_counter() - start < seconds:
         while made.idle:
-            made.send(now)
+            made.send()
         made.wait(0.5)
     return made.finish(start)
-
-
-def open_loop(requests: Requests, rate: float, clients: int, seconds: float, seed: int = 0) -> Load:
-    """Send requests at random moments, so many a second, whatever the server does; latencies are from those moments.
-
-    A request that finds all connections busy waits for one, and is late by that.
-    """
-    made = _Clients(requests, clients)
-    moments = random.Random(seed)
-    start = time.perf_counter()
-    due = start + moments.expovariate(rate)
-    late: deque[float] = deque()
-    while (now := time.perf_counter()) - start < seconds:
-        while due <= now:
-            late.append(due)
-            due += moments.expovariate(rate)
-        while late and made.idle:
-            made.send(late.popleft())
-        made.wait(max(0.0, min(due, start + seconds) - time.perf_counter()))
-    load = made.finish(start)
-    load.lost += len(late)  # nobody had sent them when the time was over
-    return load

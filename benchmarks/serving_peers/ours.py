@@ -28,5 +28,5 @@ settings = xrt.serving.ServeSettings.coerce(
 )
 stop = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stop.set())
-with xrt.serving.Server.from_settings(settings):
+with xrt.serving.Server.from_settings(settings, gc_freeze=True):  # as `xrt serve` does
     stop.wait()
