@@ -4,17 +4,17 @@
 
 from typing import Any, TypeAlias
 
-# Each of these pages describes a part of it.
-from xpuruntime._core_array import *  # noqa: F403
-from xpuruntime._core_device import *  # noqa: F403
-from xpuruntime._core_interruption import *  # noqa: F403
-from xpuruntime._core_kernels import *  # noqa: F403
-from xpuruntime._core_memory import *  # noqa: F403
-from xpuruntime._core_onnxruntime import *  # noqa: F403
-from xpuruntime._core_ops import *  # noqa: F403
-from xpuruntime._core_profiler import *  # noqa: F403
-from xpuruntime._core_stream import *  # noqa: F403
-from xpuruntime._core_tensor import *  # noqa: F403
+# Each describes a part of it.
+from xpuruntime._core_stubs.array import *  # noqa: F403
+from xpuruntime._core_stubs.device import *  # noqa: F403
+from xpuruntime._core_stubs.interruption import *  # noqa: F403
+from xpuruntime._core_stubs.kernels import *  # noqa: F403
+from xpuruntime._core_stubs.memory import *  # noqa: F403
+from xpuruntime._core_stubs.onnxruntime import *  # noqa: F403
+from xpuruntime._core_stubs.ops import *  # noqa: F403
+from xpuruntime._core_stubs.profiler import *  # noqa: F403
+from xpuruntime._core_stubs.stream import *  # noqa: F403
+from xpuruntime._core_stubs.tensor import *  # noqa: F403
 
 #: A device name such as ``"cuda:0"``, a CUDA index, or any object whose ``str()`` is such a name.
 DeviceLike: TypeAlias = object

@@ -15,7 +15,7 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.ops.call_context import CallContext, ambient_context
 
-STUBS = Path(xrt.__file__).with_name("_core_ops.pyi")
+STUBS = Path(xrt.__file__).parent / "_core_stubs" / "ops.pyi"
 A = np.ones((2, 2), np.float32)
 
 

@@ -13,8 +13,9 @@ import xpuruntime
 from xpuruntime import _core
 
 LIBRARY = Path(_core.__file__)
+PACKAGE = Path(xpuruntime.__file__).parent
 #: Each describes a part of `_core`; classes with `Protocol` or `TypedDict` describe types only.
-STUBS = sorted(Path(xpuruntime.__file__).parent.glob("_core*.pyi"))
+STUBS = [PACKAGE / "_core.pyi", *sorted(PACKAGE.glob("_core_stubs/*.pyi"))]
 
 
 def test_it_links_no_vendor_library():

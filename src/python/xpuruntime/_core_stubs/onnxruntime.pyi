@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What `xpuruntime._core` has for ONNX Runtime; there is no module of this name, `_core` itself has all of it.
+"""What `xpuruntime._core` has for ONNX Runtime.
 
 ``SessionOptions.register_custom_ops_library(_core.__file__)`` makes the kernels of this library operators of the domain
 ``xpuruntime`` for the sessions of these options.

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What `xpuruntime._core` has for `xpuruntime.ops`; there is no module of this name, `_core` itself has all of it.
+"""What `xpuruntime._core` has for `xpuruntime.ops`.
 
 Arguments are taken by place only, all of them. Their meaning and the errors are those of `xpuruntime.ops`. Integers
 come as tuples of the length stated there: two for `stride` and `dilation`, four for `padding`, one for `groups`.

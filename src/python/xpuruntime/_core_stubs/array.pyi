@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What `xpuruntime._core` has for arrays of other libraries; there is no module of this name, `_core` has all of it."""
+"""What `xpuruntime._core` has for arrays of other libraries."""
 
 from collections.abc import Sequence
 from typing import Any

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What `xpuruntime._core` has for memory; there is no module of this name, `_core` itself has all of it."""
+"""What `xpuruntime._core` has for memory."""
 
 from collections.abc import Iterable
 from typing import final
