@@ -34,7 +34,7 @@ __all__ = ["app"]
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the policy was not, or cannot be, honoured; 2 bad input or usage; "
-    "3 the environment: engine, library, driver, device or memory; 4 a verification or a search that is undecided."
+    "3 the environment: engine, library, driver, device or memory; 4 a verification or a search is undecided."
 )
 
 app = typer.Typer(

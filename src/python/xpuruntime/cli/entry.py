@@ -102,7 +102,7 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
             print_json(_error_record("UsageError", text, ExitCode.BAD_INPUT))
         if text:  # without arguments, the help has been shown already
             error_line(text)
-            error_line(f"`{command} --help` shows what there is", label="help")
+            error_line(f"`{command} --help` lists what it takes", label="help")
         return ExitCode.BAD_INPUT
     results().flush()
     return int(result) if isinstance(result, int) else ExitCode.OK

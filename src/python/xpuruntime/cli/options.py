@@ -104,15 +104,15 @@ CalibrationOption = Annotated[
 ]
 TrustOption = Annotated[
     bool,
-    flag_option("--trust", "Load a .pt2 file although that can run code of the file."),
+    flag_option("--trust", "Load a .pt2 file even though that may run code stored in it."),
 ]
 LockOption = Annotated[
     str | None,
-    text_option("--lock", metavar="FILE", help="Open only where this lock holds, and run what it has."),
+    text_option("--lock", metavar="FILE", help="Use exactly what this lock records, or refuse."),
 ]
 FrozenOption = Annotated[
     bool,
-    flag_option("--frozen", "Take the policy from --lock. Its validators are still compared."),
+    flag_option("--frozen", "Take the policy from --lock; what the lock depends on is still compared."),
 ]
 JsonOption = Annotated[bool, flag_option("--json", "Print JSON on stdout, and nothing else there.")]
 InputOption = Annotated[
@@ -128,7 +128,7 @@ InputOption = Annotated[
 DimOption = Annotated[
     list[str] | None,
     text_option(
-        "--dim", metavar="NAME=SIZE", help="Size of a symbolic dimension, or x.0 without a name, for probe inputs."
+        "--dim", metavar="NAME=SIZE", help="Size of a symbolic dimension in probe inputs; x.0 is the first of input x."
     ),
 ]
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["bench"]
 
 RunsOption = Annotated[int, runs_option("Timed runs.", 10_000_000)]
-WarmupOption = Annotated[int, warmup_option("Runs before, not timed.", 10_000_000)]
+WarmupOption = Annotated[int, warmup_option("Untimed runs before the timed ones.", 10_000_000)]
 _CHUNKS = 50
 
 
@@ -51,7 +51,7 @@ def bench(
 ) -> None:
     """Time a model: `run` with arrays given each time, and `bind` with fixed buffers.
 
-    Each call is timed to the finished result, wall time, one after the other. On CUDA, `run` takes and gives host
+    Calls run one after the other; the wall time of each ends with its result. On CUDA, `run` takes and gives host
     arrays, `run_device` device arrays.
     """
     from xpuruntime.cli.output import console, print_json, progress

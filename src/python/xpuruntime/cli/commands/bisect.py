@@ -23,28 +23,30 @@ PackageArgument = Annotated[
 RangeArgument = Annotated[
     str, typer.Argument(metavar="GOOD..BAD", help="Two versions, such as 1.23.2..1.32.0.", show_default=False)
 ]
-ModelArgument = Annotated[str, typer.Argument(metavar="MODEL", help="What is run.", show_default=False)]
+ModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An ONNX file, a .pt2 file or an artifact.", show_default=False)
+]
 ClaimOption = Annotated[
     str,
     typer.Option(
         "--claim",
         metavar="CLAIM",
-        help="What must be as with GOOD: runs, plan, placement, kernels, numerics, 'accuracy <= 1e-3', "
+        help="What held with GOOD and not with BAD: runs, plan, placement, kernels, numerics, 'accuracy <= 1e-3', "
         "unit:NODE.kernel, or 'speed.latency.p50 <= +5%'.",
         show_default=False,
     ),
 ]
 WithOption = Annotated[
     list[str] | None,
-    text_option("--with", metavar="REQUIREMENT", help="Install this too, such as 'numpy<2'. May be repeated."),
+    text_option("--with", metavar="REQUIREMENT", help="Also install this, such as 'numpy<2'. May be repeated."),
 ]
-PreOption = Annotated[bool, flag_option("--pre", "Take pre-releases, too.")]
+PreOption = Annotated[bool, flag_option("--pre", "Include pre-releases.")]
 BudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Time for timing one version.")]
 JournalOption = Annotated[
     str | None, output_option("--journal", help="Write each verdict to this file as it is known.")
 ]
 ResumeOption = Annotated[bool, flag_option("--resume", "Continue an existing journal.")]
-OutputOption = Annotated[str | None, output_option("--output", "-o", help="Save the result as JSON, too.")]
+OutputOption = Annotated[str | None, output_option("--output", "-o", help="Also save the result as JSON.")]
 
 
 @with_session_options
@@ -68,7 +70,7 @@ def bisect(
     """Find the version of a package that changed a claim about a model, in temporary environments.
 
     Exits with 0 when it is found, with 1 when the claim holds with BAD, with 3 when GOOD or BAD does not run, and with
-    4 when versions that could not be judged leave several.
+    4 when versions that could not be judged leave more than one.
     """
     from xpuruntime.cli.output import print_and_save, working
     from xpuruntime.cli.output_kinds import refuse_other_kinds

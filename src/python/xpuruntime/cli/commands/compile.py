@@ -52,7 +52,7 @@ def compile_(
     force: ForceOption = False,
     json: JsonOption = False,
 ) -> None:
-    """Compile a model once, into a folder that `xrt run` and sessions start from without the slow part."""
+    """Compile a model into a folder, from which `xrt run` and sessions start without compiling."""
     import time
 
     from xpuruntime.cli.output import console, print_json, working

@@ -17,13 +17,13 @@ _SIDE = "A report, a lock, `here`, or py:PATH with the path of a Python interpre
 BeforeArgument = Annotated[str, typer.Argument(metavar="A", help=_SIDE, show_default=False)]
 AfterArgument = Annotated[str, typer.Argument(metavar="B", help=_SIDE, show_default=False)]
 ModelArgument = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help="What interpreters run.", show_default=False)
+    str | None, typer.Argument(metavar="[MODEL]", help="The model, where A or B is an interpreter.", show_default=False)
 ]
 BudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Time for interleaved rounds.")]
 MarginOption = Annotated[
     float, typer.Option("--margin", min=0.0, max=10.0, metavar="SHARE", help="Difference of times that counts.")
 ]
-OutputOption = Annotated[str | None, output_option("--output", "-o", help="Save it as JSON, too.")]
+OutputOption = Annotated[str | None, output_option("--output", "-o", help="Also save the differences as JSON.")]
 
 
 @with_session_options

@@ -31,13 +31,13 @@ ToOption = Annotated[
     text_option("--to", metavar="TARGET", help="What to write. Default: list the targets."),
 ]
 OutputOption = Annotated[
-    str | None, output_option("--output", "-o", metavar="FOLDER", help="A folder, which appears whole or not at all.")
+    str | None, output_option("--output", "-o", metavar="FOLDER", help="Folder to write, completely or not at all.")
 ]
 ModelOption = Annotated[
     str | None,
     text_option("--model", metavar="FILE", help="The locked model; default: the file of its name beside the lock."),
 ]
-StrictOption = Annotated[bool, flag_option("--strict", "Write nothing where a key of the policy is not kept.")]
+StrictOption = Annotated[bool, flag_option("--strict", "Write nothing if a policy key is not kept.")]
 ProveOption = Annotated[
     bool,
     flag_option("--prove", "Run what was written without xpuruntime, and compare outputs and units with the lock."),
@@ -63,7 +63,7 @@ def export(
     trust: TrustOption = False,
     json: JsonOption = False,
 ) -> int:
-    """Write the session of a lock as configuration that runs without xpuruntime, and say what becomes of each key.
+    """Write a locked session as configuration that runs without xpuruntime, with what becomes of each policy key.
 
     Exits with 1 when --prove finds an output or a unit that is not the lock's, or --strict a key that is not kept.
     """

@@ -30,7 +30,7 @@ def kernels(
 ) -> None:
     """List the kernels that a policy can ask for, in the order in which they are tried.
 
-    Those of installed plugins are among them. A kernel that cannot be used here says why.
+    Kernels of installed plugins are included. One that cannot be used here is listed with the reason.
     """
     from xpuruntime.cli.output import console, print_json, working
     from xpuruntime.ops.listing import kernels as all_kernels

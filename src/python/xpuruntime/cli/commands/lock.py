@@ -50,7 +50,9 @@ AcceptOption = Annotated[
     list[str] | None,
     text_option("--accept", metavar="CODE", help="Accept differences of a code, such as driver or kernel."),
 ]
-WhyOption = Annotated[str, text_option("--why", metavar="TEXT", help="Why; kept in the lock with what was accepted.")]
+WhyOption = Annotated[
+    str, text_option("--why", metavar="TEXT", help="The reason, kept in the lock with what was accepted.")
+]
 DryRunOption = Annotated[bool, flag_option("--dry-run", "Show what would change, write nothing.")]
 NoteOption = Annotated[str, text_option("--note", metavar="TEXT", help="Kept in the lock.")]
 StatementOption = Annotated[

@@ -19,7 +19,7 @@ __all__ = ["devices", "doctor"]
 def devices(json: JsonOption = False) -> None:
     """List the devices and engines of this machine.
 
-    The JSON is a machine that `xrt plan --machine FILE` can plan for, also on another computer.
+    With the JSON, `xrt plan --machine FILE` plans for this machine on another one.
     """
     from xpuruntime.cli.output import console, print_json, working
     from xpuruntime.engines.registry import default_registry
@@ -36,7 +36,7 @@ def devices(json: JsonOption = False) -> None:
 def doctor(json: JsonOption = False) -> int:
     """Check the set-up: packages, driver, libraries, engines. Print the exact command that fixes each problem.
 
-    Exits with 3 when something is wrong that stops this machine from doing what it could.
+    Exits with 3 when a problem keeps this machine from running what it could.
     """
     from xpuruntime.cli import diagnosing
     from xpuruntime.cli.exit_codes import ExitCode

@@ -42,24 +42,24 @@ ModelOrReports = Annotated[
 ]
 SaveOption = Annotated[
     str | None,
-    output_option("--output", "-o", help="Save the report as JSON, too."),
+    output_option("--output", "-o", help="Also save the report as JSON."),
 ]
 SummaryOption = Annotated[
     bool,
-    flag_option("--summary", "Show the verdict and the policy's keys alone."),
+    flag_option("--summary", "Show only the verdict and the policy keys."),
 ]
 NoiseOption = Annotated[
     float | None,
     text_option(
         "--noise",
         metavar="SHARE",
-        help="Two reports: times that differ by less than this share of the first are the same. Default 0.1.",
+        help="Two reports: times that differ by less than this share of the first count as equal. Default 0.1.",
     ),
 ]
 NoiseUsOption = Annotated[
     float | None,
     text_option(
-        "--noise-us", metavar="US", help="Two reports: times that differ by less than this are the same. Default 1."
+        "--noise-us", metavar="US", help="Two reports: times that differ by less than this count as equal. Default 1."
     ),
 ]
 

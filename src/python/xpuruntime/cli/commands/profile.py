@@ -22,7 +22,7 @@ from xpuruntime.cli.session_options import SessionOptions, with_session_options
 __all__ = ["profile"]
 
 RunsOption = Annotated[int, runs_option("Runs inside the profile.")]
-WarmupOption = Annotated[int, warmup_option("Runs before it.")]
+WarmupOption = Annotated[int, warmup_option("Runs before the profile.")]
 TraceOption = Annotated[
     str | None, output_option("--trace", help="Write a trace for Perfetto there: .json or .json.gz.")
 ]
@@ -47,7 +47,7 @@ def profile(
 ) -> None:
     """Profile runs of a model: ranges of the host, kernels, copies and waits of CUDA devices, and a trace of them.
 
-    On CUDA, each run takes and gives host arrays. What could not be recorded, and why, is said as a note.
+    On CUDA, each run takes and gives host arrays. Notes state what could not be recorded, and why.
     """
     from xpuruntime.cli.output import console, print_json
     from xpuruntime.cli.output_kinds import refuse_other_kinds

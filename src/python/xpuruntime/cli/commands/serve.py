@@ -30,10 +30,10 @@ SourceArgument = Annotated[
     ),
 ]
 NameOption = Annotated[
-    str | None, text_option("--name", metavar="NAME", help="Name of the model in paths. Default: that of the file.")
+    str | None, text_option("--name", metavar="NAME", help="Name of the model in URLs. Default: that of the file.")
 ]
 ServeLockOption = Annotated[
-    str | None, text_option("--lock", metavar="FILE", help="Serve only where this lock holds, and run what it has.")
+    str | None, text_option("--lock", metavar="FILE", help="Serve exactly what this lock records, or refuse.")
 ]
 HttpOption = Annotated[
     str | None, text_option("--http", metavar="HOST:PORT", help="Address of REST, or 'off'. Default: 127.0.0.1:8000.")
@@ -42,20 +42,26 @@ GrpcOption = Annotated[
     str | None, text_option("--grpc", metavar="HOST:PORT", help="Address of gRPC, or 'off'. Default: 127.0.0.1:8001.")
 ]
 BatchOption = Annotated[
-    int | None, text_option("--batch", metavar="ROWS", help="Put requests together in batches of up to this many rows.")
+    int | None, text_option("--batch", metavar="ROWS", help="Batch requests together, up to this many rows.")
 ]
 DelayOption = Annotated[
     str | None,
-    text_option("--delay", metavar="TIME", help="How long a batch may wait for more requests at most: 500us, 2ms."),
+    text_option(
+        "--delay", metavar="TIME", help="Longest time that a batch waits for more requests, such as 500us or 2ms."
+    ),
 ]
 RepositoryOption = Annotated[bool, flag_option("--repository", "Let clients list, load and unload models.")]
 KeyOption = Annotated[
     str | None,
-    text_option("--key-file", metavar="FILE", help="File with the token that routes of the repository ask for."),
+    text_option(
+        "--key-file", metavar="FILE", help="File with the token that is required to list, load and unload models."
+    ),
 ]
 TokenOption = Annotated[
     str | None,
-    text_option("--token-file", metavar="FILE", help="File with the token that all routes but health ask for."),
+    text_option(
+        "--token-file", metavar="FILE", help="File with the token that is required everywhere except for health."
+    ),
 ]
 CertificateOption = Annotated[
     str | None, text_option("--tls-certificate", metavar="FILE", help="Certificate of the server, PEM.")
@@ -64,10 +70,13 @@ PrivateKeyOption = Annotated[
     str | None, text_option("--tls-key", metavar="FILE", help="Key of the certificate, PEM without a passphrase.")
 ]
 ClientsOption = Annotated[
-    str | None, text_option("--tls-clients", metavar="FILE", help="Let in only clients of these authorities, PEM.")
+    str | None,
+    text_option(
+        "--tls-clients", metavar="FILE", help="Accept only clients with a certificate of these authorities, PEM."
+    ),
 ]
 DrainOption = Annotated[
-    str, typer.Option("--drain", metavar="TIME", help="How long to wait for accepted requests at the end.")
+    str, typer.Option("--drain", metavar="TIME", help="Longest time to wait for accepted requests when shutting down.")
 ]
 
 _MICROSECONDS = re.compile(r"([0-9]{1,9})(us|ms|s)")
@@ -95,7 +104,7 @@ def serve(
 ) -> None:
     """Serve models over the Open Inference Protocol, REST and gRPC, until Ctrl-C, SIGTERM or SIGHUP.
 
-    Then accepted requests are answered, and new ones refused.
+    On shutdown, accepted requests are still answered, and new ones are refused.
     """
     from xpuruntime.cli.output import error_line, working
     from xpuruntime.policies.quantities import read_duration

@@ -34,7 +34,7 @@ TuneOption = Annotated[
 ForOption = Annotated[
     str | None,
     text_option(
-        "--for", metavar="OBJECTIVE", help="latency.p50, latency.p99, throughput, memory, energy or cold_start."
+        "--for", metavar="OBJECTIVE", help="Goal: latency.p50, latency.p99, throughput, memory, energy or cold_start."
     ),
 ]
 CallOption = Annotated[
@@ -56,7 +56,7 @@ DevicesOption = Annotated[
     str | None,
     text_option(
         "--devices", metavar="LIST",
-        help="Measure on several at once: cuda:0,cuda:1, or disjoint sets of cores, cpu:0-3,cpu:4-7.",
+        help="Measure on several devices at once: cuda:0,cuda:1, or disjoint sets of cores, cpu:0-3,cpu:4-7.",
     ),
 ]  # fmt: skip
 RayOption = Annotated[
