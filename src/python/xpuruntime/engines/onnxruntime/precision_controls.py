@@ -1,0 +1,200 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Controls of ONNX Runtime for the precision and TF32 keys of a policy, on the CPU and on CUDA."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.engines.model.graph import graphs
+from xpuruntime.engines.onnxruntime.arithmetic import INTEGER_OPS, OPERATORS, QDQ_LEVEL, QDQ_OFF, quantises_activations
+from xpuruntime.engines.precision.other_floats import other_floats
+from xpuruntime.engines.quantisation.judge import quantises
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.base import Request
+    from xpuruntime.engines.control_builder import ControlBuilder
+    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+
+__all__ = ["on_unless_stated", "resolve_precision"]
+
+#: Nodes that a control names.
+_NAMED = 3
+
+
+def resolve_precision(
+    request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
+) -> OnnxRuntimeSettings:
+    """Add the controls of ``execution.precision`` and ``execution.tf32``, and return the settings for them."""
+    execution = request.policy.execution
+    precision, tf32 = execution.precision, execution.tf32
+    settings = _keep_activations(request, settings)
+    if precision in ("fp16", "bf16"):
+        settings = _half_precision(settings, builder, precision, cuda=cuda)
+    elif precision == "int8":
+        settings = _int8(request, settings, builder, cuda=cuda)
+    elif precision == "fp32":
+        _fp32(request, settings, builder, cuda=cuda)
+    elif precision == "tf32":
+        builder.add(
+            "execution.precision",
+            "use_tf32=1" if cuda else "-",
+            "enforced" if cuda else "unsupported",
+            "TF32 is allowed for fp32 matmul and conv" if cuda else "the CPU has no TF32",
+        )
+    else:
+        builder.add("execution.precision", "the model's own types", "enforced", "nothing is converted")
+    _integers(request, builder)
+    _other_floats(request, builder)
+    if cuda:
+        allowed = tf32 if tf32 is not None else {"fp32": False, "tf32": True}.get(precision)
+        if allowed is not None:
+            settings = settings.with_options({"use_tf32": "1" if allowed else "0"})
+        builder.add(
+            "execution.tf32",
+            f"use_tf32={settings.options.get('use_tf32', '1')}",
+            "enforced",
+            "provider option, read back after loading",
+        )
+    else:
+        builder.add("execution.tf32", "-", "enforced" if tf32 is False else "unsupported", "the CPU has no TF32")
+    return settings
+
+
+def _half_precision(
+    settings: OnnxRuntimeSettings, builder: ControlBuilder, precision: str, *, cuda: bool
+) -> OnnxRuntimeSettings:
+    """Have the graph converted to fp16 or bf16."""
+    settings = settings.replace(convert=precision)
+    if cuda:
+        builder.add(
+            "execution.precision",
+            f"graph converted to {precision}",
+            "enforced",
+            "the weights and types in the graph change, and a probe input is compared with fp32",
+        )
+    else:
+        builder.add(
+            "execution.precision",
+            f"graph converted to {precision}",
+            "advisory",
+            "the CPU provider has few fp16 kernels and computes the other nodes in fp32 between casts; the graph "
+            f"is optimised at level {settings.level}"
+            + ("" if settings.level_stated else ", since fusions above it fail or crash on graphs with casts"),
+            "use device cuda:0, or precision fp32",
+        )
+    return settings
+
+
+def _fp32(request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool) -> None:
+    """State what keeps the arithmetic in fp32; TF32 is switched off with ``execution.tf32``."""
+    resolved = "use_tf32=0" if cuda else "the model's own types"
+    if QDQ_LEVEL in settings.session:
+        resolved += f", {QDQ_LEVEL}={settings.session[QDQ_LEVEL]}"
+    reason = (
+        "fp32 excludes TF32, which ONNX Runtime's CUDA provider uses by default"
+        if cuda
+        else "the CPU provider computes fp32 in fp32"
+    )
+    if not request.model.quantisation.activations:
+        builder.add("execution.precision", resolved, "enforced", reason)
+    elif settings.session.get(QDQ_OFF) == "1":
+        builder.add("execution.precision", f"{resolved}, {QDQ_OFF}=1", "enforced", reason)
+    else:
+        builder.add(
+            "execution.precision",
+            resolved,
+            "advisory",
+            f"{reason}, but ONNX Runtime may compute what stands between QuantizeLinear and DequantizeLinear in "
+            "integers; the evidence names those nodes",
+            f"state {QDQ_OFF}: '1' in execution.provider_options.onnxruntime, or precision model or int8",
+        )
+
+
+def _keep_activations(request: Request, settings: OnnxRuntimeSettings) -> OnnxRuntimeSettings:
+    """Have products with dequantised weights computed in the type of their activations, unless int8 is asked for.
+
+    ONNX Runtime fuses them into MatMulNBits, and by default quantises the activations to int8.
+    """
+    scheme, precision = request.model.quantisation.scheme, request.policy.execution.precision
+    kept = scheme == "weight_only" if precision == "model" else precision != "int8"
+    ops = {name.rpartition(":")[2] for name in request.model.ops}
+    if kept and "DequantizeLinear" in ops and ops & {"MatMul", "Gemm"}:
+        return on_unless_stated(settings, QDQ_LEVEL)
+    return settings
+
+
+def _integers(request: Request, builder: ControlBuilder) -> None:
+    """Say that a float precision does not reach nodes of a model that are integer operators."""
+    if request.policy.execution.precision in ("model", "int8") or not (named := _integer_nodes(request)):
+        return
+    for place, control in enumerate(builder.controls):
+        if control.key == "execution.precision":
+            builder.controls[place] = msgspec.structs.replace(
+                control,
+                enforceability="unsupported",
+                reason=f"the model itself computes in integers, whatever the policy says: {named}",
+                fix="state precision model or int8, or give the model as it was before it was quantised",
+            )
+
+
+def _other_floats(request: Request, builder: ControlBuilder) -> None:
+    """Say that fp32 does not reach nodes of a model that state another floating-point type."""
+    if request.policy.execution.precision not in ("fp32", "tf32") or request.artifact is not None:
+        return
+    named = other_floats(request.model, ("fp64", "fp16", "bf16"))
+    for place, control in enumerate(builder.controls if named else ()):
+        if control.key == "execution.precision" and control.enforceability == "enforced":
+            builder.controls[place] = msgspec.structs.replace(
+                control,
+                enforceability="unsupported",
+                reason=f"the model itself computes in other types, whatever the policy says: {named}",
+                fix="state precision model, or export the model in float32",
+            )
+
+
+def _integer_nodes(request: Request) -> str:
+    """Return some of the nodes that the model itself states to multiply in integers; empty where there are none."""
+    model = request.model
+    ops = {name.rpartition(":")[2] for name in model.ops}
+    if not ops & OPERATORS.keys():
+        return ""
+    found = [f"{node.name!r} ({node.op})" for node in model.nodes if node.op in INTEGER_OPS]
+    if "MatMulNBits" in ops:
+        for graph in graphs(model.named_proto()):
+            for node in graph.node:
+                numbers = {str(one.name): int(one.i) for one in node.attribute}
+                if node.op_type == "MatMulNBits" and quantises_activations(node.op_type, numbers):
+                    found.append(f"{node.name!r} (MatMulNBits, accuracy_level 4)")
+    return ", ".join(found[:_NAMED]) + (f" and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
+
+
+def _int8(
+    request: Request, settings: OnnxRuntimeSettings, builder: ControlBuilder, *, cuda: bool
+) -> OnnxRuntimeSettings:
+    if quantises(request):
+        settings = settings.replace(qdq="ort-cuda" if cuda else "ort-cpu")
+        resolved = f"graph quantised from {request.calibration.count} calibration samples"
+    else:
+        resolved = f"the model's own quantisation ({request.model.quantisation.scheme})"
+    if cuda:
+        builder.add(
+            "execution.precision",
+            resolved,
+            "advisory",
+            "the CUDA provider rounds values to int8 and back, and computes convolutions and products in floats",
+            "use engine tensorrt, which computes int8, or precision fp16, which is faster here",
+        )
+    elif settings.qdq is not None:
+        reason = "convolutions and products with constant weights become integer operators; the report has the others"
+        builder.add("execution.precision", resolved, "enforced", reason)
+    else:
+        builder.add("execution.precision", resolved, "enforced", "nothing is converted")
+    return settings
+
+
+def on_unless_stated(settings: OnnxRuntimeSettings, entry: str) -> OnnxRuntimeSettings:
+    """Return the settings with a session entry switched on, unless the policy states it."""
+    return settings if entry in settings.session else settings.with_session({entry: "1"})
