@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
+#include <cstddef>
 #include <new>
 #include <string>
 
@@ -15,12 +16,20 @@ namespace {
 // The classes live in Python and are looked up when first needed: importing the core imports
 // nothing else.
 void raise(const char* name, const std::string& message, const std::string& device,
-           py::object status = py::none()) {
+           py::object status = py::none(),
+           const UnsupportedOperationError::Candidates& candidates = {}) {
   try {
     const py::object type = py::module_::import("xpuruntime.errors").attr(name);
     const py::object value =
         type(message, py::arg("device") = device.empty() ? py::object(py::none()) : py::str(device),
              py::arg("status") = status);
+    if (!candidates.empty()) {
+      py::tuple pairs(candidates.size());
+      for (std::size_t i = 0; i < candidates.size(); ++i) {
+        pairs[i] = py::make_tuple(candidates[i].first, candidates[i].second);
+      }
+      value.attr("candidates") = pairs;
+    }
     PyErr_SetObject(type.ptr(), value.ptr());
   } catch (py::error_already_set& error) {
     error.restore();
@@ -37,7 +46,8 @@ bool translate(std::exception_ptr pointer) {
   } catch (const CudaError& error) {
     raise("CudaError", error.what(), error.device(), py::int_(error.status()));
   } catch (const UnsupportedOperationError& error) {
-    raise("UnsupportedOperationError", error.what(), error.device());
+    raise("UnsupportedOperationError", error.what(), error.device(), py::none(),
+          error.candidates());
   } catch (const InputError& error) {
     raise("InputError", error.what(), error.device());
   } catch (const Error& error) {

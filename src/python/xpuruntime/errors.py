@@ -56,23 +56,37 @@ class XpuRuntimeError(Exception):
     ----------
     message : str
         What is wrong, why, and how to fix it.
+    fix : str, optional
+        How to fix it, where `message` does not say so: the text of the error is then ``"message. Fix: fix"``.
     device : str, optional
         The device concerned, such as ``"cuda:0"``.
     engine : str, optional
         The engine concerned, such as ``"onnxruntime"``.
     status : int or str, optional
         The vendor's own status code.
+
+    Attributes
+    ----------
+    reason : str
+        `message` without its last full stop, for messages that give a fix of their own.
     """
 
     def __init__(
         self,
         message: str,
         *,
+        fix: str | None = None,
         device: str | None = None,
         engine: str | None = None,
         status: int | str | None = None,
     ) -> None:
+        reason = printable(message).removesuffix(".") if isinstance(message, str) else str(message)
+        if fix is not None:
+            fix = printable(fix)
+            message = f"{reason}. Fix: {fix}"
         super().__init__(printable(message) if isinstance(message, str) else message)
+        self.reason = reason
+        self.fix = fix
         self.device = device
         self.engine = engine
         self.status = status
@@ -91,10 +105,14 @@ class UnsupportedOperationError(XpuRuntimeError):
 
     Attributes
     ----------
+    candidates : tuple of (str, str)
+        Every kernel of an operation that none of them serves, as the policy asks: ``id`` or ``id@config``, and the
+        reason. Else empty.
     passed_over : tuple of (str, str)
         Kernels that a policy asks for and that cannot serve a call of PyTorch's, each with the reason; else empty.
     """
 
+    candidates: tuple[tuple[str, str], ...] = ()
     passed_over: tuple[tuple[str, str], ...] = ()
 
 
@@ -136,12 +154,13 @@ class LockError(XpuRuntimeError):
     Parameters
     ----------
     message : str
+    fix : str, optional
     drifts : tuple of LockDrift
         Every difference, where a lock was compared; see `xpuruntime.lockfile.drift.LockDrift`.
     """
 
-    def __init__(self, message: str, *, drifts: tuple[Any, ...] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, message: str, *, fix: str | None = None, drifts: tuple[Any, ...] = ()) -> None:
+        super().__init__(message, fix=fix)
         self.drifts = drifts
 
 

@@ -147,6 +147,9 @@ def test_strict_refuses_and_prefer_says_what_it_did() -> None:
     ):
         ops.matmul(A, A)
     assert "kernels.matmul demands" in str(caught.value)
+    candidates = dict(caught.value.candidates)
+    assert {"cpu.blas", "cpu.reference"} <= candidates.keys()
+    assert all(f"\n  {kernel}: {reason}\n" in str(caught.value) for kernel, reason in candidates.items())
 
 
 def test_rules_by_size_dtype_and_phase() -> None:

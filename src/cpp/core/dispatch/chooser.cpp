@@ -252,9 +252,11 @@ void Chooser::refuse() {
   }
   text += ':';
   bool any = false;
+  UnsupportedOperationError::Candidates candidates;
   for (const Candidate& one : verdicts()) {
-    text.append("\n  ").append(one.id).append(one.config.empty() ? "" : "@").append(one.config);
-    text.append(": ").append(one.reason);
+    std::string kernel = one.config.empty() ? one.id : one.id + "@" + one.config;
+    text.append("\n  ").append(kernel).append(": ").append(one.reason);
+    candidates.emplace_back(std::move(kernel), one.reason);
     any = any || one.accepted;
   }
   if (rows_.empty()) text += "\n  none is registered";
@@ -263,7 +265,7 @@ void Chooser::refuse() {
             "kernel of " +
                 asked_.source
           : "\nGive it operands that one of them can serve, or install what is missing";
-  throw UnsupportedOperationError(text, to_string(op_.device));
+  throw UnsupportedOperationError(text, to_string(op_.device), std::move(candidates));
 }
 
 }  // namespace xpuruntime

@@ -62,7 +62,7 @@ class CallSite {
   /// The first time: decides, prepares, measures where the strategy says so, and records the
   /// decision. Slow then. `stream` is only asked whether it is capturing: nothing is measured
   /// then, and the first kernel that can serve is taken until a call comes outside of a capture.
-  /// Throws UnsupportedOperationError naming every candidate and its reason when the policy
+  /// Throws UnsupportedOperationError with every candidate and its reason when the policy
   /// is strict and what it asks for cannot serve, or when nothing can.
   std::shared_ptr<const Choice> choose(const OpDesc& op, StreamHandle stream);
 

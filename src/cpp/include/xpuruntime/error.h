@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 #include <utility>
+#include <vector>
 
 namespace xpuruntime {
 
@@ -52,9 +53,19 @@ class OutOfMemoryError : public Error {
   std::size_t requested_;
 };
 
+/// `candidates` are the kernels of an operation that none of them serves, as the policy asks: each
+/// with its id (and configuration: `id@config`) and the reason. Empty for any other refusal.
 class UnsupportedOperationError : public Error {
  public:
-  using Error::Error;
+  using Candidates = std::vector<std::pair<std::string, std::string>>;
+
+  explicit UnsupportedOperationError(const std::string& message, std::string device = {},
+                                     Candidates candidates = {})
+      : Error(message, std::move(device)), candidates_(std::move(candidates)) {}
+  const Candidates& candidates() const noexcept { return candidates_; }
+
+ private:
+  Candidates candidates_;
 };
 
 class InputError : public Error {

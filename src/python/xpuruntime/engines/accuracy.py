@@ -148,7 +148,7 @@ def make_references(
     try:
         made, origin = _made(request) if samples is None else (samples, "given")
     except InputError as error:
-        raise ProbeRefusedError(_bare(error)) from None
+        raise ProbeRefusedError(error.reason) from None
     try:
         loaded = _plain(request, engine, machine)
         try:
@@ -156,38 +156,32 @@ def make_references(
         except XpuRuntimeError as error:
             if origin != GENERATED:
                 raise
-            msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the generated probe input: {_bare(error)}"
+            msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the generated probe input: {error.reason}"
             raise ProbeRefusedError(msg, engine=error.engine, device=error.device, status=error.status) from None
         finally:
             loaded.close()
     except ProbeRefusedError:
         raise
     except XpuRuntimeError as error:
-        msg = (
-            f"{request.model.path} cannot be compared with fp32 on the CPU, which does not run it: {error}"
-            f"{_without_probe(request, str(error))}"
-        )
-        raise type(error)(msg, engine=error.engine, device=error.device, status=error.status) from None
+        msg = f"{request.model.path} cannot be compared with fp32 on the CPU, which does not run it: {error.reason}"
+        fix = _without_probe(request, error.fix)
+        raise type(error)(msg, fix=fix, engine=error.engine, device=error.device, status=error.status) from None
     return [
         Reference(feeds=dict(feeds), outputs=found, origin=origin) for feeds, found in zip(made, outputs, strict=True)
     ]
 
 
-def _bare(error: XpuRuntimeError) -> str:
-    """Return what is wrong, without a fix and a full stop."""
-    return str(error).partition(" Fix: ")[0].rstrip(".")
-
-
-def _without_probe(request: Request, text: str) -> str:
-    """Return a sentence on what makes a session need no probe, to go on after an error's text."""
+def _without_probe(request: Request, fix: str | None) -> str:
+    """Return the fix of an error, and what makes a session need no probe."""
     changes = []
     if request.policy.accuracy is not None:
         changes.append("leave `accuracy` out of the policy")
     if request.policy.execution.precision in (*_CONVERTED, "int8"):
         changes.append("use precision: fp32")
-    if "Fix: " in text:
-        return f" Or {' and '.join(changes)}" if changes else ""
-    return f" Fix: {' and '.join(changes) or 'run it with precision: fp32 on the CPU first, which names the fault'}"
+    text = " and ".join(changes)
+    if fix is not None:
+        return f"{fix}. Or {text}" if text else fix
+    return text or "run it with precision: fp32 on the CPU first, which names the fault"
 
 
 def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
@@ -214,8 +208,9 @@ def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedM
     judgement = judge(reference, plain, machine)
     if not judgement.verdict.accepted:
         verdict = judgement.verdict
-        msg = f"{reference.name} refuses it: {verdict.reason}." + (f" Fix: {verdict.fix}." if verdict.fix else "")
-        raise EngineError(msg, engine=reference.name, device="cpu")
+        raise EngineError(
+            f"{reference.name} refuses it: {verdict.reason}", fix=verdict.fix, engine=reference.name, device="cpu"
+        )
     return reference.load(plain, judgement, machine)
 
 

@@ -80,11 +80,8 @@ def _text(name: str, host: np.ndarray[Any, Any], log: ConversionLog) -> np.ndarr
         for at, one in enumerate(host.flat):
             text.flat[at] = one.decode() if isinstance(one, bytes) else one
     except UnicodeDecodeError as error:
-        msg = (
-            f"input {name!r} has bytes that are not UTF-8 text: {error.reason} at byte {error.start}. "
-            "Fix: pass str, or text encoded as UTF-8"
-        )
-        raise InputError(msg) from None
+        msg = f"input {name!r} has bytes that are not UTF-8 text: {error.reason} at byte {error.start}"
+        raise InputError(msg, fix="pass str, or text encoded as UTF-8") from None
     return text
 
 

@@ -138,7 +138,7 @@ def _shapes_drift(shapes: LockedShapes, error: XpuRuntimeError) -> LockDrift:
         code=DriftCode.SHAPES,
         subject=shapes.id,
         expected=shown({name: list(sizes) for name, sizes in shapes.inputs.items()}),
-        found=f"a model that does not run with them: {str(error).partition('. Fix: ')[0]}",
+        found=f"a model that does not run with them: {error.reason}",
         restore="restore the file of the lock, or make it again with `xrt lock MODEL --upgrade --shapes`",
     )
 

@@ -61,7 +61,7 @@ def translate(error: BaseException, *, doing: str, device: str, hint: str = "") 
         return InputError(message, **known)
     if code == "NotImplemented":
         fix = "use an engine that has it (such as execution.engine: openvino), or export the model in float32"
-        return UnsupportedOperationError(message if hint else f"{message}. Fix: {fix}", **known)
+        return UnsupportedOperationError(message, fix=None if hint else fix, **known)
     if code in ("InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NoModel", "ModelLoaded"):
         return ModelError(message, **known)
     if re.search(r"CUDA (?:failure|error)|CUDNN_STATUS|CUBLAS_STATUS", text):

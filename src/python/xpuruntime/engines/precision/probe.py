@@ -36,7 +36,7 @@ def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tu
     name speaks of a batch, sequence, or image side takes the size that suits it. Limits of the policy are kept.
     """
     if tensor.shape is None:
-        raise InputError(f"no probe can be made for input {tensor.name!r}: its rank is not known. Fix: {_FIX}.")
+        raise InputError(f"no probe can be made for input {tensor.name!r}: its rank is not known", fix=_FIX)
     sizes = probe_sizes([tensor], dims)
     unnamed = unnamed_dimensions(tensor)
     limits = tensor.limits or (None,) * len(tensor.shape)
@@ -98,7 +98,7 @@ def probe_feeds(
     for name in given:
         if name not in names:
             raise InputError(
-                f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names))}. Fix: correct the name."
+                f"the model has no input {name!r}; its inputs are {', '.join(map(repr, names))}", fix="correct the name"
             )
     feeds: dict[str, Any] = {}
     stated = {
@@ -146,7 +146,7 @@ def _values(tensor: TensorInfo, random: Any, sizes: Mapping[str, int]) -> Any:
 
     if tensor.kind != "tensor":
         kind = f"an {tensor.kind}" if tensor.kind[0] in "ou" else f"a {tensor.kind}"
-        raise InputError(f"no probe can be made for input {tensor.name!r}: it is {kind}. Fix: give a value for it.")
+        raise InputError(f"no probe can be made for input {tensor.name!r}: it is {kind}", fix="give a value for it")
     shape = probe_shape(tensor, sizes)
     drawn = 8 * math.prod(shape)  # in float64
     if drawn > MAX_DRAWN:
@@ -160,8 +160,8 @@ def _values(tensor: TensorInfo, random: Any, sizes: Mapping[str, int]) -> Any:
 
 
 def _no_room(tensor: TensorInfo, shape: tuple[int, ...], reason: str) -> OutOfMemoryError:
-    msg = f"no probe can be made for input {tensor.name!r} of shape {shown_dims(shape)}: {reason}. Fix: {_FIX}."
-    return OutOfMemoryError(msg, device="cpu")
+    msg = f"no probe can be made for input {tensor.name!r} of shape {shown_dims(shape)}: {reason}"
+    return OutOfMemoryError(msg, fix=_FIX, device="cpu")
 
 
 def _drawn(tensor: TensorInfo, shape: tuple[int, ...], random: Any) -> Any:
@@ -169,7 +169,7 @@ def _drawn(tensor: TensorInfo, shape: tuple[int, ...], random: Any) -> Any:
 
     if len(shape) > MAX_RANK:
         msg = f"no probe can be made for input {tensor.name!r}: NumPy has no arrays of {len(shape)} dimensions"
-        raise InputError(f"{msg}. Fix: export the model again.")
+        raise InputError(msg, fix="export the model again")
     if tensor.dtype in ("float32", "float64", "float16"):
         return random.standard_normal(shape).astype(tensor.dtype)
     if tensor.dtype == "bool":
@@ -183,7 +183,7 @@ def _drawn(tensor: TensorInfo, shape: tuple[int, ...], random: Any) -> Any:
         return (random.standard_normal(shape) + 1j * random.standard_normal(shape)).astype(tensor.dtype)
     narrow = _narrow(tensor.dtype)
     if narrow is None:
-        raise InputError(f"no probe can be made for input {tensor.name!r} of type {tensor.dtype}. Fix: {_FIX}.")
+        raise InputError(f"no probe can be made for input {tensor.name!r} of type {tensor.dtype}", fix=_FIX)
     return random.standard_normal(shape).astype(narrow)
 
 

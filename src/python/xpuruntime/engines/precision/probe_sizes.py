@@ -102,7 +102,7 @@ def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = N
             size = -1
         if size < 0:
             given = ", ".join(f"{name}={sizes[name]}" for name in names_in(dim))
-            raise InputError(f"{given} leaves no size for the dimension {dim}. Fix: state other sizes.")
+            raise InputError(f"{given} leaves no size for the dimension {dim}", fix="state other sizes")
         sizes[dim] = inside(size, limits[dim])
     return sizes
 

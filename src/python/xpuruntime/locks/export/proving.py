@@ -43,14 +43,14 @@ def prove_export(
 
     identity = lock.identity
     if not identity.shapes:
-        raise InputError(f"{where} has no shapes, so no inputs can be generated. Fix: make the lock again")
+        raise InputError(f"{where} has no shapes, so no inputs can be generated", fix="make the lock again")
     at, job = identity.shapes[0], exporter.job
     try:
         feeds = probe_at(job.request.model, at.inputs)
     except InputError as error:
         raise InputError(
-            f"{folder} is written, and cannot be proved: {str(error).partition(' Fix: ')[0]} Fix: leave prove "
-            "(--prove) out, and compare its outputs for inputs of your own"
+            f"{folder} is written, and cannot be proved: {error.reason}",
+            fix="leave prove (--prove) out, and compare its outputs for inputs of your own",
         ) from None
     ran = exporter.run(target, folder, feeds, python)
     claims = (*_surroundings(exporter, ran), *_outputs(lock, at, ran), *_units(identity, at, ran))

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     import torch
 
+    from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.policies import KernelRule
     from xpuruntime.policies.call_facts import CallFacts
     from xpuruntime.pytorch.attention.entry_points import EntryPoint
@@ -302,7 +303,7 @@ class CompiledPolicy:
             op, kernel_name, source, module, allow_tf32=allow_tf32, deterministic=deterministic
         )
 
-    def refused(self, route: Route, error: Exception) -> tuple[tuple[str, str], ...]:
+    def refused(self, route: Route, error: XpuRuntimeError) -> tuple[tuple[str, str], ...]:
         """Return what to give `route` as `skip` after an xpuruntime kernel has refused: name and reason."""
         return (*route.passed_over, (route.kernel, reason_of(error, route.op, route.kernel)))
 

@@ -21,6 +21,7 @@ from xpuruntime.pytorch.dispatch.call_state import DTYPES, arch_of
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
+    from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.policies import Policy
 
 __all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "facts_of_call", "place_for", "reason_of", "refuse"]
@@ -234,17 +235,17 @@ def place_for(
     )
 
 
-def reason_of(error: Exception, op: str, kernel_name: str) -> str:
-    """Return of a refusal by `_core`, which lists every kernel, what it says of those that a word means."""
+def reason_of(error: XpuRuntimeError, op: str, kernel_name: str) -> str:
+    """Return why the kernels that a word means do not serve, of an error of `_core`."""
     name = kernel_name.partition("@")[0]
-    ids = {f"{one}:" for one in _core.KernelRegistry.instance().find(op, name)}
+    ids = _core.KernelRegistry.instance().find(op, name)
     if not ids:
         return _unknown(op, name)
-    lines = [line.strip() for line in str(error).splitlines()]
-    found = [line for line in lines if line.split(" ", 1)[0] in ids]
-    if not found:
-        return lines[0].removesuffix(":")
-    return "; ".join(line.partition(": ")[2] if len(found) == 1 else line for line in dict.fromkeys(found))
+    candidates = error.candidates if isinstance(error, UnsupportedOperationError) else ()
+    found = {one: reason for one, reason in candidates if one.partition("@")[0] in ids}
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return "; ".join(f"{one}: {reason}" for one, reason in found.items()) or error.reason
 
 
 def _unknown(op: str, name: str) -> str:

@@ -84,7 +84,7 @@ class CallDecisions:
 
     def passed_over(self, route: Route) -> dict[str, str]:
         """Return the words that cannot serve a route, each with the reason."""
-        return {word: why.replace(route.source, self.key_of(route)) for word, why in route.passed_over}
+        return dict(route.passed_over)
 
     def ours(self, call: SeenCall) -> list[Decision]:
         """Return what the core decided for a call."""

@@ -43,7 +43,7 @@ def elsewhere(subject: Subject, id: str, section: Section) -> Claim | None:
         observed="-",
         verdict="inconclusive",
         code=ClaimCode.OTHER_MACHINE,
-        reason=f"the lock was made on another machine: {str(drifts[0]).partition('. Fix: ')[0]}",
+        reason=f"the lock was made on another machine: {drifts[0].difference}",
         fix=drifts[0].restore,
     )
 
