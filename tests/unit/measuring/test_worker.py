@@ -109,10 +109,12 @@ def test_the_output_and_the_stack_of_a_crash_are_quoted():
 )
 def test_an_exception_leaves_the_worker_usable(function, kind, names):
     with start() as worker:
-        failure = worker.attempt(F + function).failure
+        failure = worker.attempt(F + function, called="the step").failure
         assert failure is not None
         assert failure.kind is FailureKind(kind)
         assert failure.exceptions[: len(names)] == names
+        assert failure.error.startswith(f"{names[0]}: ")
+        assert failure.reason == f"the step raised {failure.error}"
         assert worker.call(F + "echo", a=1) == {"a": 1}
 
 

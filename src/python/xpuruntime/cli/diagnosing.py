@@ -109,7 +109,7 @@ def _ended(what: str, failure: WorkerFailure) -> str:
         return f"{what} ends the process with exit status {failure.exit_code}"
     if failure.kind is FailureKind.TIMEOUT:
         return f"{what} does not end within {_SECONDS:.0f} s"
-    return f"{what} fails: {failure.reason.partition(' raised ')[2] or failure.reason}"
+    return f"{what} fails: {failure.error or failure.reason}"
 
 
 def _with_package(one: EngineFacts, packages: tuple[Package, ...]) -> EngineFacts:

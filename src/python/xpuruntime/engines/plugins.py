@@ -43,10 +43,7 @@ def register_plugins(registry: EngineRegistry) -> list[str]:
             raise EngineError(msg)
         registry.register(engine)
 
-    return [
-        f"the engine plugin {name} is left out: {reason.removeprefix('EngineError: ')}"
-        for name, reason in load_points(GROUP, load)
-    ]
+    return [f"the engine plugin {name} is left out: {reason}" for name, reason in load_points(GROUP, load)]
 
 
 def _what(found: object) -> str:

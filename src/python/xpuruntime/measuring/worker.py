@@ -134,6 +134,7 @@ class Worker:
         *,
         timeout: float | None = None,
         serve: Callable[[Any], Any] | None = None,
+        called: str | None = None,
         **arguments: Any,
     ) -> Any:
         """Call a function in the worker and return its value.
@@ -147,6 +148,8 @@ class Worker:
         serve : callable, optional
             Called here, with a value and for one, whenever the function calls its argument `ask`, which it gets then.
             JSON must carry both values. Its time counts as the function's; what it raises ends the worker.
+        called : str, optional
+            What a failure calls the call; default: `function`.
         **arguments
             Keyword arguments of the function, which JSON can carry. So must the value be.
 
@@ -156,30 +159,33 @@ class Worker:
         """
         if self._failure is not None:
             raise self._failure
+        what = function if called is None else called
         if self._process is None:
-            msg = f"cannot call {function}: the worker is closed"
+            msg = f"cannot call {what}: the worker is closed"
             raise WorkerFailure(FailureKind.EXITED, msg)
         self._number += 1
         request = {"id": self._number, "function": function, "arguments": arguments, "asks": serve is not None}
         limit = self.timeout if timeout is None else timeout
         end = time.monotonic() + limit
         try:
-            answer = self._exchange(_line(request), limit, function)
+            answer = self._exchange(_line(request), limit, what)
             while serve is not None and "ask" in answer:
-                answer = self._exchange(_line({"reply": serve(answer["ask"])}), limit, function, end)
+                answer = self._exchange(_line({"reply": serve(answer["ask"])}), limit, what, end)
         except WorkerFailure:
             raise
         except BaseException:
             self.close()  # the answer that is under way would be taken for that of the next call
             raise
         if answer.get("id") != self._number or not ("value" in answer) ^ ("error" in answer):
-            self._end(FailureKind.PROTOCOL, f"the worker's answer to {function} is of another call")
+            self._end(FailureKind.PROTOCOL, f"the worker's answer to {what} is of another call")
         if "value" in answer:
             return answer["value"]
         error = answer["error"]
         kind = FailureKind.OUT_OF_MEMORY if "MemoryError" in error["kinds"] else FailureKind.EXCEPTION
-        reason = f"{function} raised {error['kinds'][0]}: {error['message']}"
-        raise WorkerFailure(kind, reason, exceptions=error["kinds"], traceback=error["traceback"])
+        text = f"{error['kinds'][0]}: {error['message']}"
+        raise WorkerFailure(
+            kind, f"{what} raised {text}", exceptions=error["kinds"], error=text, traceback=error["traceback"]
+        )
 
     def attempt(self, function: str, /, **arguments: Any) -> WorkerResult:
         """Call a function in the worker, with a failure as a value."""

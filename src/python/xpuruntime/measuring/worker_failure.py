@@ -40,6 +40,8 @@ class WorkerFailure(XpuRuntimeError):  # noqa: N818  the name of a result, which
         The exit status of a worker that ended by itself.
     exceptions : tuple of str
         Names of the class of the exception and of those it is derived from.
+    error : str
+        Class and text of the exception; empty where none was raised.
     traceback : str
         Of the exception, in the worker.
     output : str
@@ -54,13 +56,15 @@ class WorkerFailure(XpuRuntimeError):  # noqa: N818  the name of a result, which
         signal: str | None = None,
         exit_code: int | None = None,
         exceptions: Sequence[str] = (),
+        error: str = "",
         traceback: str = "",
         output: str = "",
     ) -> None:
         last = output.strip().splitlines()[-12:]
         super().__init__(reason + (f" (its last output: {' | '.join(last)})" if last else ""))
         self.kind, self.reason, self.signal, self.exit_code = kind, reason, signal, exit_code
-        self.exceptions, self.traceback, self.output = tuple(exceptions), traceback, output
+        self.exceptions, self.error = tuple(exceptions), error
+        self.traceback, self.output = traceback, output
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuilt, (self.kind, self.reason, self.__dict__)

@@ -76,7 +76,9 @@ def guarded(owner: object, call: Callable[[], _Result], failed: Callable[[str], 
 
 
 def error_text(error: BaseException) -> str:
-    """Return class and text of an error of somebody else's, whose text may itself raise."""
+    """Return class and text of an error of somebody else's, whose text may itself raise; of one of ours, the text."""
+    if isinstance(error, XpuRuntimeError) and str(error):
+        return str(error)[:_LONGEST]
     kind = type(error).__name__
     try:
         text = str(error)[:_LONGEST]

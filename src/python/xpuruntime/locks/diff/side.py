@@ -111,7 +111,7 @@ def start_worker(side: PythonSide, folder: Path) -> Worker:
         It does not start.
     """
     worker = session_worker(side.python)
-    failure = worker.attempt(f"{MODULE}:load_core").failure
+    failure = worker.attempt(f"{MODULE}:load_core", called="load_core").failure
     if failure is None:
         return worker
     worker.close()
@@ -124,7 +124,7 @@ def start_worker(side: PythonSide, folder: Path) -> Worker:
         )
         raise EngineError(msg)
     worker = session_worker(side.python, _own_package(folder))
-    failure = worker.attempt(f"{MODULE}:load_core").failure
+    failure = worker.attempt(f"{MODULE}:load_core", called="load_core").failure
     if failure is not None:
         worker.close()
         msg = f"xpuruntime cannot be used in {side.name}: {_reason(failure)}. Install what is missing there"
@@ -141,7 +141,7 @@ def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
         Of the same kind as the worker's where that is bad input or a refusal, else an `EngineError`.
     """
     try:
-        return worker.call(f"{MODULE}:{function}", **arguments)
+        return worker.call(f"{MODULE}:{function}", called=function, **arguments)
     except WorkerFailure as failure:
         kind = next((one for one in _KINDS if one.__name__ in failure.exceptions), EngineError)
         fix = ". Fix: install it there" if "ModuleNotFoundError" in failure.exceptions else ""
@@ -151,7 +151,7 @@ def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
 def _reason(failure: WorkerFailure) -> str:
     """Return the reason, and the output where it may say more than the exception."""
     if failure.kind is FailureKind.EXCEPTION:
-        return failure.reason.removeprefix(f"{MODULE}:")
+        return failure.reason
     return str(failure)
 
 

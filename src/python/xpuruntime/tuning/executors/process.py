@@ -169,12 +169,13 @@ class ProcessExecutor(SessionExecutor):
 
     def _called(self, worker: Worker, method: str | None, timeout: float, **arguments: Any) -> Any:
         """Call the runner of a worker, or open it, until the budget ends. A failure has the words of a candidate's."""
+        what = "opening it" if method is None else method
         left = max(self.time_left(), 0.0)
         limit = min(timeout, left)
         try:
             if method is None:
-                return worker.call(f"{_RUNNER}:open_runner", timeout=limit, **arguments)
-            return worker.call(f"{_RUNNER}:call", timeout=limit, method=method, **arguments)
+                return worker.call(f"{_RUNNER}:open_runner", timeout=limit, called=what, **arguments)
+            return worker.call(f"{_RUNNER}:call", timeout=limit, called=what, method=method, **arguments)
         except WorkerFailure as failure:
             if failure.kind is FailureKind.TIMEOUT and left < timeout:
                 raise OutOfTime from failure
@@ -182,6 +183,4 @@ class ProcessExecutor(SessionExecutor):
             if code is None:
                 failed = CandidateCode.OPEN_FAILED if method is None else CandidateCode.RUN_FAILED
                 code = CandidateCode.INACCURATE if "AccuracyError" in failure.exceptions else failed
-            what = "opening it" if method is None else method
-            reason = failure.reason.replace(f"{_RUNNER}:open_runner", what).replace(f"{_RUNNER}:call", what)
-            raise CandidateFailed(code, first_line(reason)) from failure
+            raise CandidateFailed(code, first_line(failure.reason)) from failure

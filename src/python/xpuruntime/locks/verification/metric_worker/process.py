@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["MetricFailed", "MetricProcess"]
 
 _SIDE = "xpuruntime.locks.verification.metric_worker.worker_side"
+_IMPORT = "the import"
 #: Seconds within which the process has imported xpuruntime.
 _START = 120.0
 #: The share of the available memory that it may hold where nothing is stated.
@@ -77,11 +78,12 @@ class MetricProcess:
             pythonpath=[_PACKAGES], timeout=timeout, memory_limit=memory_limit or available_memory(_SHARE)
         )
         try:
-            self._worker.call(f"{_SIDE}:number_of", timeout=_START, value=0)  # imports what is not the user's
-            found = self._worker.call(f"{_SIDE}:load", file=file, name=name, path=sys.path)
+            # Imports what is not the user's.
+            self._worker.call(f"{_SIDE}:number_of", timeout=_START, called=_IMPORT, value=0)
+            found = self._worker.call(f"{_SIDE}:load", called=_IMPORT, file=file, name=name, path=sys.path)
         except WorkerFailure as failure:
             self.close()
-            why = _how_ended(failure, "the import", timeout)[1]
+            why = _how_ended(failure, _IMPORT, timeout)[1]
             raise InputError(f"--metric {file}:{name}: {file} cannot be imported: {why}") from failure
         except BaseException:
             self.close()
@@ -117,7 +119,7 @@ class MetricProcess:
                     return {"raised": [type(error).__name__, str(error), number]}
 
             try:
-                found = self._worker.call(f"{_SIDE}:compute", serve=serve, folder=folder)
+                found = self._worker.call(f"{_SIDE}:compute", serve=serve, called=self._name, folder=folder)
             except WorkerFailure as failure:
                 code = _CODES.get(failure.kind, ClaimCode.METRIC_CRASHED)
                 raise MetricFailed(*_how_ended(failure, self._name, self._timeout), code) from failure
@@ -153,4 +155,4 @@ def _how_ended(failure: WorkerFailure, what: str, timeout: float) -> tuple[str, 
         return failure.signal, f"{what} ended its process by {failure.signal}"
     if failure.exit_code is not None:
         return f"exit {failure.exit_code}", f"{what} ended its process with exit status {failure.exit_code}"
-    return failure.kind.value, failure.reason.replace(f"{_SIDE}:compute", what).replace(f"{_SIDE}:load", what)
+    return failure.kind.value, failure.reason
