@@ -14,7 +14,10 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Enforceability
     from xpuruntime.policies.kernel_rule import KernelRule
 
-__all__ = ["PROBED", "REFERENCE", "ControlBuilder", "fp32_nodes", "show"]
+__all__ = ["ENGINE_CHOICE", "PROBED", "REFERENCE", "ControlBuilder", "fp32_nodes", "show"]
+
+#: What a kernel key is resolved to where the policy leaves the choice to the engine.
+ENGINE_CHOICE = "the engine's choice"
 
 #: What becomes of the accuracy keys, here and in the evidence.
 PROBED = "probe input compared with fp32 on the CPU"

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
 
 import msgspec
 
+from xpuruntime.engines.control_builder import ENGINE_CHOICE, fp32_nodes
 from xpuruntime.errors import LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
     from xpuruntime.engines.base import Observed, Request
@@ -244,19 +245,34 @@ class KeyOutcomes:
             self.add("execution.determinism", "lost", "it rests on execution.static_batch")
         self.add("execution.determinism", outcome, reason)
 
-    def add_kernels(self, is_own: Callable[[str], bool], own: str, others: str) -> None:
+    def add_kernels(
+        self,
+        keep_fp32: Collection[str],
+        own: str,
+        others: str,
+        *,
+        choice: str = ENGINE_CHOICE,
+        options: Collection[str] = (),
+    ) -> None:
         """Say what becomes of the kernel keys.
 
         Parameters
         ----------
-        is_own : callable
-            Whether the engine itself does what a key was resolved to.
+        keep_fp32 : collection of str
+            Nodes, as globs of rules, that the graph which is written keeps in fp32.
         own, others : str
-            The reasons for those that it does, and for those that are lost.
+            The reasons for those that the engine itself does, and for those that are lost.
+        choice : str
+            What a key is resolved to that leaves the choice to the engine.
+        options : collection of str
+            Options of the engine that a key may be resolved to, as ``option=value``.
         """
+        rules = enumerate(self._job.request.policy.kernels.rules)
+        in_graph = {f"kernels.rules[{index}]" for index, rule in rules if fp32_nodes(rule) in keep_fp32}
         for key, (resolved, _) in self._job.controls.items():
             if key.startswith("kernels."):
-                kept = is_own(resolved)
+                free = resolved in (choice, "first_supported")
+                kept = free or key in in_graph or resolved.partition("=")[0] in options
                 self.add(key, "kept" if kept else "lost", own if kept else others)
 
     def settle(self, *, device: str) -> tuple[KeyOutcome, ...]:

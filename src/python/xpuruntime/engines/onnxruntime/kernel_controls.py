@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.control_builder import ENGINE_CHOICE
 from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_SEARCH
 from xpuruntime.engines.onnxruntime.rewriting import FoundRewrites, Rewrite, RuleQuery, UnrewrittenNode, find_rewrites
 from xpuruntime.engines.onnxruntime.rewriting.graph_edit import arch_of, terms_of
@@ -135,7 +136,7 @@ class KernelKeys:
         key, use = f"kernels.{op}", self._policy.preferences[op]
         wanted = (use,) if isinstance(use, str) else tuple(use)
         if wanted[0] == "auto":
-            self._book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
+            self._book.add(key, ENGINE_CHOICE, "enforced", "auto leaves the choice to the engine")
         elif self._query.names_kernel(op, wanted) and (self._why_not is None or not self._has_option(op, wanted)):
             self._rewritten(key, wanted, present=self._present(op), what=op)
         elif not self._present(op) and self._seen.get(op) and not (op == "attention" and self._cuda):
@@ -147,7 +148,7 @@ class KernelKeys:
         elif op == "conv" and self._cuda:
             self._conv(wanted, key)
         elif wanted[-1] == "auto":
-            self._book.add(key, "the engine's choice", "enforced", f"it has no {', '.join(wanted[:-1])}, then auto")
+            self._book.add(key, ENGINE_CHOICE, "enforced", f"it has no {', '.join(wanted[:-1])}, then auto")
         else:
             reason = f"neither an option of ONNX Runtime nor an xpuruntime kernel is called {', '.join(wanted)}"
             self._book.add(key, "-", "unsupported", *_not_built(wanted, reason))
@@ -237,7 +238,7 @@ class KernelKeys:
                 by = "converter" if self._settings.qdq is None else "quantiser"
                 self._book.add(key, f"nodes {glob} stay fp32", "enforced", f"the {by} leaves them alone")
             elif rule.precision is None:
-                self._book.add(key, "the engine's choice", "enforced", "auto leaves the choice to the engine")
+                self._book.add(key, ENGINE_CHOICE, "enforced", "auto leaves the choice to the engine")
             else:
                 self._precision(key)
         self._settings = self._settings.replace(keep_fp32=tuple(keep))

@@ -43,9 +43,8 @@ __all__ = ["OnnxRuntimeExporter"]
 _TITLE = "ONNX Runtime"
 _SCRIPT = "session.py"
 _CUDA = "CUDAExecutionProvider"
-#: What a kernel key resolves to where an option or the graph itself realises it.
-_BY_OPTION = ("sdpa_kernel=", "cudnn_conv_algo_search=")
-_FREE = ("the engine's choice", "first_supported")
+#: Options that choose kernels.
+_KERNEL_OPTIONS = ("sdpa_kernel", "cudnn_conv_algo_search")
 #: Graph levels that Triton's backend has; without one it takes all.
 _TRITON_LEVELS = {"disable": 2, "basic": -1, "extended": 1}
 #: The one session entry that Triton's backend passes on.
@@ -153,7 +152,7 @@ class OnnxRuntimeExporter(NativeExporter):
     def _script_outcomes(self, settings: OnnxRuntimeSettings) -> tuple[KeyOutcome, ...]:
         found = KeyOutcomes(self.job, _TITLE)
         cuda = settings.provider == _CUDA
-        self._of_the_graph(found)
+        self._of_the_graph(found, settings)
         found.add("execution.threads", "kept", "intra_op_num_threads")
         found.add("execution.tf32", "kept", "provider option use_tf32")
         found.add("execution.layout", "kept", "provider option prefer_nhwc, or ONNX Runtime's own layout")
@@ -177,7 +176,7 @@ class OnnxRuntimeExporter(NativeExporter):
             device=f"{settings.provider} with its device_id, and the script refuses a session without it"
         )
 
-    def _of_the_graph(self, found: KeyOutcomes) -> None:
+    def _of_the_graph(self, found: KeyOutcomes, settings: OnnxRuntimeSettings) -> None:
         """Add what the graph that is written realises, and the kernels."""
         found.add(
             "execution.precision", "kept", "types of the graph that is written; its accuracy was probed when locked"
@@ -189,7 +188,10 @@ class OnnxRuntimeExporter(NativeExporter):
             )
             found.add(f"execution.shapes.{name}", "kept" if fixed else "lost", reason)
         found.add_kernels(
-            _is_own, "an option, the graph, or ONNX Runtime's own choice", "xpuruntime's kernels are not there"
+            settings.keep_fp32,
+            "an option, the graph, or ONNX Runtime's own choice",
+            "xpuruntime's kernels are not there",
+            options=_KERNEL_OPTIONS,
         )
 
     def _repository(self, settings: OnnxRuntimeSettings, folder: Path) -> NativeConfig:
@@ -226,7 +228,7 @@ class OnnxRuntimeExporter(NativeExporter):
         cuda = settings.provider == _CUDA
         if left := _not_passed_on(settings):
             found.add("execution.precision", "weakened", f"the backend passes {', '.join(left)} not on")
-        self._of_the_graph(found)
+        self._of_the_graph(found, settings)
         found.add("execution.threads", "kept", "intra_op_thread_count; a global thread pool of the server overrides it")
         if cuda:
             found.add("execution.tf32", "kept", "use_tf32 of the cuda accelerator")
@@ -280,10 +282,6 @@ class _Node(msgspec.Struct):
     name: str
     op_type: str
     domain: str
-
-
-def _is_own(resolved: str) -> bool:
-    return resolved.startswith(_BY_OPTION) or resolved in _FREE or resolved.endswith(" stay fp32")
 
 
 def _plain_options(settings: OnnxRuntimeSettings) -> dict[str, str]:

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes
+from xpuruntime.engines.control_builder import ENGINE_CHOICE, ControlBuilder, fp32_nodes
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.openvino.probing import device_word
 from xpuruntime.engines.openvino.settings import OpenVinoSettings
@@ -175,7 +175,7 @@ def _kernels(request: Request, settings: OpenVinoSettings, builder: ControlBuild
     reason = "OpenVINO chooses its kernels itself and accepts no choice; the evidence names those that ran"
     for op, use in request.policy.kernels.preferences.items():
         if "auto" in ((use,) if isinstance(use, str) else tuple(use)):
-            builder.add(f"kernels.{op}", "the engine's choice", "enforced", "auto leaves the choice to the engine")
+            builder.add(f"kernels.{op}", ENGINE_CHOICE, "enforced", "auto leaves the choice to the engine")
         else:
             fix = "remove the key, or run on the engine onnxruntime"
             builder.add(f"kernels.{op}", "-", "unsupported", reason, fix)

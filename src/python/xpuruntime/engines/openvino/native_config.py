@@ -117,23 +117,19 @@ class OpenVinoExporter(NativeExporter):
         found.add("execution.precision", "kept", f"{_HINT} {settings.hint}, which the script reads back")
         found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
         found.add_determinism("kept", "the same streams and threads")
-        self._of_the_graph(found)
+        self._of_the_graph(found, settings)
         for name in NAMES:
             for option in (*settings.properties, "quantiser"):
                 found.add(f"execution.provider_options.{name}.{option}", "kept", "the same property, or the graph")
         return found.settle(device="compile_model names it, and the script reads EXECUTION_DEVICES back")
 
-    def _of_the_graph(self, found: KeyOutcomes) -> None:
+    def _of_the_graph(self, found: KeyOutcomes, settings: OpenVinoSettings) -> None:
         found.add("execution.tf32", "kept", "no plugin of OpenVINO computes in TF32")
         found.add("execution.layout", "kept", "the plugin's choice")
         found.add("execution.allow_cpu_ops", "kept", "the plugin compiles the whole model or refuses it")
         found.add("execution.memory.pool", "kept", "OpenVINO's own")
         found.add("execution.shapes.", "kept", "sizes and ranges of the graph that is written")
-        found.add_kernels(
-            lambda resolved: resolved == "the engine's choice" or resolved.endswith(" stay fp32"),
-            "the graph, or OpenVINO's own choice",
-            "no such choice",
-        )
+        found.add_kernels(settings.keep_fp32, "the graph, or OpenVINO's own choice", "no such choice")
 
     def _repository(self, settings: OpenVinoSettings, graph: Any, folder: Path) -> NativeConfig:
         model = folder / self.job.name
@@ -170,7 +166,7 @@ class OpenVinoExporter(NativeExporter):
         found.add("execution.precision", "lost", f"the backend passes no {_HINT} on, and OpenVINO may take another")
         found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
         found.add_determinism("weakened", "the backend chooses properties that are not passed on")
-        self._of_the_graph(found)
+        self._of_the_graph(found, settings)
         for name in NAMES:
             for option in _TRITON:
                 found.add(f"execution.provider_options.{name}.{option}", "kept", "the same parameter")

@@ -146,11 +146,7 @@ class TrtexecExporter(NativeExporter):
             "execution.memory.pool", "kept" if settings.pool == "engine" else "lost", "TensorRT's own allocations"
         )
         found.add("execution.memory.limit", "weakened", "--memPoolSize=workspace, of scratch memory alone")
-        found.add_kernels(
-            lambda resolved: resolved.endswith(" stay fp32") or "choice" in resolved,
-            "the graph, or TensorRT's own choice",
-            "no such choice",
-        )
+        found.add_kernels(settings.keep_fp32, "the graph, or TensorRT's own choice", "no such choice")
         for name in TENSORRT.names:
             head = f"execution.provider_options.{name}."
             for option in (*_SAME, *_SWITCHES, "tiling_optimization_level", "runtime_platform", "tactic_shared_memory"):

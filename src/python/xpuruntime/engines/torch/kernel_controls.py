@@ -19,7 +19,10 @@ if TYPE_CHECKING:
     from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
     from xpuruntime.policies.kernel_rule import KernelRule
 
-__all__ = ["ABSENT", "NATIVE", "resolve_kernels", "why_not"]
+__all__ = ["ABSENT", "NATIVE", "PYTORCH_CHOICE", "resolve_kernels", "why_not"]
+
+#: What a key is resolved to that leaves the choice to PyTorch.
+PYTORCH_CHOICE = "PyTorch's choice"
 
 #: What becomes of a key for an operation that the model does not have.
 ABSENT = "-"
@@ -94,7 +97,7 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
 def _absent(builder: ControlBuilder, key: str, op: str, words: tuple[str, ...], nodes: Sequence[str]) -> None:
     """Add the control of a key for an operation of which the model has no call: written out, or not found."""
     if words[0] == "auto":
-        builder.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
+        builder.add(key, PYTORCH_CHOICE, "enforced", "auto leaves the choice to PyTorch")
     elif nodes:
         reason = f"the model writes {op} out (at {nodes[0]!r}), which is no call that a kernel could serve"
         builder.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
@@ -119,7 +122,7 @@ def _add(
     compiled: bool,
 ) -> None:
     if words[0] == "auto":
-        builder.add(key, "PyTorch's choice", "enforced", "auto leaves the choice to PyTorch")
+        builder.add(key, PYTORCH_CHOICE, "enforced", "auto leaves the choice to PyTorch")
         return
     reasons: dict[str, str] = {}
     served: list[str] = []

@@ -21,6 +21,7 @@ from xpuruntime.engines.native_export.native_config import (
     script_main,
 )
 from xpuruntime.engines.torch.arithmetic import multiplies_integers
+from xpuruntime.engines.torch.kernel_controls import PYTORCH_CHOICE
 from xpuruntime.engines.torch.options import NAMES
 from xpuruntime.engines.torch.settings import TorchSettings
 from xpuruntime.errors import UnsupportedOperationError
@@ -144,11 +145,7 @@ class TorchExporter(NativeExporter):
         found.add_determinism("kept", "torch.use_deterministic_algorithms, and no cuDNN benchmark")
         found.add("execution.cuda_graph", "lost", "no graph is captured")
         found.add("execution.shapes.", "weakened", "the program checks its own sizes, and no range of the policy")
-        found.add_kernels(
-            lambda resolved: resolved in ("PyTorch's choice", "first_supported"),
-            "PyTorch's own choice",
-            "PyTorch chooses kernels",
-        )
+        found.add_kernels((), "PyTorch's own choice", "PyTorch chooses kernels", choice=PYTORCH_CHOICE)
         for name in NAMES:
             for option in _OPTIONS:
                 found.add(f"execution.provider_options.{name}.{option}", "kept", "torch.compile, or not")
