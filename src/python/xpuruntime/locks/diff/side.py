@@ -133,7 +133,7 @@ def start_worker(side: PythonSide, folder: Path) -> Worker:
 
 
 def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
-    """Call a function of `xrt_session_worker`; an error names the side.
+    """Call a function of `xrt_session_worker`; an error names the side, unless that is empty.
 
     Raises
     ------
@@ -144,8 +144,9 @@ def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
         return worker.call(f"{MODULE}:{function}", called=function, **arguments)
     except WorkerFailure as failure:
         kind = next((one for one in _KINDS if one.__name__ in failure.exceptions), EngineError)
-        fix = ". Fix: install it there" if "ModuleNotFoundError" in failure.exceptions else ""
-        raise kind(f"{name}: {_reason(failure)}{fix}") from failure
+        fix = "install it there" if "ModuleNotFoundError" in failure.exceptions else None
+        reason = f"{name}: {_reason(failure)}" if name else _reason(failure)
+        raise kind(reason, fix=fix) from failure
 
 
 def _reason(failure: WorkerFailure) -> str:

@@ -133,7 +133,7 @@ def bisect_versions(
                 except InstallError as error:
                     verdict, reason = "skipped", str(error)
                 except XpuRuntimeError as error:
-                    said = _without_path(str(error), folder)
+                    said = _without_path(error.reason, folder)
                     verdict, reason = ("bad" if wanted.kind == "runs" else "skipped"), f"it does not run: {said}"
                 finally:
                     remove(folder / "tested")
@@ -197,9 +197,9 @@ def _good_version(
             place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
             call(worker, "", "open_session", model=place, inputs=str(inputs), arguments=dict(arguments))
     except XpuRuntimeError as error:
-        said = _without_path(str(error), folder).removeprefix(": ")
+        said = _without_path(error.reason, folder)
         raise EngineError(
-            f"the good version, {package} {version}, does not run: {said}. Fix: name a version that runs as good"
+            f"the good version, {package} {version}, does not run: {said}", fix="name a version that runs as good"
         ) from error
     return python
 
