@@ -212,7 +212,7 @@ def test_models_that_load_with_the_first_request_are_not_loaded_at_the_start(sta
         (["{digits}", "--name", "a b"], 2, "cannot name a model"),
         (["{digits}", "--batch", "-1"], 2, "max_batch_size"),
         (["{digits}", "--delay", "soon"], 2, "--delay is 'soon'"),
-        (["{digits}", "--delay", "2ms"], 2, "--delay: nothing is put together without --batch"),
+        (["{digits}", "--delay", "2ms"], 2, "--delay: without --batch there are no batches"),
         (["{digits}", "--tls-key", "k"], 2, "TLS needs a certificate and its key"),
         (["{digits}", "--key-file", "{missing}"], 2, "cannot be read"),
         (["{digits}", "--policy", "{missing}"], 2, "missing.onnx"),

@@ -149,7 +149,7 @@ def _load(path: str) -> Any:
     except (ValueError, EOFError, KeyError) as error:
         reason = str(error) or "it is damaged"
         if "pickle" in reason:  # NumPy says so of every file that it does not know, and advises to load it as code
-            reason = "it begins as neither of them, or holds Python objects"
+            reason = "its first bytes are of neither format, or it holds Python objects"
         fix = "write the array with np.save or np.savez, in a type of numbers or of fixed-width text"
         raise InputError(f"{path} is no .npy or .npz file of plain arrays: {reason}. Fix: {fix}") from error
     except Exception as error:  # zipfile and zlib raise their own classes for damaged archives

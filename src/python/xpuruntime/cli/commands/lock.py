@@ -102,7 +102,10 @@ def lock(
 
     path = output if output is not None else str(Path(model).with_suffix(".lock"))
     if check and (upgrade or dry_run or accept or upgrade_unit or upgrade_package):
-        raise InputError("--check writes nothing, and compares with the lock as it is: leave the other verbs out")
+        raise InputError(
+            "--check only compares, and accepts no difference",
+            fix="leave --check out, or --upgrade, --upgrade-unit, --upgrade-package, --accept and --dry-run",
+        )
     check_outputs({"--output": path, "--statement": statement}, model, session_options, input)
     refuse_other_kinds({"--statement": (statement, "statement")})
     if statement is not None:

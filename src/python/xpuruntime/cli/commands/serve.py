@@ -148,7 +148,7 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
     given = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
     batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
     if of_model["--delay"] is not None and of_model["--batch"] is None and not is_settings_file(source):
-        raise InputError("--delay: nothing is put together without --batch, so no request waits for others: add it")
+        raise InputError("--delay: without --batch there are no batches, so no request waits for others: add it")
     stated = {key: value for key, value in batching.items() if value is not None}
     model = {"policy": of_model["--policy"], "lock": of_model["--lock"], "trust": trust, "batching": stated or None}
     return settings_of_source(source, model, name=of_model["--name"], given=given)
