@@ -26,11 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["GraphPool", "ended", "install", "uninstall"]
 
 _lock = threading.Lock()
-_installed = False
-_wanted = False
-_original_begin: Any = None
-_original_end: Any = None
-_find_scope: Callable[[int], AllocatorScope | None] | None = None
 
 
 class GraphPool:
@@ -54,8 +49,33 @@ class GraphPool:
             retire(self._entry.pop(), self._bridge, captured=True)
 
 
-#: Captures that go on: the graph, its device, and the scope of its thread that is paused for it.
-_underway: list[tuple[Any, int, AllocatorScope | None]] = []
+class _Watch:
+    """What is seen of captures, and how. There is one, since they are methods of a class of PyTorch's.
+
+    Attributes
+    ----------
+    wanted : bool
+        Whether somebody asks for it; it may go on until captures have ended.
+    installed : bool
+        Whether the methods are replaced.
+    begin, end : callable
+        Those that were: how a capture begins, and how it ends. A thread may still be on its way to them afterwards.
+    find_scope : callable
+        As for `install`.
+    underway : list of (graph, int, AllocatorScope or None)
+        Captures that go on: the graph, its device, and the scope of its thread that is paused for it.
+    """
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.installed = False
+        self.begin: Any = None
+        self.end: Any = None
+        self.find_scope: Callable[[int], AllocatorScope | None] = lambda _index: None
+        self.underway: list[tuple[Any, int, AllocatorScope | None]] = []
+
+
+_watch = _Watch()
 
 
 def install(find_scope: Callable[[int], AllocatorScope | None]) -> None:
@@ -66,15 +86,14 @@ def install(find_scope: Callable[[int], AllocatorScope | None]) -> None:
     find_scope : callable
         Returns the scope from which this thread's tensors on a CUDA device come, given its index.
     """
-    global _installed, _wanted, _original_begin, _original_end, _find_scope
     kind: Any = torch.cuda.CUDAGraph
     with _lock:
-        _wanted = True
-        if not _installed:
-            _find_scope = find_scope
-            _original_begin, _original_end = kind.capture_begin, kind.capture_end
+        _watch.wanted = True
+        if not _watch.installed:
+            _watch.find_scope = find_scope
+            _watch.begin, _watch.end = kind.capture_begin, kind.capture_end
             kind.capture_begin, kind.capture_end = _begin, _end
-            _installed = True
+            _watch.installed = True
 
 
 def uninstall() -> None:
@@ -82,18 +101,17 @@ def uninstall() -> None:
 
     Idempotent; does nothing where another library has since replaced the same methods.
     """
-    global _installed, _wanted
     kind: Any = torch.cuda.CUDAGraph
     with _lock:
-        _wanted = False
-        if _installed and not _underway and (kind.capture_begin, kind.capture_end) == (_begin, _end):
-            kind.capture_begin, kind.capture_end = _original_begin, _original_end
-            _installed = False
+        _watch.wanted = False
+        if _watch.installed and not _watch.underway and (kind.capture_begin, kind.capture_end) == (_begin, _end):
+            kind.capture_begin, kind.capture_end = _watch.begin, _watch.end
+            _watch.installed = False
 
 
 def _begin(graph: Any, pool: Any = None, *args: Any, **options: Any) -> None:
     index = torch.cuda.current_device()
-    scope = None if _find_scope is None else _find_scope(index)
+    scope = _watch.find_scope(index)
     own = None
     if scope is not None and scope.pool is not None:
         if pool is None:
@@ -104,18 +122,18 @@ def _begin(graph: Any, pool: Any = None, *args: Any, **options: Any) -> None:
         scope = None
     try:
         with busy(index, 1):
-            _original_begin(graph, pool, *args, **options)
+            _watch.begin(graph, pool, *args, **options)
     except BaseException:
         if scope is not None:
             scope.resume()
         raise
     with _lock:
-        _underway.append((graph, index, scope))
+        _watch.underway.append((graph, index, scope))
 
 
 def _end(graph: Any) -> None:
     try:
-        _original_end(graph)  # where it fails, PyTorch may still allocate from the graph's pool
+        _watch.end(graph)  # where it fails, PyTorch may still allocate from the graph's pool
     except BaseException:
         for _, _, scope in _of(graph):
             _resume(scope)
@@ -128,16 +146,16 @@ def ended(graph: Any) -> None:
     for entry in _of(graph):
         _, index, scope = entry
         with busy(index, -1), _lock:
-            _underway.remove(entry)
+            _watch.underway.remove(entry)
         _resume(scope)
-    if not _wanted:
+    if not _watch.wanted:
         uninstall()
     sweep()
 
 
 def _of(graph: Any) -> list[tuple[Any, int, AllocatorScope | None]]:
     with _lock:
-        return [one for one in _underway if one[0] is graph]
+        return [one for one in _watch.underway if one[0] is graph]
 
 
 def _resume(scope: AllocatorScope | None) -> None:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["ProcessAllocator", "current", "judge", "start"]
 
 _lock = threading.Lock()
+#: A global of this module, since it is one of the process: once set, it holds until that ends.
 _current: ProcessAllocator | None = None
 
 

@@ -41,6 +41,7 @@ _bridges: list[PoolBridge] = []
 _retired: list[tuple[Any, PoolBridge, bool]] = []
 #: Devices to how many threads allocate from one pool alone there, by a scope or for a capture.
 _busy: collections.Counter[int] = collections.Counter()
+#: Whether the interpreter ends: a global as those above, which `atexit` sets and finalizers read.
 _ending = False
 
 

@@ -14,35 +14,12 @@ import torch
 from torch.utils import checkpoint
 
 from xpuruntime import _core
-from xpuruntime.pytorch.dispatch.context import CONTEXT
-from xpuruntime.runtime.process_forks import fork_lock
+from xpuruntime.pytorch.method_patch import MethodPatch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["release", "require"]
-
-_lock = fork_lock()
-_Frame: Any = getattr(checkpoint, "_CheckpointFrame", None)
-_init: Any = None
-
-
-def require() -> None:
-    """Follow the recomputations of checkpoints; each call is undone by one `release`."""
-    global _init
-    with _lock:
-        CONTEXT.users["checkpoint_scopes"] += 1
-        if CONTEXT.users["checkpoint_scopes"] == 1 and _Frame is not None:
-            _init = _Frame.__init__
-            _Frame.__init__ = _following(_init)
-
-
-def release() -> None:
-    """Undo one `require`."""
-    with _lock:
-        CONTEXT.users["checkpoint_scopes"] -= 1
-        if CONTEXT.users["checkpoint_scopes"] == 0 and _Frame is not None:
-            _Frame.__init__ = _init
 
 
 def _following(init: Callable[..., None]) -> Callable[..., None]:
@@ -63,3 +40,8 @@ def _following(init: Callable[..., None]) -> Callable[..., None]:
         frame.recompute_fn = recompute
 
     return follow
+
+
+_PATCH = MethodPatch("checkpoint_scopes", getattr(checkpoint, "_CheckpointFrame", None), "__init__", _following)
+require = _PATCH.require
+release = _PATCH.release

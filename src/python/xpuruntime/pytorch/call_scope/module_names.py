@@ -19,7 +19,19 @@ from xpuruntime.runtime.process_forks import fork_lock
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["Known", "find", "forget_root", "inner_name", "inside", "known", "name_root", "outermost", "walk"]
+__all__ = [
+    "NAMES",
+    "Known",
+    "ModuleNames",
+    "find",
+    "forget_root",
+    "inner_name",
+    "inside",
+    "known",
+    "name_root",
+    "outermost",
+    "walk",
+]
 
 #: Classes of wrappers, by module and name since few programs import them, and where they keep what they wrap.
 _WRAPPERS = {
@@ -61,16 +73,6 @@ class _Root(NamedTuple):
 
 
 _MOST = 4096
-_lock = fork_lock(threading.RLock)
-_known: dict[int, Known] = {}
-_seen: dict[int, _Root] = {}
-#: Roots that policies name, and whether those come first.
-_named: list[tuple[bool, torch.nn.Module]] = []
-_named_ids: frozenset[int] = frozenset()
-#: Modules, each with a root that it is in, that have their path from a larger one; by `id`.
-_shared: set[tuple[int, int]] = set()
-#: Of the ``DataParallel`` that ran last, by the class of what it holds, the path.
-_parallel: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 _inner_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 
@@ -107,95 +109,6 @@ def walk(root: torch.nn.Module, path: str = "") -> Iterator[tuple[torch.nn.Modul
         left += reversed(inside)
 
 
-def name_root(root: torch.nn.Module, *, first: bool) -> None:
-    """Have paths begin at this module, until `forget_root`; at one that is not `first` where no such one holds it."""
-    global _named_ids
-    with _lock:
-        _named.append((first, root))
-        _named_ids = frozenset(id(one) for _, one in _named)
-        _name_all()
-
-
-def forget_root(root: torch.nn.Module, *, first: bool) -> None:
-    """Undo one `name_root`."""
-    global _named_ids
-    with _lock:
-        for at in range(len(_named) - 1, -1, -1):
-            if _named[at][0] is first and _named[at][1] is root:
-                del _named[at]
-                break
-        _named_ids = frozenset(id(one) for _, one in _named)
-        _see(root)
-        _name_all()
-
-
-def find(number: int) -> Known | None:
-    """Return what is known of a module, by its `id`."""
-    found = _known.get(number)
-    return found if found is not None and found.holds() else None
-
-
-def known() -> list[str]:
-    """Return all paths of modules that are known, in the order of their roots."""
-    with _lock:
-        return list(dict.fromkeys(one.path for one in _known.values() if one.module() is not None))
-
-
-def outermost(module: torch.nn.Module) -> Known:
-    """Return what is known of a module that is called by none."""
-    number = id(module)
-    found = _known.get(number)
-    if found is None or found.module() is not module or not found.holds():
-        with _lock:
-            _see(module)
-            _name_all()
-            found = _known[number]
-    if type(module) is torch.nn.DataParallel:
-        _parallel[type(module.module)] = found.path
-    return found
-
-
-def inside(module: torch.nn.Module, outer: str, root: torch.nn.Module | None) -> str:
-    """Return the path of a module that is called by another one.
-
-    Parameters
-    ----------
-    module : Module
-    outer : str
-        The path of the module that calls it.
-    root : Module, optional
-        At which the path of the outermost one begins.
-    """
-    found = _known.get(id(module))
-    if found is not None and found.module() is module:
-        if (found.root() is root or id(found.root()) in _named_ids) and found.holds():
-            return _noted(module, found.path)
-        # Of another root it may be, as what two models share. Or it has come into this one since.
-        if found.holds() and ((id(module), id(root)) in _shared or not _is_in(module, root)):
-            return _noted(module, found.path)
-    elif not _is_in(module, root):
-        return f"{outer}.{type(module).__name__}".lstrip(".")
-    with _lock:
-        _name_all()
-        found = _known.get(id(module))
-        if found is not None and found.root() is not root:
-            _shared.add((id(module), id(root)))
-    return f"{outer}.{type(module).__name__}".lstrip(".") if found is None else _noted(module, found.path)
-
-
-def _noted(module: torch.nn.Module, path: str) -> str:
-    if type(module) is torch.nn.DataParallel:
-        _parallel[type(module.module)] = path
-    return path
-
-
-def _is_in(module: torch.nn.Module, root: torch.nn.Module | None) -> bool:
-    roots = [one for _, one in _named]
-    if root is not None:
-        roots.append(root)
-    return any(one is module for start in roots for one in _all_in(start))
-
-
 def _all_in(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
     done: set[int] = set()
     left = [root]
@@ -208,28 +121,133 @@ def _all_in(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
         left += [child for child in module._modules.values() if child is not None]
 
 
-def _see(module: torch.nn.Module) -> None:
-    # DataParallel runs copies, which are new ones in each call.
-    path = _parallel.get(type(module), "") if getattr(module, "_is_replica", False) else ""
-    _seen[id(module)] = _Root(weakref.ref(module), path)
+class ModuleNames:
+    """The modules that are known, each with its path. There is one in a process, `NAMES`."""
+
+    def __init__(self) -> None:
+        self._lock = fork_lock(threading.RLock)
+        #: By `id`; another dict with each change, which is read without the lock.
+        self._known: dict[int, Known] = {}
+        self._seen: dict[int, _Root] = {}
+        #: Roots that policies name, and whether those come first.
+        self._named: list[tuple[bool, torch.nn.Module]] = []
+        self._named_ids: frozenset[int] = frozenset()
+        #: Modules, each with a root that it is in, that have their path from a larger one; by `id`.
+        self._shared: set[tuple[int, int]] = set()
+        #: Of the ``DataParallel`` that ran last, by the class of what it holds, the path.
+        self._parallel: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
+
+    def name_root(self, root: torch.nn.Module, *, first: bool) -> None:
+        """Have paths begin at this module, until `forget_root`.
+
+        At one that is not `first` they begin where no such one holds it.
+        """
+        with self._lock:
+            self._named.append((first, root))
+            self._named_ids = frozenset(id(one) for _, one in self._named)
+            self._name_all()
+
+    def forget_root(self, root: torch.nn.Module, *, first: bool) -> None:
+        """Undo one `name_root`."""
+        with self._lock:
+            for at in range(len(self._named) - 1, -1, -1):
+                if self._named[at][0] is first and self._named[at][1] is root:
+                    del self._named[at]
+                    break
+            self._named_ids = frozenset(id(one) for _, one in self._named)
+            self._see(root)
+            self._name_all()
+
+    def find(self, number: int) -> Known | None:
+        """Return what is known of a module, by its `id`."""
+        found = self._known.get(number)
+        return found if found is not None and found.holds() else None
+
+    def known(self) -> list[str]:
+        """Return all paths of modules that are known, in the order of their roots."""
+        with self._lock:
+            return list(dict.fromkeys(one.path for one in self._known.values() if one.module() is not None))
+
+    def outermost(self, module: torch.nn.Module) -> Known:
+        """Return what is known of a module that is called by none."""
+        number = id(module)
+        found = self._known.get(number)
+        if found is None or found.module() is not module or not found.holds():
+            with self._lock:
+                self._see(module)
+                self._name_all()
+                found = self._known[number]
+        if type(module) is torch.nn.DataParallel:
+            self._parallel[type(module.module)] = found.path
+        return found
+
+    def inside(self, module: torch.nn.Module, outer: str, root: torch.nn.Module | None) -> str:
+        """Return the path of a module that is called by another one.
+
+        Parameters
+        ----------
+        module : Module
+        outer : str
+            The path of the module that calls it.
+        root : Module, optional
+            At which the path of the outermost one begins.
+        """
+        found = self._known.get(id(module))
+        if found is not None and found.module() is module:
+            if (found.root() is root or id(found.root()) in self._named_ids) and found.holds():
+                return self._noted(module, found.path)
+            # Of another root it may be, as what two models share. Or it has come into this one since.
+            if found.holds() and ((id(module), id(root)) in self._shared or not self._is_in(module, root)):
+                return self._noted(module, found.path)
+        elif not self._is_in(module, root):
+            return f"{outer}.{type(module).__name__}".lstrip(".")
+        with self._lock:
+            self._name_all()
+            found = self._known.get(id(module))
+            if found is not None and found.root() is not root:
+                self._shared.add((id(module), id(root)))
+        return f"{outer}.{type(module).__name__}".lstrip(".") if found is None else self._noted(module, found.path)
+
+    def _noted(self, module: torch.nn.Module, path: str) -> str:
+        if type(module) is torch.nn.DataParallel:
+            self._parallel[type(module.module)] = path
+        return path
+
+    def _is_in(self, module: torch.nn.Module, root: torch.nn.Module | None) -> bool:
+        roots = [one for _, one in self._named]
+        if root is not None:
+            roots.append(root)
+        return any(one is module for start in roots for one in _all_in(start))
+
+    def _see(self, module: torch.nn.Module) -> None:
+        # DataParallel runs copies, which are new ones in each call.
+        path = self._parallel.get(type(module), "") if getattr(module, "_is_replica", False) else ""
+        self._seen[id(module)] = _Root(weakref.ref(module), path)
+
+    def _name_all(self) -> None:
+        """Name all modules anew, of the roots that count most first."""
+        if len(self._shared) > _MOST:
+            self._shared.clear()
+        for number in [number for number, one in self._seen.items() if one.module() is None]:
+            del self._seen[number]
+        found: dict[int, Known] = {}
+        named = [(root, "") for first in (True, False) for is_first, root in self._named if is_first is first]
+        seen = [(module, root.path) for root in self._seen.values() if (module := root.module()) is not None]
+        seen.sort(key=lambda one: -sum(1 for _ in _all_in(one[0])))
+        for at, (root, path) in enumerate((*named, *seen)):
+            if at >= len(named) and id(root) in found:
+                continue  # in a larger one
+            start = weakref.ref(root)
+            for module, name, keys in walk(root, path):
+                if id(module) not in found:
+                    found[id(module)] = Known(weakref.ref(module), name, start, keys)
+        self._known = found
 
 
-def _name_all() -> None:
-    """Name all modules anew, of the roots that count most first."""
-    global _known
-    if len(_shared) > _MOST:
-        _shared.clear()
-    for number in [number for number, one in _seen.items() if one.module() is None]:
-        del _seen[number]
-    found: dict[int, Known] = {}
-    named = [(root, "") for first in (True, False) for is_first, root in _named if is_first is first]
-    seen = [(module, root.path) for root in _seen.values() if (module := root.module()) is not None]
-    seen.sort(key=lambda one: -sum(1 for _ in _all_in(one[0])))
-    for at, (root, path) in enumerate((*named, *seen)):
-        if at >= len(named) and id(root) in found:
-            continue  # in a larger one
-        start = weakref.ref(root)
-        for module, name, keys in walk(root, path):
-            if id(module) not in found:
-                found[id(module)] = Known(weakref.ref(module), name, start, keys)
-    _known = found
+NAMES = ModuleNames()
+find = NAMES.find
+forget_root = NAMES.forget_root
+inside = NAMES.inside
+known = NAMES.known
+name_root = NAMES.name_root
+outermost = NAMES.outermost

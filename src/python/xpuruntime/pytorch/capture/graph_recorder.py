@@ -158,7 +158,7 @@ class CudaRecorder:
                     graph.register_generator_state(generator)
             pool = self.pool
             # A graph or an event that the collector frees during a capture spoils it.
-            self._outer.enter_context(_uncollected())
+            self._outer.enter_context(_UNCOLLECTED)
             self._outer.enter_context(torch.cuda.stream(self.stream))
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
         except BaseException:
@@ -226,27 +226,29 @@ def _is_on(device: torch.device, other: torch.device) -> bool:
     return device.type == other.type and device.index in (None, other.index)
 
 
-_gc_lock = threading.Lock()
-_gc_pauses = 0
-_gc_was_on = False
+class _Uncollected:
+    """A block in which Python collects no garbage, in any thread, while somebody is inside."""
 
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._inside = 0
+        self._was_on = False
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Have Python collect no garbage, in any thread, while somebody is inside."""
-    global _gc_pauses, _gc_was_on
-    with _gc_lock:
-        if _gc_pauses == 0:
-            _gc_was_on = gc.isenabled()
-            gc.disable()
-        _gc_pauses += 1
-    try:
-        yield
-    finally:
-        with _gc_lock:
-            _gc_pauses -= 1
-            if _gc_pauses == 0 and _gc_was_on:
+    def __enter__(self) -> None:
+        with self._lock:
+            if self._inside == 0:
+                self._was_on = gc.isenabled()
+                gc.disable()
+            self._inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._inside -= 1
+            if self._inside == 0 and self._was_on:
                 gc.enable()
+
+
+_UNCOLLECTED = _Uncollected()
 
 
 def _handle(pool: Any) -> Any:
