@@ -29,10 +29,11 @@ torch_abi::Verdict judge_call(PyObject* name, PyObject* const* arrays, std::size
                               PyObject* out, const char* phase, PyObject** place,
                               std::uint64_t* request) {
   try {
-    py::object found;
-    const Verdict verdict = judge(name, {arrays, count}, out, &found, phase, request);
-    if (verdict == Verdict::kQuick) *place = found.release().ptr();
-    return static_cast<torch_abi::Verdict>(verdict);
+    const CallPhase fixed = phase == nullptr ? CallPhase::kUnknown : phase_of(phase);
+    Judgement found = judge(name, {arrays, count}, out, fixed);
+    if (found.verdict == Verdict::kQuick) *place = found.place.release().ptr();
+    if (request != nullptr) *request = found.request;
+    return static_cast<torch_abi::Verdict>(found.verdict);
   } catch (...) {
     set_python_error();
     return torch_abi::kError;

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <optional>
+#include <span>
 #include <string_view>
 
 #include "annotated_call.h"
@@ -12,6 +13,7 @@
 #include "call_phase.h"
 #include "guard_state.h"
 #include "node_modules.h"
+#include "quick_product.h"
 
 namespace py = pybind11;
 
@@ -33,22 +35,27 @@ PyObject* call_guard(PyObject* self, PyObject* const* values, Py_ssize_t count,
     const auto kept = py::reinterpret_borrow<py::object>(self);
     const auto size = static_cast<std::size_t>(count);
     const bool has_names = names != nullptr && PyTuple_GET_SIZE(names) > 0;
-    if (count < 1 || (has_names && !names_out(names)) ||
-        judge(PyTuple_GET_ITEM(self, kName), {values + 1, size - 1},
-              has_names ? values[count] : nullptr) == Verdict::kAsk) {
-      return PyObject_Vectorcall(PyTuple_GET_ITEM(self, kSlow), values, size, names);
+    if (count > 0 && (!has_names || names_out(names))) {
+      PyObject* const out = has_names ? values[count] : nullptr;
+      const std::span arrays(values + 1, size - 1);
+      const Judgement found = judge(PyTuple_GET_ITEM(self, kName), arrays, out);
+      if (found.verdict == Verdict::kQuick) {
+        py::object made = quick_product(found.place.ptr(), arrays, out, found.phase);
+        if (made) return made.release().ptr();
+      } else if (found.verdict != Verdict::kAsk) {
+        return call_native(PyTuple_GET_ITEM(self, kNative), values, size, names);
+      }
     }
-    return call_native(PyTuple_GET_ITEM(self, kNative), values, size, names);
+    return PyObject_Vectorcall(PyTuple_GET_ITEM(self, kSlow), values, size, names);
   } catch (...) {
     set_python_error();
     return nullptr;
   }
 }
 
-PyMethodDef method = {"guard",
-                      reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_guard)),
-                      METH_FASTCALL | METH_KEYWORDS,
-                      "An operator: calls its native kernel, or asks Python which one."};
+PyMethodDef method = {
+    "guard", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call_guard)),
+    METH_FASTCALL | METH_KEYWORDS, "A product: calls its kernel, or asks Python which one."};
 
 py::object make_guard(const py::str& name, const py::object& slow, const py::object& native) {
   const py::tuple self = py::make_tuple(name, slow, native);
@@ -60,14 +67,13 @@ py::object make_guard(const py::str& name, const py::object& slow, const py::obj
 }  // namespace
 
 void bind_guard(py::module_& module) {
+  module.def("make_guard", make_guard, py::arg("name"), py::arg("slow"), py::arg("native"),
+             "What stands for a product; see xpuruntime.pytorch.dispatch.overrides.fast_kernels.");
+  module.def("set_guards", set_guard_state, py::arg("routes"), py::kw_only(), py::arg("slow"),
+             py::arg("phases"), py::arg("modules"), "Say what holds for all guards.");
   module.def(
-      "make_guard", make_guard, py::arg("name"), py::arg("slow"), py::arg("native"),
-      "What stands for an operator; see xpuruntime.pytorch.dispatch.overrides.fast_kernels.");
-  module.def("set_guards", set_guard_state, py::arg("routes"), py::arg("slow"),
-             py::arg("circumstances") = py::none(), py::arg("phases") = false,
-             py::arg("modules") = false, "Say what holds for all guards.");
-  module.def(
-      "call_phase", [] { return phase_name(call_phase()); },
+      "call_phase",
+      [] { return py::reinterpret_borrow<py::str>(phase_text(call_phase_with_gil())); },
       "The phase of the call that runs in this thread.");
   module.def("node_thread", node_thread,
              "The number that nodes of autograd made in this thread have, and no others.");
@@ -78,10 +84,6 @@ void bind_guard(py::module_& module) {
       },
       py::arg("phase"), py::arg("backward"), "The forward of an autograd.Function begins.");
   module.def("leave_function", leave_function, "It ends.");
-  module.def(
-      "function_phase", [](std::int64_t backward) { return phase_name(function_phase(backward)); },
-      py::arg("backward"),
-      "The phase of the forward of an autograd.Function that runs, or nothing.");
   module.def(
       "enter_module", enter_module, py::arg("path"), py::arg("module") = py::none(),
       "The forward of a module begins in this thread, inside of what called the function that "
@@ -105,9 +107,6 @@ void bind_guard(py::module_& module) {
       py::arg("phase"), py::arg("path"), py::arg("graph"),
       "A call begins whose phase and module are stated.");
   module.def("leave_call", leave_call, "It ends.");
-  module.def(
-      "annotated_phase", [] { return phase_name(annotated_call().phase); },
-      "The phase that is stated for the call that runs in this thread; empty where none is.");
   module.def("forget_native_calls", forget_native_calls,
              "Have guards look anew which calls are native.");
 }

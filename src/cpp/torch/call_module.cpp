@@ -15,6 +15,7 @@
 #include "call_phase.h"
 #include "node_modules.h"
 #include "python_depth.h"
+#include "python_names.h"
 
 namespace py = pybind11;
 
@@ -130,24 +131,6 @@ ModuleNumber joined(ModuleNumber outer, ModuleNumber inner) {
   return found->second;
 }
 
-PyObject* private_api(const char* name) {
-  const py::module_ module = py::module_::import("xpuruntime.pytorch._private_api");
-  return py::object(module.attr(name)).release().ptr();
-}
-
-py::object called(PyObject* function) {
-  PyObject* const found = PyObject_CallNoArgs(function);
-  if (found == nullptr) throw py::error_already_set();
-  return py::reinterpret_steal<py::object>(found);
-}
-
-// The backward that runs in this thread, or -1. With the GIL where there is no addon.
-std::int64_t backward_now() {
-  if (addon() != nullptr) return running_backward();
-  static PyObject* const task = private_api("running_backward");
-  return called(task).cast<std::int64_t>();
-}
-
 std::uint64_t next_node() {
   if (const auto* const torch = addon()) return torch->next_node();
   static PyObject* const next = private_api("next_node");
@@ -162,7 +145,7 @@ ModuleNumber number_of(const Running* running) noexcept {
 // that has begun in it, and outside of all.
 const Running* forward_in(const Running* running) {
   if (running == nullptr) return nullptr;
-  const std::int64_t backward = backward_now();
+  const std::int64_t backward = running_backward_with_gil();
   return backward == -1 || backward == running->backward ? running : nullptr;
 }
 
@@ -173,20 +156,15 @@ ModuleNumber module_of_running_node() {
     std::uint64_t maker = 0;
     return torch->running_node(&number, &maker) ? module_of_node(number, maker) : kNoModule;
   }
-  if (backward_now() == -1) return kNoModule;
+  if (running_backward_with_gil() == -1) return kNoModule;
   static PyObject* const running = private_api("running_node");
   const py::object node = called(running);
   if (node.is_none()) return kNoModule;
-  const auto origin = py::reinterpret_borrow<py::tuple>(node);
   std::optional<std::uint64_t> maker;
-  if (!origin[1].is_none()) maker = origin[1].cast<std::uint64_t>();
-  return module_of_node(origin[0].cast<std::uint64_t>(), maker);
-}
-
-bool records_gradients() {
-  static PyObject* const function =
-      py::object(py::module_::import("torch").attr("is_grad_enabled")).release().ptr();
-  return called(function).ptr() == Py_True;
+  if (const py::object noted = node.attr("thread"); !noted.is_none()) {
+    maker = noted.cast<std::uint64_t>();
+  }
+  return module_of_node(node.attr("number").cast<std::uint64_t>(), maker);
 }
 
 // A call in a backward has recorded a node for the gradient of that: it is of the same module.
@@ -201,7 +179,7 @@ void enter_module(const py::str& path, py::handle object) {
   const PyThreadState* const state = PyThreadState_Get();
   const Frame owner = back_of(this_frame());
   thread.running.push_back({module, object.is_none() ? nullptr : object.ptr(), owner.ptr(),
-                            code_of(owner), state, depth_of(state), backward_now()});
+                            code_of(owner), state, depth_of(state), running_backward_with_gil()});
   mark_nodes(next_node(), module);
 }
 
@@ -230,9 +208,9 @@ py::object outer_module() {
 
 ModuleNumber call_module() noexcept {
   if (const ModuleNumber stated = annotated_call().module; stated != kNoModule) return stated;
+  if (addon() == nullptr) return kUntoldModule;
   try {
     if (const Running* const found = forward_in(innermost())) return found->module;
-    if (addon() == nullptr) return kUntoldModule;
     if (!runs_backward()) return kNoModule;
     const ModuleNumber module = module_of_running_node();
     if (call_phase() == CallPhase::kTrain) mark_last(module);

@@ -35,8 +35,8 @@ pybind11::object outer_module();
 /// the innermost one that runs, in a backward the one in whose forward the node of autograd that
 /// runs was made. kUntoldModule without the addon. Needs no GIL.
 ModuleNumber call_module() noexcept;
-/// As call_module, also without the addon. `recorded`: whether gradients are,
-/// where PyTorch does not say it. With the GIL.
+/// As call_module, also without the addon. `recorded`: whether gradients are, where PyTorch does
+/// not say it. With the GIL.
 pybind11::object call_module_path(std::optional<bool> recorded);
 /// Of a number that call_module has returned. With the GIL.
 pybind11::object module_path(ModuleNumber module);

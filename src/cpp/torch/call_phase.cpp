@@ -3,12 +3,15 @@
 #include "call_phase.h"
 
 #include <array>
+#include <cstddef>
 #include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "addon_functions.h"
 #include "annotated_call.h"
 #include "python_depth.h"
+#include "python_names.h"
 
 namespace xpuruntime::bindings {
 namespace {
@@ -22,16 +25,26 @@ struct Function {
 
 thread_local std::vector<Function> called_functions;
 
+// Where none is stated.
+CallPhase phase_in(bool records, std::int64_t backward) noexcept {
+  if (records) return CallPhase::kTrain;
+  if (const CallPhase phase = function_phase(backward); phase != CallPhase::kUnknown) return phase;
+  return backward == -1 ? CallPhase::kInfer : CallPhase::kBackward;
+}
+
 }  // namespace
 
 CallPhase call_phase() noexcept {
   if (const CallPhase stated = annotated_call().phase; stated != CallPhase::kUnknown) return stated;
   const auto* const torch = addon();
   if (torch == nullptr) return CallPhase::kUnknown;
-  if (torch->records_gradients()) return CallPhase::kTrain;
-  const std::int64_t backward = running_backward();
-  if (const CallPhase phase = function_phase(backward); phase != CallPhase::kUnknown) return phase;
-  return backward == -1 ? CallPhase::kInfer : CallPhase::kBackward;
+  return phase_in(torch->records_gradients(), torch->running_backward());
+}
+
+CallPhase call_phase_with_gil() {
+  if (addon() != nullptr) return call_phase();
+  if (const CallPhase stated = annotated_call().phase; stated != CallPhase::kUnknown) return stated;
+  return phase_in(records_gradients(), running_backward_with_gil());
 }
 
 bool runs_backward() noexcept { return running_backward() != -1; }
@@ -39,6 +52,18 @@ bool runs_backward() noexcept { return running_backward() != -1; }
 std::int64_t running_backward() noexcept {
   const auto* const torch = addon();
   return torch == nullptr ? -1 : torch->running_backward();
+}
+
+std::int64_t running_backward_with_gil() {
+  if (addon() != nullptr) return running_backward();
+  static PyObject* const task = private_api("running_backward");
+  return called(task).cast<std::int64_t>();
+}
+
+bool records_gradients() {
+  if (const auto* const torch = addon()) return torch->records_gradients();
+  static PyObject* const function = imported("torch", "is_grad_enabled");
+  return called(function).ptr() == Py_True;
 }
 
 void enter_function(CallPhase phase, std::int64_t backward) {
@@ -71,6 +96,17 @@ std::string_view phase_name(CallPhase phase) noexcept {
       break;
   }
   return "";
+}
+
+PyObject* phase_text(CallPhase phase) {
+  static const std::array<PyObject*, 4> texts = [] {
+    std::array<PyObject*, 4> made{};
+    for (std::size_t i = 0; i < made.size(); ++i) {
+      made[i] = interned(std::string(phase_name(static_cast<CallPhase>(i))).c_str());
+    }
+    return made;
+  }();
+  return texts[static_cast<std::size_t>(phase)];
 }
 
 CallPhase phase_of(std::string_view name) {

@@ -2,6 +2,8 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
+#include <Python.h>
+
 #include <cstdint>
 #include <string>
 #include <string_view>
@@ -14,11 +16,17 @@ enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer };
 
 /// The stated phase, else what the addon reports; unknown without one. Needs no GIL.
 CallPhase call_phase() noexcept;
+/// As call_phase, also without the addon. With the GIL.
+CallPhase call_phase_with_gil();
 
 /// Whether this thread runs a backward pass; false without the addon. Needs no GIL.
 bool runs_backward() noexcept;
 /// Which one, as torch._C._current_graph_task_id says it, or -1. As above.
 std::int64_t running_backward() noexcept;
+/// As running_backward, also without the addon. With the GIL.
+std::int64_t running_backward_with_gil();
+/// Whether PyTorch records gradients in this thread. With the GIL.
+bool records_gradients();
 
 /// The forward of a torch.autograd.Function begins in this thread, in which PyTorch records no
 /// gradients: what it calls is of the phase `phase`, where nothing else says so. `backward`: the
@@ -32,6 +40,8 @@ CallPhase function_phase(std::int64_t backward) noexcept;
 
 /// The word that policies have for a phase; empty for kUnknown.
 std::string_view phase_name(CallPhase phase) noexcept;
+/// The same for Python, borrowed. With the GIL.
+PyObject* phase_text(CallPhase phase);
 /// The phase of such a word; throws std::invalid_argument for another one.
 CallPhase phase_of(std::string_view name);
 

@@ -2,17 +2,17 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include "guard_state.h"
 
-#include <array>
 #include <atomic>
 #include <cstddef>
+#include <optional>
 #include <string>
-#include <string_view>
 #include <unordered_set>
 #include <utility>
 
+#include "addon_functions.h"
 #include "call_key.h"
 #include "call_module.h"
-#include "call_phase.h"
+#include "python_names.h"
 
 namespace py = pybind11;
 
@@ -22,7 +22,6 @@ namespace {
 // Written with the GIL.
 struct State {
   PyObject* routes = nullptr;  // a dict from call keys to routes, or nothing: no policy holds
-  PyObject* circumstances = nullptr;
   std::atomic<bool> slow{false};
   std::atomic<bool> simple{true};
   std::atomic<bool> phases{false};
@@ -65,46 +64,19 @@ bool fits(std::span<const std::uint64_t> call) {
          state().modules.load(std::memory_order_acquire) == has_module;
 }
 
-PyObject* interned(const char* text) {
-  PyObject* const made = PyUnicode_InternFromString(text);
-  if (made == nullptr) throw py::error_already_set();
-  return made;
-}
-
 py::object attribute(PyObject* object, PyObject* name) {
   PyObject* const found = PyObject_GetAttr(object, name);
   if (found == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(found);
 }
 
-py::str text_of(CallPhase phase) { return {std::string(phase_name(phase))}; }
-
-// Phase and module of the call that runs.
-py::tuple circumstances_now() {
-  const State& now = state();
-  const bool phases = now.phases.load(std::memory_order_relaxed);
-  const bool modules = now.modules.load(std::memory_order_relaxed);
-  if (phases || modules) {
-    const ModuleNumber module = modules ? call_module() : kNoModule;
-    if (module != kUntoldModule) {
-      return py::make_tuple(text_of(phases ? call_phase() : CallPhase::kUnknown),
-                            module_path(module));
+py::object module_now() {
+  if (addon() != nullptr) {
+    if (const ModuleNumber module = call_module(); module != kUntoldModule) {
+      return module_path(module);
     }
   }
-  const auto call = py::reinterpret_borrow<py::object>(now.circumstances);
-  const py::object rest = call();
-  if (PyTuple_Check(rest.ptr()) == 0 || PyTuple_GET_SIZE(rest.ptr()) != 2) {
-    throw py::type_error("the circumstances of a call are its phase and its module");
-  }
-  return py::reinterpret_borrow<py::tuple>(rest);
-}
-
-// (key, phase, module)
-py::object with_circumstances(const py::object& key, const char* fixed) {
-  const py::tuple rest = circumstances_now();
-  py::object phase = rest[0];
-  if (fixed != nullptr && py::len(phase) > 0) phase = py::str(fixed);
-  return py::make_tuple(key, phase, rest[1]);
+  return call_module_path(std::nullopt);
 }
 
 bool is_invalidated() {
@@ -118,21 +90,17 @@ bool is_invalidated() {
 
 }  // namespace
 
-void set_guard_state(const py::object& routes, bool slow, const py::object& circumstances,
-                     bool phases, bool modules) {
+void set_guard_state(const py::object& routes, bool slow, bool phases, bool modules) {
   State& now = state();
   PyObject* const before = now.routes;
-  PyObject* const others = now.circumstances;
   now.routes = routes.is_none() ? nullptr : py::dict(routes).inc_ref().ptr();
-  now.circumstances = circumstances.is_none() ? nullptr : py::object(circumstances).release().ptr();
   if (now.routes != before) forget_native_calls();
   now.slow.store(slow, std::memory_order_release);
   now.phases.store(phases, std::memory_order_release);
   now.modules.store(modules, std::memory_order_release);
-  const bool told = now.circumstances == nullptr || phases || modules;
+  const bool told = addon() != nullptr || !(phases || modules);
   now.simple.store(!slow && told, std::memory_order_release);
   Py_XDECREF(before);
-  Py_XDECREF(others);
 }
 
 void forget_native_calls() noexcept {
@@ -161,16 +129,9 @@ std::uint64_t first_fact(std::uint64_t guard) noexcept {
 std::uint64_t state_number() noexcept { return state().number.load(std::memory_order_acquire); }
 
 PyObject* phase_argument() {
-  static const std::array<PyObject*, 4> phases = [] {
-    std::array<PyObject*, 4> made{};
-    for (std::size_t i = 0; i < made.size(); ++i) {
-      const std::string_view name = phase_name(static_cast<CallPhase>(i));
-      made[i] = name.empty() ? Py_None : interned(std::string(name).c_str());
-    }
-    return made;
-  }();
   if (!state().phases.load(std::memory_order_acquire)) return Py_None;
-  return phases[static_cast<std::size_t>(call_phase())];
+  const CallPhase phase = call_phase();
+  return phase == CallPhase::kUnknown ? Py_None : phase_text(phase);
 }
 
 CallTable& native_calls() { return known_calls().native; }
@@ -193,40 +154,46 @@ void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::
   if (state().places.insert(place).second) Py_INCREF(place);
 }
 
-Verdict judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out, py::object* place,
-              const char* phase, SdpBackendRequest* request) {
+Judgement judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out, CallPhase phase) {
   const State& now = state();
-  if (request != nullptr) *request = kAsSet;
-  if (now.slow.load(std::memory_order_acquire)) return Verdict::kAsk;
-  if (now.routes == nullptr) return Verdict::kAlways;
+  Judgement found;
+  if (now.slow.load(std::memory_order_acquire)) return found;
+  if (now.routes == nullptr) {
+    found.verdict = Verdict::kAlways;
+    return found;
+  }
   static PyObject* const place_name = interned("place");
   static PyObject* const quick_name = interned("quick");
   static PyObject* const request_name = interned("backend_request");
   const py::object routes = py::reinterpret_borrow<py::object>(now.routes);
-  const py::object key =
-      call_key_of(name, arrays.data(), static_cast<Py_ssize_t>(arrays.size()), out);
+  const bool phases = now.phases.load(std::memory_order_relaxed);
+  const bool modules = now.modules.load(std::memory_order_relaxed);
+  py::object key = call_key_of(name, arrays.data(), static_cast<Py_ssize_t>(arrays.size()), out);
   const bool known = !key.is_none();  // arrays that cannot be seen may look like others here
-  const py::object whole = now.circumstances == nullptr ? key : with_circumstances(key, phase);
-  PyObject* const found = PyDict_GetItemWithError(routes.ptr(), whole.ptr());
-  if (found == nullptr) {
-    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
-    return Verdict::kAsk;
+  if (phases || modules) {
+    // As CompiledPolicy.call_context has them.
+    const bool fixed = phase != CallPhase::kUnknown;
+    if (phases) found.phase = phase_text(fixed ? phase : call_phase_with_gil());
+    const py::handle stated = phases ? found.phase : phase_text(CallPhase::kUnknown);
+    key = py::make_tuple(key, stated, modules ? module_now() : module_path(kNoModule));
   }
-  const auto route = py::reinterpret_borrow<py::object>(found);
-  py::object ours = attribute(route.ptr(), place_name);
-  if (!ours.is_none()) {
-    if (place == nullptr || attribute(route.ptr(), quick_name).ptr() != Py_True) {
-      return Verdict::kAsk;
-    }
-    *place = std::move(ours);
-    return Verdict::kQuick;
+  PyObject* const kept = PyDict_GetItemWithError(routes.ptr(), key.ptr());
+  if (kept == nullptr) {
+    if (PyErr_Occurred() != nullptr) throw py::error_already_set();
+    return found;
+  }
+  const auto route = py::reinterpret_borrow<py::object>(kept);
+  found.place = attribute(route.ptr(), place_name);
+  if (!found.place.is_none()) {
+    const bool quick = attribute(route.ptr(), quick_name).ptr() == Py_True;
+    found.verdict = quick ? Verdict::kQuick : Verdict::kAsk;
+    return found;
   }
   const py::object wanted = attribute(route.ptr(), request_name);
-  if (wanted.is_none()) return Verdict::kAsk;
-  const auto asked = wanted.cast<SdpBackendRequest>();
-  if (request == nullptr && asked != kAsSet) return Verdict::kAsk;
-  if (request != nullptr) *request = asked;
-  return known ? Verdict::kAlways : Verdict::kNative;
+  if (wanted.is_none()) return found;
+  found.request = wanted.cast<SdpBackendRequest>();
+  found.verdict = known ? Verdict::kAlways : Verdict::kNative;
+  return found;
 }
 
 PyObject* call_native(PyObject* native, PyObject* const* values, std::size_t count,

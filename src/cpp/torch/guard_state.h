@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <span>
 
+#include "call_phase.h"
 #include "core/dispatch/call_table.h"
 #include "sdp_backend_scope.h"
 
@@ -21,11 +22,8 @@ enum class Verdict : std::uint8_t {
 };
 
 /// What holds for all guards: the routes of the policy, whether Python looks at every call, and
-/// what gives the rest of a route's key, the phase of the call and its module, where shapes alone
-/// do not decide it; or none. `phases`, `modules`: what of that rest rules ask for, where
-/// call_phase and call_module tell all of it. With the GIL.
-void set_guard_state(const pybind11::object& routes, bool slow,
-                     const pybind11::object& circumstances, bool phases, bool modules);
+/// whether rules ask for the phase of a call, and for its module. With the GIL.
+void set_guard_state(const pybind11::object& routes, bool slow, bool phases, bool modules);
 /// Forgets which calls are native, since a route has changed. With the GIL.
 void forget_native_calls() noexcept;
 
@@ -53,15 +51,22 @@ void keep_native_call(std::span<const std::uint64_t> call, std::uint64_t number,
 /// Keeps a call that was judged to be kQuick, as above.
 void keep_quick_call(std::span<const std::uint64_t> call, PyObject* place, std::uint64_t number);
 
-/// `out`: where the result goes, or null. With the GIL. `place`, where it is given, becomes the
-/// Place of an xpuruntime kernel that is quick; where it is not, Python is asked for these.
-/// `phase`: of every call of this operator, where rules ask for one; null where the circumstances
-/// of the call say it. `request`, where it is given, becomes what the native kernel wants of
-/// PyTorch's switches; where it is not, Python is asked for what wants something of them. Throws
-/// py::error_already_set.
-Verdict judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out,
-              pybind11::object* place = nullptr, const char* phase = nullptr,
-              SdpBackendRequest* request = nullptr);
+/// What may be done with a call, and what that takes.
+struct Judgement {
+  Verdict verdict = Verdict::kAsk;
+  /// Of the xpuruntime kernel, where it is kQuick.
+  pybind11::object place;
+  /// What xpuruntime operations take as the phase of the call: a text where rules ask for one, else
+  /// None. Borrowed.
+  PyObject* phase = Py_None;
+  /// What the native kernel wants of PyTorch's switches.
+  SdpBackendRequest request = kAsSet;
+};
+
+/// `out`: where the result goes, or null. `phase`: of every call of this operator, where rules ask
+/// for one; kUnknown where it is that of the call. With the GIL. Throws py::error_already_set.
+Judgement judge(PyObject* name, std::span<PyObject* const> arrays, PyObject* out,
+                CallPhase phase = CallPhase::kUnknown);
 
 /// Calls `native.call`, or `native` where its kernel has been taken away. With the GIL; null with
 /// an error set.

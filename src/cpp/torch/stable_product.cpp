@@ -16,6 +16,7 @@
 #include "bind.h"
 #include "gil.h"
 #include "guard_state.h"
+#include "quick_product.h"
 
 // Kernels of `mm` and `bmm` over PyTorch's stable C ABI: functions of `libtorch_cpu.so` and
 // `libtorch_cuda.so` in C, found by their names. PyTorch hands tensors over in C, but no `Scalar`,
@@ -232,10 +233,11 @@ bool multiply(void* function, const Operands& given, Owned& made) noexcept {
 
 // Never dropped, since a thread may still be inside a kernel that has been removed.
 struct Guard {
-  std::string name;
+  py::str name;
   void* function = nullptr;  // PyTorch's, of the product into a tensor
   bool into = false;
-  py::object python;  // called with a keyset, then the operands
+  py::object slow;    // the kernel in Python, called with a keyset, then the operands
+  py::object native;  // PyTorch's, called like it
   py::object keyset;
   std::atomic<std::uint64_t> number{0};
 };
@@ -246,24 +248,52 @@ constexpr std::size_t kSlots = kNames.size() * kKeys.size();
 
 std::array<std::atomic<Guard*>, kSlots> guards{};
 
-// By way of Python, and takes note where PyTorch's kernel serves all calls of these facts.
+// A product's arguments as Python has them.
+struct Call {
+  std::array<PyObject*, 4> values;  // keyset, a, b, and where the result goes, or null
+  PyObject* names = nullptr;        // of the last one
+  std::span<PyObject* const> arrays() const noexcept { return {values.data() + 1, 2}; }
+  PyObject* out() const noexcept { return values[3]; }
+};
+
+// What the kernel gives that is known to serve a call of these facts; nothing where Python decides.
+py::object decide(const Guard& guard, const Call& call, const Facts& facts) {
+  if (PyObject* const place = quick_place(facts.words())) {
+    const auto kept = py::reinterpret_borrow<py::object>(place);
+    return quick_product(place, call.arrays(), call.out(), Py_None);
+  }
+  const std::uint64_t number = state_number();
+  const Judgement found = judge(guard.name.ptr(), call.arrays(), call.out());
+  if (found.verdict == Verdict::kAsk) return {};
+  if (found.verdict == Verdict::kQuick) {
+    py::object made = quick_product(found.place.ptr(), call.arrays(), call.out(), found.phase);
+    if (made) keep_quick_call(facts.words(), found.place.ptr(), number);
+    return made;
+  }
+  const py::object native = guard.native;
+  auto made = py::reinterpret_steal<py::object>(
+      call_native(native.ptr(), call.values.data(), 3, call.names));
+  if (!made) throw py::error_already_set();
+  if (found.verdict == Verdict::kAlways) keep_native_call(facts.words(), number);
+  return made;
+}
+
+// What `decide` gives, else what Python does.
 Owned ask(const Guard& guard, const Operands& given, const Facts* facts) {
   std::array<py::object, 3> objects = {to_python(given.a), to_python(given.b), {}};
   if (guard.into) objects[2] = to_python(given.out);
-  std::array<PyObject*, 4> values = {guard.keyset.ptr(), objects[0].ptr(), objects[1].ptr(),
-                                     objects[2].ptr()};
-  static PyObject* const out = py::make_tuple("out").release().ptr();
-  const std::uint64_t number = state_number();
-  const py::str name(guard.name);
-  const Verdict verdict = facts == nullptr
-                              ? Verdict::kAsk
-                              : judge(name.ptr(), {values.data() + 1, 2}, objects[2].ptr());
-  const py::object python = guard.python;
-  const auto done = py::reinterpret_steal<py::object>(
-      PyObject_Vectorcall(python.ptr(), values.data(), 3, guard.into ? out : nullptr));
-  if (!done) throw py::error_already_set();
-  if (verdict == Verdict::kAlways) keep_native_call(facts->words(), number);
-  return to_handle(done);
+  static PyObject* const names = py::make_tuple("out").release().ptr();
+  const Call call = {{guard.keyset.ptr(), objects[0].ptr(), objects[1].ptr(), objects[2].ptr()},
+                     guard.into ? names : nullptr};
+  py::object made;
+  if (facts != nullptr) made = decide(guard, call, *facts);
+  if (!made) {
+    const py::object slow = guard.slow;
+    made = py::reinterpret_steal<py::object>(
+        PyObject_Vectorcall(slow.ptr(), call.values.data(), 3, call.names));
+    if (!made) throw py::error_already_set();
+  }
+  return to_handle(made);
 }
 
 void serve(const Guard& guard, Value* values) {
@@ -312,7 +342,8 @@ py::object implement(const std::string& space, const std::string& key, const std
 }
 
 py::object place_stable_kernel(const std::string& name, const std::string& key,
-                               const py::object& python, const py::object& keyset) {
+                               const py::object& slow, const py::object& native,
+                               const py::object& keyset) {
   static constexpr auto kEntries = entries(std::make_index_sequence<kSlots>());
   const auto* const found = std::find(kNames.begin(), kNames.end(), name);
   const auto* const at = std::find(kKeys.begin(), kKeys.end(), key);
@@ -328,7 +359,8 @@ py::object place_stable_kernel(const std::string& name, const std::string& key,
   guard.name = name;
   guard.function = function;
   guard.into = name.ends_with(".out");
-  guard.python = python;
+  guard.slow = slow;
+  guard.native = native;
   guard.keyset = keyset;
   guard.number.store(next_guard_number(), std::memory_order_release);
   return implement("aten", key, name, kEntries[slot]);
@@ -350,7 +382,7 @@ void bind_stable_product(py::module_& module) {
       "Find PyTorch's stable C ABI. Both arguments are functions in C that take and give lists.\n\n"
       "Returns the first function that is missing, or nothing.");
   module.def("place_stable_kernel", place_stable_kernel, py::arg("name"), py::arg("key"),
-             py::arg("python"), py::arg("keyset"),
+             py::arg("slow"), py::arg("native"), py::arg("keyset"),
              "Put a kernel in C over a product. Returns what removes it, or None.");
   module.def(
       "place_raising_kernel",

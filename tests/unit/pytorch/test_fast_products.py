@@ -20,6 +20,7 @@ from many_threads import at_work  # noqa: E402
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError  # noqa: E402
+from xpuruntime.pytorch.call_scope import module_paths  # noqa: E402
 from xpuruntime.pytorch.dispatch import context  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import fast_kernels, matmul, registry  # noqa: E402
@@ -82,14 +83,14 @@ def test_another_policy_is_obeyed_at_once(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked, route):
+def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked):
     run = call(form)
     expected = run().clone()
     with xt.kernel_policy(matmul="cpu.reference"):
         for _ in range(4):
             torch.testing.assert_close(run(), expected)
     folded = not form.startswith("baddbmm")  # its addend is a row for each matrix, which the kernel adds as well
-    if route == "addon" and folded:
+    if folded:
         assert len(asked) == 1
     assert sum(one.count for one in xrt.decisions()) == 4
 
@@ -111,18 +112,38 @@ def python_frames(run):
     return [one for one in frames if one[0] != Path(__file__).name]
 
 
-@pytest.mark.parametrize(("kernel", "rules", "most"), [("torch", ELSEWHERE, 0), ("cpu.blas", [], 5)])
-def test_a_known_product_passes_few_functions_on_its_way_to_the_kernel(kernel, rules, most, route):
+def rule(**match):
+    return [{"match": {"op": "matmul", **match}, "use": "cpu.blas"}]
+
+
+@pytest.mark.parametrize(
+    ("rules", "phases"),
+    [(ELSEWHERE, set()), (rule(), {"infer"}), (rule(phase="train"), {"train"}), (rule(module="body"), {"infer"})],
+    ids=["of others", "of all", "of a phase", "of a module"],
+)
+def test_a_known_product_passes_no_function_in_python_on_its_way_to_the_kernel(rules, phases):
     a, b = torch.ones(3, 4), torch.ones(4, 5)
 
     def run():
         torch.mm(a, b)
 
-    with xt.kernel_policy(matmul=kernel, rules=rules):
+    with xt.kernel_policy(rules=rules), module_paths.inside("body"):
+        run(), run()
+        assert python_frames(run) == []
+    assert {one.phase for one in xrt.decisions()} == phases
+    assert sum(one.count for one in xrt.decisions() if one.kernel == "cpu.blas") == (3 if phases else 0)
+
+
+def test_a_known_product_of_copies_passes_few_functions_on_its_way_to_the_kernel():
+    a, b = torch.ones(3, 8)[:, ::2], torch.ones(4, 5)
+
+    def run():
+        torch.mm(a, b)
+
+    with xt.kernel_policy(matmul="cpu.blas"):
         run(), run()
         passed = python_frames(run)
-    # Then `_core.op_matmul`, or PyTorch's own kernel.
-    assert len(passed) <= (0 if route == "addon" else most), passed
+    assert 0 < len(passed) <= 5, passed  # then `_core.op_matmul`
     assert len({file for file, _ in passed if file != "<string>"}) <= 3
 
 

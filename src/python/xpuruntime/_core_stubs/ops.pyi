@@ -160,28 +160,22 @@ def call_key(name: str, /, *arrays: Any) -> bytes | None:
     """
 
 def make_guard(name: str, slow: Callable[..., Any], native: Any) -> Callable[..., Any]:
-    """Return what stands for an operator: see `xpuruntime.pytorch.dispatch.overrides.fast_kernels`.
+    """Return what stands for a product: see `xpuruntime.pytorch.dispatch.overrides.fast_kernels`.
 
     It is called with a keyset, arrays, and at most `out`. It calls ``native.call`` where no policy holds, or the route
-    under the key of the call has no `place`; ``native`` itself where that has been invalidated; and `slow` otherwise.
+    under the key of the call has no `place`; ``native`` itself where that has been invalidated; `op_matmul` where the
+    route is `quick`; and `slow` otherwise.
     """
 
-def set_guards(
-    routes: dict[Any, Any] | None,
-    slow: bool,
-    call_context: Callable[[], tuple[str, str]] | None = None,
-    phases: bool = False,
-    modules: bool = False,
-) -> None:
+def set_guards(routes: dict[Any, Any] | None, *, slow: bool, phases: bool, modules: bool) -> None:
     """Say what holds for all guards: the routes of the policy, if any, and whether `slow` looks at every call.
 
-    `call_context` gives what follows the key of a call's arrays in the keys of `routes`: its phase and its module.
-    `phases` and `modules` say which of these rules ask for, where guards tell all that they ask for by themselves,
-    after `open_phases` and `open_modules`.
+    `phases` and `modules` say whether rules ask for the phase of a call, and for its module. Where one of them does,
+    both follow the key of a call's arrays in the keys of `routes`, and are empty where no rule asks for them.
     """
 
 def call_phase() -> str:
-    """Return ``"train"``, ``"backward"`` or ``"infer"`` for the call that runs in this thread; after `open_phases`."""
+    """Return ``"train"``, ``"backward"`` or ``"infer"`` for the call that runs in this thread."""
 
 def node_thread() -> int:
     """Return the number by which nodes of autograd that this thread makes are distinguished from those of others."""
@@ -194,9 +188,6 @@ def enter_function(phase: str, backward: int) -> None:
 
 def leave_function() -> None:
     """Say that it ends."""
-
-def function_phase(backward: int) -> str:
-    """Return the phase of the forward of a ``torch.autograd.Function`` that runs now; empty where none does."""
 
 def enter_module(path: str, module: object | None = None) -> None:
     """Say that the forward of a module begins in this thread, called by what called the function that calls this.
@@ -246,9 +237,6 @@ def enter_call(phase: str, path: str | None, graph: str) -> None:
 def leave_call() -> None:
     """Say that it ends."""
 
-def annotated_phase() -> str:
-    """Return the phase that is stated for the call that runs in this thread; empty where none is."""
-
 def forget_native_calls() -> None:
     """Have guards look anew which calls are native, since a route has changed."""
 
@@ -271,10 +259,13 @@ def find_stable_abi(to_python: Callable[[list[Any]], list[Any]], to_handle: Call
     are functions in C: one in Python could be interrupted after a handle has changed its owner.
     """
 
-def place_stable_kernel(name: str, key: str, python: Callable[..., Any], keyset: Any) -> Callable[[], None] | None:
+def place_stable_kernel(
+    name: str, key: str, slow: Callable[..., Any], native: Any, keyset: Any
+) -> Callable[[], None] | None:
     """Put a kernel in C over ``mm`` or ``bmm``. Returns what removes it; ``None`` where it has none.
 
-    `python` is called with `keyset`, then the operands, for calls that are not known to be PyTorch's own.
+    It is given what `make_guard` is, and does the same. `slow` and `native` are called with `keyset`, then the
+    operands.
     """
 
 def place_raising_kernel(space: str, name: str) -> Callable[[], None] | None:

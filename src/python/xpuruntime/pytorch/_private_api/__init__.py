@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -57,12 +57,17 @@ _running_node: Callable[[], Any] = take(
 NODE_THREAD = "xpuruntime_thread"
 
 
-def running_node() -> tuple[int, int | None] | None:
-    """Return the sequence number of the node of autograd that runs in this thread, and its thread where it is noted."""
+class RunningNode(NamedTuple):
+    """A node of autograd: its sequence number, and the thread that has made it where that is noted."""
+
+    number: int
+    thread: int | None
+
+
+def running_node() -> RunningNode | None:
+    """Return the node of autograd that runs in this thread."""
     node = _running_node()
-    if node is None:
-        return None
-    return node._sequence_nr(), getattr(node, NODE_THREAD, None)
+    return None if node is None else RunningNode(node._sequence_nr(), getattr(node, NODE_THREAD, None))
 
 
 #: The base of `torch.autograd.Function` without its checks for ``torch.func``.

@@ -5,16 +5,13 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch.autograd import forward_ad
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 __all__ = [
     "DTYPES",
@@ -39,27 +36,13 @@ DTYPES: dict[torch.dtype, str] = {
 #: Everything that a kernel depends on of a call's arrays, behind a name, as one key; ``None`` where it cannot be seen.
 call_key = _core.call_key
 
-_graph_task: Callable[[], int] = _private_api.running_backward
-_recording: Callable[[], bool] = torch.is_grad_enabled
-_annotated_phase = _core.annotated_phase
-_function_phase = _core.function_phase
-
-
-def phase() -> str:
-    """Return ``"backward"``, ``"train"`` or ``"infer"`` for the call that runs in this thread.
-
-    Compiled code states it, where rules ask for it. Otherwise ``"train"`` is where gradients are recorded, also with
-    ``create_graph=True`` in a backward and where a checkpoint computes its forward again. Inside the forward of a
-    ``torch.autograd.Function``, in which PyTorch records none, it is the phase in which that is called, while
-    `function_phases` are followed. What else runs inside a backward pass is ``"backward"``.
-    """
-    stated = _annotated_phase()
-    if stated:
-        return stated
-    if _recording():
-        return "train"
-    backward = _graph_task()
-    return _function_phase(backward) or ("infer" if backward == -1 else "backward")
+#: Returns ``"backward"``, ``"train"`` or ``"infer"`` for the call that runs in this thread.
+#:
+#: Compiled code states it, where rules ask for it. Otherwise ``"train"`` is where gradients are recorded, also with
+#: ``create_graph=True`` in a backward and where a checkpoint computes its forward again. Inside the forward of a
+#: ``torch.autograd.Function``, in which PyTorch records none, it is the phase in which that is called, while
+#: `function_phases` are followed. What else runs inside a backward pass is ``"backward"``.
+phase = _core.call_phase
 
 
 def capturing() -> bool:

@@ -18,7 +18,7 @@ from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state, fast_path
+from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
 from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse
@@ -76,8 +76,6 @@ class CompiledPolicy:
         Whether some rule asks for it; otherwise nobody needs to find it out.
     by_call : bool
         Whether some rule asks for one of them.
-    in_fast_path : bool
-        Whether fast kernels know all that rules ask for, so that they may call xpuruntime kernels without Python.
     routes : dict
         From a key that an override makes of its arguments to the route; read without a lock.
     rule_use : RuleUse
@@ -103,7 +101,6 @@ class CompiledPolicy:
         self.by_phase = self.names_phases()
         self.by_module = self.names_modules()
         self.by_call = self.by_phase or self.by_module
-        self.in_fast_path = not self.by_call or fast_path.knows_call_context()
         self.tunes = kernels.auto_strategy == "best_performance"
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_kernels = self._kernel_names("attention")

@@ -196,15 +196,9 @@ class DispatchContext:
         active = self.process_policy
         watched = self.observer is not None or bool(self.own_policies)
         if active is None:
-            _core.set_guards(None, watched, None, False, False)
-            return
-        _core.set_guards(
-            active.routes,
-            watched,
-            active.call_context if active.by_call else None,
-            active.by_phase and active.in_fast_path,
-            active.by_module and active.in_fast_path,
-        )
+            _core.set_guards(None, slow=watched, phases=False, modules=False)
+        else:
+            _core.set_guards(active.routes, slow=watched, phases=active.by_phase, modules=active.by_module)
 
     def forget_tuned_routes(self) -> None:
         """Have the process-wide policy, and the one of this thread, decide tuned calls anew."""

@@ -36,8 +36,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 __all__ = [
-    "VARIABLE", "FastPath", "choose", "facts", "fast_path", "knows_call_context", "load_addon", "why_no_addon",
-    "why_no_stable_abi",
+    "VARIABLE", "FastPath", "choose", "facts", "fast_path", "load_addon", "why_no_addon", "why_no_stable_abi",
 ]  # fmt: skip
 
 #: The environment variable that states a route.
@@ -75,11 +74,6 @@ def fast_path() -> FastPath:
         The environment states a route that this process cannot have, or none that there is.
     """
     return CONTEXT.fast_path or choose(os.environ.get(VARIABLE, ""))
-
-
-def knows_call_context() -> bool:
-    """Say whether fast kernels find phase and module of a call without Python, as those of the addon do."""
-    return fast_path().route == "addon"
 
 
 def facts() -> TorchFacts:

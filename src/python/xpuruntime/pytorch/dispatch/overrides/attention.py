@@ -162,7 +162,7 @@ def attend(
                 return served
             continue
         # Then the fast kernel may hand over the arrays by itself.
-        quick = plain and not kernel and not needs_grad and rng is None and active.in_fast_path
+        quick = plain and not kernel and not needs_grad and rng is None
         route.quick = quick and four_already and in_rows
         out = out if four_already else out.reshape(query.shape)
         return out if in_rows else out.contiguous()  # as PyTorch's own result lies in memory then

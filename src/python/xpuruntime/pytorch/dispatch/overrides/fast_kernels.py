@@ -51,7 +51,7 @@ class FastKernel:
         if fast_path().route == "addon":
             remove: Callable[[], None] | None = load_addon().place(native.name, native.key, self._slow, keyset)
             return remove
-        return _core.place_stable_kernel(native.name, native.key, self.otherwise, keyset)
+        return _core.place_stable_kernel(native.name, native.key, self._slow, native, keyset)
 
 
 def fast_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | FastKernel:

@@ -133,14 +133,14 @@ def invoke(
                     key, facts, skip=skip, description=_description(name, like), allow_tf32=allow_tf32,
                     deterministic=deterministic, unsupported_reason=unsupported_reason,
                 )  # fmt: skip
-            _set_quick(active, route, quick)
+            _set_quick(route, quick)
         if route.open:
             route = settle(
                 active, key, route, f"{name};{key!r}" if text is None else text(), lambda: native(*args),
                 lambda place: xrt_kernel(place, phase, *args[1:]), like.device,
                 allow_tf32=allow_tf32, deterministic=deterministic,
             )  # fmt: skip
-            _set_quick(active, route, quick)
+            _set_quick(route, quick)
         if route.place is None:
             return call_native(name, op, native, args, route=route)
         try:
@@ -153,8 +153,8 @@ def invoke(
             skip, route = active.refused(route, error), None
 
 
-def _set_quick(active: CompiledPolicy, route: Route, quick: Callable[[], bool] | None) -> None:
-    route.quick = quick is not None and route.place is not None and active.in_fast_path and quick()
+def _set_quick(route: Route, quick: Callable[[], bool] | None) -> None:
+    route.quick = quick is not None and route.place is not None and quick()
 
 
 def _description(name: str, like: Tensor) -> str:

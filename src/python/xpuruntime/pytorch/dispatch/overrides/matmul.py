@@ -18,7 +18,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, thread_p
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel, fast_kernel
 from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
-from xpuruntime.pytorch.dispatch.overrides.product import GemmPlan, Product, allow_tf32, is_deterministic
+from xpuruntime.pytorch.dispatch.overrides.product import GemmPlan, Product, fp32_precision, is_deterministic
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
@@ -122,14 +122,14 @@ def _run(
         place = route.place
         if place is None:
             return call_native(native.name, "matmul", native, args, more, route)
-        # Switches of PyTorch's that may change between two calls; quick routes have none for TF32.
-        tf32, deterministic = not route.quick and allow_tf32(product.a), is_deterministic()
+        # Another thread may have kept the route a moment ago, and not its plan yet.
+        plan = route.plan or GemmPlan(product)
+        # Switches of PyTorch's that may change between two calls.
+        tf32, deterministic = plan.has_tf32 and fp32_precision("cuda", "matmul") == "tf32", is_deterministic()
         if tf32 is not place.allow_tf32 or deterministic is not place.deterministic:
             place = active.place(
                 route.op, route.kernel, route.source, route.module, allow_tf32=tf32, deterministic=deterministic
             )
-        # Another thread may have kept the route a moment ago, and not its plan yet.
-        plan = route.plan or GemmPlan(product)
         try:
             if CONTEXT.observer is None:
                 return product.compute(plan, place, phase or None)
@@ -163,7 +163,8 @@ def _resolve(
     if not active.decides("matmul") or _unseen(key) or product.native:
         return active.keep_native(key, "matmul")
     a, b = product.a, product.b
-    tf32, deterministic = allow_tf32(a), is_deterministic()
+    plan = GemmPlan(product)
+    tf32, deterministic = plan.has_tf32 and fp32_precision("cuda", "matmul") == "tf32", is_deterministic()
     name = f"aten::{native.name} of {list(a.shape)} and {list(b.shape)} {call_state.DTYPES.get(a.dtype, a.dtype)}"
     facts = facts_of_call(
         "matmul", device=a.device, dtype=a.dtype, phase=phase, module=module,
@@ -172,8 +173,8 @@ def _resolve(
     route = active.resolve(
         key, facts, allow_tf32=tf32, deterministic=deterministic, skip=skip, description=f"{name} on {a.device}"
     )
-    plan = route.plan = GemmPlan(product)
-    quick = active.in_fast_path and plan.is_quick(product)
+    route.plan = plan
+    quick = plan.is_quick(product)
     route.quick = quick and not route.open
     if not route.open or any(one == "auto" for one, _ in skip):
         return route

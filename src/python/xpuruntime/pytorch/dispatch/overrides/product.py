@@ -18,11 +18,11 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.call_context import CallContext
 
-__all__ = ["FLOATS", "GemmPlan", "Product", "allow_tf32", "is_deterministic"]
+__all__ = ["FLOATS", "GemmPlan", "Product", "fp32_precision", "is_deterministic"]
 
 _op_matmul = _core.op_matmul
 is_deterministic = _private_api.is_deterministic
-_fp32_precision = _private_api.fp32_precision
+fp32_precision = _private_api.fp32_precision
 
 #: Types that a policy for matmul decides. Products of integers and of complex numbers stay PyTorch's own.
 FLOATS = frozenset((torch.float64, torch.float32, torch.float16, torch.bfloat16))
@@ -54,9 +54,11 @@ class GemmPlan:
         Whether the kernel may write into `out` itself, where that shares no memory with an operand.
     out_dtype : str or None
         For the kernel.
+    has_tf32 : bool
+        Whether PyTorch has a switch for TF32 in such products.
     """
 
-    __slots__ = ("adds", "copies", "direct", "dtype", "folds", "out_dtype", "plain", "scales", "shape")
+    __slots__ = ("adds", "copies", "direct", "dtype", "folds", "has_tf32", "out_dtype", "plain", "scales", "shape")
 
     def __init__(self, product: Product) -> None:
         a, b, c = product.a, product.b, product.c
@@ -78,6 +80,7 @@ class GemmPlan:
         self.adds = uses and not self.folds
         out = product.out
         self.direct = out is not None and tuple(out.shape) == self.shape and out.is_contiguous()
+        self.has_tf32 = a.dtype is torch.float32 and a.device.type == "cuda"
         self._settle(a.dtype)
 
     def _settle(self, dtype: torch.dtype) -> None:
@@ -88,14 +91,14 @@ class GemmPlan:
 
     def is_quick(self, product: Product) -> bool:
         """Say whether xpuruntime kernels take the arrays of such calls as they are, and no switch but determinism."""
-        a, c = product.a, product.c
+        c = product.c
         return (
             self.plain
             and self.out_dtype is None
             and not any(self.copies)
             and (product.out is None or self.direct)
             and (c is None or (self.folds and c.dim() == 1 and c.is_contiguous()))
-            and not (a.dtype is torch.float32 and a.device.type == "cuda")  # where TF32 has a switch, too
+            and not self.has_tf32
         )
 
     def unfolded(self) -> GemmPlan:
@@ -235,10 +238,3 @@ def _span(x: Tensor) -> tuple[int, int]:
     """Return the first address of a tensor, and the one behind its last element."""
     reach = sum((size - 1) * stride for size, stride in zip(x.shape, x.stride(), strict=True))
     return x.data_ptr(), x.data_ptr() + (reach + 1) * x.element_size()
-
-
-def allow_tf32(tensor: Tensor) -> bool:
-    """Say whether PyTorch would multiply these by TF32: by the switch, which may change between two calls."""
-    return (
-        tensor.dtype is torch.float32 and tensor.device.type == "cuda" and _fp32_precision("cuda", "matmul") == "tf32"
-    )
