@@ -41,6 +41,9 @@ class Picky(plugins.PythonKernel):
         return True, ""
 
     def prepare(self, op, config):
+        if config:
+            raise UnsupportedOperationError(f"it has no configuration,\nnot even {config}")
+
         def run(operands, stream):
             self.runs += 1
             raise InputError("these arguments are wrong, says the kernel")
@@ -79,6 +82,14 @@ def test_strict_refuses_it(picky):
     strict = xrt.Policy(mode="strict", kernels={"rules": [{"match": {"op": picky.op}, "use": picky.id}]})
     with torch.no_grad(), xt.kernel_policy(strict), pytest.raises(UnsupportedOperationError, match="says the kernel"):
         CALLS[picky.op]()
+
+
+def test_a_configuration_that_is_refused_has_its_own_reason(picky):
+    use = f"{picky.id}@fast"
+    strict = xrt.Policy(mode="strict", kernels={"rules": [{"match": {"op": picky.op}, "use": use}]})
+    with torch.no_grad(), xt.kernel_policy(strict), pytest.raises(UnsupportedOperationError) as refused:
+        CALLS[picky.op]()
+    assert refused.value.passed_over == ((use, "it has no configuration,\nnot even fast"),)
 
 
 @pytest.mark.parametrize("mode", ["prefer", "strict"])
