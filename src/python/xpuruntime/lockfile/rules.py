@@ -88,10 +88,9 @@ def policy_of(record: LockedPolicy, where: str | os.PathLike[str]) -> Policy:
     try:
         policy = Policy.coerce(record.document)
     except PolicyError as error:
-        reason = str(error).rstrip(".")
         raise LockError(
-            f"the policy in the lock {os.fspath(where)} is none: {reason}. Fix: restore it, or make it again with "
-            "`xrt lock MODEL -p POLICY`"
+            f"the policy in the lock {os.fspath(where)} is none: {error.reason}",
+            fix="restore it, or make it again with `xrt lock MODEL -p POLICY`",
         ) from error
     return policy.relocated(in_folder(os.path.dirname(where)))  # noqa: PTH120 - of any text
 

@@ -145,7 +145,7 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
                 capability = _capability(request.device, machine)
                 settings, controls = resolve_settings(request, capability, features=machine.cpu.features)
         except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
+            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
         candidate = f"{self.name}@{request.device}"
         facts = machine.engines[self.name]
         reason = f"ONNX Runtime {facts.version}, {settings.provider}"

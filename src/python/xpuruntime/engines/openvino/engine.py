@@ -84,7 +84,7 @@ class OpenVinoEngine(Engine[OpenVinoSettings]):
         try:
             settings, controls = resolve_settings(request, machine)
         except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
+            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
         candidate = f"{self.name}@{request.device}"
         version = machine.engines[self.name].version
         reason = f"OpenVINO {version}, {settings.device}, INFERENCE_PRECISION_HINT={settings.hint}"

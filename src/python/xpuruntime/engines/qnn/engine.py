@@ -84,7 +84,7 @@ class QnnEngine(Engine[QnnSettings]):
                 return refusal.judgement(self.name, request.device)
             settings, controls = resolve_settings(request, target, simulated=facts.detail.get("runs_on") == "simulator")
         except PolicyError as error:
-            return refuse(VerdictCode.OPTION_INVALID, str(error))
+            return refuse(VerdictCode.OPTION_INVALID, error.reason, error.fix)
         where = "the HTP simulator" if settings.simulated else "the device"
         reason = f"onnxruntime-qnn {facts.version}, QNN {facts.detail.get('sdk', '?')}, {where} as {target}"
         if request.policy.execution.precision == "model" and request.model.quantisation.scheme == "none":

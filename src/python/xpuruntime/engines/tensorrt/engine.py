@@ -74,7 +74,7 @@ class TensorRtEngine(Engine[TensorRtSettings]):
                 if refusal is None:
                     return self._accept(request, machine, facts)
             except PolicyError as error:
-                refusal = Refusal(VerdictCode.OPTION_INVALID, str(error))
+                refusal = Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix)
         refusal = refusal or Refusal(VerdictCode.ENGINE_MISSING, "it was not probed")
         return refusal.judgement(self.name, request.device)
 

@@ -71,7 +71,7 @@ class TorchEngine(Engine[TorchSettings]):
         try:
             settings, controls = resolve_settings(request)
         except PolicyError as error:
-            return Refusal(VerdictCode.OPTION_INVALID, str(error)).judgement(self.name, request.device)
+            return Refusal(VerdictCode.OPTION_INVALID, error.reason, error.fix).judgement(self.name, request.device)
         how = "compiled" if settings.mode == "compile" else "eager"
         reason = f"PyTorch {machine.engines[self.name].version}, {how}"
         candidate = f"{self.name}@{request.device}"

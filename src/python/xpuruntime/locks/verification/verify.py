@@ -316,7 +316,8 @@ def _not_opened(error: XpuRuntimeError) -> Claim:
         observed="not opened",
         verdict="fail",
         code=ClaimCode.OUT_OF_TOLERANCE if accuracy else ClaimCode.NOT_OPENED,
-        reason=str(error),
+        reason=error.reason,
+        fix=error.fix,
     )
 
 

@@ -43,7 +43,7 @@ def _outputs(subject: Subject) -> Iterator[Claim]:
         found = compare_session(subject.session, subject.feeds)
     except XpuRuntimeError as error:  # the reference does not run: nothing is known of the outputs
         requested = "every output within the tolerance of its precision"
-        yield _not_compared("outputs", requested, str(error), "give inputs that the model takes with --input")
+        yield _not_compared("outputs", requested, error.reason, "give inputs that the model takes with --input")
         return
     if found.not_run is not None or not found.outputs:
         reason = found.not_run or "the model has no output"

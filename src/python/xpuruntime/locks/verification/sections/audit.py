@@ -104,7 +104,7 @@ def _no_cache(subject: Subject) -> Claim:
             try:
                 _time_once(subject, len(times["new"]), times)
             except XpuRuntimeError as error:
-                reason = f"the model refuses inputs that were made of these: {error}"
+                reason = f"the model refuses inputs that were made of these: {error.reason}"
                 return msgspec.structs.replace(claim, reason=reason)
         found = {
             when: compare(times["new"], times[when], margin=_FASTER, looks=len(_PAIRS), family=2)

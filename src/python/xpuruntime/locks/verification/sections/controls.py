@@ -82,7 +82,8 @@ def open_control(
         reference = stack.enter_context(open_reference(session, model, trust=trust))
         reference.run(feeds)
     except XpuRuntimeError as error:
-        raise ControlError(f"the model does not run as a reference, on the CPU without a policy: {error}") from None
+        msg = f"the model does not run as a reference, on the CPU without a policy: {error.reason}"
+        raise ControlError(msg, fix=error.fix) from None
     run = reference.run
     return timed(lambda: run(feeds)), f"{reference.plan.engine}@cpu without a policy"
 

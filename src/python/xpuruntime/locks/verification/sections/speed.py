@@ -63,10 +63,9 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
         except (ControlError, WorkerFailure) as error:
             for metric in checks.metric:
                 worker = isinstance(error, WorkerFailure)
-                code, fix = (ClaimCode.WORKER_FAILED, _WORKER_FIX) if worker else (ClaimCode.NO_CONTROL, None)
-                claim = msgspec.structs.replace(
-                    _unmeasured(metric, str(error), checks, "the control"), code=code, fix=fix
-                )
+                code, fix = (ClaimCode.WORKER_FAILED, _WORKER_FIX) if worker else (ClaimCode.NO_CONTROL, error.fix)
+                reason = str(error) if worker else error.reason  # the output of a worker may say more
+                claim = msgspec.structs.replace(_unmeasured(metric, reason, checks, "the control"), code=code, fix=fix)
                 yield subject.placed(claim, "verify.speed")
             return
     for claim in decide(findings, checks, pair.what, subject.lock or ""):
