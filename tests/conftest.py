@@ -64,13 +64,22 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in done]
 
 
+#: NumPy and PyTorch read these when they are loaded, which is while tests are collected. Processes of tests share the
+#: cores, where threads that wait actively for others keep these from their work. What tests start has neither.
+_WHILE_COLLECTING = {"OPENBLAS_NUM_THREADS": "1", "OMP_WAIT_POLICY": "passive"}
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     # Nearly all that the modules of tests and frameworks hold stays to the end: no garbage collection goes through it.
     gc.disable()
+    added = _WHILE_COLLECTING.keys() - os.environ.keys()
+    os.environ.update({name: _WHILE_COLLECTING[name] for name in added})
     try:
         return (yield)
     finally:
+        for name in added:
+            del os.environ[name]
         gc.enable()
         gc.freeze()
 
