@@ -63,6 +63,35 @@ def norms(record: dict[str, Any]) -> Section:
     return Section("Norms on CUDA", text, tuple(checks))
 
 
+def depthwise(record: dict[str, Any]) -> Section:
+    """Depthwise convolutions beside the fastest of cuDNN and PyTorch."""
+    ceiling, ours = record["copy_bytes_per_second"], "cuda_raw.depthwise_conv"
+    rows = []
+    for case in record["cases"]:
+        found = medians(case)
+        others = {name: us for name, us in found.items() if name not in (ours, "copy")}
+        best = min(others, key=others.__getitem__)
+        rows.append(
+            [
+                case["model"], f"{case['dtype']} {case['layout']}",
+                f"{case['batch']} x {case['channels']} x {case['side']}²", f"{case['window']}², /{case['stride']}",
+                number(found[ours]), number(found["torch"]), best, number(others[best]),
+                number(others[best] / found[ours]), f"{case['bytes'] / found[ours] * 1e6 / ceiling:.0%}",
+            ]
+        )  # fmt: skip
+    heads = (
+        "model", "type, layout", "x", "window, stride", "`cuda_raw`, µs", "torch, µs", "fastest other", "µs", "ratio",
+        "of the copy ceiling",
+    )  # fmt: skip
+    text = (
+        "Is the depthwise convolution of xpuruntime faster than cuDNN's plans and PyTorch's kernel? A ratio above 1 "
+        "says that it is; PyTorch times cuDNN's algorithms (`cudnn.benchmark`) where it calls cuDNN.\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_depthwise_conv.py`: the ceiling is a copy of 2 GiB, "
+        f"{ceiling / 1e12:.2f} TB/s.\n\n{table(heads, rows)}"
+    )
+    return Section("Depthwise convolutions on CUDA", text, ())
+
+
 def matmul(record: dict[str, Any]) -> Section:
     """Decode shapes, then the tuned choice over the grid."""
     checks = []
@@ -162,5 +191,6 @@ KERNEL_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "dispatch_cuda": dispatch,
     "norms_cuda": norms,
     "matmul_cuda": matmul,
+    "depthwise_conv_cuda": depthwise,
     "attention_cuda": attention,
 }

@@ -37,6 +37,7 @@ PLAN = {
     "kernels": [
         ["bench_dispatch.py", "--device", "cuda:0"],
         ["bench_norms.py"],
+        ["bench_depthwise_conv.py"],
         ["bench_matmul.py"],
         ["bench_attention.py"],
     ],

@@ -252,6 +252,38 @@ def conv_work(dtype: torch.dtype = torch.bfloat16, channels_last: bool = True) -
     )
 
 
+def depthwise_work(
+    dtype: torch.dtype = torch.bfloat16,
+    shape: tuple[int, int, int, int] = (2, 32, 17, 19),
+    window: tuple[int, int] = (3, 3),
+    channels_last: bool = True,
+    **options: Any,
+) -> Work:
+    """Return a convolution of each channel by itself."""
+    options = {"stride": 2, "padding": 1} | options
+    layout = torch.channels_last if channels_last else torch.contiguous_format
+
+    def want(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"out": functional.conv2d(x.double(), weight.double(), bias.double(), groups=shape[1], **options)}
+
+    inputs = {
+        "x": randn(*shape, dtype=dtype).contiguous(memory_format=layout),
+        "weight": randn(shape[1], 1, *window, dtype=dtype),
+        "bias": randn(shape[1], dtype=dtype),
+    }
+    meta = {name: torch.empty_like(tensor, device="meta") for name, tensor in inputs.items()}
+    size = functional.conv2d(meta["x"], meta["weight"], groups=shape[1], **options).shape
+    return Work(
+        name="depthwise",
+        op="conv",
+        run=lambda **given: ops.conv2d(groups=shape[1], **options, **given),
+        inputs=inputs,
+        into={"out": torch.empty(size, device=DEVICE, dtype=dtype).contiguous(memory_format=layout)},
+        want=want,
+        dtype=dtype,
+    )
+
+
 def conv_gradient_work(of: str, dtype: torch.dtype = torch.bfloat16) -> Work:
     def want(grad_out: torch.Tensor, **other: torch.Tensor) -> dict[str, torch.Tensor]:
         x = torch.zeros(2, 32, 17, 19, device=grad_out.device, dtype=torch.float64)
@@ -291,6 +323,7 @@ WORKS: dict[str, Callable[[torch.dtype], Work]] = {
     "layer_norm_backward": lambda dtype: norm_backward_work(False, dtype=dtype),
     "rms_norm_backward": lambda dtype: norm_backward_work(True, dtype=dtype),
     "conv": lambda dtype: conv_work(dtype),
+    "depthwise": lambda dtype: depthwise_work(dtype),
     "conv_input_gradient": lambda dtype: conv_gradient_work("input", dtype),
     "conv_weight_gradient": lambda dtype: conv_gradient_work("weight", dtype),
 }

@@ -40,6 +40,8 @@ CUDA_KERNELS = [
     ("conv", "cudnn.conv_heuristic"),
     ("conv", "cudnn.conv_default"),
     ("conv", "cudnn.conv_exhaustive"),
+    ("conv", "cuda_raw.depthwise_conv"),
+    ("depthwise", "cuda_raw.depthwise_conv"),
     *(
         (f"conv_{of}_gradient", f"cudnn.conv_{how}")
         for of in ("input", "weight")
@@ -50,6 +52,7 @@ CUDA_KERNELS = [
 REFUSALS = {
     ("matmul", "cublas.cublas"): "adds no bias",
     ("matmul", "cuda_raw.skinny"): "at most 64 rows of a, and m is 200",
+    ("conv", "cuda_raw.depthwise_conv"): "32 channels in 1 groups and 64 filters",
     ("cuda_raw.skinny", torch.float32): "not float32",
     ("cuda_raw.flash_attention_v2", torch.float32): "is float32",
     ("cudnn.sdpa", torch.float32): "not float32",
@@ -63,7 +66,7 @@ def _warm() -> None:
 
 def test_the_list_is_complete() -> None:
     here = {(kernel.op, kernel.id) for kernel in xrt.ops.kernels() if kernel.device_type == "cuda"}
-    ours = {"skinny": "matmul", "product": "matmul"}
+    ours = {"skinny": "matmul", "product": "matmul", "depthwise": "conv"}
     assert {(ours.get(work, work), kernel) for work, kernel in CUDA_KERNELS} >= here
 
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from xpuruntime.testing import OpSuite, TorchArrays
 from xpuruntime.testing.op_arrays import Arrays
+from xpuruntime.testing.op_cases import op_cases
 
 _FP64 = "it has no float64"
 _NARROW = "it has float16 and bfloat16"
@@ -161,3 +162,16 @@ class TestCudnnConvExhaustive(OnCuda):
     kernel = "cudnn.conv_exhaustive"
     unsupported = _CONV_UNSUPPORTED
     may_refuse = _CONV_MAY_REFUSE
+
+
+class TestDepthwiseConv(OnCuda):
+    __test__ = True
+    kernel = "cuda_raw.depthwise_conv"
+    unsupported = {  # noqa: RUF012
+        "conv/*/float64": _FP64,
+        **{
+            case.name: "it has one filter for each channel"
+            for case in op_cases()
+            if case.op == "conv" and "/depthwise/" not in case.name and not case.name.endswith("/float64")
+        },
+    }

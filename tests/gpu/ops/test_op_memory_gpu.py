@@ -251,6 +251,27 @@ def test_convolution_of_many_elements() -> None:
         assert_near(out[one], want, x.dtype, f"batch {one}")
 
 
+@pytest.mark.usefixtures("clean")
+@pytest.mark.parametrize("channels_last", [False, True])
+def test_depthwise_convolution_of_many_elements(channels_last: bool) -> None:
+    """Of both layouts the fast kernel and, by the dilation, the general one."""
+    room(14)
+    x = large(33, 64, 1024, 1024)
+    if channels_last:  # the same memory, seen otherwise
+        x = x.view(33, 1024, 1024, 64).permute(0, 3, 1, 2)
+    weight = torch.randn(64, 1, 3, 3, device="cuda").bfloat16()
+    out = torch.empty_like(x)
+    for dilation in (1, 2):
+        out.fill_(float("nan"))
+        how = {"padding": dilation, "dilation": dilation, "groups": 64}
+        ops.conv2d(x, weight, out=out, kernel="cuda_raw.depthwise_conv", **how)
+        for one in (slice(0, 1), slice(-1, None)):
+            last = x[one, :, -64:].double()  # of which two at most lack their upper neighbours
+            want = torch.nn.functional.conv2d(last, weight.double(), **how)
+            assert_near(out[one, :, -62:], want[:, :, 2:], x.dtype, f"batch {one}, dilation {dilation}")
+        assert not bool(out[-1].isnan().any())
+
+
 def test_scratch_memory_goes_with_its_stream() -> None:
     dispatcher = _core.Dispatcher.instance()
     work = norm_backward_work(True, 4096, 1024)

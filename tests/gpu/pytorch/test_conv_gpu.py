@@ -112,6 +112,31 @@ def test_every_kernel_and_the_family():
             assert kernel == word.replace("cudnn_", "cudnn.conv_")
 
 
+@pytest.mark.parametrize("dtype", CLOSE, ids=str)
+def test_depthwise_by_our_kernel(dtype):
+    """It has no gradients: PyTorch computes these. What is not depthwise it leaves to PyTorch."""
+    model = torch.nn.Sequential(
+        torch.nn.Conv2d(16, 16, 3, padding=1, groups=16),
+        torch.nn.Conv2d(16, 24, 1),
+        torch.nn.Conv2d(24, 24, 7, stride=2, padding=3, groups=24, bias=False),
+    ).to("cuda", dtype)
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.randn(3, 16, 20, 18, device="cuda").to(dtype, memory_format=layout).requires_grad_()
+        wanted = (x, *model.parameters())
+
+        def run(x=x, wanted=wanted):
+            out = model(x)
+            return [out, *torch.autograd.grad(out.float().mean(), wanted)]
+
+        expected = run()
+        xrt.clear_decisions()
+        warned = pytest.warns(XpuRuntimeWarning, match=r"runs by torch\.conv.*it is depthwise")
+        with warned, xt.kernel_policy(conv="cuda_raw"):
+            found = run()
+        alike(found, expected, **CLOSE[dtype])
+        assert served() == [("cuda_raw.depthwise_conv", 1)] * 2, layout
+
+
 def test_one_dimension_and_autocast():
     model = torch.nn.Conv1d(16, 32, 3, stride=2).cuda()
     x = torch.randn(4, 16, 50, device="cuda")

@@ -115,6 +115,7 @@ int shared_memory_limit(std::pair<int, int> capability) noexcept;
 std::shared_ptr<const KernelDefinition> make_skinny(BackendPointer backend);
 std::shared_ptr<const KernelDefinition> make_norm(BackendPointer backend, bool rms);
 std::shared_ptr<const KernelDefinition> make_norm_backward(BackendPointer backend, bool rms);
+std::shared_ptr<const KernelDefinition> make_depthwise_conv(BackendPointer backend);
 std::shared_ptr<const KernelDefinition> make_flash(BackendPointer backend);
 std::shared_ptr<const KernelDefinition> make_flash_backward(BackendPointer backend);
 

@@ -54,6 +54,7 @@ int shared_memory_limit(std::pair<int, int> capability) noexcept {
 void register_cuda_raw(KernelRegistry& registry) {
   const auto backend = std::make_shared<const cuda_raw::Backend>();
   registry.add(cuda_raw::make_skinny(backend));
+  registry.add(cuda_raw::make_depthwise_conv(backend));
   registry.add(cuda_raw::make_flash(backend));
   registry.add(cuda_raw::make_flash_backward(backend));
   for (const bool rms : {false, true}) {

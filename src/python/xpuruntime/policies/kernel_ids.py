@@ -76,6 +76,7 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "cuda_raw.flash_attention_v2": (("attention",), "FlashAttention 2 of this library"),
     "cuda_raw.layer_norm": (("layer_norm",), "layer norm of this library"),
     "cuda_raw.rms_norm": (("rms_norm",), "RMS norm of this library"),
+    "cuda_raw.depthwise_conv": (("conv",), "depthwise convolution of this library: one filter for each channel"),
     "cudnn.sdpa": (("attention",), "cuDNN's scaled dot product attention"),
     "cudnn.conv_heuristic": (("conv",), "cuDNN's convolution, by its precise heuristics"),
     "cudnn.conv_default": (("conv",), "cuDNN's convolution, by its quick heuristics among deterministic plans"),
