@@ -23,7 +23,7 @@ ml_dtypes = pytest.importorskip("ml_dtypes")
 TARGETS = {"onnxruntime": "ort-python", "openvino": "openvino-json", "torch": "torch"}
 #: Whether input and output are bfloat16.
 BORDERS = {"both": (True, True), "input": (True, False), "output": (False, True)}
-#: A script of PyTorch takes seconds to start: its program has an input and an output in float32 beside those in bfloat16.
+#: A script of PyTorch takes seconds to start: its program has an input and an output in float32 and in bfloat16.
 CASES = [(engine, borders) for engine in TARGETS for borders in BORDERS if engine != "torch" or borders == "both"]
 
 
