@@ -16,6 +16,7 @@ void bind_array_view(pybind11::module_& module);
 void bind_build(pybind11::module_& module);
 void bind_call_key(pybind11::module_& module);
 void bind_guard(pybind11::module_& module);
+void bind_copy(pybind11::module_& module);
 void bind_device(pybind11::module_& module);
 void bind_memory(pybind11::module_& module);
 void bind_kernels(pybind11::module_& module);

@@ -21,6 +21,7 @@ PYBIND11_MODULE(_core_in_main, module) {
   bind_stream(module);
   bind_tensor(module);
   bind_array_view(module);
+  bind_copy(module);
   bind_kernels(module);
   bind_ops(module);
   bind_call_key(module);

@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from serving_models import ask
 
+from xpuruntime import _core
 from xpuruntime.engines.model.facts import TensorInfo
-from xpuruntime.errors import PolicyError, UnsupportedOperationError
+from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.serving.batching import copying
 from xpuruntime.serving.batching.assembly import Slice, assemble, joined, take_apart
 from xpuruntime.serving.batching.layout import DATATYPE_OF, Layout
@@ -190,3 +191,30 @@ def test_large_parts_are_copied_by_several_threads(threads: int, monkeypatch: py
     assert np.array_equal(made, np.concatenate(parts))
     with pytest.raises(ValueError, match="broadcast"):
         copying.copy_parts(made, [*places, ((slice(0, 2),), parts[1])])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "S3", "datetime64[s]"])
+def test_parts_of_any_type_and_layout_are_copied(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if dtype == "bfloat16":
+        pytest.importorskip("ml_dtypes", reason="needs ml_dtypes")
+    monkeypatch.setattr(copying._copiers, "count", 1)
+    values = np.arange(3 * 8 * 100_000) % 5
+    rows = values.reshape(3, 8, -1).astype(dtype)
+    made = np.empty_like(rows)
+    copying.copy_parts(made, [((slice(None), slice(0, 3)), rows[:, :3]), ((slice(None), slice(3, 8)), rows[:, 3:])])
+    assert np.array_equal(made, rows)
+    made = np.empty_like(rows)
+    copying.copy_parts(made, [((slice(at, at + 1),), np.asfortranarray(rows[at : at + 1])) for at in range(3)])
+    assert np.array_equal(made, rows)
+
+
+def test_arrays_are_copied_only_into_as_many_bytes() -> None:
+    array = np.zeros(4, np.float32)
+    with pytest.raises(InputError, match="target 0 has 16 bytes, and its source 12"):
+        _core.copy_arrays([array], [array[:3]])
+    with pytest.raises(InputError, match="1 targets and 0 sources"):
+        _core.copy_arrays([array], [])
+    with pytest.raises(ValueError, match="contiguous"):
+        _core.copy_arrays([array[::2]], [array[:2]])
+    with pytest.raises(ValueError, match="read-only"):
+        _core.copy_arrays([np.broadcast_to(array, (1, 4))[0]], [array])

@@ -64,3 +64,19 @@ class ArrayView:
 
     def make_like(self, shape: Sequence[int], name: str, stream: Stream | None = None) -> Any:
         """Return a new contiguous array of the same library, dtype and device, for use in the order of `stream`."""
+
+def copy_arrays(targets: list[Any], sources: list[Any]) -> None:
+    """Copy arrays into others of as many bytes, one after another and without the GIL.
+
+    Parameters
+    ----------
+    targets, sources : list of array
+        Contiguous, and of the buffer protocol.
+
+    Raises
+    ------
+    InputError
+        A target has another size than its source, or there are more of one.
+    ValueError
+        One has no buffer, or none that can be written.
+    """

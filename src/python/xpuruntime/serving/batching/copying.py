@@ -7,14 +7,14 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime import _core
 from xpuruntime.runtime.process_forks import reset_in_child
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from concurrent.futures import Future
 
     import numpy as np
@@ -56,30 +56,41 @@ _copiers = _Copiers()
 def copy_parts(made: np.ndarray[Any, Any], parts: Iterable[tuple[Place, np.ndarray[Any, Any]]]) -> None:
     """Copy each part to its place in an array. Returns when all are there.
 
-    NumPy copies without the GIL, and needs it after each part: one thread alone waits for it behind those that take
-    requests and give answers.
+    The core copies several parts without the GIL in between, which NumPy needs after each: a thread would wait for it
+    behind those that take requests and give answers.
     """
-    left = deque(parts)
+    left = list(parts)
     if made.nbytes < _SMALL or len(left) < 2 or made.dtype.hasobject or not _copiers.count:
         _copy(made, left)
         return
+    shares = [left[start :: _copiers.count + 1] for start in range(min(_copiers.count + 1, len(left)))]
     helping: list[Future[None]] = []
     with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
-        for _ in range(min(_copiers.count, len(left) - 1)):
-            helping.append(_copiers.pool().submit(_copy, made, left))
+        for share in shares[1:]:
+            helping.append(_copiers.pool().submit(_copy, made, share))
     try:
-        _copy(made, left)
+        for share in (shares[0], *shares[1 + len(helping) :]):
+            _copy(made, share)
     finally:
-        failures = [one.exception() for one in helping if not one.cancel()]  # none writes any more
+        failures = [one.exception() for one in helping]  # none writes any more
     for failure in failures:
         if failure is not None:
             raise failure
 
 
-def _copy(made: np.ndarray[Any, Any], left: deque[tuple[Place, np.ndarray[Any, Any]]]) -> None:
-    while True:
-        try:
-            place, part = left.popleft()
-        except IndexError:
-            return
-        made[place] = part
+def _copy(made: np.ndarray[Any, Any], parts: Sequence[tuple[Place, np.ndarray[Any, Any]]]) -> None:
+    targets: list[Any] = []
+    sources: list[Any] = []
+    for place, part in parts:
+        target = made[place]
+        if target.shape == part.shape and target.flags.c_contiguous and part.flags.c_contiguous and _plain(made, part):
+            targets.append(target)
+            sources.append(part)
+        else:
+            target[...] = part
+    _core.copy_arrays(targets, sources)
+
+
+def _plain(made: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> bool:
+    """Whether the bytes of a part are those of the array: of one dtype, and one that buffers have."""
+    return made.dtype == part.dtype and made.dtype.kind in "biufc"
