@@ -239,11 +239,13 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--delay", type=int, default=2000, help="max_queue_delay_us: with 0, batches are not filled")
     parser.add_argument("--instances", type=int, default=2)
+    parser.add_argument("--body-threads", type=int, help="threads that receive large bodies; by default the server's")
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--concurrency", type=int, nargs="+", default=CONCURRENCY, help="requests at a time")
     parser.add_argument("--models", nargs="+", default=["resnet", "encoder"], choices=("resnet", "encoder"))
     parser.add_argument("--out")
     args = parser.parse_args()
+    options = xrt.serving.TransportOptions(body_threads=args.body_threads)
     execution = {"engine": "onnxruntime", "device": args.device}
     execution |= {"cuda_graph": args.graph} if args.device != "cpu" else {}
     most = max(args.concurrency)
@@ -266,7 +268,7 @@ def main() -> None:
             body["models"][case.name] = {"raw": rates, "served": {}, "http": {}}
         with Models(settings_of(cases, args, policy), gc_freeze=True) as models, ThreadPoolExecutor(1) as client:
             assert models.ready()[0], models.ready()[1]
-            with xrt.serving.Server(models, http="127.0.0.1:0", grpc=None) as server:
+            with xrt.serving.Server(models, http="127.0.0.1:0", options=options) as server:
                 for case in cases:
                     row = body["models"][case.name]
                     row["memory"] = models.evidence(case.name, "evidence")["host_memory"]

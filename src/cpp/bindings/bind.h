@@ -25,6 +25,7 @@ void bind_interruption(pybind11::module_& module);
 void bind_onnxruntime(pybind11::module_& module);
 void bind_profiler(pybind11::module_& module);
 void bind_sdp_backend_scope(pybind11::module_& module);
+void bind_sockets(pybind11::module_& module);
 void bind_stable_product(pybind11::module_& module);
 void bind_stream(pybind11::module_& module);
 void bind_tensor(pybind11::module_& module);

@@ -27,6 +27,7 @@ PYBIND11_MODULE(_core_in_main, module) {
   bind_call_key(module);
   bind_guard(module);
   bind_interruption(module);
+  bind_sockets(module);
   bind_sdp_backend_scope(module);
   bind_stable_product(module);
   bind_addon(module);

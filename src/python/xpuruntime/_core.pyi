@@ -13,6 +13,7 @@ from xpuruntime._core_stubs.memory import *  # noqa: F403
 from xpuruntime._core_stubs.onnxruntime import *  # noqa: F403
 from xpuruntime._core_stubs.ops import *  # noqa: F403
 from xpuruntime._core_stubs.profiler import *  # noqa: F403
+from xpuruntime._core_stubs.sockets import *  # noqa: F403
 from xpuruntime._core_stubs.stream import *  # noqa: F403
 from xpuruntime._core_stubs.tensor import *  # noqa: F403
 

@@ -20,7 +20,7 @@ PAGE = Path(__file__).resolve().parents[3] / "docs" / "serving" / "models.md"
 HEAD = "schema: xpuruntime.serve/1\n"
 WHOLE = """\
 schema: xpuruntime.serve/1
-http: {listen: "127.0.0.1:8000", max_body: 64MiB}
+http: {listen: "127.0.0.1:8000", max_body: 64MiB, body_threads: 1}
 grpc: {listen: false}
 metrics: {path: /metrics, dialect: [xrt, triton]}
 admin: {repository: true, shared_memory: false}

@@ -17,6 +17,7 @@ from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninterrupted
 from xpuruntime.serving.http.application import Application
+from xpuruntime.serving.http.large_bodies import BodyThreads, default_threads
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.monitoring.pages import pages_of
@@ -157,6 +158,7 @@ class Server:
         options = TransportOptions(
             access=Access(token, key, admin.repository),
             max_body=stated.http.max_body,
+            body_threads=stated.http.body_threads,
             max_message=stated.grpc.max_message,
             drain_seconds=drain_seconds,
         )
@@ -265,8 +267,10 @@ class Server:
         serving: asyncio.Task[None] | None = None
         if self._grpc is not None:
             grpc_server = await self._start_grpc(self._grpc)
+        count = self._options.body_threads
+        threads = BodyThreads(default_threads() if count is None else count)
         if listener is not None:
-            http_server = self._uvicorn()
+            http_server = self._uvicorn(threads)
             serving = asyncio.ensure_future(http_server.serve(sockets=[listener]))
             while not http_server.started and not serving.done():
                 await asyncio.sleep(0.001)
@@ -282,8 +286,9 @@ class Server:
         if http_server is not None and serving is not None:
             http_server.should_exit = True
             await serving
+        threads.close()
 
-    def _uvicorn(self) -> Any:
+    def _uvicorn(self, threads: BodyThreads) -> Any:
         import uvicorn
 
         from xpuruntime.serving.http.connections import connection_class
@@ -292,7 +297,7 @@ class Server:
         tls = {} if self._tls is None else self._tls.for_uvicorn()
         config = uvicorn.Config(
             application,
-            http=connection_class(application),
+            http=connection_class(application, threads),
             ws="none",
             lifespan="off",
             log_config=None,

@@ -73,12 +73,13 @@ def assert_echo(answer: tuple[int, dict[str, str], bytes], array: np.ndarray) ->
     np.testing.assert_array_equal(found, array)
 
 
-@pytest.fixture(params=["asyncio", "uvloop"])
+@pytest.fixture(params=["asyncio", "uvloop", "threads of uvloop"])
 def loops(request, monkeypatch):
-    if request.param == "uvloop":
+    if "uvloop" in request.param:
         pytest.importorskip("uvloop", reason="needs uvloop, of the extra serve")
     else:
         monkeypatch.setattr(server_module, "_new_loop", asyncio.new_event_loop)
+    monkeypatch.setattr(server_module, "default_threads", lambda: 2 if "threads" in request.param else 0)
     return request.param
 
 

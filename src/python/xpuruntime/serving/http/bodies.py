@@ -47,6 +47,11 @@ class HeldBytes:
         budget.used += size
         self._size += size
 
+    def give_back(self, size: int) -> None:
+        """Hold so many bytes less."""
+        self._budget.used -= size
+        self._size -= size
+
     def __enter__(self) -> HeldBytes:
         return self
 

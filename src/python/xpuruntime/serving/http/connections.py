@@ -14,8 +14,9 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xpuruntime.serving.http.answers import CLOSE
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
-from xpuruntime.serving.http.large_bodies import BodyReceiver
+from xpuruntime.serving.http.large_bodies import BodyReceiver, ShortReads
 from xpuruntime.serving.protocol.rest_response import error_body
+from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
     from xpuruntime.serving.http.answers import Answer
     from xpuruntime.serving.http.application import Application
     from xpuruntime.serving.http.direct import Head
+    from xpuruntime.serving.http.large_bodies import BodyThreads
     from xpuruntime.serving.messages import InferResponse
-    from xpuruntime.serving.status import ServingError
     from xpuruntime.serving.transport.options import TransportOptions
 
 __all__ = ["connection_class"]
@@ -48,15 +49,18 @@ class Connection(HttpToolsProtocol):
     comes is kept. All else is fed to the parser.
     """
 
-    #: Of the application that is served; `connection_class` sets both.
+    #: Of the application that is served; `connection_class` sets all.
     bounds: TransportOptions
     direct: DirectInfer
+    threads: BodyThreads
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.logger = _logger
         self.waiting: Waiting | None = None
         self.receiving: BodyReceiver | None = None
+        #: The protocol between large bodies, once there was one.
+        self.short_reads: ShortReads | None = None
         self.kept = b""
         #: What the parser got last.
         self.fed = b""
@@ -165,19 +169,49 @@ class Connection(HttpToolsProtocol):
                 self._feed(data)
                 return
             self._stop_timer()
-            self.receiving = BodyReceiver(self, head, memoryview(data)[end:], held, self.bounds.body_seconds)
-            self.transport.set_protocol(self.receiving)
+            self._receive(BodyReceiver(self, head, memoryview(data)[end:], held, self.bounds.body_seconds))
             return
         self.kept = data
         if self.part_timer is None:
             self.part_timer = self.loop.call_later(_PATIENCE, self._part_late)
+
+    def _receive(self, receiver: BodyReceiver) -> None:
+        """Receive the rest of a body: in threads where it comes fast and is not encrypted, else here."""
+        self.receiving = receiver
+        if self.scheme == "http":
+            self.transport.pause_reading()
+            socket = self.transport.get_extra_info("socket").fileno()
+            failure: ServingError | None = None
+            try:
+                if self.threads.begin(receiver, socket):
+                    return
+            except ServingError as error:
+                failure = error
+            self.transport.resume_reading()
+            if failure is not None:
+                self.body_failed(receiver, failure)
+                return
+        self.transport.set_protocol(receiver)
+
+    def body_handed_back(self, receiver: BodyReceiver, size: int) -> None:
+        """Go on where threads have received a body, or a part of it."""
+        if self.receiving is not receiver or self.transport.is_closing():
+            return
+        whole = receiver.handed_back(size)
+        self.transport.resume_reading()
+        if whole:
+            self.body_received(receiver)
+        else:
+            self.transport.set_protocol(receiver)
 
     def _received(self) -> BodyReceiver:
         """Return the receiver of a body, which is not the protocol any more."""
         receiver, self.receiving = self.receiving, None
         assert receiver is not None
         receiver.stop()
-        self.transport.set_protocol(self)
+        if self.short_reads is None:
+            self.short_reads = ShortReads(self)
+        self.transport.set_protocol(self.short_reads)
         return receiver
 
     def body_received(self, receiver: BodyReceiver) -> None:
@@ -329,11 +363,12 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
-def connection_class(application: Application) -> type[asyncio.Protocol]:
+def connection_class(application: Application, body_threads: BodyThreads) -> type[asyncio.Protocol]:
     """Return the class of connections of an application, with the bounds of its options."""
 
     class ApplicationConnection(Connection):
         bounds = application.options
         direct = DirectInfer(application)
+        threads = body_threads
 
     return ApplicationConnection

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`BodyReceiver`: the protocol of a connection while a large body comes, straight into one buffer."""
+"""Large bodies: received straight into one buffer, by a protocol of the event loop or by threads of the core."""
 
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
+from xpuruntime import _core
+from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.serving.http.bodies import seconds_left, too_slow
 from xpuruntime.serving.status import ServingError
 
@@ -16,15 +19,24 @@ if TYPE_CHECKING:
     from xpuruntime.serving.http.bodies import HeldBytes
     from xpuruntime.serving.http.direct import Head
 
-__all__ = ["BodyReceiver"]
+__all__ = ["BodyReceiver", "BodyThreads", "ShortReads", "default_threads"]
 
 #: Bytes to which the tensors behind the JSON are aligned, so that engines can take them as they are.
 _ALIGNMENT = 64
+#: Bytes that are read at a time where a large body may begin: those of it that come with the head are copied.
+_SHORT = 16 << 10
+#: Threads by default, at most; one for so many processors.
+_MOST_THREADS, _PROCESSORS = 2, 4
+#: Seconds after which the event loop receives what threads have not, and the longest rest that threads are given: it
+#: counts as received meanwhile.
+_QUICK, _LONGEST = 0.1, 4 << 20
 
 
 class _Connection(Protocol):
-    """What a receiver calls when the body is there, cannot be taken, or the connection does anything else."""
+    """What the protocols call when a body is there, cannot be taken, or the connection does anything else."""
 
+    def data_received(self, data: bytes) -> None: ...
+    def body_handed_back(self, receiver: BodyReceiver, size: int) -> None: ...
     def body_received(self, receiver: BodyReceiver) -> None: ...
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None: ...
     def pause_writing(self) -> None: ...
@@ -33,7 +45,51 @@ class _Connection(Protocol):
     def connection_lost(self, exc: Exception | None) -> None: ...
 
 
-class BodyReceiver(asyncio.BufferedProtocol):
+class _Forwarding(asyncio.BufferedProtocol):
+    """A protocol that passes on what it does not treat itself."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.connection = connection
+
+    def eof_received(self) -> None:
+        """Pass it on."""
+        self.connection.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self.connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self.connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on."""
+        self.connection.connection_lost(exc)
+
+
+class ShortReads(_Forwarding):
+    """Reads little at a time, so that most of a large body is left for its `BodyReceiver`.
+
+    Parameters
+    ----------
+    connection : Connection
+    """
+
+    def __init__(self, connection: _Connection) -> None:
+        super().__init__(connection)
+        self._buffer = memoryview(bytearray(_SHORT))
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of asyncio
+        """Return where what comes goes."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what has come."""
+        self.connection.data_received(bytes(self._buffer[:nbytes]))
+
+
+class BodyReceiver(_Forwarding):
     """Receives the rest of one body. What follows it stays in the socket.
 
     Parameters
@@ -57,7 +113,8 @@ class BodyReceiver(asyncio.BufferedProtocol):
     def __init__(
         self, connection: _Connection, head: Head, begin: bytes | memoryview, held: HeldBytes, seconds: float
     ) -> None:
-        self._connection, self.head, self.held = connection, head, held
+        super().__init__(connection)
+        self.head, self.held = head, held
         storage = np.empty(head.length + _ALIGNMENT, np.uint8)  # of which only what has come takes memory
         place = -(storage.__array_interface__["data"][0] + (head.json_length or 0)) % _ALIGNMENT
         self._buffer = storage.data[place : place + head.length]
@@ -80,10 +137,32 @@ class BodyReceiver(asyncio.BufferedProtocol):
         try:
             self.held.take(nbytes)
         except ServingError as error:
-            self._connection.body_failed(self, error)
+            self.connection.body_failed(self, error)
             return
         if self._received == len(self._buffer):
-            self._connection.body_received(self)
+            self.connection.body_received(self)
+
+    def hand_over(self, receiver: _core.SocketReceiver, socket: int) -> None:
+        """Have threads receive the rest, which counts as received meanwhile."""
+        rest = len(self._buffer) - self._received
+        self.held.take(rest)
+        try:
+            receiver.receive(self, socket, self._buffer[self._received :], _QUICK)
+        except BaseException:
+            self.held.give_back(rest)
+            raise
+
+    def handed_back(self, size: int) -> bool:
+        """Take that threads have received so many bytes, and return whether the body is whole."""
+        self._received += size
+        left = len(self._buffer) - self._received
+        self.held.give_back(left)
+        return not left
+
+    @property
+    def short(self) -> bool:
+        """Whether threads may receive the rest."""
+        return len(self._buffer) - self._received <= _LONGEST
 
     def stop(self) -> None:
         """End the timer."""
@@ -95,20 +174,56 @@ class BodyReceiver(asyncio.BufferedProtocol):
         if left > 0.001:
             self._timer = self._loop.call_later(left, self._look)
         else:
-            self._connection.body_failed(self, too_slow(self._received, elapsed))
+            self.connection.body_failed(self, too_slow(self._received, elapsed))
 
-    def eof_received(self) -> None:
-        """Pass it on."""
-        self._connection.eof_received()
 
-    def pause_writing(self) -> None:
-        """Pass it on."""
-        self._connection.pause_writing()
+class BodyThreads:
+    """Threads of the core that receive bodies, for the connections of one event loop.
 
-    def resume_writing(self) -> None:
-        """Pass it on."""
-        self._connection.resume_writing()
+    Parameters
+    ----------
+    count : int
+        They are started when they are first needed; with 0, none is.
+    """
 
-    def connection_lost(self, exc: Exception | None) -> None:
-        """Pass it on."""
-        self._connection.connection_lost(exc)
+    def __init__(self, count: int) -> None:
+        self._count = count
+        self._receiver: _core.SocketReceiver | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self, body: BodyReceiver, socket: int) -> bool:
+        """Have a body received and `body_handed_back` called; return whether that is so.
+
+        Parameters
+        ----------
+        body : BodyReceiver
+        socket : int
+            The file descriptor, which nothing else may read until then.
+        """
+        if not self._count or not body.short:
+            return False
+        try:
+            if self._receiver is None:
+                self._receiver, self._loop = _core.SocketReceiver(self._count), asyncio.get_running_loop()
+                self._loop.add_reader(self._receiver.fileno(), self._take, self._receiver)
+            body.hand_over(self._receiver, socket)
+        except XpuRuntimeError:  # no file descriptor is left
+            return False
+        return True
+
+    def _take(self, receiver: _core.SocketReceiver) -> None:
+        for body, size in receiver.received():
+            body.connection.body_handed_back(body, size)
+
+    def close(self) -> None:
+        """End the threads."""
+        receiver, self._receiver, self._count = self._receiver, None, 0
+        if receiver is not None and self._loop is not None:
+            self._loop.remove_reader(receiver.fileno())
+            receiver.close()
+
+
+def default_threads() -> int:
+    """Return how many threads the processors of this process are enough for."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(_MOST_THREADS, count // _PROCESSORS)

@@ -14,7 +14,7 @@ from xpuruntime.policies.document import Node, ScalarNode, from_python
 from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.frozen_dict import FrozenDict
 from xpuruntime.policies.key_homes import home_in_file
-from xpuruntime.policies.kinds import Choice, Flag, Kind, Text
+from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
 from xpuruntime.policies.memory_policy import ByteSize
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue, read_fields
@@ -92,14 +92,16 @@ class _Address(Text):
 
 
 class HttpSettings(PolicyValue, frozen=True, kw_only=True):
-    """The HTTP listener: its address, ``None`` for no listener, and the largest body in bytes."""
+    """The HTTP listener: its address, ``None`` for no listener, the largest body, and threads that receive bodies."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "listen": _Address("Address of the HTTP listener."),
         "max_body": ByteSize("Largest body of a request, such as '64MiB'."),
+        "body_threads": Integer(0, 64, "Threads that receive large bodies; null for as many as fit.", optional=True),
     }
     listen: str | None = "127.0.0.1:8000"
     max_body: int = 64 << 20
+    body_threads: int | None = None
 
 
 class GrpcSettings(PolicyValue, frozen=True, kw_only=True):

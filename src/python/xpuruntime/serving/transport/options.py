@@ -32,6 +32,9 @@ class TransportOptions:
         Largest head of an HTTP request, in bytes.
     max_connections : int
         HTTP connections at a time; one more is answered with 503.
+    body_threads : int, optional
+        Threads of the core that receive large bodies of HTTP where those come fast, so that the event loop does not: by
+        default one for every four processors, at most two. With 0, and with TLS, the event loop receives all.
     header_seconds : float
         Time within which the head of a request must have come.
     body_seconds : float
@@ -48,6 +51,7 @@ class TransportOptions:
     max_message: int = 64 << 20
     max_header: int = 64 << 10
     max_connections: int = 4096
+    body_threads: int | None = None
     header_seconds: float = 10.0
     body_seconds: float = 10.0
     idle_seconds: float = 30.0
