@@ -9,8 +9,8 @@
 #include <utility>
 
 #include "bind.h"
-#include "gil.h"
 #include "core/sockets/socket_receiver.h"
+#include "gil.h"
 #include "xpuruntime/error.h"
 
 namespace py = pybind11;

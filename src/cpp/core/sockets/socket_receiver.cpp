@@ -11,8 +11,8 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstring>
 #include <string>
+#include <system_error>
 #include <utility>
 
 #include "xpuruntime/error.h"
@@ -69,11 +69,11 @@ SocketReceiver::SocketReceiver(int threads) : process_(::getpid()) {
     workers_.push_back(std::move(worker));
   }
   if (!opened) {
-    const std::string reason = std::strerror(errno);
+    const std::string reason = std::generic_category().message(errno);
     close_pipe(notice_);
     for (auto& worker : workers_) close_pipe(worker->wake);
     throw Error("no pipe could be opened to receive from sockets: " + reason +
-                          ". Fix: close files, or raise the limit of open files (ulimit -n)");
+                ". Fix: close files, or raise the limit of open files (ulimit -n)");
   }
   // The threads take no signals: those are handled in Python's main thread.
   sigset_t every, before;
@@ -94,8 +94,9 @@ void SocketReceiver::receive(std::uint64_t id, int socket, void* memory, std::si
                              std::chrono::milliseconds within) {
   const int duplicate = ::fcntl(socket, F_DUPFD_CLOEXEC, 0);
   if (duplicate < 0) {
-    throw InputError("socket " + std::to_string(socket) + " cannot be received from: " +
-                     std::strerror(errno) + ". Fix: pass the descriptor of a connected socket");
+    throw InputError("socket " + std::to_string(socket) +
+                     " cannot be received from: " + std::generic_category().message(errno) +
+                     ". Fix: pass the descriptor of a connected socket");
   }
   Job job{id, duplicate, static_cast<char*>(memory), size, 0, Clock::now() + within};
   int end = -1;
