@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "unit" / "pytorch"))
 
 import module_path_cases as cases  # noqa: E402 - it needs the path
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, cases.needs_addon]
 
 
 @pytest.mark.parametrize(

@@ -6,9 +6,11 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import os
 import pickle
 from collections import Counter
 
+import pytest
 import torch
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.optim.swa_utils import AveragedModel
@@ -17,10 +19,17 @@ from torch.utils.checkpoint import checkpoint
 
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
+from xpuruntime.pytorch.dispatch.fast_path import VARIABLE
 
 #: Sizes by which the oracle tells products, and so modules, from each other: the inner size of a layer.
 SIZES = {"encoder.layers_module.0.lin": 11, "encoder.layers_module.1.lin": 13, "head": 17}
 _PRODUCTS = {"aten::mm", "aten::addmm"}
+
+#: For what has nodes of several threads.
+needs_addon = pytest.mark.skipif(
+    os.environ.get(VARIABLE) in ("stable", "python"),
+    reason="requires the addon: without it PyTorch does not say which thread has recorded a node",
+)
 
 
 class Block(torch.nn.Module):

@@ -164,6 +164,7 @@ def test_a_rule_is_not_reported_where_nothing_ran_that_it_is_for():
         model(x)
 
 
+@cases.needs_addon
 def test_threads_that_train_at_once_have_each_node_in_its_own_module():
     # Every thread numbers its nodes from the same number on, so that numbers alone do not tell them apart.
     models = [torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(n))) for n in (1, 2, 3)]
@@ -187,6 +188,7 @@ def test_threads_that_train_at_once_have_each_node_in_its_own_module():
             assert paths == [f"{n}.{layer}" for layer in reversed(range(n + 1)) for _ in range(2)]
 
 
+@cases.needs_addon
 def test_a_gradient_taken_inside_of_a_forward_belongs_to_the_module_it_is_of():
     class Energy(torch.nn.Module):
         def __init__(self):
@@ -205,6 +207,7 @@ def test_a_gradient_taken_inside_of_a_forward_belongs_to_the_module_it_is_of():
     assert module_paths.running() == ""
 
 
+@cases.needs_addon
 def test_retained_graphs_and_second_derivatives_belong_to_their_modules():
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8)), torch.ones(2, 8)
     x.requires_grad_()
