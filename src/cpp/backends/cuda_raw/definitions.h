@@ -20,6 +20,23 @@ class Backend final : public KernelBackend {
 };
 using BackendPointer = std::shared_ptr<const Backend>;
 
+/// The number by which kernels know an activation.
+inline int code_of(Activation activation) noexcept {
+  switch (activation) {
+    case Activation::kNone:
+      return 0;
+    case Activation::kRelu:
+      return 1;
+    case Activation::kGelu:
+      return 2;
+    case Activation::kGeluTanh:
+      return 3;
+    case Activation::kSilu:
+      return 4;
+  }
+  return 0;
+}
+
 /// What every definition here has in common: a name, and nothing to configure.
 class Definition : public KernelDefinition {
  public:

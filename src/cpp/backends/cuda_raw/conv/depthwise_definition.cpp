@@ -19,22 +19,6 @@ bool type_of(DType dtype, ConvType& type) noexcept {
   return false;
 }
 
-int code_of(Activation activation) noexcept {
-  switch (activation) {
-    case Activation::kNone:
-      return 0;
-    case Activation::kRelu:
-      return 1;
-    case Activation::kGelu:
-      return 2;
-    case Activation::kGeluTanh:
-      return 3;
-    case Activation::kSilu:
-      return 4;
-  }
-  return 0;
-}
-
 Support describe_depthwise(const OpDesc& op, const DeviceInfo& device, DepthwiseConvArgs& args) {
   args = {};
   if (op.device.type != DeviceType::kCuda) return Support::no("cuda_raw serves CUDA devices only");

@@ -12,22 +12,6 @@ namespace {
 
 using Slot = slots::Matmul;
 
-int code_of(Activation activation) noexcept {
-  switch (activation) {
-    case Activation::kNone:
-      return 0;
-    case Activation::kRelu:
-      return 1;
-    case Activation::kGelu:
-      return 2;
-    case Activation::kGeluTanh:
-      return 3;
-    case Activation::kSilu:
-      return 4;
-  }
-  return 0;
-}
-
 // Whether elements along `inner` lie next to each other and lines do not overlap.
 bool in_lines(std::int64_t inner, std::int64_t inner_stride, std::int64_t outer,
               std::int64_t outer_stride) noexcept {

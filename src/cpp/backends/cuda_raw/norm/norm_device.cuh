@@ -2,38 +2,19 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #pragma once
 
-#include <cuda_bf16.h>
-#include <cuda_fp16.h>
 #include <cuda_runtime.h>
 
 #include <cstdint>
 #include <cstring>
 #include <type_traits>
 
+#include "cuda_raw/element.cuh"
+
 namespace xpuruntime::cuda_raw::norm {
 
 constexpr int kAccessBytes = 16;
 constexpr int kWarp = 32;
 constexpr int kMaxWarps = 32;
-
-__device__ __forceinline__ float widen(float value) { return value; }
-__device__ __forceinline__ float widen(__half value) { return __half2float(value); }
-__device__ __forceinline__ float widen(__nv_bfloat16 value) { return __bfloat162float(value); }
-
-template <typename T>
-__device__ __forceinline__ T narrow(float value);
-template <>
-__device__ __forceinline__ float narrow<float>(float value) {
-  return value;
-}
-template <>
-__device__ __forceinline__ __half narrow<__half>(float value) {
-  return __float2half_rn(value);
-}
-template <>
-__device__ __forceinline__ __nv_bfloat16 narrow<__nv_bfloat16>(float value) {
-  return __float2bfloat16_rn(value);
-}
 
 /// The adjacent elements that one access moves. Two-byte elements are kept in pairs, as registers
 /// hold them.

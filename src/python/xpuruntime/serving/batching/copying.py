@@ -5,12 +5,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
+from xpuruntime.runtime.cpu_cores import cpu_cores
 from xpuruntime.runtime.process_forks import reset_in_child
 
 if TYPE_CHECKING:
@@ -35,7 +35,7 @@ class _Copiers:
     def __init__(self) -> None:
         self.in_child()
         reset_in_child(self)
-        self.count = min(_MOST, len(os.sched_getaffinity(0)) // _PROCESSORS if hasattr(os, "sched_getaffinity") else 0)
+        self.count = min(_MOST, cpu_cores().logical // _PROCESSORS)
 
     def in_child(self) -> None:
         """Begin anew; see `Forks`."""

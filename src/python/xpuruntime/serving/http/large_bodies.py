@@ -5,13 +5,13 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.runtime.cpu_cores import cpu_cores
 from xpuruntime.serving.http.bodies import seconds_left, too_slow
 from xpuruntime.serving.status import ServingError
 
@@ -225,5 +225,4 @@ class BodyThreads:
 
 def default_threads() -> int:
     """Return how many threads the processors of this process are enough for."""
-    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(_MOST_THREADS, count // _PROCESSORS)
+    return min(_MOST_THREADS, cpu_cores().logical // _PROCESSORS)
