@@ -16,7 +16,6 @@ from xpuruntime.serving.http.answers import CLOSE
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
 from xpuruntime.serving.http.large_bodies import BodyReceiver, ShortReads
 from xpuruntime.serving.protocol.rest_response import error_body
-from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.http.direct import Head
     from xpuruntime.serving.http.large_bodies import BodyThreads
     from xpuruntime.serving.messages import InferResponse
+    from xpuruntime.serving.status import ServingError
     from xpuruntime.serving.transport.options import TransportOptions
 
 __all__ = ["connection_class"]
@@ -181,16 +181,9 @@ class Connection(HttpToolsProtocol):
         if self.scheme == "http":
             self.transport.pause_reading()
             socket = self.transport.get_extra_info("socket").fileno()
-            failure: ServingError | None = None
-            try:
-                if self.threads.begin(receiver, socket):
-                    return
-            except ServingError as error:
-                failure = error
-            self.transport.resume_reading()
-            if failure is not None:
-                self.body_failed(receiver, failure)
+            if self.threads.begin(receiver, socket):
                 return
+            self.transport.resume_reading()
         self.transport.set_protocol(receiver)
 
     def body_handed_back(self, receiver: BodyReceiver, size: int) -> None:

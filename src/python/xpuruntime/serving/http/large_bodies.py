@@ -207,7 +207,7 @@ class BodyThreads:
                 self._receiver, self._loop = _core.SocketReceiver(self._count), asyncio.get_running_loop()
                 self._loop.add_reader(self._receiver.fileno(), self._take, self._receiver)
             body.hand_over(self._receiver, socket)
-        except XpuRuntimeError:  # no file descriptor is left
+        except XpuRuntimeError:  # no file descriptor is left, or no room for all of it: it is taken as it comes
             return False
         return True
 
