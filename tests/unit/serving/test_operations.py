@@ -10,14 +10,19 @@ import sys
 from typing import TYPE_CHECKING
 
 import pytest
+from serving_clients import Client
 from serving_models import WAIT, ask, rows_of
 
+import xpuruntime as xrt
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.monitoring.access_log import AccessLog
 from xpuruntime.serving.monitoring.status_page import status_data, status_page
+from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.status import ServingError
+from xpuruntime.serving.transport.access import Access
+from xpuruntime.serving.transport.options import TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -128,6 +133,40 @@ def test_the_access_log_has_one_line_for_each_request(used: Models, tmp_path: Pa
         "no model 'other'. Valid models: mlp, none."
     ]
     assert (tmp_path / "access.log").stat().st_mode & 0o777 == 0o640
+
+
+def test_what_a_transport_refuses_is_counted_and_logged(used: Models, tmp_path: Path) -> None:
+    grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
+    version = used.slots["mlp"].version()
+    before = version.statistics.snapshot().failures["OTHER"]
+    options = TransportOptions(access=Access(token="user"))
+    with xrt.serving.Server(used, http="127.0.0.1:0", grpc="127.0.0.1:0", options=options) as server:
+        client, close = Client(server.http_address), {"Connection": "close"}
+        token = {"Authorization": "Bearer user", **close}
+        assert client.post("/v2/models/mlp/infer", b"{", **token).status == 400
+        assert client.post("/v2/models/mlp/versions/1/infer", b"", **token).status == 400
+        assert client.post("/v2/models/mlp/infer", b"{}", **close).status == 401
+        assert client.post("/v2/models/gone/infer", b"{}", **token).status == 400
+        more = write_infer_request(ask("mlp", {"x": X}, id="g")) + b"\x3a\x00"  # contents of no input
+        with grpc.insecure_channel(server.grpc_address) as channel:
+            call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
+            for message, metadata in ((more, True), (b"\xff", True), (more, False)):
+                with pytest.raises(grpc.RpcError):
+                    call(message, metadata=[("authorization", "Bearer user")] if metadata else (), timeout=WAIT)
+    assert version.statistics.snapshot().failures["OTHER"] == before + 3  # none for a client without a token
+    used.close()
+    lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()][12:]
+    assert [(one["model"], one["version"], one["status"]) for one in lines] == [
+        ("mlp", "", "INVALID_ARGUMENT"),
+        ("mlp", "1", "INVALID_ARGUMENT"),
+        ("mlp", "", "UNAUTHENTICATED"),
+        ("gone", "", "INVALID_ARGUMENT"),
+        ("mlp", "", "INVALID_ARGUMENT"),
+        ("", "", "INVALID_ARGUMENT"),
+        ("mlp", "", "UNAUTHENTICATED"),
+    ]
+    assert [one["id"] for one in lines].count("g") == 2
+    assert all("error" in one for one in lines)
 
 
 @pytest.mark.parametrize("name", ["m.onnx", "linked.onnx", "p.yaml", "serve.yaml"])

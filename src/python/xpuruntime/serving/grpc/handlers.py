@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_request
@@ -18,12 +19,12 @@ from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, enc
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.access import check_model, check_version
 from xpuruntime.serving.transport.failures import failure_of
-from xpuruntime.serving.transport.waiting import respond_of, response_of
+from xpuruntime.serving.transport.waiting import refuse_of, respond_of, response_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
-    from xpuruntime.serving.messages import InferRequest, ModelService
+    from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.transport.gate import Gate
     from xpuruntime.serving.transport.options import TransportOptions
 
@@ -41,6 +42,9 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 _HEALTH_REQUEST = Message(service=Field(1, "string"))
 _HEALTH_RESPONSE = Message(status=Field(1, Enum(UNKNOWN=0, SERVING=1, NOT_SERVING=2)))
 
+#: The names in a request.
+_HEAD = Message(model=Field(1, "string"), version=Field(2, "string"), id=Field(3, "string"))
+
 #: Requests of one stream that are being answered at a time; its responses come in the order of its requests.
 _IN_FLIGHT = 64
 #: Longer messages do not fit into the trailers of a response.
@@ -53,7 +57,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def __init__(self, service: ModelService, options: TransportOptions, gate: Gate) -> None:
         self._service = service
-        self._ask = respond_of(service)
+        self._ask, self._refuse = respond_of(service), refuse_of(service)
         self._access = options.access
         self._options = options
         self._gate = gate
@@ -113,17 +117,20 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return grpc.unary_unary_rpc_method_handler(handler)
 
     async def _infer(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        request: InferRequest | None = None
         try:
             if self._access.token is not None:
                 self._access.check(_authorization(context))
             with self._gate:
-                return await self._respond(read_infer_request(message, time.monotonic()), context)
+                request = _read(message)
+                return await self._respond(request, context)
         except Exception as error:
-            return await _abort(context, failure_of(error))
+            failed = failure_of(error)
+            if request is None:
+                self._refuse(_head_of(message), failed)
+            return await _abort(context, failed)
 
     async def _respond(self, request: InferRequest, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        check_model(request.model)
-        check_version(request.version)
         left = context.time_remaining()
         if left is not None:
             deadline = time.monotonic() + max(left, 0.0)
@@ -159,14 +166,17 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 task = None if pending.empty() else pending.get_nowait()
 
     async def _stream_answer(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        id = ""
+        request: InferRequest | None = None
         try:
             with self._gate:
-                request = read_infer_request(message, time.monotonic())
-                id = request.id
+                request = _read(message)
                 return write_stream_response(await self._respond(request, context))
         except Exception as error:
-            return write_stream_response(error=str(failure_of(error)), id=id)
+            failed = failure_of(error)
+            if request is None:
+                request = _head_of(message)
+                self._refuse(request, failed)
+            return write_stream_response(error=str(failed), id=request.id)
 
     async def _health(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
@@ -178,6 +188,22 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return encode(_HEALTH_RESPONSE, {"status": "SERVING" if ready else "NOT_SERVING"})
         except Exception as error:
             return await _abort(context, failure_of(error))
+
+
+def _read(message: bytes) -> InferRequest:
+    """Return the request in a message. Raises `ServingError`."""
+    request = read_infer_request(message, time.monotonic())
+    check_model(request.model)
+    check_version(request.version)
+    return request
+
+
+def _head_of(message: bytes) -> InferRequest:
+    """Return what can be read of a message that is refused: no inputs, and no names where they are malformed."""
+    try:
+        return InferRequest(**{"model": "", "inputs": (), **decode(_HEAD, memoryview(message))})
+    except ServingError:
+        return InferRequest("", ())
 
 
 def _model(asked: dict[str, Any], *, optional: bool = False) -> tuple[str, str]:

@@ -14,6 +14,7 @@ from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, check_t
 from xpuruntime.serving.http.answers import JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
+from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.monitoring.pages import pages_of
 from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
 from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
@@ -23,7 +24,7 @@ from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.failures import failure_of
 from xpuruntime.serving.transport.gate import Gate
 from xpuruntime.serving.transport.options import TransportOptions
-from xpuruntime.serving.transport.waiting import ClientGone, respond_of, response_of
+from xpuruntime.serving.transport.waiting import ClientGone, refuse_of, respond_of, response_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Mapping, Sequence
@@ -62,6 +63,7 @@ class Application:
     ) -> None:
         self._service = service
         self.respond = respond_of(service)
+        self._refuse = refuse_of(service)
         self.options = options or TransportOptions()
         self._pages = pages or {}
         self.gate = gate or Gate()
@@ -106,10 +108,9 @@ class Application:
         route = route_of(scope["method"], path)
         if route.action == "live" or (route.action == "ready" and not route.model):
             return self._health(route)
-        self.options.access.check(headers.get(b"authorization"), admin=route.action in ("index", "load", "unload"))
         if route.action == "infer":
-            with self.gate, HeldBytes(self.budget) as held:
-                return await self._infer(route, headers, receive, held)
+            return await self._infer(route, headers, receive)
+        self.options.access.check(headers.get(b"authorization"), admin=route.action in ("index", "load", "unload"))
         if route.action in ("index", "load", "unload"):
             with HeldBytes(self.budget) as held:
                 return await self._repository(route, headers, receive, held)
@@ -160,9 +161,28 @@ class Application:
         await asyncio.get_running_loop().run_in_executor(None, call, route.model, parameters)
         return _json({})
 
-    async def _infer(
+    async def _infer(self, route: Endpoint, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> Answer:
+        asked: RestRequest | None = None
+        try:
+            self.options.access.check(headers.get(b"authorization"))
+            with self.gate, HeldBytes(self.budget) as held:
+                asked = await self._read(route, headers, receive, held)
+                return await self._respond(asked, headers, receive)
+        except ClientGone:
+            raise
+        except Exception as error:
+            failed = failure_of(error)
+            if asked is None:
+                self.refused(route.model, route.version, failed, headers.trace())
+            raise failed from None
+
+    def refused(self, model: str, version: str, error: ServingError, trace: Mapping[str, str] | None = None) -> None:
+        """Have a request counted and logged that is refused before the models see it."""
+        self._refuse(InferRequest(model, (), version, trace=trace), error)
+
+    async def _read(
         self, route: Endpoint, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
-    ) -> Answer:
+    ) -> RestRequest:
         arrived = time.monotonic()
         body = await self._body(headers, receive, held)
         length = header_length(headers.find(b"inference-header-content-length"), len(body))
@@ -176,7 +196,9 @@ class Application:
             asked = read_request(body, route.model, route.version, length, arrived)
 
         asked.request.trace = headers.trace()
+        return asked
 
+    async def _respond(self, asked: RestRequest, headers: _Headers, receive: Callable[[], Awaitable[Any]]) -> Answer:
         async def gone() -> None:
             while (await receive())["type"] != "http.disconnect":
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended

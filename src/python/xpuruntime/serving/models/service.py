@@ -167,6 +167,21 @@ class Models:
                 self._log(request, error, 0.0)
             raise
 
+    def refused(self, request: InferRequest, error: ServingError) -> None:
+        """Count and log a request that its transport refused, such as a malformed one.
+
+        Parameters
+        ----------
+        request : InferRequest
+            What is known of it: its model, where that was read, and no inputs.
+        error : ServingError
+        """
+        slot = self._slots.get(request.model)
+        if slot is not None:
+            slot.refused(request, error)
+        if self._log is not None:
+            self._log(request, error, 0.0)
+
     def _open_slot(self, request: InferRequest) -> ModelSlot:
         if self._closed:
             raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")

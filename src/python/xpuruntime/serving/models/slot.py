@@ -98,6 +98,13 @@ class ModelSlot:
         """Answer a request at once where it is short, or queue it; see `Models.respond`."""
         return self._ask(request, ServedVersion.respond)
 
+    def refused(self, request: InferRequest, error: ServingError) -> None:
+        """Count a request that was refused before it was read, for the version that it names."""
+        for one in self.loaded:
+            if request.version in ("", str(one.version)):
+                one.refused(error)
+                return
+
     def _ask(
         self, request: InferRequest, ask: Callable[[ServedVersion, InferRequest], _Found]
     ) -> _Found | Future[InferResponse]:

@@ -41,6 +41,8 @@ __all__ = ["ServedVersion"]
 
 #: Seconds past its deadline after which a request in the queue means that the model makes no progress.
 _LATE = 1.0
+#: Refusals that no version is to blame for: the request is asked of another one, or its client has no token.
+_NOT_COUNTED = (Status.UNAVAILABLE, Status.UNAUTHENTICATED)
 
 
 class ServedVersion:
@@ -151,7 +153,7 @@ class ServedVersion:
         try:
             return self.batcher.submit(request)
         except ServingError as error:
-            self._refused(error)
+            self.refused(error)
             raise
 
     def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
@@ -159,14 +161,15 @@ class ServedVersion:
         try:
             found = self.batcher.respond(request)
         except ServingError as error:
-            self._refused(error)
+            self.refused(error)
             raise
         if isinstance(found, ServingError):
             raise found
         return found
 
-    def _refused(self, error: ServingError) -> None:
-        if error.code is not Status.UNAVAILABLE:  # else it is asked of another version
+    def refused(self, error: ServingError) -> None:
+        """Count a request that was refused before it was queued."""
+        if error.code not in _NOT_COUNTED:
             self.statistics.failed(_failure_of(error))
 
     def progress(self) -> tuple[bool, str]:

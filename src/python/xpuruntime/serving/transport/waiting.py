@@ -15,8 +15,9 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable
 
     from xpuruntime.serving.messages import ModelService
+    from xpuruntime.serving.status import ServingError
 
-__all__ = ["ClientGone", "Respond", "respond_of", "response_of"]
+__all__ = ["ClientGone", "Refuse", "Respond", "refuse_of", "respond_of", "response_of"]
 
 #: How long a request is waited for before its connection is watched: most are answered by then.
 _PATIENCE = 0.01
@@ -24,6 +25,10 @@ _PATIENCE = 0.01
 
 #: Takes a request, and returns its response where it was answered at once.
 Respond: TypeAlias = "Callable[[InferRequest], InferResponse | Future[InferResponse]]"
+
+
+#: Takes what was read of a request that a transport refused, and why.
+Refuse: TypeAlias = "Callable[[InferRequest, ServingError], None]"
 
 
 class ClientGone(Exception):  # noqa: N818 - a state, and no error of ours
@@ -34,6 +39,16 @@ def respond_of(service: ModelService) -> Respond:
     """Return the method `respond` of a service that has one, such as `Models`, else `infer`."""
     found: Respond = getattr(service, "respond", service.infer)
     return found
+
+
+def refuse_of(service: ModelService) -> Refuse:
+    """Return the method `refused` of a service that has one, such as `Models`, else one that does nothing."""
+    found: Refuse | None = getattr(service, "refused", None)
+    return _forget if found is None else found
+
+
+def _forget(request: InferRequest, error: ServingError) -> None:
+    del request, error
 
 
 async def response_of(
