@@ -178,6 +178,12 @@ class Server:
         scheme = "http" if self._tls is None else "https"
         return f"{scheme}://{self.http_address}" if self.http_address else ""
 
+    @property
+    def grpc_url(self) -> str:
+        """``grpc://HOST:PORT``, or ``grpcs``; empty without a gRPC listener."""
+        scheme = "grpc" if self._tls is None else "grpcs"
+        return f"{scheme}://{self.grpc_address}" if self.grpc_address else ""
+
     def start(self) -> Self:
         """Listen, load the models, and return then.
 

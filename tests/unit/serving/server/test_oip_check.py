@@ -18,7 +18,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.cli.entry import run
 from xpuruntime.errors import InputError, XpuRuntimeError
-from xpuruntime.serving import Access, Server, TransportOptions
+from xpuruntime.serving import Access, Server, Tls, TransportOptions
 from xpuruntime.serving.conformance.checking import check_server
 from xpuruntime.serving.conformance.result import ConformanceResult
 
@@ -42,6 +42,23 @@ def test_our_server_passes_every_check(digits, capsys):
     assert (code, found["schema"], found["models"]) == (0, "xpuruntime.oip-check/1", ["digits"])
     assert {one["transport"] for one in found["checks"]} == {"rest", "grpc"}
     assert any(one["detail"] == "logits FP32 [2, 10]" for one in found["checks"])
+
+
+def test_a_server_with_tls(pem, capsys):
+    certificate, key = pem
+    with (
+        xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session,
+        Server({"digits": session}, http="127.0.0.1:0", grpc="127.0.0.1:0", tls=Tls(certificate, key)) as server,
+    ):
+        assert server.grpc_url == f"grpcs://{server.grpc_address}"
+        for address in (server.grpc_address, server.grpc_url):
+            result = check_server(server.url, address, tls_ca=certificate)
+            assert [one for one in result.checks if one.outcome != "pass"] == []
+        assert check_server(server.url, f"grpc://{server.grpc_address}", tls_ca=certificate).failed
+        with pytest.raises(XpuRuntimeError, match=r"certificate.* Fix: state .* \(--tls-ca\)"):
+            check_server(server.url)
+    assert run(["oip-check", server.url, "--tls-ca", str(key)]) == 2
+    assert "cannot be used" in capsys.readouterr().err
 
 
 def test_every_datatype_of_a_model_is_checked(served):
@@ -297,7 +314,7 @@ def test_what_is_no_url_is_refused(url):
 def test_a_password_in_the_url_and_a_wrong_address_are_refused():
     with pytest.raises(InputError, match="Fix: leave it out, and use --token-file"):
         check_server("http://user:secret@127.0.0.1:1")
-    for address in ("127.0.0.1", "https://127.0.0.1:1", "127.0.0.1:0", "::1:1"):
+    for address in ("127.0.0.1", "https://127.0.0.1:1", "127.0.0.1:0", "::1:1", "grpcs://a"):
         with pytest.raises(InputError, match="is no address of gRPC"):
             check_server("http://127.0.0.1:1", address)
 

@@ -16,7 +16,14 @@ __all__ = ["oip_check"]
 UrlArgument = Annotated[
     str, typer.Argument(metavar="URL", help="Address of REST, such as http://127.0.0.1:8000.", show_default=False)
 ]
-GrpcOption = Annotated[str | None, text_option("--grpc", metavar="HOST:PORT", help="Also check gRPC at this address.")]
+GrpcOption = Annotated[
+    str | None,
+    text_option(
+        "--grpc",
+        metavar="HOST:PORT",
+        help="Also check gRPC at this address; with TLS if the URL is https, or as grpcs://HOST:PORT.",
+    ),
+]
 ModelOption = Annotated[
     list[str] | None,
     text_option("--model", metavar="NAME", help="Model to check inference with. Default: those listed, 8 at most."),
@@ -26,6 +33,12 @@ ShapeOption = Annotated[
     text_option("--shape", metavar="INPUT=1,3,224,224", help="Shape of an input; other free dimensions are 1."),
 ]
 TokenOption = Annotated[str | None, text_option("--token-file", metavar="FILE", help="File with the token to send.")]
+AuthoritiesOption = Annotated[
+    str | None,
+    text_option(
+        "--tls-ca", metavar="FILE", help="Trust these authorities of certificates, PEM. Default: those of the system."
+    ),
+]
 TimeoutOption = Annotated[
     str, typer.Option("--timeout", metavar="TIME", help="Time within which each answer must come.")
 ]
@@ -38,6 +51,7 @@ def oip_check(
     model: ModelOption = None,
     shape: ShapeOption = None,
     token_file: TokenOption = None,
+    tls_ca: AuthoritiesOption = None,
     timeout: TimeoutOption = "30s",
     json: JsonOption = False,
 ) -> int:
@@ -54,7 +68,13 @@ def oip_check(
     token = None if token_file is None else read_token(token_file, "the token file")
     with working("asking the server", as_json=json):
         result = check_server(
-            url, grpc, models=model or (), shapes=shapes, token=token, seconds=read_duration(timeout, "--timeout")
+            url,
+            grpc,
+            models=model or (),
+            shapes=shapes,
+            token=token,
+            seconds=read_duration(timeout, "--timeout"),
+            tls_ca=tls_ca,
         )
     print_thing(result, as_json=json)
     return result.exit_code

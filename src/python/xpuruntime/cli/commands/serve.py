@@ -215,7 +215,7 @@ def _say(server: Server, *, as_json: bool) -> None:
         record = {"schema": "xpuruntime.serve.listening/1", "http": server.url or None, "grpc": grpc or None}
         print_json({**record, "models": names})
     else:
-        where = " and ".join([server.url] * bool(server.url) + [f"grpc://{grpc}"] * bool(grpc))
+        where = " and ".join(filter(None, (server.url, server.grpc_url)))
         print_plain(f"serving {', '.join(names)} at {where}")
     results().flush()
 

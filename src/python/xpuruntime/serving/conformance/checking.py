@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import http.client
+import ssl
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import EngineUnavailable, XpuRuntimeError
@@ -14,8 +15,10 @@ from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.serving.conformance.http_client import HttpClient
 from xpuruntime.serving.conformance.rest_checks import RestChecks
 from xpuruntime.serving.conformance.result import ConformanceResult, FailedCheck
+from xpuruntime.serving.transport.tls import read_authorities
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.serving.conformance.grpc_checks import GrpcChecks
@@ -33,6 +36,7 @@ def check_server(
     shapes: Mapping[str, Sequence[int]] | None = None,
     token: str | None = None,
     seconds: float = 30.0,
+    tls_ca: str | os.PathLike[str] | None = None,
 ) -> ConformanceResult:
     """Check a server of the Open Inference Protocol; the requests change nothing in it.
 
@@ -41,7 +45,7 @@ def check_server(
     url : str
         Of REST, such as ``"http://127.0.0.1:8000"``.
     grpc : str, optional
-        Address of gRPC, ``HOST:PORT``.
+        Address of gRPC, ``HOST:PORT``; with TLS where `url` is ``https``, or it begins with ``grpcs://``.
     models : sequence of str, optional
         Models to check inference with; default: those that the server lists, eight at most.
     shapes : mapping of str to sequence of int, optional
@@ -49,19 +53,26 @@ def check_server(
     token : str, optional
     seconds : float
         Time within which each answer must come.
+    tls_ca : str or path, optional
+        Certificates of the authorities to trust, in PEM; default: those of the system for REST, and gRPC's own.
 
     Raises
     ------
     InputError
-        `url` is none, or `grpc` no address.
+        `url` is none, `grpc` no address, or `tls_ca` no such file.
     XpuRuntimeError
         Nothing answers there.
     EngineUnavailable
         The package grpcio is missing.
     """
-    rest = RestChecks(HttpClient(url, token, seconds))
+    authorities = None if tls_ca is None else read_authorities(tls_ca, "tls_ca")
+    rest = RestChecks(HttpClient(url, token, seconds, authorities))
     with contextlib.ExitStack() as stack:
-        other = None if grpc is None else stack.enter_context(contextlib.closing(_grpc_checks(grpc, token, seconds)))
+        other: GrpcChecks | None = None
+        if grpc is not None:
+            encrypted = url.startswith("https://")
+            other = _grpc_checks(grpc, token, seconds, authorities, encrypted=encrypted)
+            stack.enter_context(contextlib.closing(other))
         _find_server(rest, url)
         rest.run_server()
         listed = () if models else rest.models()
@@ -89,6 +100,11 @@ def check_server(
 def _find_server(rest: RestChecks, url: str) -> None:
     try:
         rest.ask("GET", "/v2/health/live")
+    except ssl.SSLError as error:
+        raise XpuRuntimeError(
+            f"no encrypted connection to {url}: {reason_of(error)}. Fix: state the certificate of its authority "
+            "(--tls-ca), or correct the URL"
+        ) from None
     except OSError as error:
         raise XpuRuntimeError(
             f"no server answers at {url}: {reason_of(error)}. Fix: start it, or correct the URL"
@@ -99,11 +115,13 @@ def _find_server(rest: RestChecks, url: str) -> None:
         raise XpuRuntimeError(f"{url} has no health of the protocol: {error}. Fix: correct the URL") from None
 
 
-def _grpc_checks(address: str, token: str | None, seconds: float) -> GrpcChecks:
+def _grpc_checks(
+    address: str, token: str | None, seconds: float, authorities: bytes | None, *, encrypted: bool
+) -> GrpcChecks:
     try:
         from xpuruntime.serving.conformance.grpc_checks import GrpcChecks
 
-        return GrpcChecks(address, token, seconds)
+        return GrpcChecks(address, token, seconds, authorities, encrypted=encrypted)
     except ImportError as error:
         raise EngineUnavailable(
             f"gRPC needs the package grpcio, which cannot be imported: {error}. Fix: {install_command('serve')}"

@@ -39,14 +39,30 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+(?:%\w+)?\]|[^\s:/\[\]@]+):(\d{1,5})"
 
 
 class GrpcChecks:
-    """Checks of one server over gRPC; `close` ends the connection. See `HttpClient` for token and seconds."""
+    """Checks of one server over gRPC; `close` ends the connection.
 
-    def __init__(self, address: str, token: str | None, seconds: float) -> None:
+    See `HttpClient` for token, seconds and authorities, which are gRPC's own by default. An address that begins with
+    ``grpcs://`` has TLS, with ``grpc://`` none, and another one where `encrypted` says so.
+    """
+
+    def __init__(
+        self,
+        address: str,
+        token: str | None,
+        seconds: float,
+        authorities: bytes | None = None,
+        *,
+        encrypted: bool = False,
+    ) -> None:
         import grpc
 
         self._grpc, self._seconds = grpc, seconds
         limits = [("grpc.max_send_message_length", -1), ("grpc.max_receive_message_length", _MOST_RECEIVED)]
-        self._channel = grpc.insecure_channel(_target(address), limits)
+        target, encrypted = _target(address, encrypted)
+        if encrypted:
+            self._channel = grpc.secure_channel(target, grpc.ssl_channel_credentials(authorities), limits)
+        else:
+            self._channel = grpc.insecure_channel(target, limits)
         self._metadata = [] if token is None else [("authorization", f"Bearer {token}")]
         self.checker = Checker("grpc")
         self.server: Mapping[str, Any] = {}
@@ -174,13 +190,16 @@ def _with_short_contents(model: str, inputs: list[InferTensor]) -> bytes:
     )
 
 
-def _target(address: str) -> str:
-    """Return an address as grpcio takes it."""
-    target = address.removeprefix("grpc://")
+def _target(address: str, encrypted: bool) -> tuple[str, bool]:
+    """Return an address as grpcio takes it, and whether it has TLS."""
+    target = address
+    for scheme, has in (("grpc://", False), ("grpcs://", True)):
+        if address.startswith(scheme):
+            target, encrypted = address.removeprefix(scheme), has
     found = _ADDRESS.fullmatch(target)
     if not target.startswith("unix:") and (found is None or not 0 < int(found[1]) < 1 << 16):
-        raise InputError(f"{address[:80]!r} is no address of gRPC. Fix: write HOST:PORT, of a server without TLS")
-    return target
+        raise InputError(f"{address[:80]!r} is no address of gRPC. Fix: write HOST:PORT, or grpcs://HOST:PORT with TLS")
+    return target, encrypted
 
 
 def _need(value: Any, what: str) -> str:

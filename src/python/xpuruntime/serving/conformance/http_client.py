@@ -55,6 +55,8 @@ class HttpClient:
     token : str or None
     seconds : float
         Time within which an answer must have come.
+    authorities : bytes, optional
+        Certificates that are trusted, in PEM; default: those of the system.
 
     Raises
     ------
@@ -62,7 +64,8 @@ class HttpClient:
         `url` is none.
     """
 
-    def __init__(self, url: str, token: str | None, seconds: float) -> None:
+    def __init__(self, url: str, token: str | None, seconds: float, authorities: bytes | None = None) -> None:
+        self._authorities = None if authorities is None else authorities.decode("latin-1")
         self._scheme, self._host, self._port, self._path = _parts_of(url)
         self._seconds = seconds
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
@@ -82,7 +85,7 @@ class HttpClient:
         kind: Any = http.client.HTTPConnection
         more: dict[str, Any] = {}
         if self._scheme == "https":
-            kind, more = http.client.HTTPSConnection, {"context": ssl.create_default_context()}
+            kind, more = http.client.HTTPSConnection, {"context": ssl.create_default_context(cadata=self._authorities)}
         deadline = time.monotonic() + self._seconds
         most = _MOST_OF_TENSORS if path.endswith("/infer") else _MOST_OF_FACTS
         connection = kind(self._host, self._port, timeout=self._seconds, **more)

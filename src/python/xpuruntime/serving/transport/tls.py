@@ -15,7 +15,7 @@ from xpuruntime.files.reading import read_regular
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Tls"]
+__all__ = ["Tls", "read_authorities"]
 
 _LARGEST = 16 << 20
 
@@ -64,6 +64,16 @@ class Tls:
         pair = (read_regular(self.key, _LARGEST), read_regular(self.certificate, _LARGEST))
         authorities = None if self.client_ca is None else read_regular(self.client_ca, _LARGEST)
         return grpc.ssl_server_credentials([pair], authorities, authorities is not None)
+
+
+def read_authorities(path: str | os.PathLike[str], what: str) -> bytes:
+    """Return the certificates in a PEM file. Raises InputError for another file; `what` names it."""
+    try:
+        data = read_regular(user_path(path, what), _LARGEST)
+        ssl.create_default_context(cadata=data.decode("latin-1"))
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise InputError(f"{what} {path} cannot be used: {reason_of(error)}. Fix: name a PEM file") from None
+    return data
 
 
 def _refuse() -> str:
