@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import ast
 import re
+import warnings
 from pathlib import Path
 
 import pytest
@@ -25,13 +26,25 @@ pytestmark = pytest.mark.torch
 PACKAGE = Path(xpuruntime.__file__).parent
 #: What a CPU-only build or an older release has not, each with its fallback in the module.
 OPTIONAL = {
-    "torch.optim.Optimizer._opt_called",  # set by a scheduler
-    "torch.optim.Optimizer._warned_capturable_if_run_uncaptured",  # set by a step
+    "torch._dynamo.functional_export.get_traced_fn",
+    "torch.nn.attention.varlen._should_use_cudnn",  # from 2.14 on
     "torch._C._cuda_customAllocator",
     "torch._C._cuda_endAllocateToPool",
     "torch._C._cuda_getCurrentRawStream",
     "torch._C._cuda_hasPrimaryContext",
     "torch._C._cuda_releasePool",
+}
+#: What objects have and their classes have not: see `test_attributes_of_objects`.
+OF_OBJECTS = {
+    "torch._dynamo.repro.after_dynamo.WrapBackendDebug._compiler_name",
+    "torch.amp.GradScaler._per_optimizer_states",
+    "torch.compiler.disable._torchdynamo_orig_callable",
+    "torch.nn.Module._forward_pre_hooks",
+    "torch.nn.Module._is_replica",
+    "torch.nn.Module._modules",
+    "torch.optim.Optimizer._opt_called",  # set by a scheduler
+    "torch.optim.Optimizer._step_supports_amp_scaling",
+    "torch.optim.Optimizer._warned_capturable_if_run_uncaptured",  # set by a step
 }
 
 
@@ -39,7 +52,7 @@ OPTIONAL = {
 def test_each_is_there_and_says_why(one):
     assert one.why
     assert one.without
-    if one.path not in OPTIONAL:
+    if one.path not in OPTIONAL | OF_OBJECTS:
         assert lookup.find(one.path) is not lookup.NOT_FOUND
 
 
@@ -150,20 +163,82 @@ def test_switches_agree_with_the_public_ones():
     assert out.shape == (2, 3)
 
 
+def test_attributes_of_objects():
+    x, linear = torch.zeros(2), torch.nn.Linear(2, 2)
+    before = private.tensor_version(x)
+    x += 1
+    assert private.tensor_version(x) == before + 1
+    assert private.is_zero_tensor(torch._efficientzerotensor((2,)))
+    assert not private.is_zero_tensor(x)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of a prototype
+        parts = torch.nested.nested_tensor([x, x[:1]])
+    assert private.nested_sizes(parts).tolist() == [[2], [1]]
+    assert private.child_modules(torch.nn.Sequential(linear, linear)) == {"0": linear, "1": linear}
+    linear.register_forward_pre_hook(hook := lambda *_: None)
+    assert list(private.forward_pre_hooks(linear).values()) == [hook]
+    assert not private.is_replica(linear)
+    assert isinstance(private.global_module_hooks(), list)
+    assert private.operator_schema(torch.ops.aten.mm.default).name == "aten::mm"
+    assert private.operator_name(torch.ops.aten.mm.default) == "mm"
+    assert (private.operator_schema(len), private.operator_name(len)) == (None, "")
+    assert not private.steps_with_scaler(torch.optim.SGD(linear.parameters()))
+    assert private.steps_with_scaler(torch.optim.SGD(linear.parameters(), fused=True))
+    assert private.scaler_states(torch.amp.GradScaler("cpu")) == {}
+    assert private.compiled_function(torch.compiler.disable(hook)) is hook
+    assert private.compiled_function(hook) is None
+    assert not private.profiler_flag()
+    with pytest.raises(UnsupportedOperationError, match=r"has no torch\.Tensor\._version"):
+        private.tensor_version(1)
+
+
+PRIVATE_NAME = re.compile(r"\btorch\._[a-zA-Z](?!\w*__)|from torch(\.\w+)*\._\w|from torch[\w.]* import _\w")
+#: Documented by PyTorch; Dynamo knows them by these names where it traces them.
+DOCUMENTED = ("torch._dynamo", "torch._dynamo.mark_static", "torch._dynamo.graph_break")
+BY_NAME = re.compile(r"(?:get|set|has)attr\(\w[^,]*, '(_\w+)'")
+#: Copied into interpreters that have no xpuruntime.
+COPIED = {"native_config.py", "native_worker.py"}
+
+
 def test_no_other_module_uses_a_private_name():
-    private_name = re.compile(r"\btorch\._[a-zA-Z](?!\w*__)|from torch(\.\w+)*\._\w|from torch[\w.]* import _\w")
-    #: Documented by PyTorch; Dynamo knows them by these names where it traces them.
-    documented = ("torch._dynamo", "torch._dynamo.mark_static", "torch._dynamo.graph_break")
-    #: Copied into interpreters that have no xpuruntime.
-    copied = {"native_config.py", "native_worker.py"}
     found = []
     for path in sorted(PACKAGE.rglob("*.py")):
-        if path.parent.name == "_private_api" or path.name in copied:
+        if path.parent.name == "_private_api" or path.name in COPIED:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
-            if not isinstance(node, (ast.Import, ast.ImportFrom, ast.Attribute)):
-                continue
-            text = ast.unparse(node)
-            if private_name.search(text) and text not in documented and "xpuruntime" not in text:
+            if isinstance(node, (ast.Import, ast.ImportFrom, ast.Attribute)):
+                text = ast.unparse(node)
+                if PRIVATE_NAME.search(text) and text not in DOCUMENTED and "xpuruntime" not in text:
+                    found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
+    assert found == []
+
+
+def test_no_other_module_uses_a_private_attribute():
+    names, found = attributes_of_pytorch(), []
+    for path in sorted([*(PACKAGE / "pytorch").rglob("*.py"), *(PACKAGE / "engines" / "torch").rglob("*.py")]):
+        if path.parent.name == "_private_api" or path.name in COPIED:
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            text, used = ast.unparse(node) if isinstance(node, (ast.Attribute, ast.Call)) else "", False
+            if isinstance(node, ast.Attribute) and node.attr in names and text not in DOCUMENTED:
+                owner = ast.unparse(node.value)
+                used = owner not in ("self", "cls") and not owner.startswith("torch.ops.")
+            elif isinstance(node, ast.Call) and (match := BY_NAME.match(text)):
+                used = match[1] in names
+            if used:
                 found.append(f"{path.relative_to(PACKAGE)}:{node.lineno}: {text}")
     assert found == []
+
+
+def attributes_of_pytorch() -> set[str]:
+    """Return the names of private attributes of the objects of PyTorch that programs get."""
+    linear = torch.nn.Linear(1, 1)
+    objects = (
+        torch, torch.cuda, torch.cuda.memory, torch.cuda.CUDAGraph, torch.cuda.MemPool, torch.autograd.Function,
+        torch.autograd.profiler, torch.profiler.profile, torch.library.Library, torch.ops.aten.mm.default, torch.Tensor,
+        torch.UntypedStorage, torch.Generator, torch.fx.Node, torch.fx.Graph, torch.fx.GraphModule,
+        torch.export.ExportedProgram, torch.amp.GradScaler("cpu"), torch.optim.SGD(linear.parameters()), linear,
+        torch.optim.lr_scheduler.LRScheduler, torch.ones(1, requires_grad=True).sum().grad_fn,
+        torch.compiler.disable(len), torch.nn.modules.module, torch.utils.checkpoint,
+    )  # fmt: skip
+    return {name for one in objects for name in dir(one) if name.startswith("_") and not name.startswith("__")}

@@ -10,7 +10,15 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["TABLE", "operator_schemas", "raw_binding", "raw_session", "value_from_array", "value_from_dlpack"]
+__all__ = [
+    "TABLE",
+    "operator_schemas",
+    "raw_binding",
+    "raw_device",
+    "raw_session",
+    "value_from_array",
+    "value_from_dlpack",
+]
 
 #: Name, why it is used, and what is done without it.
 TABLE = (
@@ -20,6 +28,7 @@ TABLE = (
         "the session itself runs",
     ),
     ("onnxruntime.IOBinding._iobinding", "which those runs take", "the session itself runs with the binding itself"),
+    ("onnxruntime.OrtDevice._get_c_device", "which such a value takes", "the device itself is passed"),
     (
         "onnxruntime.capi.onnxruntime_pybind11_state.OrtValue.from_dlpack",
         "which makes a value on the memory of another library, of any type",
@@ -46,6 +55,11 @@ def raw_session(session: Any) -> Any:
 def raw_binding(binding: Any) -> Any:
     """Return what `raw_session` takes as a binding."""
     return getattr(binding, "_iobinding", binding)
+
+
+def raw_device(device: Any) -> Any:
+    """Return what values of `raw_session` take as their device."""
+    return getattr(device, "_get_c_device", lambda: device)()
 
 
 def value_from_dlpack(capsule: Any, is_bool: bool) -> Any:

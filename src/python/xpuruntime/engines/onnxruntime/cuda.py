@@ -34,7 +34,7 @@ from xpuruntime.engines.cuda_arrays import (
     stream_owner,
 )
 from xpuruntime.engines.input_binding import InputValidator
-from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_session
+from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_device, raw_session
 from xpuruntime.engines.onnxruntime.cuda_host import CudaHostRunner, HostRuns
 from xpuruntime.engines.onnxruntime.cuda_turns import new_turn, no_capture
 from xpuruntime.engines.onnxruntime.device_arrays import DLPackArray, as_bool, element_type
@@ -371,7 +371,7 @@ class CudaModel(LoadedModel):
     def _ort_device(self) -> Any:
         import onnxruntime as ort
 
-        return ort.OrtDevice.make("cuda", self.index)._get_c_device()
+        return raw_device(ort.OrtDevice.make("cuda", self.index))
 
     def failed(self, error: Exception) -> XpuRuntimeError:
         """Return `error` as an xpuruntime error, with the reason of the xpuruntime pool where that refused."""

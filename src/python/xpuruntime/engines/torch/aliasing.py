@@ -105,8 +105,10 @@ def _address(tensor: Any) -> int:
 
 def _version(tensor: Any) -> int:
     """Return a number that changes when the tensor is written."""
+    from xpuruntime.pytorch import _private_api
+
     try:
-        return int(tensor._version)
+        return int(_private_api.tensor_version(tensor))
     except RuntimeError:  # made in inference mode: PyTorch lets nobody write it outside
         return 0
 
@@ -119,19 +121,21 @@ def _is_tensor(value: Any) -> bool:
 
 def _tensors(module: Any) -> Iterator[Any]:
     for part in module.modules():
-        yield from filter(_is_tensor, part._parameters.values())
-        yield from filter(_is_tensor, part._buffers.values())
+        yield from part.parameters(recurse=False)
+        yield from part.buffers(recurse=False)
         yield from filter(_is_tensor, vars(part).values())
 
 
 def _writes(program: Any) -> bool:
     """Whether an exported program writes anything in place: an input, or what might be a view of one."""
+    from xpuruntime.pytorch import _private_api
+
     if program.graph_signature.user_inputs_to_mutate:
         return True
     return any(
         argument.alias_info is not None and argument.alias_info.is_write
         for node in program.graph.nodes
-        for argument in getattr(getattr(node.target, "_schema", None), "arguments", ())
+        for argument in getattr(_private_api.operator_schema(node.target), "arguments", ())
     )
 
 
@@ -157,9 +161,10 @@ def _makes_new(node: Any) -> bool:
     target = node.target
     if node.op != "call_function" or not isinstance(target, _private_api.operator_class) or target.namespace != "aten":
         return False
-    name = target._schema.name.partition("::")[2]
+    schema = _private_api.operator_schema(target)
+    name = schema.name.partition("::")[2]
     if name in _COMPOSITES:
         return True
     composite = _private_api.has_kernel(target.name(), "CompositeImplicitAutograd")
-    aliases = any(one.alias_info is not None for one in target._schema.returns)
+    aliases = any(one.alias_info is not None for one in schema.returns)
     return not composite and not aliases and name not in _VIEWS

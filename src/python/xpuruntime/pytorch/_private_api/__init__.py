@@ -3,7 +3,7 @@
 """Private API of PyTorch: every name that it does not promise to keep, why it is used, and what is done without it.
 
 Nothing outside of this folder uses such a name. Each is taken when this module is imported, or on first use where its
-module takes seconds to import. `missing` lists those that the installed PyTorch lacks. `lookup` has the table, and
+module takes seconds to import. `lookup` has the table, `attributes` what is private of PyTorch's objects, and
 `fully_sharded` the private state of FSDP2.
 """
 
@@ -15,13 +15,73 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime.pytorch._private_api.attributes import (
+    TRACED_FUNCTION,
+    TRACED_FUNCTION_MODULES,
+    call_kernel_at,
+    checkpoint_frame,
+    child_modules,
+    compiled_function,
+    cuda_allocator,
+    forward_pre_hooks,
+    global_module_hooks,
+    is_replica,
+    is_zero_tensor,
+    mark_constant,
+    mute_capturable,
+    nested_sizes,
+    note_step,
+    occupy_stream,
+    operator_name,
+    operator_schema,
+    profiler_flag,
+    remove_library,
+    scaler_states,
+    set_profiler_flag,
+    skip_frames,
+    steps_with_scaler,
+    tensor_version,
+    varlen_uses_cudnn,
+    wrapped_backend,
+)
 from xpuruntime.pytorch._private_api.fully_sharded import reset_fully_sharded
-from xpuruntime.pytorch._private_api.lookup import REFUSES, TABLE, PrivateName, later, missing, take
+from xpuruntime.pytorch._private_api.lookup import REFUSES, TABLE, PrivateName, later, take
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["TABLE", "PrivateName", "missing", "reset_fully_sharded"]
+__all__ = [
+    "TABLE",
+    "TRACED_FUNCTION",
+    "TRACED_FUNCTION_MODULES",
+    "PrivateName",
+    "call_kernel_at",
+    "checkpoint_frame",
+    "child_modules",
+    "compiled_function",
+    "cuda_allocator",
+    "forward_pre_hooks",
+    "global_module_hooks",
+    "is_replica",
+    "is_zero_tensor",
+    "mark_constant",
+    "mute_capturable",
+    "nested_sizes",
+    "note_step",
+    "occupy_stream",
+    "operator_name",
+    "operator_schema",
+    "profiler_flag",
+    "remove_library",
+    "reset_fully_sharded",
+    "scaler_states",
+    "set_profiler_flag",
+    "skip_frames",
+    "steps_with_scaler",
+    "tensor_version",
+    "varlen_uses_cudnn",
+    "wrapped_backend",
+]
 
 
 # --- autograd
@@ -309,12 +369,6 @@ compile_wrapper: Any = take(
     without="what compiled code does past a policy is not reported",
     otherwise=None,
 )
-dynamo_frames: Any = take(
-    "torch._C._dynamo.eval_frame",
-    "which has Dynamo leave functions of the dispatcher alone",
-    without="Dynamo warns of them",
-    otherwise=None,
-)
 dynamo_translator: Callable[[], Any] = later(
     "torch._dynamo.symbolic_convert.InstructionTranslator", "which gives the module whose code Dynamo follows"
 )
@@ -388,21 +442,3 @@ def forget_dispatch(op: Any) -> None:
 
 TABLE.append(PrivateName("torch.ops.aten.mm.default.py_kernels", "which serve code that is traced alone", REFUSES))
 TABLE.append(PrivateName("torch.ops.aten.mm.default._dispatch_cache", "which keeps kernels that were found", REFUSES))
-
-
-def note_step(optimizer: Any) -> None:
-    """Note that an optimizer has stepped inside of a graph, for the warning of learning rate schedulers."""
-    optimizer._opt_called = True
-
-
-def mute_capturable(optimizer: Any) -> None:
-    """Have an optimizer say nothing of steps outside of a graph, although it is made for one."""
-    optimizer._warned_capturable_if_run_uncaptured = True
-
-
-TABLE.append(PrivateName("torch.optim.Optimizer._opt_called", "which schedulers look at", "they warn of their order"))
-TABLE.append(
-    PrivateName(
-        "torch.optim.Optimizer._warned_capturable_if_run_uncaptured", "which mutes a warning", "PyTorch warns once"
-    )
-)

@@ -16,7 +16,7 @@ from xpuruntime.errors import UnsupportedOperationError
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-__all__ = ["NOT_FOUND", "REFUSES", "TABLE", "PrivateName", "find", "later", "missing", "take"]
+__all__ = ["NOT_FOUND", "REFUSES", "TABLE", "PrivateName", "attribute", "find", "later", "take"]
 
 
 class PrivateName(NamedTuple):
@@ -42,11 +42,6 @@ TABLE: list[PrivateName] = []
 
 NOT_FOUND = object()
 REFUSES = "what needs it is refused"
-
-
-def missing() -> list[PrivateName]:
-    """Return those that the installed PyTorch lacks. Imports all their modules, which takes seconds."""
-    return [one for one in TABLE if find(one.path) is NOT_FOUND]
 
 
 def find(path: str) -> Any:
@@ -86,6 +81,18 @@ def later(path: str, why: str, *, without: str = REFUSES, otherwise: Any = NOT_F
         if found is not NOT_FOUND:
             return found
         return _refusing(path, why) if otherwise is NOT_FOUND else otherwise
+
+    return get
+
+
+def attribute(path: str, why: str, *, without: str = REFUSES, otherwise: Any = NOT_FOUND) -> Callable[[Any], Any]:
+    """Return a function that returns this attribute of an object; `otherwise` of one that lacks it, or it refuses."""
+    TABLE.append(PrivateName(path, why, without))
+    name = path.rpartition(".")[2]
+
+    def get(owner: Any) -> Any:
+        found = getattr(owner, name, otherwise)
+        return _refusing(path, why)() if found is NOT_FOUND else found
 
     return get
 

@@ -11,6 +11,7 @@ import torch
 
 from xpuruntime._core import MemoryManager, MemoryPool, TorchAllocator
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.allocator.stats import PoolUse
 from xpuruntime.pytorch.allocator.torch_pools import pluggable
 
@@ -133,7 +134,7 @@ def start(pool: MemoryPool | None, limit: int | None) -> ProcessAllocator:
             )
             raise UnsupportedOperationError(msg) from error
         try:
-            torch.cuda.memory.change_current_allocator(torch.cuda.memory._CUDAAllocator(theirs))
+            torch.cuda.memory.change_current_allocator(_private_api.cuda_allocator(theirs))
         except RuntimeError as error:
             why = judge(initialised=True, backend=backend, active=False)
             msg = f"set_allocator(scope='process') is not possible: {why} ({error})"

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.sdpa_backends import whole
 from xpuruntime.pytorch.dispatch.call_state import DTYPES
 from xpuruntime.pytorch.dispatch.route import facts_of_call
@@ -90,7 +91,7 @@ def sizes_of(x: Tensor) -> list[int]:
     """Return the sizes of a tensor as numbers; 0 for one in which the parts of a nested tensor differ."""
     if not (x.is_nested and x.layout is torch.strided):
         return [whole(n) for n in x.shape]
-    parts = x._nested_tensor_size().tolist()  # such a tensor has no shape
+    parts = _private_api.nested_sizes(x).tolist()  # such a tensor has no shape
     return [len(parts), *(sizes[0] if len(set(sizes)) == 1 else 0 for sizes in zip(*parts, strict=True))]
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import AttentionCall
 from xpuruntime.pytorch.attention.selection import xrt_rejection
 from xpuruntime.pytorch.dispatch.call_state import call_key
@@ -93,7 +94,7 @@ class FlashAttentionImpl:
         """Give PyTorch its own back. Idempotent."""
         library, self._library = self._library, None
         if library is not None:
-            library._destroy()
+            _private_api.remove_library(library)
 
     def _refusal(self, q: Tensor, k: Tensor, v: Tensor, dropout_p: float, is_causal: bool) -> str:
         """Return why forward and backward of a call are left to PyTorch; the same for both."""

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils import checkpoint
 
 from xpuruntime import _core
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.method_patch import MethodPatch
 
 if TYPE_CHECKING:
@@ -42,6 +42,6 @@ def _following(init: Callable[..., None]) -> Callable[..., None]:
     return follow
 
 
-_PATCH = MethodPatch("checkpoint_scopes", getattr(checkpoint, "_CheckpointFrame", None), "__init__", _following)
+_PATCH = MethodPatch("checkpoint_scopes", _private_api.checkpoint_frame, "__init__", _following)
 require = _PATCH.require
 release = _PATCH.release

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
+from xpuruntime.pytorch import _private_api
 from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
@@ -58,12 +59,9 @@ class Known(NamedTuple):
     def holds(self) -> bool:
         """Say whether the path leads to the module still."""
         module = self.module()
-        at = self.root()
-        try:
-            for key in self.keys:
-                at = at._modules[key]  # type: ignore[union-attr]
-        except (AttributeError, KeyError):
-            return False
+        at: torch.nn.Module | None = self.root()
+        for key in self.keys:
+            at = None if at is None else _private_api.child_modules(at).get(key)
         return module is not None and at is module
 
 
@@ -101,7 +99,7 @@ def walk(root: torch.nn.Module, path: str = "") -> Iterator[tuple[torch.nn.Modul
         inner = inner_name(type(module))
         inside = [
             (child, path if key == inner else f"{path}.{key}".lstrip("."), (*keys, key))
-            for key, child in module._modules.items()
+            for key, child in _private_api.child_modules(module).items()
             if child is not None
         ]
         # What is wrapped comes first, since a wrapper may have it by another name, too.
@@ -118,7 +116,7 @@ def _all_in(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
             continue
         done.add(id(module))
         yield module
-        left += [child for child in module._modules.values() if child is not None]
+        left += [child for child in _private_api.child_modules(module).values() if child is not None]
 
 
 class ModuleNames:
@@ -221,7 +219,7 @@ class ModuleNames:
 
     def _see(self, module: torch.nn.Module) -> None:
         # DataParallel runs copies, which are new ones in each call.
-        path = self._parallel.get(type(module), "") if getattr(module, "_is_replica", False) else ""
+        path = self._parallel.get(type(module), "") if _private_api.is_replica(module) else ""
         self._seen[id(module)] = _Root(weakref.ref(module), path)
 
     def _name_all(self) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.capture.captured_state import parameters_of
 
 if TYPE_CHECKING:
@@ -52,7 +53,7 @@ def obstacles(optimizer: Any, device: torch.device) -> list[str]:
 
 def scaler_obstacle(optimizer: Any, scaler: Any) -> str:
     """Return why a scaler keeps the optimizer's step out of a graph, or nothing."""
-    if scaler is None or not scaler.is_enabled() or getattr(optimizer, "_step_supports_amp_scaling", False):
+    if scaler is None or not scaler.is_enabled() or _private_api.steps_with_scaler(optimizer):
         return ""
     return (
         f"GradScaler.step waits for the device to see whether a gradient is infinite, except for a fused optimizer; "

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.pytorch import _private_api
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
@@ -114,7 +116,7 @@ def _inside(value: Any) -> Iterable[Any]:
 def _inside_function(function: types.FunctionType) -> list[Any]:
     if function.__module__ and function.__module__.partition(".")[0] == "torch":
         # What torch.compile returns keeps the function that it was given.
-        return [getattr(function, "_torchdynamo_orig_callable", None), getattr(function, "__wrapped__", None)]
+        return [_private_api.compiled_function(function), getattr(function, "__wrapped__", None)]
     found: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:
@@ -122,7 +124,7 @@ def _inside_function(function: types.FunctionType) -> list[Any]:
         except ValueError:  # a name that is not bound yet
             continue
     found += [function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__]
-    found += [getattr(function, "_torchdynamo_orig_callable", None), getattr(function, "__wrapped__", None)]
+    found += [_private_api.compiled_function(function), getattr(function, "__wrapped__", None)]
     return found
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from xpuruntime.pytorch import _private_api
+
 __all__ = ["OptimizerState", "ScalerState"]
 
 #: These write the state of a parameter before they first use it, so that what is written first is what a step begins
@@ -142,6 +144,4 @@ class ScalerState:
         """Give it back, in place, also in the middle of a step."""
         if self._state:
             self.scaler.load_state_dict(self._state)
-        steps = getattr(self.scaler, "_per_optimizer_states", None)
-        if steps is not None:
-            steps.clear()
+        _private_api.scaler_states(self.scaler).clear()

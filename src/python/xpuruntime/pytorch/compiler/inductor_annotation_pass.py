@@ -171,7 +171,7 @@ def _within(name: str) -> Any:
     operator = _operator(name)
     _, packet, overload = name.split(".")
     wrapper = f"within_{packet.lstrip('_')}" + ("" if overload == "default" else f"_{overload}")
-    _, bracket, after = str(operator._schema).partition("(")
+    _, bracket, after = str(_private_api.operator_schema(operator)).partition("(")
     tags = (torch.Tag.flexible_layout,) if name in _OPERATORS[_FLEXIBLE] else ()
     _library.define(f"{wrapper}{bracket}str of_phase, str? of_module, str of_graph, {after}", tags=tags)
 

@@ -12,8 +12,7 @@ import functools
 import sys
 from typing import TYPE_CHECKING, Any
 
-from torch.nn.modules import module as torch_module
-
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.import_hook import WhenImported
 
 if TYPE_CHECKING:
@@ -21,15 +20,8 @@ if TYPE_CHECKING:
 
 __all__ = ["StrictExports"]
 
-#: Both have the function that says what is traced.
-_FRAMES, _EXPORT = "torch._dynamo.convert_frame", "torch._dynamo.functional_export"
-_NAME = "get_traced_fn"
-_GLOBAL = (
-    "_global_forward_pre_hooks",
-    "_global_forward_hooks",
-    "_global_backward_pre_hooks",
-    "_global_backward_hooks",
-)
+_NAME = _private_api.TRACED_FUNCTION
+_FRAMES, _EXPORT = _private_api.TRACED_FUNCTION_MODULES
 
 
 class StrictExports:
@@ -72,5 +64,5 @@ class StrictExports:
 
 
 def _are_xpuruntime_hooks() -> bool:
-    hooks = (hook for name in _GLOBAL for hook in list(getattr(torch_module, name).values()))
+    hooks = _private_api.global_module_hooks()
     return all(str(getattr(hook, "__module__", "")).startswith("xpuruntime.") for hook in hooks)

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import functools
 import inspect
-import sys
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.nn import attention as torch_attention
 
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import FAST_PATH, FLEX, VARLEN, WITH_WEIGHTS, EntryPoint
 from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON
 
@@ -114,8 +114,7 @@ _LEAVE_PACKED = (None, "xpuruntime")
 
 
 def _varlen_reasons(query: Tensor) -> tuple[tuple[str, str], ...]:
-    asks = getattr(sys.modules.get(_PACKED), "_should_use_cudnn", None)  # up to 2.13 there is none
-    if query.is_cuda and asks is not None and asks(query.device.index):
+    if query.is_cuda and _private_api.varlen_uses_cudnn(query.device.index):
         why = "this PyTorch gives varlen_attn to cuDNN, and a call has no option for it"
         return tuple((kernel_name, why) for kernel_name in ("flash_v2", "torch.flash", "flash_v3"))
     found = [(name, "this PyTorch has cuDNN turned off for varlen_attn") for name in ("cudnn", "torch.cudnn")]

@@ -197,5 +197,5 @@ def _why_not_raised() -> str:
         return "an error of Python's does not pass through this PyTorch"
     finally:
         remove()
-        library._destroy()
+        _private_api.remove_library(library)
     return "an error of Python's is lost in this PyTorch"

@@ -10,7 +10,6 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.autograd import profiler as _autograd_profiler
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
@@ -29,7 +28,7 @@ def refuse_a_second(what: str) -> None:
     ------
     InputError
     """
-    if _autograd_profiler._is_profiler_enabled or _private_api.profiler_enabled():
+    if _private_api.profiler_flag() or _private_api.profiler_enabled():
         msg = (
             f"{what} needs PyTorch's profiler, and one runs already: one profiler runs at a time. Leave the block of "
             "torch.profiler, xpuruntime.pytorch.profile or explain() around it first, or do not nest them"
@@ -103,7 +102,7 @@ class Profiler:
             _private_api.enable_profiler(prepared)
         if _private_api.profiler_enabled():
             _private_api.disable_profiler()
-        _autograd_profiler._set_is_profiler_enabled(False)
+        _private_api.set_profiler_flag(False)
         self._runs = False
 
     def _enter(self) -> Profiler:

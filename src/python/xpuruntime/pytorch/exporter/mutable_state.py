@@ -8,6 +8,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.pytorch import _private_api
 
 if TYPE_CHECKING:
     import torch
@@ -21,7 +22,7 @@ def written_state(program: Any) -> tuple[str, ...]:
     written_names = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
     names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
     for node in program.graph.nodes:
-        schema = getattr(node.target, "_schema", None)
+        schema = _private_api.operator_schema(node.target)
         for argument, value in zip(schema.arguments if schema is not None else (), node.args, strict=False):
             written = argument.alias_info is not None and argument.alias_info.is_write
             if written and getattr(value, "op", None) == "placeholder":

@@ -43,7 +43,7 @@ def _put_off(tensors: tuple[Tensor | None, ...]) -> bool:
     PyTorch negates later, keeps no zeros, and wraps what it traces without changes in place. The dispatcher sees to
     that before it calls a kernel.
     """
-    return any(x is not None and (x.is_neg() or x._is_zerotensor() or _is_functional(x)) for x in tensors)
+    return any(x is not None and (x.is_neg() or _private_api.is_zero_tensor(x) or _is_functional(x)) for x in tensors)
 
 
 def attention(*args: Any) -> tuple[Tensor, Tensor | None]:

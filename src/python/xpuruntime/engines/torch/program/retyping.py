@@ -42,7 +42,7 @@ def retype(module: Any, target: torch.dtype, where: str) -> Any:
     if not _needs_it(module.graph):
         return module
     for node in list(module.graph.nodes):
-        if str(getattr(node.target, "_opname", "")) == "_assert_tensor_metadata":
+        if _private_api.operator_name(node.target) == "_assert_tensor_metadata":
             module.graph.erase_node(node)  # what was so at export
     examples = [node.meta.get("val") for node in module.graph.nodes if node.op == "placeholder"]
     mode = (
@@ -85,7 +85,7 @@ class _Retyping(Interpreter):  # type: ignore[misc]
             return super().run_node(n)
         tensors = [x for x in pytree.tree_leaves(self.fetch_args_kwargs_from_env(n)) if isinstance(x, torch.Tensor)]
         floats = [x for x in tensors if x.is_floating_point()]
-        name = str(getattr(n.target, "_opname", ""))
+        name = _private_api.operator_name(n.target)
         back = name in _CASTS and any(x.dtype == torch.float32 for x in floats)
         if _stated(n) and (not tensors or back):
             n.args = _replaced(n.args, self._target)

@@ -87,6 +87,8 @@ class ExportedSource:
         """Return a graph module on `device` with weights of the type `convert`, apart from the program itself."""
         import torch
 
+        from xpuruntime.pytorch import _private_api
+
         program = self.program
         if any(str(t.device) != device for t in (*program.state_dict.values(), *program.constants.values())):
             import copy
@@ -98,7 +100,7 @@ class ExportedSource:
                 program = move_to_device_pass(copy.deepcopy(program), device)
         known = inspect.signature(program.module).parameters
         module = program.module(check_guards=False) if "check_guards" in known else program.module()
-        module._forward_pre_hooks.clear()  # they check the shapes once more, which the session has done
+        _private_api.forward_pre_hooks(module).clear()  # they check the shapes once more, which the session has done
         if convert is None:
             return module
         from xpuruntime.engines.torch.program.retyping import retype
@@ -231,12 +233,12 @@ def _convert(module: Any, target: Any) -> Any:
     import torch
 
     for part in module.modules():
-        for name, old in part._parameters.items():
-            if old is not None and old.is_floating_point():
-                part._parameters[name] = torch.nn.Parameter(old.detach().to(target), requires_grad=False)
-        for name, buffer in part._buffers.items():
-            if buffer is not None and buffer.is_floating_point():
-                part._buffers[name] = buffer.to(target)
+        for name, old in list(part.named_parameters(recurse=False, remove_duplicate=False)):
+            if old.is_floating_point():
+                setattr(part, name, torch.nn.Parameter(old.detach().to(target), requires_grad=False))
+        for name, buffer in list(part.named_buffers(recurse=False, remove_duplicate=False)):
+            if buffer.is_floating_point():
+                setattr(part, name, buffer.to(target))
     return module
 
 

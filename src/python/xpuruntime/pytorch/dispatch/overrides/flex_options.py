@@ -151,8 +151,7 @@ def _chosen(
 
 
 for _constant in (_chosen, _names_decode):
-    # As torch.compiler.assume_constant_result does, which imports Dynamo. Functions state no such attribute.
-    setattr(_constant, "_dynamo_marked_constant", True)  # noqa: B010
+    _private_api.mark_constant(_constant)
 
 
 def _follow(active: CompiledPolicy, key: Any, route: Route, facts: CallFacts, description: str) -> None:
@@ -229,7 +228,7 @@ def _scales_statistics() -> bool:
 def _fused() -> bool:
     """Say whether what is traced now may be compiled into kernels: not by the backends for debugging."""
     compiler = _private_api.dynamo_translator().current_tx().output.compiler_fn
-    names = (getattr(compiler, name, None) for name in ("_compiler_name", "compiler_name", "__name__"))
+    names = (_private_api.wrapped_backend(compiler), *(getattr(compiler, x, "") for x in ("compiler_name", "__name__")))
     return not any("eager" in str(name) for name in names if name)
 
 

@@ -63,11 +63,7 @@ def never_compile(make: Callable[..., Any]) -> None:
 
 def skip_in_dynamo(code: CodeType, *, within: bool = True) -> None:
     """Have Dynamo leave alone one function, by its code, and `within` all that it calls, as far as this PyTorch can."""
-    frames = _private_api.dynamo_frames
-    if hasattr(frames, "set_code_exec_strategy"):
-        calls = frames._FrameAction.SKIP if within else frames._FrameAction.DEFAULT
-        skip = frames._FrameExecStrategy(frames._FrameAction.SKIP, calls)
-        frames.set_code_exec_strategy(code, skip)
+    _private_api.skip_frames(code, within=within)
 
 
 class Native:

@@ -79,7 +79,7 @@ class _Placed:
         namespace, _, name = qualified(self.override.name).partition("::")
         library = torch.library.Library(namespace, "IMPL")
         library.impl(name, function, self.key, with_keyset=True, allow_override=True)
-        self._take_away = library._destroy
+        self._take_away = functools.partial(_private_api.remove_library, library)
 
     @property
     def title(self) -> str:
@@ -121,7 +121,7 @@ class _Traced:
     def _native(self, *args: Any, **kwargs: Any) -> Any:
         if self._before is not None:
             return self._before(*args, **kwargs)
-        return self._op._op_dk(_COMPOSITE, *args, **kwargs)
+        return _private_api.call_kernel_at(self._op, _COMPOSITE, *args, **kwargs)
 
     def _place(self, function: Any) -> None:
         if function is None:

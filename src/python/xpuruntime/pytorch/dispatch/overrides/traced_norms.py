@@ -55,7 +55,7 @@ def _rms_norm(native: Callable[..., Any]) -> Callable[..., Any]:
         if not _takes_xrt_kernel("rms_norm", x) or (weight is not None and weight.dtype != x.dtype):
             if x.device.type != "cuda" and is_traced_for_a_program():
                 # As PyTorch has it off CUDA, where only a policy gives `_fused_rms_norm` a kernel of its own.
-                return _fused._op_dk(_COMPOSITE, x, shape, weight, eps)[0]
+                return _private_api.call_kernel_at(_fused, _COMPOSITE, x, shape, weight, eps)[0]
             return native(x, shape, weight, eps)
         return torch.ops.xpuruntime.rms_norm(x, None, shape, weight, eps, "", _phase())[0]
 
