@@ -72,7 +72,7 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     reason, fix : str or None
         Why it cannot be used, and the exact command that fixes it.
     detail : dict of str to str
-        Facts of the one engine: build flavour, CUDA version it was built for, …
+        Facts of the one engine: build variant, CUDA version it was built for, …
     libraries : tuple of Library
         The shared libraries of its package: see `Engine.library_files`.
     cuda_libraries : tuple of Library

@@ -124,7 +124,7 @@ def test_one_engine_for_several_gpus(tmp_path: Any) -> None:
         assert target["compute_capability"] == artifact.manifest.target["compute_capability"]
 
 
-def test_refused_by_another_flavour(tmp_path: Any) -> None:
+def test_refused_by_another_product(tmp_path: Any) -> None:
     from xpuruntime.engines.tensorrt.targets import refuse_artifact
 
     request = asked(tmp_path, compiled(tmp_path))

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.building import Built
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 __all__ = ["PLAN", "RECORD", "Record", "malformed", "read_artifact", "write_artifact"]
@@ -84,7 +84,7 @@ class SerializedEngine(NamedTuple):
 
 
 def write_artifact(
-    request: Request, settings: TensorRtSettings, flavour: Flavour, target: dict[str, str], folder: Path
+    request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], folder: Path
 ) -> Compiled:
     """Build an engine and write it into `folder`, and read it back.
 
@@ -97,17 +97,17 @@ def write_artifact(
     """
     if settings.options.get("strip_plan") == "1":
         msg = "strip_plan leaves the weights out, and an artifact has to have them; leave the option out to compile"
-        raise UnsupportedOperationError(msg, engine=flavour.name, device=request.device)
+        raise UnsupportedOperationError(msg, engine=product.name, device=request.device)
     log = ConversionLog()
-    built = build(request, settings, flavour, target, log)
+    built = build(request, settings, product, target, log)
     record = Record.of(built, target)
     (folder / PLAN).write_bytes(built.plan)
     (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
-    _read(folder, flavour)
+    _read(folder, product)
     return Compiled(files=(PLAN, RECORD), node_map=built.layers, notes=log.notes())
 
 
-def read_artifact(artifact: Artifact, flavour: Flavour, target: dict[str, str]) -> SerializedEngine:
+def read_artifact(artifact: Artifact, product: TensorRtProduct, target: dict[str, str]) -> SerializedEngine:
     """Read a compiled engine and check it against its record and against what is here.
 
     Raises
@@ -115,9 +115,9 @@ def read_artifact(artifact: Artifact, flavour: Flavour, target: dict[str, str]) 
     ModelError
         A file is missing, cut off, or damaged.
     EngineError
-        It is of another flavour or version, or was made for another GPU.
+        It is of another product or version, or was made for another GPU.
     """
-    ready = _read(artifact.folder, flavour)
+    ready = _read(artifact.folder, product)
     made = ready.record.target
     differences = [
         f"{key} {made.get(key)}, and here is {target.get(key)}"
@@ -126,13 +126,13 @@ def read_artifact(artifact: Artifact, flavour: Flavour, target: dict[str, str]) 
     ]
     if differences:
         msg = f"the engine in {artifact.folder} was made for {'; for '.join(differences)}. Fix: {_AGAIN}"
-        raise EngineError(msg, engine=flavour.name)
+        raise EngineError(msg, engine=product.name)
     return ready
 
 
-def _read(folder: Path, flavour: Flavour) -> SerializedEngine:
+def _read(folder: Path, product: TensorRtProduct) -> SerializedEngine:
     def damaged(why: str) -> ModelError:
-        return ModelError(f"the engine in {folder} cannot be used: {why}. Fix: {_AGAIN}", engine=flavour.name)
+        return ModelError(f"the engine in {folder} cannot be used: {why}. Fix: {_AGAIN}", engine=product.name)
 
     try:
         record = decode_json((folder / RECORD).read_bytes(), Record)
@@ -147,7 +147,7 @@ def _read(folder: Path, flavour: Flavour) -> SerializedEngine:
         raise damaged(f"{PLAN} has {len(plan)} bytes, and its record says {record.size}")
     if hashlib.sha256(plan).hexdigest() != record.sha256:
         raise damaged(f"{PLAN} was changed after it was written")
-    why = malformed(bindings(flavour), plan)
+    why = malformed(bindings(product), plan)
     if why is not None:
         raise damaged(why)
     return SerializedEngine(plan, record)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 __all__ = ["Built", "build", "prepare"]
@@ -53,7 +53,7 @@ def prepare(request: Request, settings: TensorRtSettings, log: ConversionLog) ->
 
 
 def build(
-    request: Request, settings: TensorRtSettings, flavour: Flavour, target: dict[str, str], log: ConversionLog
+    request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], log: ConversionLog
 ) -> Built:
     """Build the engine of a model. Slow; Ctrl-C ends it.
 
@@ -61,7 +61,7 @@ def build(
     ----------
     request : Request
     settings : TensorRtSettings
-    flavour : Flavour
+    product : TensorRtProduct
     target : dict of str to str
         As `describe_target` gives it; names the default cache.
     log : ConversionLog
@@ -80,7 +80,7 @@ def build(
 
     def work() -> Built:
         with _TURN, Listener() as heard:
-            return _build(request, settings, flavour, target, source, log, cancel, heard)
+            return _build(request, settings, product, target, source, log, cancel, heard)
 
     return interruptible(work, cancel)
 
@@ -88,23 +88,23 @@ def build(
 def _build(
     request: Request,
     settings: TensorRtSettings,
-    flavour: Flavour,
+    product: TensorRtProduct,
     target: dict[str, str],
     source: ModelSource,
     log: ConversionLog,
     cancel: Cancel,
     heard: Listener,
 ) -> Built:
-    trt = bindings(flavour)
-    known = {"engine": flavour.name, "device": request.device}
-    doing = f"building {source.label} with {flavour.title}"
-    with _on_device(request, flavour, settings):
+    trt = bindings(product)
+    known = {"engine": product.name, "device": request.device}
+    doing = f"building {source.label} with {product.title}"
+    with _on_device(request, product, settings):
         builder = trt.Builder(logger(trt))
         if builder is None:
             raise failure(doing, heard.errors(), **known)
         network = builder.create_network(strong_typing(trt))
         parser = trt.OnnxParser(network, logger(trt))
-        parse(network, parser, source, request, flavour, heard)
+        parse(network, parser, source, request, product, heard)
         config = builder.create_builder_config()
         flags = configure(trt, builder, config, settings)
         file = cache_file(settings.options.get("timing_cache"), "timing", target)
@@ -126,11 +126,11 @@ def _build(
         return Built(bytes(memory), told, regions, flags)
 
 
-def _on_device(request: Request, flavour: Flavour, settings: TensorRtSettings) -> Any:
+def _on_device(request: Request, product: TensorRtProduct, settings: TensorRtSettings) -> Any:
     """Make the GPU current that kernels are timed on; a build for named targets needs none."""
     import contextlib
 
-    if flavour.jit and settings.targets:
+    if product.jit and settings.targets:
         return contextlib.nullcontext()
     from xpuruntime import _core
 

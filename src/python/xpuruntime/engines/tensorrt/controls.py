@@ -16,7 +16,7 @@ from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.evidence.records import Control
     from xpuruntime.runtime.machine import EngineFacts
 
@@ -27,14 +27,14 @@ _AT_ONCE = ("eager", "none")
 
 
 def resolve_settings(
-    request: Request, flavour: Flavour, facts: EngineFacts, chip: str | None
+    request: Request, product: TensorRtProduct, facts: EngineFacts, chip: str | None
 ) -> tuple[TensorRtSettings, tuple[Control, ...]]:
-    """Resolve the policy of `request` for one flavour. Pure.
+    """Resolve the policy of `request` for one product. Pure.
 
     Parameters
     ----------
     request : Request
-    flavour : Flavour
+    product : TensorRtProduct
     facts : EngineFacts
     chip : str or None
         Compute capability of the device; ``None`` where it is not here and an engine is compiled for elsewhere.
@@ -45,21 +45,21 @@ def resolve_settings(
         For an option that is unknown, out of range, or not of this version; for shapes that do not fit the model.
     """
     builder = ControlBuilder(request.policy.stated())
-    builder.common(request, flavour.name, checked="the engine is one CUDA engine, whose layers all run on this device")
-    given = own_options(request.policy.execution.provider_options, flavour.names)
-    options = checked_options(given, flavour, facts)
-    where = f"execution.provider_options.{flavour.name}"
+    builder.common(request, product.name, checked="the engine is one CUDA engine, whose layers all run on this device")
+    given = own_options(request.policy.execution.provider_options, product.names)
+    options = checked_options(given, product, facts)
+    where = f"execution.provider_options.{product.name}"
     builder.options(
-        where, flavour.names, "checked against a table, set, and read back where the vendor lets it be read"
+        where, product.names, "checked against a table, set, and read back where the vendor lets it be read"
     )
     chosen: dict[str, Any] = {"options": options, "strict": request.policy.mode == "strict"}
-    chosen["targets"] = _targets(request, flavour, facts, chip, options)
+    chosen["targets"] = _targets(request, product, facts, chip, options)
     chosen["profiles"] = profiles(request)
-    chosen.update(_precision(request, flavour, builder))
+    chosen.update(_precision(request, product, builder))
     chosen["keep_fp32"] = _rules(request, builder, changed=bool(chosen.get("convert") or chosen.get("quantise")))
-    chosen.update(_execution(request, flavour, facts, builder, options))
+    chosen.update(_execution(request, product, facts, builder, options))
     chosen.update(_memory(request, builder))
-    return TensorRtSettings(**chosen), builder.finish(flavour.title)
+    return TensorRtSettings(**chosen), builder.finish(product.title)
 
 
 def profiles(request: Request) -> dict[str, Profile]:
@@ -76,19 +76,19 @@ def profiles(request: Request) -> dict[str, Profile]:
 
 
 def _targets(
-    request: Request, flavour: Flavour, facts: EngineFacts, chip: str | None, options: dict[str, str]
+    request: Request, product: TensorRtProduct, facts: EngineFacts, chip: str | None, options: dict[str, str]
 ) -> tuple[str, ...]:
     if not has(facts, "targets"):
         return ()
     stated = options.get("compute_capability")
     if stated is not None:
-        targets = targets_of(stated, flavour, facts)
+        targets = targets_of(stated, product, facts)
         if request.purpose == "run" and chip is not None and chip not in targets:
             msg = (
-                f"execution.provider_options.{flavour.name}.compute_capability names {', '.join(targets)}, and "
+                f"execution.provider_options.{product.name}.compute_capability names {', '.join(targets)}, and "
                 f"{request.device} is {chip}; add {chip}, or compile the artifact and load it on such a GPU"
             )
-            raise PolicyError(msg, engine=flavour.name)
+            raise PolicyError(msg, engine=product.name)
         return targets
     if request.artifact is not None:
         return tuple(request.artifact.manifest.target.get("compute_capability", "").split())
@@ -96,11 +96,11 @@ def _targets(
     if chip in known:
         return (chip,)
     if chip is not None:
-        return targets_of(chip, flavour, facts)
+        return targets_of(chip, product, facts)
     return tuple(one for one in known if int(one.partition(".")[0]) >= _OLDEST_DEFAULT)
 
 
-def _precision(request: Request, flavour: Flavour, builder: ControlBuilder) -> dict[str, Any]:
+def _precision(request: Request, product: TensorRtProduct, builder: ControlBuilder) -> dict[str, Any]:
     execution = request.policy.execution
     precision = execution.precision
     tf32 = execution.tf32 if execution.tf32 is not None else {"fp32": False}.get(precision, True)
@@ -117,7 +117,7 @@ def _precision(request: Request, flavour: Flavour, builder: ControlBuilder) -> d
         reason = f"{typed}, with every rounding to int8; the report says which layers compute in it"
         builder.add(key, how, "enforced", reason)
     elif precision == "fp32":
-        builder.add(key, flag, "enforced", f"fp32 excludes TF32, which {flavour.title} uses by default; {typed}")
+        builder.add(key, flag, "enforced", f"fp32 excludes TF32, which {product.title} uses by default; {typed}")
     elif precision == "tf32":
         builder.add(key, flag, "enforced", "TF32 is allowed for fp32 products and convolutions")
     else:
@@ -140,7 +140,7 @@ def _rules(request: Request, builder: ControlBuilder, *, changed: bool) -> tuple
 
 
 def _execution(
-    request: Request, flavour: Flavour, facts: EngineFacts, builder: ControlBuilder, options: dict[str, str]
+    request: Request, product: TensorRtProduct, facts: EngineFacts, builder: ControlBuilder, options: dict[str, str]
 ) -> dict[str, Any]:
     execution = request.policy.execution
     builder.add(
@@ -153,13 +153,13 @@ def _execution(
         reason = "the builder chooses the layout of every tensor inside the engine; evidence says which"
         builder.add("execution.layout", "-", "unsupported", reason, "remove the key")
     builder.shapes(request, "an optimisation profile is built for the range")
-    _determinism(request, flavour, facts, builder, options)
+    _determinism(request, product, facts, builder, options)
     if execution.cuda_graph != "off" and options.get("cuda_graph_strategy") == "whole_graph_capture":
         msg = (
-            f"execution.provider_options.{flavour.name}.cuda_graph_strategy: whole_graph_capture and "
+            f"execution.provider_options.{product.name}.cuda_graph_strategy: whole_graph_capture and "
             "execution.cuda_graph would capture one graph inside the other; state one of the two"
         )
-        raise PolicyError(msg, engine=flavour.name)
+        raise PolicyError(msg, engine=product.name)
     if execution.cuda_graph == "off":
         builder.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     elif execution.cuda_graph == "require":
@@ -171,7 +171,7 @@ def _execution(
 
 
 def _determinism(
-    request: Request, flavour: Flavour, facts: EngineFacts, builder: ControlBuilder, options: dict[str, str]
+    request: Request, product: TensorRtProduct, facts: EngineFacts, builder: ControlBuilder, options: dict[str, str]
 ) -> None:
     if not request.policy.execution.deterministic:
         return
@@ -180,10 +180,10 @@ def _determinism(
         asked = options.setdefault("kernel_specialization", "eager")
         if asked not in _AT_ONCE:
             msg = (
-                f"execution.provider_options.{flavour.name}.kernel_specialization: {asked} replaces kernels while the "
+                f"execution.provider_options.{product.name}.kernel_specialization: {asked} replaces kernels while the "
                 "engine runs, which execution.determinism forbids; state eager or none, or leave the option out"
             )
-            raise PolicyError(msg, engine=flavour.name)
+            raise PolicyError(msg, engine=product.name)
         resolved, how = f"kernel_specialization={asked}", "kernels are not replaced while the engine runs"
     reason = f"{how}; the vendor does not promise that each of them adds in the same order every time"
     builder.determinism(request, resolved, "advisory", reason)

@@ -11,7 +11,7 @@ from xpuruntime.engines.refusal import Refusal
 from xpuruntime.engines.tensorrt.controls import resolve_settings
 from xpuruntime.engines.tensorrt.options import runtime_keys
 from xpuruntime.engines.tensorrt.probing import probe
-from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, Flavour
+from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, TensorRtProduct
 from xpuruntime.engines.tensorrt.refusals import (
     capability_of,
     refuse_device,
@@ -40,7 +40,7 @@ __all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
 class TensorRtEngine(Engine[TensorRtSettings]):
     """TensorRT 10 and 11 on ``cuda:N``. Building needs the GPU that the engine is for."""
 
-    flavour: ClassVar[Flavour] = TENSORRT
+    product: ClassVar[TensorRtProduct] = TENSORRT
     name: ClassVar[str] = TENSORRT.name
     aliases: ClassVar[tuple[str, ...]] = TENSORRT.names[1:]
     extra: ClassVar[str | None] = TENSORRT.extra
@@ -55,7 +55,7 @@ class TensorRtEngine(Engine[TensorRtSettings]):
 
     def probe(self) -> EngineFacts:
         """Import the bindings, if they are installed, and note what they offer; touches no device."""
-        return probe(self.flavour)
+        return probe(self.product)
 
     def devices(self, machine: Machine) -> tuple[str, ...]:
         """Return the CUDA devices; without one still ``cuda:0``, so that the plan says why it is not used."""
@@ -67,7 +67,7 @@ class TensorRtEngine(Engine[TensorRtSettings]):
     def judge(self, request: Request, machine: Machine) -> Judgement[TensorRtSettings]:
         """Accept or reject from facts. A request with purpose ``"compile"`` is not rejected for want of a GPU."""
         facts = machine.engines.get(self.name)
-        refusal = refuse_kind(request, machine, self.flavour) or refuse_engine(self.flavour, facts)
+        refusal = refuse_kind(request, machine, self.product) or refuse_engine(self.product, facts)
         if refusal is None and facts is not None:
             try:
                 refusal = self._refusal(request, machine, facts)
@@ -79,18 +79,18 @@ class TensorRtEngine(Engine[TensorRtSettings]):
         return refusal.judgement(self.name, request.device)
 
     def _refusal(self, request: Request, machine: Machine, facts: EngineFacts) -> Refusal | None:
-        device = refuse_device(request, machine, self.flavour, facts)
+        device = refuse_device(request, machine, self.product, facts)
         if device is not None:
             return device
         if request.artifact is not None:
-            foreign = refuse_artifact(request, machine, request.artifact, self.flavour)
+            foreign = refuse_artifact(request, machine, request.artifact, self.product)
             if foreign is not None:
                 return foreign
-        return refuse_model(request, self.flavour) or refuse_shapes(request, self.flavour)
+        return refuse_model(request, self.product) or refuse_shapes(request, self.product)
 
     def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement[TensorRtSettings]:
-        settings, controls = resolve_settings(request, self.flavour, facts, capability_of(request, machine))
-        reason = f"{self.flavour.title} {facts.version}"
+        settings, controls = resolve_settings(request, self.product, facts, capability_of(request, machine))
+        reason = f"{self.product.title} {facts.version}"
         if settings.targets:
             reason += f", built for compute capability {', '.join(settings.targets)}"
         if settings.tf32 and request.policy.execution.precision == "model":
@@ -106,18 +106,18 @@ class TensorRtEngine(Engine[TensorRtSettings]):
 
         settings = judgement.settings
         chip = capability_of(request, machine) or "unknown"
-        return load_model(request, settings, self.flavour, self.target(request, judgement, machine), chip)
+        return load_model(request, settings, self.product, self.target(request, judgement, machine), chip)
 
     def exporter(self) -> type[NativeExporter] | None:
         """Return what writes command lines of trtexec, which is TensorRT's; ``None`` for TensorRT-RTX."""
         from xpuruntime.engines.tensorrt.native_config import TrtexecExporter
 
-        return TrtexecExporter if self.flavour is TENSORRT else None
+        return TrtexecExporter if self.product is TENSORRT else None
 
     def target(self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine) -> dict[str, str]:
-        """Return flavour, version, compute capabilities, platform and precision; see `Engine.target`."""
+        """Return product, version, compute capabilities, platform and precision; see `Engine.target`."""
         settings = judgement.settings
-        return describe_target(request, settings, machine, self.flavour)
+        return describe_target(request, settings, machine, self.product)
 
     def compile(
         self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine, folder: Path
@@ -126,13 +126,13 @@ class TensorRtEngine(Engine[TensorRtSettings]):
         from xpuruntime.engines.tensorrt.artifact import write_artifact
 
         settings = judgement.settings
-        return write_artifact(request, settings, self.flavour, self.target(request, judgement, machine), folder)
+        return write_artifact(request, settings, self.product, self.target(request, judgement, machine), folder)
 
 
 class TensorRtRtxEngine(TensorRtEngine):
     """TensorRT-RTX on ``cuda:N``. Building needs no GPU; kernels are compiled on the GPU when the engine is loaded."""
 
-    flavour: ClassVar[Flavour] = RTX
+    product: ClassVar[TensorRtProduct] = RTX
     name: ClassVar[str] = RTX.name
     aliases: ClassVar[tuple[str, ...]] = RTX.names[1:]
     extra: ClassVar[str | None] = RTX.extra

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.caches import CacheFile
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.engines.tensorrt.settings import TensorRtSettings
     from xpuruntime.errors import XpuRuntimeError
 
@@ -39,7 +39,7 @@ class Handle:
     Parameters
     ----------
     trt : module
-    flavour : Flavour
+    product : TensorRtProduct
     device : str
     settings : TensorRtSettings
     record : Record
@@ -48,9 +48,9 @@ class Handle:
     """
 
     def __init__(
-        self, trt: Any, flavour: Flavour, device: str, settings: TensorRtSettings, record: Record, label: str
+        self, trt: Any, product: TensorRtProduct, device: str, settings: TensorRtSettings, record: Record, label: str
     ) -> None:
-        self.trt, self.flavour, self.device = trt, flavour, device
+        self.trt, self.product, self.device = trt, product, device
         self.settings, self.record, self.label = settings, record, label
         self.cache_note: tuple[str, str] | None = None
         self._pool: PoolAllocator | None = None
@@ -84,7 +84,7 @@ class Handle:
             if self.settings.pool != "engine":
                 from xpuruntime import _core
 
-                limit, name = self.settings.pool_limit, f"{self.flavour.name} {self.label}"
+                limit, name = self.settings.pool_limit, f"{self.product.name} {self.label}"
                 self._pool = PoolAllocator(_core.MemoryPool(self.device, self.settings.pool, limit=limit, name=name))
                 self._allocator = make_allocator(trt, self._pool)
                 self._runtime.gpu_allocator = self._allocator
@@ -113,7 +113,7 @@ class Handle:
                 f"the engine of {self.label} was built with strip_plan and holds no weights, and the model is not at "
                 "hand; load the model itself, or compile without strip_plan"
             )
-            raise EngineError(msg, engine=self.flavour.name, device=self.device)
+            raise EngineError(msg, engine=self.product.name, device=self.device)
         refitter = trt.Refitter(self.engine, logger(trt))
         parser = trt.OnnxParserRefitter(refitter, logger(trt))
         if isinstance(weights.model, bytes):
@@ -215,8 +215,8 @@ class Handle:
     def failed(self, doing: str, heard: list[str]) -> XpuRuntimeError:
         """Return the error of a call that answered with nothing; `doing` such as ``"running"``."""
         pool = self._pool.take_failure() if self._pool is not None else None
-        text = f"{doing} {self.label} with {self.flavour.title} on {self.device}"
-        return failure(text, heard, engine=self.flavour.name, device=self.device, pool=pool)
+        text = f"{doing} {self.label} with {self.product.title} on {self.device}"
+        return failure(text, heard, engine=self.product.name, device=self.device, pool=pool)
 
     def __del__(self) -> None:
         """Drop the engine before the allocator that it gives its memory back to."""

@@ -17,14 +17,14 @@ from xpuruntime.engines.tensorrt.probing import bindings
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel, Request
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 __all__ = ["load_model"]
 
 
 def load_model(
-    request: Request, settings: TensorRtSettings, flavour: Flavour, target: dict[str, str], chip: str
+    request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], chip: str
 ) -> LoadedModel:
     """Return the loaded model; leaves nothing behind when it fails.
 
@@ -32,7 +32,7 @@ def load_model(
     ----------
     request : Request
     settings : TensorRtSettings
-    flavour : Flavour
+    product : TensorRtProduct
     target : dict of str to str
         As `describe_target` gives it.
     chip : str
@@ -46,8 +46,8 @@ def load_model(
     from xpuruntime.engines.tensorrt.model import TensorRtModel
 
     log = ConversionLog()
-    ready = _plan(request, settings, flavour, target, log)
-    handle = Handle(bindings(flavour), flavour, request.device, settings, ready.record, request.model.path)
+    ready = _plan(request, settings, product, target, log)
+    handle = Handle(bindings(product), product, request.device, settings, ready.record, request.model.path)
     stripped = settings.options.get("strip_plan") == "1" and request.artifact is None
     weights = prepare(request, settings, log) if stripped else None
     runtime_cache = settings.options.get("runtime_cache")
@@ -73,9 +73,9 @@ def load_model(
 
 
 def _plan(
-    request: Request, settings: TensorRtSettings, flavour: Flavour, target: dict[str, str], log: ConversionLog
+    request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], log: ConversionLog
 ) -> SerializedEngine:
     if request.artifact is not None:
-        return read_artifact(request.artifact, flavour, target)
-    built = build(request, settings, flavour, target, log)
+        return read_artifact(request.artifact, product, target)
+    built = build(request, settings, product, target, log)
     return SerializedEngine(built.plan, Record.of(built, target))

@@ -83,7 +83,7 @@ class TensorRtModel(LoadedModel):
         on_host = [name for name, border in self.borders.items() if border.host]
         if on_host:
             msg = f"the engine of {info.path} wants {on_host[0]!r} on the host, as it decides sizes; make it a constant"
-            raise UnsupportedOperationError(msg, engine=handle.flavour.name, device=self.device)
+            raise UnsupportedOperationError(msg, engine=handle.product.name, device=self.device)
         self.slots = Slots(lambda: Slot(handle), int(handle.settings.options.get("contexts", "1")))
         self._several = several_devices()
         self._open = True

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.tensorrt.messages import Listener
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
 
 __all__ = ["DTYPES", "layer_nodes", "parse", "strong_typing"]
 
@@ -45,7 +45,9 @@ def strong_typing(trt: Any) -> int:
     return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 
 
-def parse(network: Any, parser: Any, source: ModelSource, request: Request, flavour: Flavour, heard: Listener) -> None:
+def parse(
+    network: Any, parser: Any, source: ModelSource, request: Request, product: TensorRtProduct, heard: Listener
+) -> None:
     """Read the model into the network.
 
     Raises
@@ -63,14 +65,16 @@ def parse(network: Any, parser: Any, source: ModelSource, request: Request, flav
     else:
         read = parser.parse_from_file(source.model)
     if not read:
-        raise _refused(parser, source, request, flavour, heard)
-    _check_borders(network, request, flavour)
+        raise _refused(parser, source, request, product, heard)
+    _check_borders(network, request, product)
 
 
-def _refused(parser: Any, source: ModelSource, request: Request, flavour: Flavour, heard: Listener) -> XpuRuntimeError:
-    known = {"engine": flavour.name, "device": request.device}
+def _refused(
+    parser: Any, source: ModelSource, request: Request, product: TensorRtProduct, heard: Listener
+) -> XpuRuntimeError:
+    known = {"engine": product.name, "device": request.device}
     if not parser.num_errors:
-        return failure(f"reading {source.label} with {flavour.title}", heard.errors(), **known)
+        return failure(f"reading {source.label} with {product.title}", heard.errors(), **known)
     told = []
     codes = []
     for index in range(parser.num_errors):
@@ -79,7 +83,7 @@ def _refused(parser: Any, source: ModelSource, request: Request, flavour: Flavou
         reason = cleaned(_reason(error.desc()))
         node = f"node {error.node_name()!r} ({error.node_operator()}): " if error.node_operator() else ""
         told.append(f"{node}{reason}")
-    message = f"{flavour.title} cannot read {source.label}: {'; '.join(dict.fromkeys(told))}"
+    message = f"{product.title} cannot read {source.label}: {'; '.join(dict.fromkeys(told))}"
     if "MODEL_DESERIALIZE_FAILED" in codes:
         return ModelError(message, **known, status=codes[0])
     if all(code.startswith(("UNSUPPORTED", "INVALID_NODE", "INVALID_GRAPH")) for code in codes):
@@ -95,22 +99,22 @@ def _reason(text: str) -> str:
     return ": ".join(kept or lines)
 
 
-def _check_borders(network: Any, request: Request, flavour: Flavour) -> None:
+def _check_borders(network: Any, request: Request, product: TensorRtProduct) -> None:
     """Refuse a network whose inputs or outputs are not those of the model: the parser changes some types silently."""
     model = request.model
-    known = {"engine": flavour.name, "device": request.device}
+    known = {"engine": product.name, "device": request.device}
     inputs = {(t := network.get_input(i)).name: t for i in range(network.num_inputs)}
     outputs = {(t := network.get_output(i)).name: t for i in range(network.num_outputs)}
     for role, infos, found in (("input", model.inputs, inputs), ("output", model.outputs, outputs)):
         for info in infos:
             tensor = found.get(info.name)
             if tensor is None:
-                msg = f"{flavour.title} dropped the {role} {info.name!r} of {model.path}; take it out of the model"
+                msg = f"{product.title} dropped the {role} {info.name!r} of {model.path}; take it out of the model"
                 raise UnsupportedOperationError(msg, **known)
             dtype = DTYPES.get(tensor.dtype.name, tensor.dtype.name)
             if dtype != info.dtype:
                 msg = (
-                    f"{role} {info.name!r} of {model.path} is {info.dtype}, and {flavour.title} makes it {dtype}; put "
+                    f"{role} {info.name!r} of {model.path} is {info.dtype}, and {product.title} makes it {dtype}; put "
                     f"a Cast to {dtype} at this {role} into the model"
                 )
                 raise UnsupportedOperationError(msg, **known)

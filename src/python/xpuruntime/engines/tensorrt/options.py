@@ -18,7 +18,7 @@ from xpuruntime.errors import PolicyError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.runtime.machine import EngineFacts
 
 __all__ = ["BUILD_OPTIONS", "NEEDS", "RUN_OPTIONS", "TEXT_OPTIONS", "checked_options", "runtime_keys", "targets_of"]
@@ -121,23 +121,23 @@ NEEDS = {
 }
 
 
-def runtime_keys(flavour: Flavour) -> tuple[str, ...]:
+def runtime_keys(product: TensorRtProduct) -> tuple[str, ...]:
     """Return the policy keys that change how an engine runs and nothing in it; see `Engine.runtime_keys`."""
     options = (*RUN_OPTIONS, "runtime_cache", "timing_cache", "compute_capability")
-    own = tuple(f"execution.provider_options.{name}.{option}" for name in flavour.names for option in options)
+    own = tuple(f"execution.provider_options.{name}.{option}" for name in product.names for option in options)
     return ("execution.cuda_graph", "execution.determinism", "execution.memory.pool", *own)
 
 
-def checked_options(given: Mapping[str, object], flavour: Flavour, facts: EngineFacts) -> dict[str, str]:
+def checked_options(given: Mapping[str, object], product: TensorRtProduct, facts: EngineFacts) -> dict[str, str]:
     """Return the options of a policy as text, each with a value that its table allows and this version has.
 
     Raises
     ------
     PolicyError
-        For an unknown name, a value out of range, an option that this version or flavour lacks, or two options that
+        For an unknown name, a value out of range, an option that this version or product lacks, or two options that
         contradict each other.
     """
-    where = f"execution.provider_options.{flavour.name}"
+    where = f"execution.provider_options.{product.name}"
     texts = {name: str(value).strip() for name, value in given.items() if name in TEXT_OPTIONS}
     rest = {name: value for name, value in given.items() if name not in TEXT_OPTIONS}
     found = check_options(rest, {**BUILD_OPTIONS, **RUN_OPTIONS}, where, also=TEXT_OPTIONS)
@@ -145,32 +145,32 @@ def checked_options(given: Mapping[str, object], flavour: Flavour, facts: Engine
         word = NEEDS.get(name)
         if word is not None and not has(facts, word):
             msg = (
-                f"{where}.{name}: {flavour.title} {facts.version} does not have it ({CAPABILITIES[word].meaning}); "
+                f"{where}.{name}: {product.title} {facts.version} does not have it ({CAPABILITIES[word].meaning}); "
                 "remove the option"
             )
-            raise PolicyError(msg, engine=flavour.name)
+            raise PolicyError(msg, engine=product.name)
     for name in ("timing_cache", "runtime_cache"):
         text = texts.get(name)
         if text is not None and text not in ("off", "default") and "/" not in text and "\\" not in text:
             msg = f"{where}.{name}: {text!r} is neither off, default, nor a path; for such a file write './{text}'"
-            raise PolicyError(msg, engine=flavour.name)
+            raise PolicyError(msg, engine=product.name)
     found.update(texts)
-    _together(found, where, flavour)
+    _together(found, where, product)
     return found
 
 
-def _together(found: Mapping[str, str], where: str, flavour: Flavour) -> None:
+def _together(found: Mapping[str, str], where: str, product: TensorRtProduct) -> None:
     if found.get("pin_tactics", "off") != "off" and found.get("timing_cache", "off") == "off":
         msg = f"{where}.pin_tactics: tactics are kept in a timing cache, and there is none; state timing_cache as well"
-        raise PolicyError(msg, engine=flavour.name)
+        raise PolicyError(msg, engine=product.name)
     if "weight_streaming_budget" in found and found.get("weight_streaming") != "1":
         msg = (
             f"{where}.weight_streaming_budget: the engine is built without weight streaming; state weight_streaming: 1"
         )
-        raise PolicyError(msg, engine=flavour.name)
+        raise PolicyError(msg, engine=product.name)
 
 
-def targets_of(text: str, flavour: Flavour, facts: EngineFacts) -> tuple[str, ...]:
+def targets_of(text: str, product: TensorRtProduct, facts: EngineFacts) -> tuple[str, ...]:
     """Return the compute capabilities that ``compute_capability`` names, in order and once each.
 
     Raises
@@ -178,12 +178,12 @@ def targets_of(text: str, flavour: Flavour, facts: EngineFacts) -> tuple[str, ..
     PolicyError
         One cannot be named to this version, or is none at all; the message lists those that can.
     """
-    where = f"execution.provider_options.{flavour.name}.compute_capability"
+    where = f"execution.provider_options.{product.name}.compute_capability"
     known = compute_capabilities(facts)
     words = [word for word in re.split(r"[\s,;]+", text) if word]
     for word in words or [text]:
         if word not in known:
             what = f"has no target {word}" if re.fullmatch(r"\d+\.\d", word) else f"takes no {word!r}"
-            msg = f"{where}: {flavour.title} {facts.version} {what}; it can build for {', '.join(known)}"
-            raise PolicyError(msg, engine=flavour.name)
+            msg = f"{where}: {product.title} {facts.version} {what}; it can build for {', '.join(known)}"
+            raise PolicyError(msg, engine=product.name)
     return tuple(sorted(set(words), key=lambda word: tuple(map(int, word.split(".")))))

@@ -13,7 +13,7 @@ from xpuruntime.errors import EngineError, EngineUnavailable
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
 
 __all__ = ["OLDEST", "bindings", "probe"]
 
@@ -21,7 +21,7 @@ __all__ = ["OLDEST", "bindings", "probe"]
 OLDEST = {"tensorrt": 10, "tensorrt-rtx": 1}
 
 
-def bindings(flavour: Flavour) -> Any:
+def bindings(product: TensorRtProduct) -> Any:
     """Return the vendor's module.
 
     Raises
@@ -30,46 +30,46 @@ def bindings(flavour: Flavour) -> Any:
         It is not installed, or does not import.
     """
     try:
-        return importlib.import_module(flavour.module)
+        return importlib.import_module(product.module)
     except Exception as error:  # an import of a vendor package can fail in any way
-        msg = f"{flavour.title} does not import: {error}. {flavour.install}"
-        raise EngineUnavailable(msg, engine=flavour.name) from error
+        msg = f"{product.title} does not import: {error}. {product.install}"
+        raise EngineUnavailable(msg, engine=product.name) from error
 
 
-def probe(flavour: Flavour) -> EngineFacts:
+def probe(product: TensorRtProduct) -> EngineFacts:
     """Import the bindings, if they are installed, and note what they offer. Touches no device and never raises."""
-    wheel = next((name for name in flavour.distributions if _version(name)), None)
+    wheel = next((name for name in product.distributions if _version(name)), None)
     try:
-        present = util.find_spec(flavour.module) is not None
+        present = util.find_spec(product.module) is not None
     except (ImportError, ValueError):
         present = False
     if not present:
-        return EngineFacts(name=flavour.name, reason=f"{flavour.title} is not installed", fix=flavour.install)
+        return EngineFacts(name=product.name, reason=f"{product.title} is not installed", fix=product.install)
     version = _version(wheel) if wheel else None
     try:
-        trt = bindings(flavour)
+        trt = bindings(product)
         version = str(trt.__version__)
     except (EngineError, AttributeError) as error:
         return EngineFacts(
-            name=flavour.name,
+            name=product.name,
             version=version or "unknown",
-            reason=f"the package {flavour.module} is there but does not load: {error.__cause__ or error}",
-            fix=f"pip install --force-reinstall {wheel or flavour.distributions[0]}",
+            reason=f"the package {product.module} is there but does not load: {error.__cause__ or error}",
+            fix=f"pip install --force-reinstall {wheel or product.distributions[0]}",
         )
     major = version.partition(".")[0]
-    if major.isdigit() and int(major) < OLDEST[flavour.name]:
+    if major.isdigit() and int(major) < OLDEST[product.name]:
         return EngineFacts(
-            name=flavour.name,
+            name=product.name,
             version=version,
-            reason=f"{flavour.title} {version} is too old: {OLDEST[flavour.name]}.0 or newer is needed",
-            fix=f"pip install --upgrade {wheel or flavour.distributions[0]}",
+            reason=f"{product.title} {version} is too old: {OLDEST[product.name]}.0 or newer is needed",
+            fix=f"pip install --upgrade {wheel or product.distributions[0]}",
         )
     return EngineFacts(
-        name=flavour.name,
+        name=product.name,
         version=version,
         loadable=True,
         providers=("cuda",),
-        detail={**({"wheel": wheel} if wheel else {}), **probe_api(trt, flavour)},
+        detail={**({"wheel": wheel} if wheel else {}), **probe_api(trt, product)},
     )
 
 

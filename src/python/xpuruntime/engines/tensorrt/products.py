@@ -15,10 +15,19 @@ if TYPE_CHECKING:
 
     from xpuruntime.runtime.machine import EngineFacts
 
-__all__ = ["CAPABILITIES", "RTX", "TENSORRT", "Capability", "Flavour", "compute_capabilities", "has", "probe_api"]
+__all__ = [
+    "CAPABILITIES",
+    "RTX",
+    "TENSORRT",
+    "Capability",
+    "TensorRtProduct",
+    "compute_capabilities",
+    "has",
+    "probe_api",
+]
 
 
-class Flavour(msgspec.Struct, frozen=True, kw_only=True):
+class TensorRtProduct(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two products.
 
     Attributes
@@ -56,7 +65,7 @@ class Flavour(msgspec.Struct, frozen=True, kw_only=True):
         return install_command(self.extra)
 
 
-TENSORRT = Flavour(
+TENSORRT = TensorRtProduct(
     names=("tensorrt", "trt"),
     title="TensorRT",
     module="tensorrt",
@@ -64,7 +73,7 @@ TENSORRT = Flavour(
     extra="tensorrt",
     jit=False,
 )
-RTX = Flavour(
+RTX = TensorRtProduct(
     names=("tensorrt-rtx", "trt-rtx"),
     title="TensorRT-RTX",
     module="tensorrt_rtx",
@@ -75,27 +84,27 @@ RTX = Flavour(
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that not every flavour and version has.
+    """Something that not every product and version has.
 
     Attributes
     ----------
     meaning : str
     present : callable
-        ``present(module, flavour) -> bool``, from the names that the bindings offer.
+        ``present(module, product) -> bool``, from the names that the bindings offer.
     """
 
     meaning: str
-    present: Callable[[Any, Flavour], bool]
+    present: Callable[[Any, TensorRtProduct], bool]
 
 
-def _member(kind: str, *names: str) -> Callable[[Any, Flavour], bool]:
+def _member(kind: str, *names: str) -> Callable[[Any, TensorRtProduct], bool]:
     return lambda trt, _: all(hasattr(getattr(trt, kind, None), name) for name in names)
 
 
-def _timed(kind: str, *names: str) -> Callable[[Any, Flavour], bool]:
+def _timed(kind: str, *names: str) -> Callable[[Any, TensorRtProduct], bool]:
     """As `_member`, where the product times tactics: TensorRT-RTX offers these names and does nothing with them."""
     found = _member(kind, *names)
-    return lambda trt, flavour: not flavour.jit and found(trt, flavour)
+    return lambda trt, product: not product.jit and found(trt, product)
 
 
 #: Word in `EngineFacts.detail` to what it stands for.
@@ -153,15 +162,15 @@ CAPABILITIES: dict[str, Capability] = {
 }
 
 
-def probe_api(trt: Any, flavour: Flavour) -> dict[str, str]:
+def probe_api(trt: Any, product: TensorRtProduct) -> dict[str, str]:
     """Return what the bindings offer, as `EngineFacts.detail` holds it.
 
     Parameters
     ----------
     trt : module
-    flavour : Flavour
+    product : TensorRtProduct
     """
-    words = [word for word, one in CAPABILITIES.items() if one.present(trt, flavour)]
+    words = [word for word, one in CAPABILITIES.items() if one.present(trt, product)]
     return {"capabilities": " ".join(words), "compute_capabilities": " ".join(_targets(trt))}
 
 

@@ -13,7 +13,7 @@ from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.tensorrt.products import Flavour
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["capability_of", "refuse_device", "refuse_engine", "refuse_kind", "refuse_model", "refuse_shapes"]
@@ -33,37 +33,37 @@ def capability_of(request: Request, machine: Machine) -> str | None:
     )
 
 
-def refuse_kind(request: Request, machine: Machine, flavour: Flavour) -> Refusal | None:
+def refuse_kind(request: Request, machine: Machine, product: TensorRtProduct) -> Refusal | None:
     """Refuse what is no CUDA device, or is not there, whatever is installed.
 
     A request to compile needs the GPU only where the builder times kernels on it.
     """
     if request.device.partition(":")[0] != "cuda":
         return Refusal(
-            VerdictCode.DEVICE_UNSUPPORTED, f"{flavour.title} has no device {request.device!r}; it runs on cuda:N"
+            VerdictCode.DEVICE_UNSUPPORTED, f"{product.title} has no device {request.device!r}; it runs on cuda:N"
         )
-    if capability_of(request, machine) is not None or (request.purpose == "compile" and flavour.jit):
+    if capability_of(request, machine) is not None or (request.purpose == "compile" and product.jit):
         return None
     refusal = missing_cuda_device(request.device, machine)
     if refusal is not None and request.purpose == "compile" and not machine.cuda:
-        reason = f"{refusal.reason}; {flavour.title} times kernels on the GPU while it builds"
+        reason = f"{refusal.reason}; {product.title} times kernels on the GPU while it builds"
         return Refusal(
             VerdictCode.DEVICE_MISSING, reason, "build on a machine with that GPU, or with engine tensorrt-rtx"
         )
     return refusal
 
 
-def refuse_engine(flavour: Flavour, facts: EngineFacts | None) -> Refusal | None:
+def refuse_engine(product: TensorRtProduct, facts: EngineFacts | None) -> Refusal | None:
     """Refuse where the package is missing or broken."""
     if facts is None or facts.version is None:
-        return Refusal(VerdictCode.ENGINE_MISSING, f"{flavour.title} is not installed", flavour.install)
+        return Refusal(VerdictCode.ENGINE_MISSING, f"{product.title} is not installed", product.install)
     if not facts.loadable:
-        return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or f"{flavour.title} does not load", facts.fix)
+        return Refusal(VerdictCode.ENGINE_BROKEN, facts.reason or f"{product.title} does not load", facts.fix)
     return None
 
 
-def refuse_device(request: Request, machine: Machine, flavour: Flavour, facts: EngineFacts) -> Refusal | None:
-    """Refuse a device that is too old or too new for this flavour."""
+def refuse_device(request: Request, machine: Machine, product: TensorRtProduct, facts: EngineFacts) -> Refusal | None:
+    """Refuse a device that is too old or too new for this product."""
     chip = capability_of(request, machine)
     if chip is None:
         return None
@@ -74,39 +74,39 @@ def refuse_device(request: Request, machine: Machine, flavour: Flavour, facts: E
             "put nvcc on PATH and reinstall xpuruntime",
         )
     known = compute_capabilities(facts)
-    if flavour.jit and known and chip not in known and request.purpose == "run":
+    if product.jit and known and chip not in known and request.purpose == "run":
         return Refusal(
             VerdictCode.DEVICE_UNSUPPORTED,
-            f"{request.device} has compute capability {chip}, and {flavour.title} {facts.version} has kernels for "
+            f"{request.device} has compute capability {chip}, and {product.title} {facts.version} has kernels for "
             f"{', '.join(known)} only",
             "use engine tensorrt or onnxruntime on this GPU",
         )
-    if not flavour.jit and tuple(map(int, chip.split("."))) < _OLDEST_CHIP:
+    if not product.jit and tuple(map(int, chip.split("."))) < _OLDEST_CHIP:
         return Refusal(
             VerdictCode.DEVICE_UNSUPPORTED,
-            f"{request.device} has compute capability {chip}, and {flavour.title} needs 7.5 or newer",
+            f"{request.device} has compute capability {chip}, and {product.title} needs 7.5 or newer",
             "use engine onnxruntime on this GPU",
         )
     return None
 
 
-def refuse_model(request: Request, flavour: Flavour) -> Refusal | None:
+def refuse_model(request: Request, product: TensorRtProduct) -> Refusal | None:
     """Refuse types, operators and quantised graphs that TensorRT takes wrongly, or not at all."""
     model = request.model
     for role, tensors in (("input", model.inputs), ("output", model.outputs)):
         for tensor in tensors:
             if tensor.kind != "tensor":
-                reason = f"{role} {tensor.name!r} is a {tensor.kind}, and {flavour.title} has tensors only"
+                reason = f"{role} {tensor.name!r} is a {tensor.kind}, and {product.title} has tensors only"
                 return Refusal(VerdictCode.OP_UNSUPPORTED, reason, "use engine onnxruntime")
             if tensor.dtype not in _ARRAYS:
-                reason = f"{role} {tensor.name!r} is {tensor.dtype}, which {flavour.title} does not take"
+                reason = f"{role} {tensor.name!r} is {tensor.dtype}, which {product.title} does not take"
                 if tensor.dtype == "float64":
-                    reason = f"{role} {tensor.name!r} is float64, and {flavour.title} would read its memory as float32"
+                    reason = f"{role} {tensor.name!r} is float64, and {product.title} would read its memory as float32"
                 return Refusal(
                     VerdictCode.OP_UNSUPPORTED, reason, f"put a Cast at this {role} into the model, such as to float32"
                 )
             if role == "input" and tensor.shape is None:
-                reason = f"the rank of input {tensor.name!r} is not known, and {flavour.title} needs it"
+                reason = f"the rank of input {tensor.name!r} is not known, and {product.title} needs it"
                 if tensor.name not in request.policy.execution.shapes:
                     return Refusal(
                         VerdictCode.SHAPES_OPEN, reason, f"state execution.shapes: {{{tensor.name}: [<dimensions>]}}"
@@ -119,10 +119,10 @@ def refuse_model(request: Request, flavour: Flavour) -> Refusal | None:
             "of a node: it would compute a standard operator of the same name, or ask for a plugin",
             "export the model without them, or use engine onnxruntime",
         )
-    return _refuse_quantised(request, flavour)
+    return _refuse_quantised(request, product)
 
 
-def _refuse_quantised(request: Request, flavour: Flavour) -> Refusal | None:
+def _refuse_quantised(request: Request, product: TensorRtProduct) -> Refusal | None:
     from xpuruntime.engines.quantisation.judge import refuse_int8
 
     refused = refuse_int8(request)
@@ -135,14 +135,14 @@ def _refuse_quantised(request: Request, flavour: Flavour) -> Refusal | None:
         what = (
             "integer operators" if quantised.scheme == "qoperator" else "activations that are quantised while running"
         )
-        reason = f"the model is quantised with {what}, and {flavour.title} takes Q/DQ pairs only"
+        reason = f"the model is quantised with {what}, and {product.title} takes Q/DQ pairs only"
         return Refusal(
             VerdictCode.OP_UNSUPPORTED, reason, "quantise the float model in the QDQ form, or pass calibration="
         )
     if "int32" in quantised.weights:
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,
-            f"the model has biases stored as int32 behind a DequantizeLinear, which {flavour.title} does not take: it "
+            f"the model has biases stored as int32 behind a DequantizeLinear, which {product.title} does not take: it "
             "wants biases in floating point",
             "quantise the float model for this engine: precision int8 with calibration=, which leaves biases alone",
         )
@@ -150,13 +150,13 @@ def _refuse_quantised(request: Request, flavour: Flavour) -> Refusal | None:
     if foreign:
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,
-            f"the model is quantised to {', '.join(foreign)}, and {flavour.title} takes int8 with zero points of 0",
+            f"the model is quantised to {', '.join(foreign)}, and {product.title} takes int8 with zero points of 0",
             "quantise the float model for this engine: precision int8 with calibration=",
         )
     return None
 
 
-def refuse_shapes(request: Request, flavour: Flavour) -> Refusal | None:
+def refuse_shapes(request: Request, product: TensorRtProduct) -> Refusal | None:
     """Refuse inputs with dimensions of which neither model nor policy says how large they get.
 
     Raises
@@ -172,7 +172,7 @@ def refuse_shapes(request: Request, flavour: Flavour) -> Refusal | None:
     wanted = ", ".join(f"{name}: {_as_ranges(shape)}" for name, shape in left.items())
     return Refusal(
         VerdictCode.SHAPES_OPEN,
-        f"{flavour.title} builds for sizes that are known beforehand, and the model leaves some open: {named}",
+        f"{product.title} builds for sizes that are known beforehand, and the model leaves some open: {named}",
         f"state them, as sizes or ranges: execution.shapes: {{{wanted}}}",
     )
 

@@ -21,7 +21,7 @@ class TensorRtSettings(EngineSettings, frozen=True, kw_only=True):
     Attributes
     ----------
     targets : tuple of str
-        Compute capabilities to build for; empty where the flavour builds for the GPU it runs on.
+        Compute capabilities to build for; empty where the product builds for the GPU it runs on.
     convert : {"fp16", "bf16"} or None
         The type that the graph is converted to. Networks are strongly typed: the graph's types are what runs.
     quantise : bool

@@ -59,7 +59,7 @@ def observe(model: TensorRtModel, request: Request, feeds: Mapping[str, Any], ru
         layers,
         times,
         source,
-        engine=handle.flavour.name,
+        engine=handle.product.name,
         device=handle.device,
         precision=request.policy.execution.precision,
     )
@@ -116,8 +116,8 @@ def _inspect(handle: Handle, slot: Slot) -> str:
 
 def read_back(handle: Handle, context: Any, request: Request) -> dict[str, str]:
     """Return policy key to value, where engine, context or the record of the build hold it."""
-    flavour, flags = handle.flavour, handle.record.flags
-    found = {"execution.engine": flavour.name, "execution.device": handle.device}
+    product, flags = handle.product, handle.record.flags
+    found = {"execution.engine": product.name, "execution.device": handle.device}
     if "tf32" in flags:
         found["execution.tf32"] = f"BuilderFlag.TF32={flags['tf32']}"
     options = {name: value for name, value in flags.items() if name not in ("tf32", "workspace")}
@@ -136,7 +136,7 @@ def read_back(handle: Handle, context: Any, request: Request) -> dict[str, str]:
         options["weight_streaming_budget"] = str(handle.engine.weight_streaming_budget_v2)
     if "workspace" in flags:
         found["execution.memory.limit"] = f"workspace {flags['workspace']} bytes"
-    for name in flavour.names:
+    for name in product.names:
         found.update({f"execution.provider_options.{name}.{option}": value for option, value in options.items()})
     for name in request.policy.execution.shapes:
         found[f"execution.shapes.{name}"] = _sizes(handle.engine, name)
