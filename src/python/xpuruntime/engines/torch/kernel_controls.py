@@ -65,12 +65,12 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
     cuda = request.device.startswith("cuda")
     present = {op for node in request.model.nodes if (op := operation_of(node)) is not None}
     uncovered = uncovered_calls(request)
-    for op, words in policy.preferences.items():
+    for op, kernel_names in policy.preferences.items():
         key = f"kernels.{op}"
         if op not in present:
-            _absent(builder, key, op, _tuple(words), written_out(request.model.nodes).get(op, ()))
+            _absent(builder, key, op, _tuple(kernel_names), written_out(request.model.nodes).get(op, ()))
         else:
-            _add(builder, key, (op,), _tuple(words), uncovered.get(key), cuda=cuda, compiled=compiled)
+            _add(builder, key, (op,), _tuple(kernel_names), uncovered.get(key), cuda=cuda, compiled=compiled)
     placed = placed_rules(policy, request.model.nodes)
     for index, rule in enumerate(policy.rules):
         key = f"kernels.rules[{index}]"
@@ -94,9 +94,9 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
         builder.add("kernels.auto_strategy", "first_supported", "enforced", "a free choice is PyTorch's own")
 
 
-def _absent(builder: ControlBuilder, key: str, op: str, words: tuple[str, ...], nodes: Sequence[str]) -> None:
+def _absent(builder: ControlBuilder, key: str, op: str, kernel_names: tuple[str, ...], nodes: Sequence[str]) -> None:
     """Add the control of a key for an operation of which the model has no call: written out, or not found."""
-    if words[0] == "auto":
+    if kernel_names[0] == "auto":
         builder.add(key, PYTORCH_CHOICE, "enforced", "auto leaves the choice to PyTorch")
     elif nodes:
         reason = f"the model writes {op} out (at {nodes[0]!r}), which is no call that a kernel could serve"
@@ -115,25 +115,25 @@ def _add(
     builder: ControlBuilder,
     key: str,
     ops: Sequence[str],
-    words: tuple[str, ...],
+    kernel_names: tuple[str, ...],
     uncovered: UncoveredCalls | None,
     *,
     cuda: bool,
     compiled: bool,
 ) -> None:
-    if words[0] == "auto":
+    if kernel_names[0] == "auto":
         builder.add(key, PYTORCH_CHOICE, "enforced", "auto leaves the choice to PyTorch")
         return
     reasons: dict[str, str] = {}
     served: list[str] = []
-    for word in words:
-        why = [why_not(op, word, cuda=cuda) for op in ops]
+    for kernel_name in kernel_names:
+        why = [why_not(op, kernel_name, cuda=cuda) for op in ops]
         if all(why):
-            reasons[word] = why[0]
+            reasons[kernel_name] = why[0]
         else:
-            served.append(word)
+            served.append(kernel_name)
     if not served:
-        text = "; ".join(f"{word}: {reason}" for word, reason in reasons.items())
+        text = "; ".join(f"{kernel_name}: {reason}" for kernel_name, reason in reasons.items())
         builder.add(key, "-", "unsupported", text, "name another kernel (`xrt kernels` lists them)")
     elif uncovered is not None and uncovered.alone:
         builder.add(key, "-", "unsupported", uncovered.reason, uncovered.fix)
@@ -151,31 +151,31 @@ def _add(
     else:
         reason = "each call is served by it, instead of PyTorch's own kernel; the evidence says which kernel ran"
         if reasons:
-            reason += f". Not here: {'; '.join(f'{word}: {text}' for word, text in reasons.items())}"
+            reason += f". Not here: {'; '.join(f'{kernel_name}: {text}' for kernel_name, text in reasons.items())}"
         builder.add(key, ", ".join(served), "enforced", reason)
 
 
-def why_not(op: str, word: str, *, cuda: bool) -> str:
+def why_not(op: str, kernel_name: str, *, cuda: bool) -> str:
     """Return why a kernel can serve no call of an operation on this device; empty where it may."""
     from xpuruntime import _core
     from xpuruntime.ops.call_context import prepare
 
-    if word == "auto":
+    if kernel_name == "auto":
         return ""
-    if word in NATIVE[op]:
-        return f"{word} runs on CUDA" if word in _CUDA_ALONE and not cuda else ""
+    if kernel_name in NATIVE[op]:
+        return f"{kernel_name} runs on CUDA" if kernel_name in _CUDA_ALONE and not cuda else ""
     prepare()
-    name = word.partition("@")[0]
+    name = kernel_name.partition("@")[0]
     ids = _core.KernelRegistry.instance().find(op, name)
     # What this build lacks, such as CUDA's, is known all the same.
     known = ids or [one for one, (ops, _) in KERNEL_IDS.items() if op in ops and name in (one, *one.split("."))]
     kind = "cuda" if cuda else "cpu"
     if known and all(_DEVICES.get(one.partition(".")[0], kind) != kind for one in known):
-        return f"{word} does not run on {kind}"
+        return f"{kernel_name} does not run on {kind}"
     if not ids:
-        return f"there is no kernel {word} for {op}"
+        return f"there is no kernel {kernel_name} for {op}"
     return ""
 
 
-def _tuple(words: str | tuple[str, ...]) -> tuple[str, ...]:
-    return (words,) if isinstance(words, str) else tuple(words)
+def _tuple(kernel_names: str | tuple[str, ...]) -> tuple[str, ...]:
+    return (kernel_names,) if isinstance(kernel_names, str) else tuple(kernel_names)

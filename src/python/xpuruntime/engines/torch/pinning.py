@@ -80,8 +80,8 @@ def placed_rules(policy: KernelPolicy, nodes: Iterable[NodeInfo]) -> tuple[tuple
                 if compiled.certainty(facts) != "no":
                     here = match.replace(node=None, module=escape(str(facts.module)), op=facts.op)
                     found[KernelRule(match=here, use=rule.use), compiled.source] = None
-    for op, words in policy.preferences.items():
-        found[KernelRule(match=RuleMatch(op=op), use=words), f"kernels.{op}"] = None
+    for op, kernel_names in policy.preferences.items():
+        found[KernelRule(match=RuleMatch(op=op), use=kernel_names), f"kernels.{op}"] = None
     return tuple(found)
 
 

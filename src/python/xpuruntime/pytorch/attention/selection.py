@@ -133,7 +133,7 @@ def four(x: Tensor) -> Tensor:
 
 
 def _word_of(route: Route) -> str:
-    """Return the word that stands for PyTorch's kernel that a route has, or nothing where none does."""
+    """Return the kernel name that stands for PyTorch's kernel that a route has, or nothing where none does."""
     passed = {name for name, _ in route.passed_over}
     names = NATIVE_NAMES["attention"]
     return next((name for name in route.asked if name not in passed and names.get(name) == route.kernel), "")
@@ -152,7 +152,7 @@ def native_rejection(kernel: str, call: AttentionCall) -> str:
 
 
 def xrt_rejection(kernel_name: str, call: AttentionCall, exact: bool) -> str:
-    """Return why no xpuruntime kernel that a word means can serve; empty where one can, or the core is to say it."""
+    """Return why no xpuruntime kernel that a name means can serve; empty where one can, or the core is to say it."""
     prepare()
     registry = _core.KernelRegistry.instance()
     for op in ("attention_backward",) if call.backward else ("attention", "attention_backward"):

@@ -57,7 +57,7 @@ class Unserved(NamedTuple):
     module : str
         The module of PyTorch's that has it, where that is not imported with PyTorch.
     reasons : callable
-        From the tensor of a call to the words that cannot serve now, each with the reason.
+        From the tensor of a call to the kernel names that cannot serve now, each with the reason.
     gradient : str
         The title of the gradient, where that is decided with the forward, before anything is computed.
     recorded : bool

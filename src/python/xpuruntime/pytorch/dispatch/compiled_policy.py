@@ -252,7 +252,7 @@ class CompiledPolicy:
     def place(
         self, op: str, kernel_name: str, source: str, module: str, *, allow_tf32: bool, deterministic: bool
     ) -> CallContext:
-        """Return where `_core`'s operations stand that a word of the policy serves. One for all calls of a kind."""
+        """Return the context of `_core`'s operations for a kernel name of the policy. One for all calls of a kind."""
         key = (op, kernel_name, source, module, allow_tf32, deterministic)
         with self._lock:
             found = self._places.get(key)

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 __all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "facts_of_call", "place_for", "reason_of", "refuse"]
 
-#: Operation to the words that mean a kernel of PyTorch's own, each with the id it goes by.
+#: Operation to the kernel names that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_NAMES: dict[str, dict[str, str]] = {
     "matmul": {"torch": "torch.mm", "torch.mm": "torch.mm"},
     "attention": {
@@ -76,7 +76,7 @@ def facts_of_call(
     device : torch.device or str or None
         ``"cuda"`` for a CUDA device of unknown index; ``None`` where nothing of it is known.
     dtype : torch.dtype or str or None
-        A type of PyTorch, or the word that policies have for it; ``None`` where it is not known.
+        A type of PyTorch, or its name in policies; ``None`` where it is not known.
     phase : str or None or Unknown
     module : str
         Path of the module that calls; empty outside of all modules.
@@ -86,15 +86,15 @@ def facts_of_call(
         All that the call has; without them, those of the operation are unknown.
     """
     kind, arch = _device(device)
-    word: Any = UNKNOWN
+    dtype_name: Any = UNKNOWN
     if isinstance(dtype, torch.dtype):
-        word = DTYPES.get(dtype)
+        dtype_name = DTYPES.get(dtype)
     elif dtype:
-        word = dtype
+        dtype_name = dtype
     known: dict[str, Any] = {**(unknown_sizes(op) if sizes is None else sizes)}
     return CallFacts(
         op=op,
-        dtype=word,
+        dtype=dtype_name,
         device=kind,
         arch=arch,
         phase=phase or None,
@@ -197,7 +197,7 @@ class Route:
 
     @property
     def reasons(self) -> str:
-        """Why the words that were passed over cannot serve, in one line."""
+        """Why the kernel names that were passed over cannot serve, in one line."""
         return "; ".join(f"{kernel_name}: {reason}" for kernel_name, reason in self.passed_over)
 
     @property
@@ -236,7 +236,7 @@ def place_for(
 
 
 def reason_of(error: XpuRuntimeError, op: str, kernel_name: str) -> str:
-    """Return why the kernels that a word means do not serve, of an error of `_core`."""
+    """Return why the kernels that a name means do not serve, of an error of `_core`."""
     name = kernel_name.partition("@")[0]
     ids = _core.KernelRegistry.instance().find(op, name)
     if not ids:
@@ -249,7 +249,7 @@ def reason_of(error: XpuRuntimeError, op: str, kernel_name: str) -> str:
 
 
 def _unknown(op: str, name: str) -> str:
-    """Return why a word that no registered kernel goes by cannot serve."""
+    """Return why a name that no registered kernel has cannot serve."""
     if name in FAMILIES[op]:
         return f"neither PyTorch nor this library has {FAMILIES[op][name]} here"
     if name in KERNEL_IDS:

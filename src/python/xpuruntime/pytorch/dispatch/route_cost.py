@@ -53,12 +53,12 @@ class RoutePin:
 
     Parameters
     ----------
-    ours : bool
+    xrt : bool
         Whether an xpuruntime kernel serves, else PyTorch's own.
     """
 
-    def __init__(self, *, ours: bool) -> None:
-        self.ours = ours
+    def __init__(self, *, xrt: bool) -> None:
+        self.xrt = xrt
         self.direct: Callable[[], Any] | None = None
         self._kept: list[tuple[CompiledPolicy, Any, Route]] = []
 
@@ -68,7 +68,7 @@ class RoutePin:
         key: Any,
         route: Route,
         native: Callable[[], Any],
-        ours: tuple[str, CallContext | None, Callable[[], Any]],
+        xrt: tuple[str, CallContext | None, Callable[[], Any]],
     ) -> Route:
         """Return the route for a call, and keep it under `key` until `forget`.
 
@@ -78,10 +78,10 @@ class RoutePin:
             As for `tuning.settle`.
         native : callable
             As it is measured.
-        ours : tuple of (str, CallContext or None, callable)
+        xrt : tuple of (str, CallContext or None, callable)
             The kernel, its place, and the call as it is measured.
         """
-        kernel, place, self.direct = ours if self.ours else (route.kernel, None, native)
+        kernel, place, self.direct = xrt if self.xrt else (route.kernel, None, native)
         found = Route(
             route.op, route.asked, route.source, kernel, place=place, module=route.module, phase=route.phase, tuned=True
         )
@@ -139,26 +139,26 @@ def route_cost(active: CompiledPolicy, op: str, device: torch.device, held_by: M
 
 
 def _calibrate(op: str, device: torch.device, rule: TuningPolicy) -> Replacement | None:
-    ours, native = RoutePin(ours=True), RoutePin(ours=False)
+    xrt, native = RoutePin(xrt=True), RoutePin(xrt=False)
     try:
         calls = {}
         with torch.no_grad(), torch.autocast(device.type, enabled=False):
-            for one, swapped in ((ours, False), (native, True)):
+            for one, swapped in ((xrt, False), (native, True)):
                 CONTEXT.thread.route_pin = one
                 call = _smallest(op, device, swapped=swapped)
                 for _ in range(3):
                     call()
-                calls[one.ours] = call
+                calls[one.xrt] = call
             CONTEXT.thread.route_pin = None
-            if not (ours.held and native.held) or ours.direct is None or native.direct is None:
+            if not (xrt.held and native.held) or xrt.direct is None or native.direct is None:
                 return None
             step = TuningStep("torch", f"the way to kernels of {op}")
-            return _cost(calls[True], calls[False], ours.direct, native.direct, device, rule.budget, step)
+            return _cost(calls[True], calls[False], xrt.direct, native.direct, device, rule.budget, step)
     except (UnsupportedOperationError, InputError):
         return None
     finally:
         CONTEXT.thread.route_pin = None
-        ours.forget()
+        xrt.forget()
         native.forget()
 
 
@@ -173,7 +173,7 @@ def _cost(
 ) -> Replacement:
     """Return the cost as the time of a candidate: cold and through the policy, less what is measured directly."""
     others = _OtherWork(device)
-    cases = {"ours": full, "native": full_native}
+    cases = {"xrt": full, "native": full_native}
     times: dict[str, list[float]] = {name: [] for name in cases}
     clock, began = time.perf_counter, time.monotonic()
     for number in range(_ROUNDS):
@@ -187,10 +187,10 @@ def _cost(
         others.finish()
         if number > 9 and time.monotonic() - began > budget:
             break
-    ratio = paired_ratio(times["ours"], times["native"], confidence=_CONFIDENCE)
+    ratio = paired_ratio(times["xrt"], times["native"], confidence=_CONFIDENCE)
     whole = (ratio.high - 1) * statistics.median(times["native"])
     warm: dict[str, list[float]] = {name: [] for name in cases}
-    direct_calls = {"ours": direct, "native": direct_native}
+    direct_calls = {"xrt": direct, "native": direct_native}
     with thread_policy(None):
         for number in range(_WARM_ROUNDS):
             for name in rotated(list(cases), number):
@@ -200,9 +200,9 @@ def _cost(
                 others.finish()
     if step is not None:
         step.end(time.monotonic() - began)
-    measured = statistics.median(warm["ours"]) - statistics.median(warm["native"])
+    measured = statistics.median(warm["xrt"]) - statistics.median(warm["native"])
     cost = max(whole - measured, 0.0)
-    return Replacement((KernelTiming("route", "", cost * 1e6),), len(times["ours"]), budget, undecided=False)
+    return Replacement((KernelTiming("route", "", cost * 1e6),), len(times["xrt"]), budget, undecided=False)
 
 
 class _OtherWork:

@@ -47,7 +47,7 @@ class RecordedCalls:
     source : str
         The key that asks, or ``"default"``.
     kernel : str
-        The word that was resolved to: an xpuruntime id, or of PyTorch's.
+        The kernel name that was resolved to: an xpuruntime id, or PyTorch's.
     native : bool
         Whether PyTorch's own kernel serves.
     site : CallSite or None

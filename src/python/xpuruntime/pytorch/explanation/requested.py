@@ -60,7 +60,7 @@ def uncertain(source: str) -> str:
 
 
 def requests_other_kernel(op: str, kernel_names: tuple[str, ...]) -> bool:
-    """Say whether words ask for more than PyTorch's own choice."""
+    """Say whether kernel names ask for more than PyTorch's own choice."""
     return any(
         kernel_name != "auto" and NATIVE_NAMES[op].get(kernel_name) != DEFAULT_ID[op] for kernel_name in kernel_names
     )

@@ -111,7 +111,7 @@ def fused_attention(
     enable_gqa : bool
         Whether `key` and `value` may have fewer heads than `query`, a divisor; each serves that many in a row.
     kernel : str or sequence of str, optional
-        Kernels to choose from, in order, in the words of a policy for PyTorch: ``"cuda_raw.flash_attention_v2"``,
+        Kernels to choose from, in order, by their names in a policy for PyTorch: ``"cuda_raw.flash_attention_v2"``,
         ``"cudnn.sdpa"``, ``"cpu.reference"`` are xpuruntime's, ``"torch.flash"`` (or ``"flash_v2"``),
         ``"torch.cudnn"``, ``"torch.efficient"``, ``"torch.math"`` PyTorch's, ``"torch"`` whatever it chooses. Default:
         what the active policy asks for; without that, ``cuda_raw.flash_attention_v2`` on CUDA for what it can serve,

@@ -58,7 +58,7 @@ class CallDecisions:
         self._made = made
         self._ran = ran
 
-    def told(self, seen: Sequence[SeenCall]) -> tuple[KernelDecision, ...]:
+    def kernel_decisions(self, seen: Sequence[SeenCall]) -> tuple[KernelDecision, ...]:
         """Return the decisions as a report holds them."""
         return merged(one for call in seen for one in self._of(call))
 
@@ -83,10 +83,10 @@ class CallDecisions:
         return (wanted.use, wanted.source) if wanted is not None and sure else ((), "default")
 
     def passed_over(self, route: Route) -> dict[str, str]:
-        """Return the words that cannot serve a route, each with the reason."""
+        """Return the kernel names that cannot serve a route, each with the reason."""
         return dict(route.passed_over)
 
-    def ours(self, call: SeenCall) -> list[Decision]:
+    def decisions_of(self, call: SeenCall) -> list[Decision]:
         """Return what the core decided for a call."""
         return [self._made[number] for number in sorted(call.served)]
 
@@ -107,26 +107,26 @@ class CallDecisions:
     def _of(self, call: SeenCall) -> Iterator[KernelDecision]:
         route = call.route
         if route is None:
-            words, key = self.asked_of(call)
-            if words:
-                refused = self._refused(call, words, self.unsupported(key) or call.why)
-                yield _native(call, words, key, "fallback", None, refused)
+            kernel_names, key = self.asked_of(call)
+            if kernel_names:
+                refused = self._refused(call, kernel_names, self.unsupported(key) or call.why)
+                yield _native(call, kernel_names, key, "fallback", None, refused)
         elif not route.native:
             for number, count in sorted(call.served.items()):
                 yield self._by_xpuruntime(call, route, self._made[number], count)
         elif why := self.unsupported(self.key_of(route)):
             key = self.key_of(route)
-            words = kernel_names_of(self._policy, key)
-            yield _native(call, words, key, "fallback", route.kernel, self._refused(call, words, why))
+            kernel_names = kernel_names_of(self._policy, key)
+            yield _native(call, kernel_names, key, "fallback", route.kernel, self._refused(call, kernel_names, why))
         elif route.tuned:
             yield self._measured(call, route)
         elif route.asked != ("auto",):
             yield self._by_torch(call, route)
 
-    def _refused(self, call: SeenCall, words: Sequence[str], why: str) -> list[KernelCandidate]:
+    def _refused(self, call: SeenCall, kernel_names: Sequence[str], why: str) -> list[KernelCandidate]:
         """Return that nothing that is asked for serves: each with its own reason, or the one of all."""
         cuda = call.device.startswith("cuda")
-        return [_refused(word, why_not(call.op, word, cuda=cuda) or why) for word in words]
+        return [_refused(kernel_name, why_not(call.op, kernel_name, cuda=cuda) or why) for kernel_name in kernel_names]
 
     def _by_torch(self, call: SeenCall, route: Route) -> KernelDecision:
         """Return that a kernel of PyTorch's serves, because it is asked for or because none of those can."""
@@ -134,9 +134,9 @@ class CallDecisions:
         source = "fallback" if route.status == "substituted" else _asking(key)
         passed = self.passed_over(route)
         rest = f"was not needed: {route.kernel} serves"
-        words = [word for word in route.asked if word not in passed and not _names(call.op, word, route.kernel)]
-        candidates = [_refused(word, passed[word]) for word in route.asked if word in passed]
-        candidates += [_served(route.kernel), *(_refused(word, rest) for word in words)]
+        left = [name for name in route.asked if name not in passed and not _names(call.op, name, route.kernel)]
+        candidates = [_refused(name, passed[name]) for name in route.asked if name in passed]
+        candidates += [_served(route.kernel), *(_refused(name, rest) for name in left)]
         chosen, notes = route.kernel, []
         ran = sorted(set(self._ran.get(call.node, {}).values()))
         if instead := self.instead(call):
@@ -162,7 +162,7 @@ class CallDecisions:
         return _native(call, route.asked, _tuning(self.key_of(route)), "tuned", route.kernel, candidates)
 
     def _by_xpuruntime(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
-        """Return that an xpuruntime kernel serves, with what became of the words before the one that named it."""
+        """Return that an xpuruntime kernel serves, with what became of the kernel names before its own."""
         from xpuruntime.ops.recording import as_record
         from xpuruntime.pytorch.dispatch.route import DEFAULT_ID
 
@@ -173,7 +173,7 @@ class CallDecisions:
             asked = kernel_names_of(self._policy, key)
             passed = {one.id: one.reason for one in self._refused(call, asked, why)}
         known = {one.id for one in record.candidates}
-        candidates = [_refused(word, why) for word, why in passed.items() if word not in known]
+        candidates = [_refused(kernel_name, why) for kernel_name, why in passed.items() if kernel_name not in known]
         candidates += [
             msgspec.structs.replace(one, accepted=False, reason=passed[one.id]) if one.id in passed else one
             for one in record.candidates
@@ -183,11 +183,11 @@ class CallDecisions:
         if route.tuned:
             name = DEFAULT_ID[call.op]
             own = dict(route.times).get(name)
-            ours = min((spent for other, spent in route.times if other != name), default=0.0)
-            if own and ours:
-                text = f"takes {own / ours:.2f} times as long as xpuruntime's"
+            other = min((spent for kernel, spent in route.times if kernel != name), default=0.0)
+            if own and other:
+                text = f"takes {own / other:.2f} times as long as xpuruntime's"
                 candidates.append(_candidate(name, True, text, own))
-                told = f"measured against PyTorch's own, as calls from Python: {own:.2f} us, xpuruntime's {ours:.2f} us"
+                told = f"measured against PyTorch, as calls from Python: {own:.2f} us, xpuruntime's {other:.2f} us"
                 notes = (*notes, told)
         return msgspec.structs.replace(
             record,
@@ -230,24 +230,24 @@ def _native(
     )
 
 
-def _candidate(word: str, accepted: bool, reason: str, measured_us: float | None = None) -> KernelCandidate:
-    name, _, config = word.partition("@")
+def _candidate(kernel_name: str, accepted: bool, reason: str, measured_us: float | None = None) -> KernelCandidate:
+    name, _, config = kernel_name.partition("@")
     return KernelCandidate(id=name, config=config, accepted=accepted, reason=reason, measured_us=measured_us)
 
 
-def _refused(word: str, reason: str) -> KernelCandidate:
-    return _candidate(word, False, reason)
+def _refused(kernel_name: str, reason: str) -> KernelCandidate:
+    return _candidate(kernel_name, False, reason)
 
 
 def _served(kernel: str, measured_us: float | None = None) -> KernelCandidate:
     return _candidate(kernel, True, "", measured_us)
 
 
-def _names(op: str, word: str, kernel: str) -> bool:
-    """Whether a word means a kernel of PyTorch's."""
+def _names(op: str, kernel_name: str, kernel: str) -> bool:
+    """Whether a kernel name means a kernel of PyTorch's."""
     from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
 
-    return word == "auto" or NATIVE_NAMES[op].get(word) == kernel
+    return kernel_name == "auto" or NATIVE_NAMES[op].get(kernel_name) == kernel
 
 
 def _named(op: str, name: str) -> str:

@@ -242,7 +242,7 @@ def _unit(
     cuda = model.device != "cpu"
     times = [run[node.name][0] for run in watch.seen if node.name in run]
     kernels, clear = _ranked([run[node.name][1] for run in watch.seen if node.name in run], cuda=cuda)
-    ours = watch.kernels.kernel(node.name)
+    xrt_kernel = watch.kernels.kernel(node.name)
     on_device = [run[node.name][1] for run in watch.seen if node.name in run] if cuda else []
     ran = watch.precision.get(node.name) or None
     floats = sorted(FLOATS.intersection((ran or "").split("->")))
@@ -260,8 +260,8 @@ def _unit(
         outputs=node.outputs,
         engine="torch",
         device=model.device,
-        kernel=ours or ", ".join(kernels if cuda else kernels[:1]) or None,
-        kernel_source="reported" if ours or (kernels and clear) else "inferred" if kernels else "unknown",
+        kernel=xrt_kernel or ", ".join(kernels if cuda else kernels[:1]) or None,
+        kernel_source="reported" if xrt_kernel or (kernels and clear) else "inferred" if kernels else "unknown",
         precision_requested=asked,
         precision_run=ran,
         device_kernels=_device_kernels(on_device, watch.launched.get(node.name, Counter())),

@@ -134,7 +134,7 @@ class PinnedKernels:
 
     def decisions(self) -> tuple[KernelDecision, ...]:
         """Return what was decided about the calls of the pass."""
-        return self._call_decisions.told(self._seen.kinds)
+        return self._call_decisions.kernel_decisions(self._seen.kinds)
 
     def notes(self) -> list[str]:
         """Return what of the decisions could not be kept."""
@@ -160,7 +160,7 @@ class PinnedKernels:
             if control.resolved == ABSENT and not (left.get(key) or by_key.get(key)):
                 found[key] = KeySeen(observed="-", status="unobservable", reason=control.reason)
             else:
-                found[key] = self._told(by_key.get(key, []), left.get(key, []), kernel_names_of(self._policy, key))
+                found[key] = self._key_seen(by_key.get(key, []), left.get(key, []), kernel_names_of(self._policy, key))
         return found
 
     @property
@@ -171,7 +171,9 @@ class PinnedKernels:
             self._decided = CallDecisions(self._policy, self._controls, self._pins.keys, recorded(self._log), self._ran)
         return self._decided
 
-    def _told(self, calls: list[tuple[SeenCall, Route]], left: list[SeenCall], words: tuple[str, ...]) -> KeySeen:
+    def _key_seen(
+        self, calls: list[tuple[SeenCall, Route]], left: list[SeenCall], kernel_names: tuple[str, ...]
+    ) -> KeySeen:
         if not calls and not left:
             reason = "no call of the observed runs was one that it is for"
             return KeySeen(observed="-", status="unobservable", reason=reason)
@@ -181,41 +183,41 @@ class PinnedKernels:
         if left:
             nodes[_OWN] += left
         text = ", ".join(f"{kernel} ({_count(where)})" for kernel, where in sorted(nodes.items()))
-        why = next(filter(None, (self._deviation(call, route, words) for call, route in calls)), "")
+        why = next(filter(None, (self._deviation(call, route, kernel_names) for call, route in calls)), "")
         if not why and left:
             why = f"{left[0].node!r} ran by PyTorch's own kernel: {left[0].why}"
         if why:
             return KeySeen(observed=text, status="substituted", reason=why)
         return KeySeen(observed=text, status="honoured", reason="every call that it is for was routed to it")
 
-    def _deviation(self, call: SeenCall, route: Route, words: tuple[str, ...]) -> str:
+    def _deviation(self, call: SeenCall, route: Route, kernel_names: tuple[str, ...]) -> str:
         """Return how a call was served otherwise than a policy asks; empty where it was as it asks."""
         if route.status == "substituted":
             passed = self._call_decisions.passed_over(route)
-            return f"{call.node!r} ran {route.kernel}: {'; '.join(f'{word}: {why}' for word, why in passed.items())}"
+            return f"{call.node!r} ran {route.kernel}: {'; '.join(f'{name}: {why}' for name, why in passed.items())}"
         if instead := self._call_decisions.instead(call):
             return f"{call.node!r} was to run {route.kernel}, and PyTorch ran {', '.join(sorted(instead))}"
-        if route.asked != words or not self._meets(call, route):
+        if route.asked != kernel_names or not self._meets(call, route):
             ran = ", ".join(self._kernels(call, route))
-            return f"{call.node!r} ran {ran}, and the policy asks for {', '.join(words)}"
+            return f"{call.node!r} ran {ran}, and the policy asks for {', '.join(kernel_names)}"
         return ""
 
     def _kernels(self, call: SeenCall, route: Route) -> list[str]:
-        """Return the kernels that served a call: of ours what the dispatcher chose, of PyTorch's what the profiler saw.
+        """Return the kernels that served a call: of xpuruntime by the dispatcher, of PyTorch by the profiler.
 
         What was routed to, where neither knows more.
         """
         if route.native:
             return sorted(set(self._call_decisions.instead(call).values())) or [str(route.kernel)]
-        return list(dict.fromkeys(one.kernel for one in self._call_decisions.ours(call))) or [str(route.kernel)]
+        return list(dict.fromkeys(one.kernel for one in self._call_decisions.decisions_of(call))) or [str(route.kernel)]
 
     def _meets(self, call: SeenCall, route: Route) -> bool:
         """Whether the kernels that the dispatcher chose for a call are those that its route names."""
-        word, _, config = str(route.kernel).partition("@")
-        if route.native or word == "auto":
+        kernel_name, _, config = str(route.kernel).partition("@")
+        if route.native or kernel_name == "auto":
             return True
-        ids = _core.KernelRegistry.instance().find(route.op, word)
-        return all(one.chosen in ids and config in ("", one.config) for one in self._call_decisions.ours(call))
+        ids = _core.KernelRegistry.instance().find(route.op, kernel_name)
+        return all(one.chosen in ids and config in ("", one.config) for one in self._call_decisions.decisions_of(call))
 
 
 def _count(calls: list[SeenCall]) -> str:

@@ -182,7 +182,7 @@ def _note_stated(active: CompiledPolicy, stated: str, facts: CallFacts, module: 
 def _reasons(
     device: torch.device, heads: int, kv_heads: int, *, few: bool, lse: bool, scores: bool
 ) -> tuple[tuple[str, str], ...]:
-    """Return the words for kernels that cannot serve such calls, each with the reason."""
+    """Return the names of kernels that cannot serve such calls, each with the reason."""
     why = dict.fromkeys(("math", "torch.math"), "compiled code has no unfused form of flex_attention")
     if device.type != _KIND:
         where = f"the backends of flex_attention are for CUDA, and the operands are on {device.type}"
