@@ -246,7 +246,7 @@ def test_a_report_from_before_is_not_held_against_the_other():
     for pair, name in (((old, report()), "before"), ((report(), old), "after")):
         found = compare_reports(*pair)
         assert (found.peaks, found.cuda_graph, found.shapes) == ((), None, ())
-        assert found.notes[0].startswith(f"'{name}' does not tell of memory over time, CUDA graphs, shapes")
+        assert found.notes[0].startswith(f"'{name}' does not have memory over time, CUDA graphs, shapes")
 
 
 def test_the_page_of_two_reports(look):

@@ -281,7 +281,7 @@ def test_a_device_that_cannot_be_read_and_an_engine_that_breaks_are_noted_once()
     watch("b")
     assert [one.moment for one in watch.samples] == ["a", "b"]
     assert [note.partition(":")[0] for note in watch.notes] == [
-        "the engine does not tell what the session holds",
+        "the engine does not report what the session holds",
         "the memory of cuda",
     ]
     assert not any(owner.startswith(("session", "cuda")) for one in watch.samples for owner in one.owners)

@@ -168,7 +168,7 @@ def test_a_report_is_compared_as_far_as_it_tells(case, tmp_path):
     path.write_text(json.dumps(plain))
     found = diff(str(case.path), str(path))
     assert not differing(found)
-    assert f"{path} does not tell" in found.notes[0]
+    assert f"{path} does not record" in found.notes[0]
     assert "device cpu" in found.notes[0]
 
 

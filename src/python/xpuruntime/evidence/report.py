@@ -82,7 +82,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         there.
     live : tuple of LiveBytes
         What the tensors between units occupy around each unit, in the order of execution; empty where the engine does
-        not tell their sizes.
+        not report their sizes.
     cuda_graph : GraphStatus or None
         Whether the session runs as a CUDA graph, or can, and which nodes prevent it; ``None`` where it was not
         looked into.

@@ -53,7 +53,7 @@ class MemoryWatch:
             return self._held()
         except Exception as error:  # an engine of someone else's may raise anything
             text = " ".join(str(error).split())[:200]
-            self._said[f"the engine does not tell what the session holds: {type(error).__name__}: {text}"] = None
+            self._said[f"the engine does not report what the session holds: {type(error).__name__}: {text}"] = None
             return {}
 
     def _of_pools(self) -> dict[str, int]:
@@ -69,7 +69,7 @@ class MemoryWatch:
     def _of_process(self) -> dict[str, int]:
         now = process_memory()
         if now.resident is None:
-            self._said["this system does not tell the memory of a process: /proc/self/status is not there"] = None
+            self._said["this system does not report the memory of a process: /proc/self/status is not there"] = None
         told = (("resident", now.resident), ("most resident", now.most_resident))
         return {f"process: {word}": held for word, held in told if held is not None}
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Watching OpenVINO run a model: an instrumented copy, its executed graph, and what that says of the source nodes."""
+"""Observation of OpenVINO: an instrumented copy, its executed graph, and what that shows of the source nodes."""
 
 from __future__ import annotations
 
@@ -195,7 +195,7 @@ class _Units:
         if short:
             self.notes.append(
                 f"{len(short)} unit(s), such as {name_without_numbers(short[0])!r}, have no time: they took less than "
-                "a microsecond, which OpenVINO does not tell from nothing"
+                "a microsecond, which OpenVINO rounds to nothing"
             )
 
     def _counts(self, one: Executed) -> bool:

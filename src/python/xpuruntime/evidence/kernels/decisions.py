@@ -26,7 +26,7 @@ class KernelCandidate(msgspec.Struct, frozen=True, kw_only=True):
     config : str
         What is settled inside of the kernel, such as a library's algorithm; empty: its default choice.
     accepted : bool
-        Whether it can serve. What nobody had to look at, because another was found first, is not accepted.
+        Whether it can serve. One that was not looked at, because another was found first, is not accepted.
     reason : str
         One sentence; empty only for what was chosen.
     measured_us : float or None
@@ -66,7 +66,7 @@ class KernelDecision(msgspec.Struct, frozen=True, kw_only=True):
         Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
     asked_by : str
         The policy key: ``"kernels.matmul"``, ``"kernels.rules[0]"``; ``"kernels.auto_strategy"`` where an xpuruntime
-        kernel was measured against the engine's; ``"default"`` where nobody asked.
+        kernel was measured against the engine's; ``"default"`` where none was requested.
     source : {"pinned", "rule", "tuned", "first", "fallback"}
         The kernel that the policy's short form asks for; that of a rule; by times measured now or in the tuning
         cache; the first that can serve; in place of what was asked for and cannot serve.

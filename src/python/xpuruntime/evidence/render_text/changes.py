@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Say in words and tables what differs between two reports. Every colour stands beside a word that says the same."""
+"""Text rendering of what differs between two reports. Every colour stands beside a word that says the same."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def _speeds(comparison: ReportComparison) -> list[RenderableType]:
         lines.append(Text(f"all units, {total.kind} time: {change_text(total)}", style=_STYLE[total.verdict]))
     if lines:
         limit = f"{comparison.noise:.0%} or {comparison.noise_us:g} us"
-        lines.append(Text(f"(differences up to {limit} are taken for noise)", style="dim"))
+        lines.append(Text(f"(differences up to {limit} are treated as noise)", style="dim"))
     return lines
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Show a report in a terminal. Every colour stands beside a word that says the same."""
+"""Text rendering of a report. Every colour stands beside a word that says the same."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Assemble a `Report` from a plan and what was observed."""
+"""`build_report`: a `Report`, assembled from a plan and what was observed."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Compare the kernels that a policy prefers with those that ran."""
+"""Observations of kernels: those that a policy prefers, compared with those that ran."""
 
 from __future__ import annotations
 

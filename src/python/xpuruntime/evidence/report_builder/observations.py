@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Compare what was asked with what ran: one `Observation` for each policy key.
+"""Observations: what was requested, compared with what ran, one for each policy key.
 
 It reads records only and knows no engine. A key of which no record speaks is `unobservable`, never `honoured`.
 """

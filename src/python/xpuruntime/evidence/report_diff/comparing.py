@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`compare_reports`: hold what ran in one report against what ran in another, node by node."""
+"""`compare_reports`: what ran in one report, compared with what ran in another, node by node."""
 
 from __future__ import annotations
 

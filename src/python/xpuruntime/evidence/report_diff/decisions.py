@@ -45,7 +45,7 @@ def compare_decisions(
         word, other = ("before", "after") if before else ("after", "before")
         return (), (
             f"kernel decisions are in '{word}' only: '{other}' has no xpuruntime kernels, or is by a version that "
-            "does not tell them"
+            "does not record them"
         )
     sides = [_by_call(one) for one in (before, after)]
     changes: dict[tuple[object, ...], DecisionChange] = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Group the units of two reports by the source nodes that they share."""
+"""Groups of the units of two reports, by the source nodes that they share."""
 
 from __future__ import annotations
 

@@ -90,4 +90,4 @@ def untold(before: Report, after: Report, names: Sequence[str]) -> str | None:
         return None
     which = lacking[0][0]
     words = ", ".join(what for i, what in lacking if i == which)
-    return f"'{names[which]}' does not tell of {words}, such as a report of an older version: not compared"
+    return f"'{names[which]}' does not have {words}, such as a report of an older version: not compared"

@@ -44,7 +44,7 @@ def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Leve
     plan = (*keys, *_plan_rows(drifts, environment, keys))
     rows = _Rows(one, other, drifts, environment, keys)
     notes = tuple(
-        f"{side.name} does not tell {', '.join(untold[:_NAMED])}"
+        f"{side.name} does not record {', '.join(untold[:_NAMED])}"
         + (f" and {len(untold) - _NAMED} more validators" if len(untold) > _NAMED else "")
         + ": not compared"
         for (_, untold), side in zip(sides, (after, before), strict=True)

@@ -115,7 +115,7 @@ def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun) -> Iterator[Claim]:
 def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Claim]:
     entries = [one for one in identity.entries if one.at == at.id]
     if ran.observed is None or not ran.observed.units:
-        reason = "the engine did not tell what it ran"
+        reason = "the engine did not report what it ran"
         yield _claim("evidence.units", f"{len(entries)} units", "-", "unobservable", reason)
         return
     groups: dict[str, list[LockDrift]] = {}

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Show an export in a terminal."""
+"""Text rendering of an export."""
 
 from __future__ import annotations
 

@@ -129,8 +129,8 @@ def start(pool: MemoryPool | None, limit: int | None) -> ProcessAllocator:
             theirs.set_memory_fraction_fn(allocator.memory_fraction_address)
         except AttributeError as error:
             msg = (
-                f"set_allocator(scope='process') is not possible: torch {torch.__version__} does not tell an allocator "
-                f"which streams use its memory ({error}). Take set_allocator() for a block instead"
+                f"set_allocator(scope='process') is not possible: torch {torch.__version__} does not pass an allocator "
+                f"the streams that use its memory ({error}). Take set_allocator() for a block instead"
             )
             raise UnsupportedOperationError(msg) from error
         try:

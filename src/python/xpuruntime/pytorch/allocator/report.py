@@ -92,7 +92,7 @@ class OpenSessionMemory:
     session : str
     device : str or None
     memory : dict of str to int
-        Bytes by owner; empty where the engine does not tell.
+        Bytes by owner; empty where the engine does not report them.
     """
 
     session: str
@@ -159,7 +159,7 @@ class DeviceMemoryReport:
         lines = []
         for session in self.sessions:
             held = ", ".join(f"{owner} {_mib(size)}" for owner, size in session.memory.items())
-            lines.append(f"session {session.session}: {held or 'its engine does not tell'}")
+            lines.append(f"session {session.session}: {held or 'its engine does not report it'}")
         lines.append(f"workspaces of xpuruntime kernels, within the pools: {_mib(self.workspaces)}")
         return lines + [f"absent: {reason}" for reason in self.absent]
 

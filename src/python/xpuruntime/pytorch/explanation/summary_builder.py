@@ -236,7 +236,8 @@ def _of_flex(
         return asked, first.source, first.kernel, cast("RowStatus", first.status), why
     if all(one.status == first.status and one.source == first.source for one in found) and len(kernels) == 1:
         return first.asked, first.source, first.kernel, cast("RowStatus", first.status), "chosen when it was compiled"
-    why = f"compiled code was given {' and '.join(kernels)} for flex_attention; which this is its name does not tell"
+    given = " and ".join(kernels)
+    why = f"compiled code was given {given} for flex_attention, and the name of this kernel does not show which it is"
     return requested, first.source, "", "opaque", why
 
 

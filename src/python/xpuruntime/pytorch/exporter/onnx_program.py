@@ -141,7 +141,7 @@ def _traced(
     return proto, written_state(program.exported_program)
 
 
-_FIX = "what PyTorch says of it stands above; torch.export.export(model, args) alone shows whether it can be traced"
+_FIX = "read PyTorch's own error above; torch.export.export(model, args) alone shows whether it can be traced"
 
 
 def _reason(error: BaseException) -> str:

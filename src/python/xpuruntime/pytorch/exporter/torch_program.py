@@ -54,7 +54,7 @@ def write_program(
     try:
         dimensions = dimension_names(program)
     except AttributeError as error:  # no promise of PyTorch's
-        notes.append(f"names of sizes are left out: PyTorch {torch.__version__} does not tell them ({error})")
+        notes.append(f"names of sizes are left out: PyTorch {torch.__version__} does not give them ({error})")
     else:
         if dimensions:
             extra[DIMENSIONS_KEY] = json.dumps(dimensions)
@@ -155,6 +155,6 @@ def _failed(model: torch.nn.Module, error: Exception) -> ModelError:
     text = str(error).strip().splitlines()
     reason = text[0].rstrip(".") if text else type(error).__name__
     return ModelError(
-        f"torch.export cannot export <{type(model).__qualname__}>: {reason}. Fix: what PyTorch says of it stands "
+        f"torch.export cannot export <{type(model).__qualname__}>: {reason}. Fix: read PyTorch's own error "
         "above, and https://pytorch.org/docs/stable/export.html has the rules"
     )

@@ -37,7 +37,7 @@ function showSpeed() {
   if (DATA.speeds.length) {
     body.append(table("Speed", ["what", "change", "verdict"], DATA.speeds.map(([name, change, word]) => ({ cells: [name, change, verdict(word)] }))));
   } else body.append(nothing("The reports hold no times of the same kind."));
-  body.append(make("p", { class: "hint", text: `Differences up to ${DATA.noise} are taken for noise.` }));
+  body.append(make("p", { class: "hint", text: `Differences up to ${DATA.noise} are treated as noise.` }));
   const units = [...new Set(GROUPS.filter((group) => group.time).map((group) => group.time.unit))];
   for (const unit of units) bars(body, unit);
 }

@@ -59,7 +59,7 @@ function showLive(body) {
   if (!places.length && !UNITS.length) return;
   body.append(make("h3", { text: "Tensors between units" }));
   if (!places.length) {
-    body.append(nothing("The engine does not tell their sizes."));
+    body.append(nothing("The engine does not report their sizes."));
     return;
   }
   const peak = during.indexOf(Math.max(...during));
