@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What an operation costs the host: the look-up of a choice, and a whole call from Python beside PyTorch's.
+"""Host cost of an operation: the look-up of a choice, and a whole call from Python beside PyTorch's.
 
 python benchmarks/bench_dispatch.py --device cpu
 python benchmarks/bench_dispatch.py --device cuda:0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a lock costs, and whether a fresh process under it runs the same kernels and gives the same bits.
+"""Cost of a lock, and whether a fresh process under it runs the same kernels and gives the same bits.
 
 python benchmarks/bench_lock.py --device cuda:0
 python benchmarks/bench_lock.py --device cpu --models decoder

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a session costs over OpenVINO's own best calls, on models that compute almost nothing, and on a convnet.
+"""Overhead of a session over OpenVINO's own best calls, on models that compute almost nothing, and on a convnet.
 
 python benchmarks/bench_openvino_overhead.py
 """

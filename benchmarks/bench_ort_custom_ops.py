@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Our kernels inside ONNX Runtime: what an operator costs over a stock one, and what a decoder's step gains.
+"""Kernels of xpuruntime inside ONNX Runtime: overhead of an operator over a stock one, gain of a decoder's step.
 
 python benchmarks/bench_ort_custom_ops.py --device cpu
 python benchmarks/bench_ort_custom_ops.py --device cuda:0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a policy costs a call of PyTorch's that no rule speaks of, and one that it gives to our kernels.
+"""Cost of a policy for a PyTorch call that no rule matches, and for one that an xpuruntime kernel serves.
 
 python benchmarks/bench_override_overhead.py --device cpu
 python benchmarks/bench_override_overhead.py --device cuda:0

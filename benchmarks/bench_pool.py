@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What allocating and freeing memory costs from Python, beside the pools people use today.
+"""Cost of allocating and freeing memory from Python, beside the pools people use today.
 
 python benchmarks/bench_pool.py --device cpu
 python benchmarks/bench_pool.py --device cuda:0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a profile costs: where none was ever taken, after one, and inside one, on a model that computes almost nothing.
+"""Cost of a profile: where none was ever taken, after one, and inside one, on a model that computes almost nothing.
 
     python benchmarks/bench_profile.py --device cpu
     python benchmarks/bench_profile.py --device cuda:0

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a session on QNN costs over ONNX Runtime's own best call on the same provider, here on the HTP simulator.
+"""Overhead of a session on QNN over ONNX Runtime's own best call on the same provider, here on the HTP simulator.
 
 python benchmarks/bench_qnn_overhead.py
 

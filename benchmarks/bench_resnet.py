@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""ResNet-50 at batch 1 and 32 on CUDA: plain ONNX Runtime, us by default, and the best policy found by hand.
+"""ResNet-50 at batch 1 and 32 on CUDA: plain ONNX Runtime, xpuruntime by default, and the best policy found by hand.
 
     python benchmarks/bench_resnet.py
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What many kernel rules cost: the time of a plan, and of one PyTorch call whose route is cached.
+"""Cost of many kernel rules: the time of a plan, and of one PyTorch call whose route is cached.
 
 python benchmarks/bench_rules.py
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a server adds to `session.run`, on a model that computes almost nothing, and how many requests it answers.
+"""Overhead of a server over `session.run`, on a model that computes almost nothing, and its requests per second.
 
     python benchmarks/bench_serving.py --seconds 5
     python benchmarks/bench_serving.py --requests 1000000

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a session costs over ONNX Runtime's own best call, on a model that computes almost nothing.
+"""Overhead of a session over ONNX Runtime's own best call, on a model that computes almost nothing.
 
 python benchmarks/bench_session.py --device cpu
 python benchmarks/bench_session.py --device cuda:0

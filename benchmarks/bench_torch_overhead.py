@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What a session costs over PyTorch's own call of the same exported program, on a model that computes almost nothing.
+"""Overhead of a session over PyTorch's own call of the same exported program, on a model that computes almost nothing.
 
 python benchmarks/bench_torch_overhead.py
 """

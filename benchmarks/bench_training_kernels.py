@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the kernels of whole training steps do: their time on the device by kind, of eager and of compiled steps.
+"""Kernels of whole training steps: their time on the device by kind, of eager and of compiled steps.
 
 python benchmarks/bench_training_kernels.py
 

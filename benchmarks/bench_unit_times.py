@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Do the times of units add up to a run? The engines' own counters by their plain API, then `session.explain()`.
+"""Sum of the times of units beside a whole run: the engines' own counters by their plain API, then `session.explain()`.
 
 python benchmarks/bench_unit_times.py
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""How often ``xrt verify`` fails an unchanged model, and finds one that was made slower by a known share.
+"""Error rates of ``xrt verify``: failures of an unchanged model, and models slower by a known share that are found.
 
 python benchmarks/bench_verify.py --verifies 300 --trials 300
 python benchmarks/bench_verify.py --verifies 300 --trials 300 --resume

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What every benchmark here shares: interleaved rounds, the environment, JSON out."""
+"""Common code of all benchmarks: interleaved rounds, the environment, JSON out."""
 
 from __future__ import annotations
 

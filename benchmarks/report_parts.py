@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""What the sections of ``docs/benchmarks.md`` are made of."""
+"""Parts of the sections of ``docs/benchmarks.md``."""
 
 from __future__ import annotations
 

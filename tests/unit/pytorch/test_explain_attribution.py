@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`join`: whose the work of a device is, of records in the form in which the profiler gives them."""
+"""`attribute_events`: device work attributed to calls, from records in the form in which the profiler gives them."""
 
 from __future__ import annotations
 

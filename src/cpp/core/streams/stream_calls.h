@@ -13,7 +13,7 @@
 // Every CUDA call that streams, events, graphs and tensors make. core/cuda has the bodies;
 // core/no_cuda refuses with UnsupportedOperationError. `device` is the index of a CUDA device that
 // exists. All of them restore the caller's current device, throw CudaError and leave no CUDA error
-// behind; the `destroy_` ones never throw, also while the process is ending.
+// behind; those that destroy something never throw, also while the process is ending.
 namespace xpuruntime::calls {
 
 using EventHandle = std::uintptr_t;

@@ -85,7 +85,7 @@ class OpCall {
   /// As it is; rank at most TensorDesc::kMaxRank.
   void set(std::size_t slot, const Operand& operand);
   /// `keep`: how many of the last dimensions stand for themselves in the slot; those before are
-  /// joined into one, unless there are none. `keep_rank`: as many as there are, none joined.
+  /// joined into one; where there are none, into one of size 1 with `always_join` only.
   void add_output(const OutputSpec& spec, std::size_t keep, bool always_join = false);
 
  private:

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Check the arrays of a collective, all on this rank alone."""
+"""Checks of the arrays of a collective, all on this rank alone."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Wait with a deadline for what can only be asked."""
+"""Polling with a deadline."""
 
 from __future__ import annotations
 

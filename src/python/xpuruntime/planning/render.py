@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Show a plan: plain text, and tables for a terminal."""
+"""Text rendering of a plan: plain text, and tables for a terminal."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Ranks meet through files beside a path that all of them see."""
+"""Rendezvous by files beside a path that all ranks see."""
 
 from __future__ import annotations
 

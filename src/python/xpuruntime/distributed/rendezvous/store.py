@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Ranks meet through a store of PyTorch, such as the one that torchrun keeps."""
+"""Rendezvous by a store of PyTorch, such as the one that torchrun keeps."""
 
 from __future__ import annotations
 

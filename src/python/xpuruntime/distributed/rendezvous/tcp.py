@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Ranks meet over TCP: rank 0 listens, the others connect."""
+"""Rendezvous over TCP: rank 0 listens, the others connect."""
 
 from __future__ import annotations
 

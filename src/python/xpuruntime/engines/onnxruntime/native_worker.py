@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Runs an exported script of ONNX Runtime, profiled. Imported by interpreters without xpuruntime, as a copy."""
+"""Worker that runs an exported script of ONNX Runtime, profiled; a copy of it is imported without xpuruntime."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Our names of precisions: ``"fp16"`` for values of float16, ``"fp32->uint8"`` for what reads and writes others."""
+"""Names of precisions in reports: ``"fp16"`` for values of float16, ``"fp32->uint8"`` where input and output differ."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The other side of `Worker`: a process that opens sessions and runs them, as its standard input asks.
+"""Worker process of `SessionWorker`: opens sessions and runs them, as its standard input asks.
 
 A message is a length of four bytes, that many bytes of JSON, and the bytes of the arrays that the JSON lists.
 """

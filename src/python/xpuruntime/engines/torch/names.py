@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""PyTorch's words for types and operators, in ours, and what it calls recurrent layers."""
+"""Names of PyTorch for types and operators, mapped to those of reports, and its names of recurrent layers."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Runs an exported script of PyTorch, and its operators one by one. Imported without xpuruntime, as a copy."""
+"""Worker that runs an exported script of PyTorch, and its operators one by one; copied out."""
 
 from __future__ import annotations
 

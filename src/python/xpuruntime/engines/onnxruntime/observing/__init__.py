@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Watching ONNX Runtime run a model, and joining what ran to the nodes of the source graph."""
+"""Observation of ONNX Runtime: instrumented runs, and the attribution of what ran to the nodes of the source graph."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Count the work at borders: copies between devices, inserted casts and layout changes, islands of CPU nodes."""
+"""Work at borders, counted: copies between devices, inserted casts and layout changes, islands of CPU nodes."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`told`: what was decided about the kernels of a session's nodes, by the dispatcher and when the model was loaded."""
+"""Kernel decisions for the nodes of a session, by the dispatcher and by the rewriting when the model was loaded."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Join what devices did to the nodes of ONNX Runtime that started it, by when the host gave it to the device."""
+"""Attribution of device work to the nodes of ONNX Runtime that started it, by when the host launched it."""
 
 from __future__ import annotations
 

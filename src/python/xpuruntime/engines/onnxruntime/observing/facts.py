@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Read one executed node: the precision it ran in, its layout, and the device that its provider stands for."""
+"""Facts of one executed node: the precision it ran in, its layout, and the device that its provider stands for."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Find, for the tensors of an optimised graph, the source tensor whose value each one carries.
+"""Matching of the tensors of an optimised graph to the source tensors whose values they carry.
 
 Tensors that kept their names match by name. ONNX Runtime renames many others: around an inserted cast, copy, reorder
 or reshape, in a changed layout, in a duplicated node, in an expanded function. Those are found by what surrounds them:

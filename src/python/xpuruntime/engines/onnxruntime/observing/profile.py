@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Read the profile that ONNX Runtime writes: one value per node, medians over all runs but the first."""
+"""Reader of the profile that ONNX Runtime writes: one value per node, medians over all runs but the first."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Join what ONNX Runtime executed to the nodes of the source model, keyed on output tensors.
+"""Attribution of ONNX Runtime's executed nodes to the nodes of the source model, keyed on output tensors.
 
 Every source node is accounted for in exactly one unit.
 """

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Finding what follows a product: the bias that is added and the activation, one node or the several of an exporter."""
+"""Epilogue of a product: the bias that is added and the activation, one node or the several of an exporter."""
 
 from __future__ import annotations
 

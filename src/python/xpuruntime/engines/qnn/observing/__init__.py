@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Watching QNN run a model, and joining what ran to the nodes of the source graph."""
+"""Observation of QNN: instrumented runs, and the attribution of what ran to the nodes of the source graph."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Join the operations of a compiled QNN graph to the nodes of the source model: every source node exactly once.
+"""Attribution of the operations of a compiled QNN graph to the nodes of the source model: each node exactly once.
 
 Two steps. ONNX Runtime first rewrites the source graph: it folds constants, fuses, moves to NHWC and names what it
 made ``conv1_token_1`` or ``r1_DequantizeLinear/duplicated``; that graph is joined to the source on tensors, as for any
