@@ -207,10 +207,10 @@ def test_models_that_load_with_the_first_request_are_not_loaded_at_the_start(sta
     ("arguments", "code", "match"),
     [
         (["{missing}"], 2, "missing.onnx"),
-        (["{digits}", "--http", "8000"], 2, "not an address"),
+        (["{digits}", "--http", "8000"], 2, "error: --http: '8000' is not an address"),
         (["{digits}", "--http", "off", "--grpc", "off"], 2, "nothing is served"),
-        (["{digits}", "--name", "a b"], 2, "cannot name a model"),
-        (["{digits}", "--batch", "-1"], 2, "max_batch_size"),
+        (["{digits}", "--name", "a b"], 2, "error: --name: 'a b' cannot name a model"),
+        (["{digits}", "--batch", "-1"], 2, "error: --batch: the number -1 is out of range"),
         (["{digits}", "--delay", "soon"], 2, "--delay is 'soon'"),
         (["{digits}", "--delay", "2ms"], 2, "--delay: without --batch there are no batches"),
         (["{digits}", "--tls-key", "k"], 2, "TLS needs a certificate and its key"),

@@ -15,6 +15,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    from xpuruntime.policies.kinds import Kind
     from xpuruntime.serving.models.settings import ServeSettings
     from xpuruntime.serving.server import Server
     from xpuruntime.serving.transport.tls import Tls
@@ -143,8 +144,13 @@ def serve(
 
 def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> ServeSettings:
     """Return the settings in a file, or those of the one model that the options describe."""
+    from xpuruntime.policies.kinds import Text
+    from xpuruntime.serving.batching.settings import BatchSettings
+    from xpuruntime.serving.models.model_settings import check_model_name
     from xpuruntime.serving.models.sources import is_settings_file, settings_of_source
 
+    _check("--name", Text(what="a name", parse=check_model_name), of_model["--name"])
+    _check("--batch", BatchSettings.KINDS["max_batch_size"], of_model["--batch"])
     given = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
     batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
     if of_model["--delay"] is not None and of_model["--batch"] is None and not is_settings_file(source):
@@ -152,6 +158,17 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
     stated = {key: value for key, value in batching.items() if value is not None}
     model = {"policy": of_model["--policy"], "lock": of_model["--lock"], "trust": trust, "batching": stated or None}
     return settings_of_source(source, model, name=of_model["--name"], given=given)
+
+
+def _check(option: str, kind: Kind, value: Any) -> None:
+    """Refuse the value of an option in its name, and not in that of the setting that it becomes."""
+    from xpuruntime.policies.refusal import Refused
+
+    try:
+        if value is not None:
+            kind.check(value)
+    except Refused as refused:
+        raise InputError(f"{option}: {refused.message()}") from None
 
 
 def _microseconds(text: str | None) -> int | None:
@@ -169,8 +186,9 @@ def _with_listeners(
     plain = {}
     for section, address in (("http", http), ("grpc", grpc)):
         if address is not None:
-            changed = getattr(settings, section).replace(listen=None if address == "off" else address)
-            plain[section] = changed
+            stated, listen = getattr(settings, section), None if address == "off" else address
+            _check(f"--{section}", stated.KINDS["listen"], listen)
+            plain[section] = stated.replace(listen=listen)
     admin = settings.admin
     if repository:
         admin = admin.replace(repository=True)
