@@ -72,9 +72,10 @@ class MemoryBudget:
             limit = self._settings.budget.get(device)
             while limit is not None and self._used(device) + size > limit:
                 if self._permanent(device) + size > limit or not self._evict_one(device):
+                    refusal = self._refusal(model, device, size, limit)
                     if before is not None:
                         self._held[model] = before
-                    raise self._refusal(model, device, size, limit)
+                    raise refusal
             self._held[model] = (device, size)
 
     def release(self, model: Evictable) -> None:
@@ -104,14 +105,18 @@ class MemoryBudget:
 
     def _refusal(self, model: Evictable, device: str, size: int, limit: int) -> ServingError:
         others = [
-            f"{one.name} {format_bytes(held)}{' (kept)' if one.name in self._settings.keep else ''}"
+            f"{one.name} {_shown(held)}{' (kept)' if one.name in self._settings.keep else ''}"
             for one, (where, held) in self._held.items()
             if where == device
         ]
         return ServingError(
             Status.RESOURCE_EXHAUSTED,
-            f"model {model.name!r} takes {format_bytes(size)} on {device}, whose budget is {format_bytes(limit)}, and "
+            f"model {model.name!r} takes {_shown(size)} on {device}, whose budget is {format_bytes(limit)}, and "
             f"no other model can go now: {', '.join(others) or 'there is none'}. Fix: raise memory.budget, or serve "
             "fewer models",
             retry_after=1.0,
         )
+
+
+def _shown(size: int) -> str:
+    return f"{size / 2**20:.1f}MiB"
