@@ -11,6 +11,7 @@ import pytest
 from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, tokens
 
 import xpuruntime as xrt
+from xpuruntime.serving.models.describing import memory_usage_of
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 
@@ -151,6 +152,9 @@ def test_what_the_protocol_says_of_a_model(tokens_path: Path, serve: Serve) -> N
     assert config["dynamic_batching"]["max_queue_delay_microseconds"] == 100
     assert config["dynamic_batching"]["default_queue_policy"]["default_timeout_microseconds"] == 10**7
     assert service.index() == [{"name": "t", "version": "1", "state": "READY", "reason": ""}]
+    (used,) = service.statistics("t")["model_stats"][0]["memory_usage"]
+    assert used == {"type": "CPU", "id": 0, "byte_size": service.evidence("t", "evidence")["memory"]["bytes"]}
+    assert memory_usage_of("cuda:1", 5) == {"type": "GPU", "id": 1, "byte_size": 5}
     assert service.evidence("t", "plan")["engine"] == "onnxruntime"
     evidence = service.evidence("t", "evidence")
     assert evidence["warmup"][0]["source"] == "probe"

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.settings import BatchSettings
 
-__all__ = ["config_of", "metadata_of"]
+__all__ = ["config_of", "memory_usage_of", "metadata_of"]
 
 
 def metadata_of(name: str, versions: Sequence[int], session: InferenceSession, layout: Layout) -> dict[str, Any]:
@@ -74,6 +74,12 @@ def config_of(
             },
         }
     return made
+
+
+def memory_usage_of(device: str, size: int) -> dict[str, Any]:
+    """Return an entry of ``memory_usage`` in the statistics, whose types Triton calls CPU and GPU."""
+    kind, _, number = device.partition(":")
+    return {"type": "GPU" if kind in ("cuda", "rocm") else kind.upper(), "id": int(number or 0), "byte_size": size}
 
 
 def _dims(one: InputLayout | OutputLayout) -> list[int]:

@@ -14,7 +14,7 @@ import msgspec
 from xpuruntime.argument_types import FLAG, SESSIONS, ArgumentType, check_types
 from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.runtime.interruptible_waits import BackgroundCall
-from xpuruntime.serving.models.describing import config_of, metadata_of
+from xpuruntime.serving.models.describing import config_of, memory_usage_of, metadata_of
 from xpuruntime.serving.models.memory import MemoryBudget
 from xpuruntime.serving.models.model_settings import ModelSettings
 from xpuruntime.serving.models.settings import ServeSettings
@@ -326,7 +326,7 @@ def _statistics(loaded: ServedVersion) -> dict[str, Any]:
         "name": loaded.name,
         "version": str(loaded.version),
         **loaded.statistics.snapshot().plain(),
-        "memory_usage": [{"type": memory["device"], "id": 0, "byte_size": memory["bytes"]}],
+        "memory_usage": [memory_usage_of(memory["device"], memory["bytes"])],
     }
 
 
