@@ -11,7 +11,7 @@ from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.policies.document import Node, describe, describe_value, to_python
 from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind
-from xpuruntime.policies.quantities import Duration, Percentage
+from xpuruntime.policies.quantities import Duration, Percentage, ShortDuration
 from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue
 from xpuruntime.serving.batching.settings import BatchSettings
@@ -94,7 +94,7 @@ class SloSettings(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "p99": Duration("Latency that 99 % of requests stay within."),
+        "p99": ShortDuration("Latency that 99 % of requests stay within."),
         "curve": Choice(get_args(Curve), "Where the times of batches are from.", what="sources"),
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("p99",)
