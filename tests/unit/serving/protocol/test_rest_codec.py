@@ -197,6 +197,8 @@ def test_sequences_are_not_served_and_no_sequence_is_none():
         (b'{"inputs": [], "parameters": {"timeout": "soon"}}', "the parameter timeout is 'soon'"),
         (b'{"inputs": [], "parameters": {"priority": true}}', "the parameter priority is True"),
         (b'{"inputs": [], "parameters": {"binary_data_output": 1}}', "parameter binary_data_output 1"),
+        (b'{"inputs": [], "parameters": {"xrt_evidence": "true"}}', "the parameter xrt_evidence 'true'"),
+        (b'{"inputs": [], "parameters": {"xrt_evidnce": true}}', "may have xrt_evidence"),
         (b'{"inputs": [], "model_name": "other"}', "the body has model_name 'other', and the path 'm'"),
     ],
 )

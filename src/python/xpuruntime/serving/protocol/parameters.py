@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Parameters of a request that the protocol reserves: the deadline, the priority, and those of extensions."""
+"""Parameters of a request that the protocol or this server reserves: deadline, priority, evidence, extensions."""
 
 from __future__ import annotations
 
@@ -56,8 +56,20 @@ def _whole_number(name: str, stated: Parameter) -> int:
 
 
 def refuse_extensions(parameters: Mapping[str, Parameter], where: str) -> None:
-    """Raise where a parameter belongs to an extension that is not served, unless it says no (0 or false)."""
+    """Raise where a parameter belongs to an extension that is not served, unless it says no (0 or false).
+
+    So does one with the server's own prefix that it does not have, or whose value would be passed over. Others are the
+    client's own.
+    """
     for name in parameters:
+        if name.startswith("xrt_") and not (
+            name == "xrt_evidence" and where == "the request" and isinstance(parameters[name], bool)
+        ):
+            raise ServingError(
+                Status.INVALID_ARGUMENT,
+                f"{where} has the parameter {name[:64]} {parameters[name]!r:.80}. Fix: of those that begin with xrt_ "
+                "a request may have xrt_evidence, true or false",
+            )
         extension = _EXTENSIONS.get(name)
         if extension is not None and (parameters[name] or extension == "shared memory"):
             raise ServingError(
