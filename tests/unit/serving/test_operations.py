@@ -89,6 +89,7 @@ def test_metrics_in_both_dialects(used: Models) -> None:
     assert value("xrt_memory_used_bytes", "cpu") > 0
     assert value("xrt_queue_requests", "mlp", "1") == 0
     assert value("xrt_canary_runs_total", "mlp", "1", "outside") == 0
+    assert value("xrt_access_log_lost_total") == 0
     assert value("nv_inference_request_success", "mlp", "1") == 10
     assert value("nv_inference_request_failure", "mlp", "1", "OTHER") == 1
     assert value("nv_inference_exec_count", "mlp", "1") == 10

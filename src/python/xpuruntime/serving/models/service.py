@@ -78,10 +78,11 @@ class Models:
         check_types(types, locals(), optional=("settings", "sessions"))
         self.settings = (settings or ServeSettings()).in_folder(Path.cwd())
         self._gc_freeze, self._started = gc_freeze, False
-        self._own_log: AccessLog | None = None
+        #: That of the settings, if any.
+        self.access_log: AccessLog | None = None
         if log is None and self.settings.access_log is not None:
             self.settings.check_log()
-            log = self._own_log = AccessLog(self.settings.access_log)
+            log = self.access_log = AccessLog(self.settings.access_log)
         spans = request_spans()
         #: Whether requests get spans, and so are to have the trace of their client.
         self.traced = spans is not None
@@ -128,8 +129,8 @@ class Models:
             thread.join()
         if self._gc_freeze:
             gc.unfreeze()
-        if self._own_log is not None:
-            self._own_log.close()
+        if self.access_log is not None:
+            self.access_log.close()
 
     def _freeze(self) -> None:
         """Free what was unloaded, and keep the rest out of later collections."""

@@ -135,6 +135,9 @@ def _states(models: Models, loaded: Sequence[ServedVersion]) -> Iterator[Any]:
         limits.add_metric([device], size)
     evicted = CounterMetricFamily("xrt_evictions", "Models that were evicted for others.", models.budget.evictions)
     yield from (ready, waiting, running, oldest, memory, info, used, limits, evicted)
+    if models.access_log is not None:
+        text = "Lines of the access log that could not be written."
+        yield CounterMetricFamily("xrt_access_log_lost", text, models.access_log.lost)
 
 
 def _watched(loaded: Sequence[ServedVersion]) -> Iterator[Any]:
