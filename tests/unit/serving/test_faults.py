@@ -60,8 +60,8 @@ def test_what_an_engine_raises_fails_its_batch_alone(
     assert stats["inference_stats"]["fail"]["count"] == 1
 
 
-@pytest.mark.parametrize("isolate", [False, True])
-def test_a_bad_request_and_its_neighbours(mlp: Path, serve: Serve, isolate: bool) -> None:
+@pytest.mark.parametrize("stated", [{}, {"isolate_failures": False}], ids=["default", "off"])
+def test_a_bad_request_and_its_neighbours(mlp: Path, serve: Serve, stated: dict[str, bool]) -> None:
     gate = Gate()
 
     def before(feeds: dict[str, Any]) -> None:
@@ -70,7 +70,7 @@ def test_a_bad_request_and_its_neighbours(mlp: Path, serve: Serve, isolate: bool
 
     engine = FaultyEngine(before)
     engine.armed = False
-    batching = {"max_batch_size": 4, "isolate_failures": isolate}
+    batching = {"max_batch_size": 4, **stated}
     service = serve({"m": {"source": str(mlp), "batching": batching}}, registry=engine.registry())
     engine.armed = True
     first = service.infer(ask("m", {"x": X}))
@@ -85,9 +85,9 @@ def test_a_bad_request_and_its_neighbours(mlp: Path, serve: Serve, isolate: bool
             failed.append(False)
         except ServingError:
             failed.append(True)
-    assert failed == ([False, True, False] if isolate else [True, True, True])
+    assert failed == ([True, True, True] if stated else [False, True, False])
     reasons = service.evidence("m", "evidence")["dispatches"]
-    assert reasons["retry"] == (3 if isolate else 0)
+    assert reasons["retry"] == (0 if stated else 3)
 
 
 def test_a_model_that_hangs_is_not_ready_and_says_why(mlp: Path, serve: Serve) -> None:

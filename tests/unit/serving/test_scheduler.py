@@ -168,8 +168,8 @@ def test_order_of_answers_is_kept_where_asked() -> None:
     assert one.take_ready() == [first, second]
 
 
-def test_failed_batches_are_run_again_as_singles_where_asked() -> None:
-    one = scheduler(isolate_failures=True)
+def test_failed_batches_are_run_again_as_singles() -> None:
+    one = scheduler()
     requests = [entry(0) for _ in range(3)]
     for each in requests:
         one.submit(each)

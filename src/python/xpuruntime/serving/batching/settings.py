@@ -216,7 +216,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
     preserve_ordering: bool = False
     shapes: Shapes = "exact"
     pad: dict[str, PadRule] = FrozenDict()
-    isolate_failures: bool = False
+    isolate_failures: bool = True
     inline_below_us: int = 200
 
     if TYPE_CHECKING:
@@ -236,7 +236,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
             preserve_ordering: bool = False,
             shapes: Shapes = "exact",
             pad: Mapping[str, PadRule] | Mapping[str, Mapping[str, Any]] = ...,
-            isolate_failures: bool = False,
+            isolate_failures: bool = True,
             inline_below_us: int = 200,
         ) -> None: ...
 
