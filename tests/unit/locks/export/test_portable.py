@@ -177,6 +177,7 @@ def test_the_image_of_kserve() -> None:
     assert json.loads(words["CMD"]) == ["serve", "/mnt/models/serve.yaml"]
     assert words["EXPOSE"].split() == ["8080", "9000"]
     assert words["USER"] != "root"
+    assert words["ARG"] == 'ENGINE=""', "a wheel of ONNX Runtime would be installed over that of the package"
 
 
 def blob(out: Path, descriptor: dict[str, Any]) -> bytes:
