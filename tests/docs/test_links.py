@@ -24,6 +24,28 @@ def test_links_between_files(page: Path):
     assert not broken(page), f"{page.relative_to(ROOT)} links to files that do not exist: {broken(page)}"
 
 
+@pytest.mark.parametrize(
+    ("english", "korean"),
+    [
+        ("README.md", "README.ko.md"),
+        ("docs/index.md", "docs/ko/index.md"),
+        ("docs/quickstart.md", "docs/ko/quickstart.md"),
+        ("docs/concepts.md", "docs/ko/concepts.md"),
+    ],
+)
+def test_a_korean_page_links_to_what_the_english_one_does(english: str, korean: str):
+    translated = {(ROOT / "docs" / "reference" / "names.md"): ROOT / "docs" / "ko" / "names.md"}
+    translated |= {
+        ROOT / "docs" / f"{name}.md": ROOT / "docs" / "ko" / f"{name}.md" for name in ("quickstart", "concepts")
+    }
+
+    def targets(name: str) -> set[Path]:
+        found = {((ROOT / name).parent / t).resolve() for t in LINK.findall((ROOT / name).read_text(encoding="utf-8"))}
+        return {translated.get(path, path) for path in found if path.suffix == ".md" and path.stem != "README.ko"}
+
+    assert targets(english) - targets(korean) == set()
+
+
 def test_every_page_is_in_the_navigation():
     navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
     missing = [str(p.relative_to(ROOT / "docs")) for p in (ROOT / "docs").rglob("*.md")]
