@@ -27,10 +27,11 @@ class PythonStore final : public TuningStore {
                                  const std::map<std::string, std::string>& validators,
                                  std::string& note) noexcept override {
     return guarded("find", note, [&]() -> std::optional<TunedEntry> {
-      const py::tuple answer = object_.get().attr("find")(key, validators);
-      note = py::str(answer[1]);
-      if (answer[0].is_none()) return std::nullopt;
-      const auto dict = answer[0].cast<py::dict>();
+      auto [found, text] =
+          object_.get().attr("find")(key, validators).cast<std::pair<py::object, std::string>>();
+      note = std::move(text);
+      if (found.is_none()) return std::nullopt;
+      const auto dict = found.cast<py::dict>();
       TunedEntry entry;
       entry.validators = dict["validators"].cast<std::map<std::string, std::string>>();
       for (const py::handle one : dict["times"]) {

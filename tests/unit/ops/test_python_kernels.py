@@ -277,10 +277,22 @@ def test_the_fastest_is_measured_kept_and_found_again(backend: Backend, tmp_path
         dispatcher.forget_measurements()
 
 
-def test_a_store_that_fails_costs_a_note(backend: Backend) -> None:
+@pytest.mark.parametrize(
+    ("answer", "note"),
+    [
+        (RuntimeError("find is broken"), "find is broken"),
+        (None, "find failed: Unable to cast"),
+        ((None, "", 1), "find failed: Unable to cast"),
+        (({"times": []}, ""), "find failed: KeyError: 'validators'"),
+    ],
+    ids=["raises", "no pair", "three values", "no validators"],
+)
+def test_a_store_that_fails_costs_a_note(backend: Backend, answer: Any, note: str) -> None:
     class Broken:
         def find(self, key: str, validators: Any) -> Any:
-            raise RuntimeError("find is broken")
+            if isinstance(answer, Exception):
+                raise answer
+            return answer
 
         def put(self, key: str, entry: Any) -> str:
             raise RuntimeError("put is broken")
@@ -296,8 +308,8 @@ def test_a_store_that_fails_costs_a_note(backend: Backend) -> None:
     finally:
         dispatcher.set_tuning_store(None)
         dispatcher.forget_measurements()
-    assert any("find is broken" in note for note in notes)
-    assert any("put is broken" in note for note in notes)
+    assert any(note in one for one in notes)
+    assert any("put is broken" in one for one in notes)
 
 
 def test_planning_touches_nothing(backend: Backend) -> None:
