@@ -115,6 +115,8 @@ def test_equal_values_are_one_key(full_policy):
 def test_canonical_forms():
     policy = ExecutionPolicy(engine="onnxruntime", fallback="onnxruntime@cpu", device=DeviceSpec(kind="cuda", index=1))
     assert (policy.engine, policy.fallback, policy.device) == (("onnxruntime",), ("onnxruntime@cpu",), "cuda:1")
+    assert policy.fallback_candidates == (("onnxruntime", "cpu"),)
+    assert ExecutionPolicy().fallback_candidates == ()
     assert ExecutionPolicy(memory={"limit": "8GiB"}).memory == MemoryPolicy(limit=8 << 30)
     assert RuleMatch(m="<= 16", n=" 1 .. 64 ", k="16") == RuleMatch(m="<=16", n="1..64", k=16)
     assert KernelPolicy(rules=[{"match": {"op": "conv"}, "use": "cudnn"}]).rules[0].match.op == "conv"

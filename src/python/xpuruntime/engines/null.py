@@ -67,8 +67,7 @@ class NullEngine(Engine):
 
         named = request.policy.execution.engine
         listed = (named,) if isinstance(named, str) else tuple(named)
-        fallback = request.policy.execution.fallback
-        listed += () if isinstance(fallback, str) else tuple(entry.partition("@")[0] for entry in fallback)
+        listed += tuple(one.engine for one in request.policy.execution.fallback_candidates)
         if self.name not in listed:
             return refuse(
                 VerdictCode.NOT_NAMED,

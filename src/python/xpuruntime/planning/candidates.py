@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.errors import PolicyError
 from xpuruntime.runtime.plugin_points import guarded
 
 if TYPE_CHECKING:
@@ -86,11 +85,6 @@ def list_candidates(
     Engines in the policy's order, or in registry order all that take part in ``engine: auto`` and read models of
     `model_format`; for each the policy's device, or with ``device: auto`` each of `Engine.devices`. With both ``auto``,
     accelerators of every engine come before any CPU. Entries of ``execution.fallback`` follow.
-
-    Raises
-    ------
-    PolicyError
-        An entry of ``execution.fallback`` is not ``"engine@device"``.
     """
     found: dict[str, EngineCandidate] = {}
     for candidate in (*_primary(policy, machine, engines, model_format), *_fallback(policy, engines)):
@@ -129,17 +123,7 @@ def _primary(
 
 
 def _fallback(policy: Policy, engines: Mapping[str, Engine]) -> Iterator[EngineCandidate]:
-    entries = policy.execution.fallback
-    if isinstance(entries, str):
-        if entries == "error":
-            return
-        entries = (entries,)
-    for entry in entries:
-        name, at, device = entry.partition("@")
-        if not (name and at and device):
-            raise PolicyError(
-                f"execution.fallback has {entry!r}: an entry is 'engine@device'. Write for example 'onnxruntime@cpu'"
-            )
+    for name, device in policy.execution.fallback_candidates:
         key = find_engine(name, engines)
         yield EngineCandidate(engine=key or name, device=normal_device(device), known=key is not None, fallback=True)
 

@@ -27,7 +27,7 @@ __all__ = ["plan_here", "possible_engines"]
 
 def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str, Engine]) -> tuple[str, ...]:
     """Return the registered engines that could run or compile the model under the policy, in the order of trying."""
-    asked, fallback = policy.execution.engine, policy.execution.fallback
+    asked = policy.execution.engine
     if chooses_among_all_engines(policy):
         names: list[str | None] = [name for name, engine in engines.items() if engine.automatic]
     else:
@@ -35,8 +35,7 @@ def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str,
     kind = normal_device(policy.execution.device).partition(":")[0]
     if kind != "auto":  # an engine that never drives the device is refused without being asked
         names = [n for n in names if n is None or kind in (engines[n].device_kinds or (kind,))]
-    if not isinstance(fallback, str):
-        names.extend(find_engine(entry.partition("@")[0], engines) for entry in fallback)
+    names.extend(find_engine(one.engine, engines) for one in policy.execution.fallback_candidates)
     return tuple(
         name
         for name in dict.fromkeys(names)

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 from xpuruntime.policies.artifact_policy import ArtifactPolicy
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.device_spec import DeviceSpec
 
-__all__ = ["DETERMINISM_GRADES", "CudaGraph", "Determinism", "ExecutionPolicy", "Layout", "Precision"]
+__all__ = ["DETERMINISM_GRADES", "CudaGraph", "Determinism", "EngineOnDevice", "ExecutionPolicy", "Layout", "Precision"]
 
 Precision = Literal["fp32", "tf32", "fp16", "bf16", "int8", "model"]
 CudaGraph = Literal["off", "prefer", "require"]
@@ -43,6 +43,13 @@ DETERMINISM_GRADES: tuple[Determinism, ...] = (
 
 _OP = re.compile("[A-Za-z_][A-Za-z0-9_.]*(:[A-Za-z_][A-Za-z0-9_]*)?")
 _CANDIDATE_PATTERN = f"{ENGINE_PATTERN[:-1]}@{DEVICE_PATTERN[1:]}"
+
+
+class EngineOnDevice(NamedTuple):
+    """One entry of ``execution.fallback``, which a policy file has as ``engine@device``."""
+
+    engine: str
+    device: str
 
 
 def _check_candidate(text: str) -> str:
@@ -127,7 +134,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
             "Engine, or several in order of preference.",
             word="auto",
         ),
-        "device": DeviceText("DeviceText to run on."),
+        "device": DeviceText("Device to run on."),
         "precision": Choice(
             ("fp32", "tf32", "fp16", "bf16", "int8", "model"),
             "Precision to compute in; 'model' keeps the dtypes of the model file.",
@@ -213,6 +220,12 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     def deterministic(self) -> bool:
         """Whether results must repeat bit for bit, in any grade."""
         return self.determinism != "none"
+
+    @property
+    def fallback_candidates(self) -> tuple[EngineOnDevice, ...]:
+        """What `fallback` lists, in order; empty for ``"error"``."""
+        listed = () if self.fallback == "error" else self.fallback
+        return tuple(EngineOnDevice(engine, device) for engine, _, device in (one.partition("@") for one in listed))
 
     def check_together(self) -> None:
         """Refuse fields that contradict each other."""
