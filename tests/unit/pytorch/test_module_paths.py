@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 
 import pytest
 
@@ -113,6 +114,16 @@ def test_the_path_begins_at_the_root_that_the_policy_names_also_before_it_is_cal
     with xt.kernel_policy(rules=[rule("encoder.*")], root=model):
         outer(x)
     assert {path for path, _ in served()} == set(list(cases.SIZES)[:2])
+
+
+def test_filters_of_warnings_are_as_before_when_the_last_policy_by_module_ends():
+    before = list(warnings.filters)
+    with xt.kernel_policy({"kernels": {"rules": [{"match": {"module": "a"}, "use": "torch"}]}}):
+        assert warnings.filters[0][0] == "ignore"
+        assert len(warnings.filters) == len(before) + 1
+        with xt.kernel_policy({"kernels": {"rules": [{"match": {"module": "b"}, "use": "torch"}]}}):
+            assert len(warnings.filters) == len(before) + 1
+    assert list(warnings.filters) == before
 
 
 def test_a_root_that_is_no_module_and_one_without_a_policy_are_refused():

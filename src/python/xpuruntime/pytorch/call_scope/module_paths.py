@@ -8,7 +8,7 @@ import re
 import threading
 import warnings
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 from torch.fx import traceback
@@ -45,6 +45,10 @@ _SELF = "L['self']"
 _ID = re.compile(r"\d+")
 _STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|([^\]]*))\]""")
 
+#: What torch.compile warns of at each call of a compiled module: such hooks run once more, for the module around it.
+#: That is as it should be.
+_HOOKS_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
+
 _lock = fork_lock()
 _hooks: list[Any] = []
 
@@ -69,9 +73,7 @@ def require(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
     """
     with _lock:
         CONTEXT.users["module_paths"] += 1
-        # torch.compile says at each call of a compiled module that such hooks run once more, for the module around it.
-        # That is as it should be, and the last entry wins, so it is made each time.
-        warnings.filterwarnings("ignore", message=r"Using `torch\.compile\(module\)` when there are global hooks")
+        warnings.filterwarnings("ignore", message=_HOOKS_WARNING)  # the last entry wins, so it is made each time
         if root is not None:
             module_names.name_root(root, first=first)
         if CONTEXT.users["module_paths"] == 1:
@@ -94,6 +96,13 @@ def release(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
                 _hooks.pop().remove()
             checkpoint_scopes.release()
             function_phases.release()
+            _remove_filter()
+
+
+def _remove_filter() -> None:
+    filters = cast("list[tuple[Any, ...]]", warnings.filters)
+    for one in [one for one in filters if getattr(one[1], "pattern", None) == _HOOKS_WARNING]:
+        filters.remove(one)
 
 
 def current(*, recorded: bool | None = None) -> str:
