@@ -78,7 +78,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         Which xpuruntime kernels were considered for the calls of the instrumented pass, and which served; empty where
         none was asked for.
     memory_over_time : tuple of MemorySample
-        Who held how much at the moments of the pass, in their order; empty in reports that were saved before it was
+        Who held how much at the checkpoints of the pass, in their order; empty in reports that were saved before it was
         there.
     live : tuple of LiveBytes
         What the tensors between units occupy around each unit, in the order of execution; empty where the engine does

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`MemoryWatch`: takes a sample of who holds how much memory at each moment of a pass."""
+"""`MemoryWatch`: takes a sample of who holds how much memory at each checkpoint of a pass."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["MemoryWatch"]
 
 
 class MemoryWatch:
-    """Call it with the name of a moment; `samples` has what was held at each.
+    """Call it with the name of a checkpoint; `samples` has what was held at each.
 
     Parameters
     ----------

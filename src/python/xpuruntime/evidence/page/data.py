@@ -228,7 +228,7 @@ def _decision(decision: KernelDecision) -> dict[str, Any]:
 
 
 def _memory_over_time(report: Report) -> dict[str, Any]:
-    """Return the moments, and for each owner its bytes at each of them, the most and when that was."""
+    """Return the checkpoints, and for each owner its bytes at each of them, the most and when that was."""
     samples = report.memory_over_time
     owners = [
         [owner, [one.owners.get(owner) for one in samples], most, moment]

@@ -42,7 +42,7 @@ _STYLE = {"captured": "green", "possible": "green", "blocked": "bold red", "refu
 
 
 def memory_rows(report: Report) -> list[tuple[str, ...]]:
-    """Return a row for each owner: held before the pass, at most, at which moment, and after the pass."""
+    """Return a row for each owner: held before the pass, at most, at which checkpoint, and after the pass."""
     samples = report.memory_over_time
     if not samples:
         return []
@@ -73,7 +73,7 @@ def memory_tables(report: Report) -> list[RenderableType]:
     rows = memory_rows(report)
     if rows:
         made = table(
-            f"memory over time, at {len(report.memory_over_time)} moments (owners overlap)",
+            f"memory over time, at {len(report.memory_over_time)} checkpoints (owners overlap)",
             ("owner", ">before", ">most", "after what", ">at last"),
         )
         for owner, before, most, moment, after in rows:

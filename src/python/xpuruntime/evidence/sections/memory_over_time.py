@@ -15,12 +15,12 @@ __all__ = ["LiveBytes", "MemorySample", "most_by_owner", "most_live"]
 
 
 class MemorySample(msgspec.Struct, frozen=True, kw_only=True):
-    """Who held how many bytes at one moment of the pass.
+    """Who held how many bytes at one checkpoint of the pass.
 
     Attributes
     ----------
     moment : str
-        What had just happened, such as ``"instrumented copy loaded"``.
+        Name of the checkpoint: what had just happened, such as ``"instrumented copy loaded"``.
     at_us : float
         Microseconds since the first sample.
     owners : dict of str to int
@@ -57,7 +57,7 @@ class LiveBytes(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def most_by_owner(samples: Sequence[MemorySample]) -> dict[str, tuple[int, str]]:
-    """Return the most bytes that each owner held in any sample, and the first moment at which it held them."""
+    """Return the most bytes that each owner held in any sample, and the first checkpoint at which it held them."""
     found: dict[str, tuple[int, str]] = {}
     for sample in samples:
         for owner, held in sample.owners.items():

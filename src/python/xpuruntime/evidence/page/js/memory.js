@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // SPDX-FileCopyrightText: The xpuruntime developers
-// Memory: what each owner holds at the end, at the moments of the pass, and what is live between units.
+// Memory: what each owner holds at the end, at the checkpoints of the pass, and what is live between units.
 
 const LIVE_HIGH = 150;
 const LIVE_LEFT = 72;
@@ -18,23 +18,23 @@ function showMemory() {
         make("span", { class: "track", "aria-hidden": "true" }, bar), make("span", { class: "num", text: bytes(held) }), make("span", {}));
     })));
   } else body.append(nothing("The engine does not say what it holds."));
-  showMoments(body);
+  showCheckpoints(body);
   showLive(body);
 }
 
-/** A row for each owner, with a bar for each moment. Each row has a scale of its own, since owners overlap and differ much. */
-function showMoments(body) {
+/** A row for each owner, with a bar for each checkpoint. Each row has a scale of its own, since owners overlap and differ much. */
+function showCheckpoints(body) {
   const { moments, at_us: at, owners } = DATA.memory_over_time;
   if (!owners.length) return;
-  body.append(make("h3", { text: `Over time, at ${count(moments.length, "moment")} of the pass` }));
+  body.append(make("h3", { text: `Over time, at ${count(moments.length, "checkpoint")} of the pass` }));
   const rows = owners.map(([owner, held, most, moment]) => ({ cells: [
     owner, strip(owner, held, moments), bytesOr(held[0]), bytes(most), moment, bytesOr(held[held.length - 1]),
   ] }));
-  body.append(table("Memory over time", ["owner", "at each moment", ">before", ">most", "after what", ">at last"], rows, { class: "policy" }));
+  body.append(table("Memory over time", ["owner", "at each checkpoint", ">before", ">most", "after what", ">at last"], rows, { class: "policy" }));
   body.append(make("p", { class: "hint", text: "Owners overlap and are not added up. Each row is drawn on a scale from 0 to its own most." }));
   const all = moments.map((name, i) => ({ cells: [name, one.format(at[i] / 1000), ...owners.map(([, held]) => bytesOr(held[i]))] }));
-  body.append(make("details", {}, make("summary", { text: `All moments (${moments.length})` }),
-    table("Moments", ["moment", ">ms", ...owners.map(([owner]) => `>${owner}`)], all)));
+  body.append(make("details", {}, make("summary", { text: `All checkpoints (${moments.length})` }),
+    table("Checkpoints", ["checkpoint", ">ms", ...owners.map(([owner]) => `>${owner}`)], all)));
 }
 
 function bytesOr(value) {
