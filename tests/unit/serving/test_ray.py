@@ -24,11 +24,12 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.demo import demo_images, demo_model_path
 from xpuruntime.serving.messages import InferRequest, InferTensor
+from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.protocol.schema import decode, encode
-from xpuruntime.serving.ray import Predictor, deployment
+from xpuruntime.serving.ray import Predictor, deployment, replica_options
 
 CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
 IMAGES = demo_images()[0]
@@ -100,6 +101,17 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
         deployment("model.onnx")
 
 
+def test_what_a_replica_has_of_serve_yaml() -> None:
+    given: dict[str, Any] = {"schema": "xpuruntime.serve/1", "models": {"m": {"source": "m.onnx"}}}
+    assert replica_options(ServeSettings.coerce({**given, "http": {"max_body": "1MiB"}})).max_body == 1 << 20
+    for section, match in (
+        ({"admin": {"repository": True}}, r"in one replica, .* Fix: leave it out"),
+        ({"models": {}}, "names no model"),
+    ):
+        with pytest.raises(xrt.InputError, match=match):
+            replica_options(ServeSettings.coerce({**given, **section}))
+
+
 @needs_ray
 def test_settings_are_checked_before_anything_is_deployed(tmp_path: Path) -> None:
     with pytest.raises(xrt.PolicyError, match="max_batch_sizes"):
@@ -107,6 +119,12 @@ def test_settings_are_checked_before_anything_is_deployed(tmp_path: Path) -> Non
     (tmp_path / "serve.yaml").write_text("schema: xpuruntime.serve/1\nmodels: {digits: {source: digits.onnx}}\n")
     with pytest.raises(xrt.InputError, match="lock describes one model"):
         deployment(tmp_path / "serve.yaml", lock="model.lock")
+    (tmp_path / "shut.yaml").write_text(
+        "schema: xpuruntime.serve/1\nhttp: {listen: '0.0.0.0:1'}\ngrpc: {max_message: 1MiB}\n"
+        "models: {digits: {source: digits.onnx}}\n"
+    )
+    with pytest.warns(xrt.XpuRuntimeWarning, match=r"^http\.listen, grpc\.max_message: Ray's proxies listen"):
+        deployment(tmp_path / "shut.yaml")
     made = deployment(tmp_path / "serve.yaml")
     assert (made.name, made.max_ongoing_requests) == ("digits", 16)
     assert deployment("m.onnx", batching={"max_batch_size": 64}).max_ongoing_requests == 128

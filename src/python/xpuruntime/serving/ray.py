@@ -9,23 +9,25 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import MAPPING, NAMES, PATH, TEXT, ArgumentType, check_types
-from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
+from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError, XpuRuntimeWarning
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
 from xpuruntime.serving.models.sources import settings_of_source
 from xpuruntime.serving.ray_grpc import GrpcMethods, add_GRPCInferenceServiceServicer_to_server
+from xpuruntime.serving.transport.options import TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ray.serve import Deployment
 
-__all__ = ["Predictor", "ServedModels", "add_GRPCInferenceServiceServicer_to_server", "deployment"]
+__all__ = ["Predictor", "ServedModels", "add_GRPCInferenceServiceServicer_to_server", "deployment", "replica_options"]
 
 #: Ray hands a replica 5 requests at a time by default, fewer than a batch may have.
 _LEAST_ONGOING = 16
@@ -65,7 +67,8 @@ def deployment(
     EngineUnavailable
         Ray Serve is not installed.
     InputError
-        Options of one model are given beside a ``serve.yaml``, or a path is empty.
+        Options of one model are given beside a ``serve.yaml``, which names no model or opens the repository to clients;
+        or a path is empty.
     PolicyError
         A setting is wrong.
     TypeError
@@ -91,6 +94,10 @@ def deployment(
         raise EngineUnavailable(f"Ray Serve is not installed. Fix: {install_command('ray')}") from None
     document = _document(source, policy, lock, name, batching)
     settings = ServeSettings.coerce(document)
+    replica_options(settings)
+    if unused := _unused(settings):
+        text = f"{', '.join(unused)}: Ray's proxies listen and bound messages, so that this is not used"
+        warnings.warn(text, XpuRuntimeWarning, stacklevel=2)
     largest = max(one.batching.max_batch_size for one in settings.models.values())
     options.setdefault("max_ongoing_requests", max(2 * largest, _LEAST_ONGOING))
 
@@ -100,6 +107,35 @@ def deployment(
 
     Served.__name__ = Served.__qualname__ = next(iter(settings.models))
     return serve.deployment(**options)(serve.ingress(_forwarding)(Served))
+
+
+def replica_options(settings: ServeSettings) -> TransportOptions:
+    """Return the limits of requests in a replica.
+
+    Raises
+    ------
+    InputError
+        The settings name no model, or ask for what a replica cannot do.
+    """
+    if not settings.models:
+        raise InputError("the file names no model. Fix: state one under models")
+    if settings.admin.repository:
+        raise InputError(
+            "admin.repository: true would load and unload models in one replica, and not in the others. "
+            "Fix: leave it out, and deploy again"
+        )
+    return TransportOptions(max_body=settings.http.max_body)
+
+
+def _unused(settings: ServeSettings) -> list[str]:
+    """Return what settings state of listeners, which are Ray's."""
+    given = {"http": (settings.http, ("listen", "body_threads")), "grpc": (settings.grpc, ("listen", "max_message"))}
+    return [
+        f"{section}.{key}"
+        for section, (stated, keys) in given.items()
+        for key in keys
+        if getattr(stated, key) != getattr(type(stated)(), key)
+    ]
 
 
 _COLUMNS = ArgumentType(
@@ -126,14 +162,16 @@ class ServedModels(GrpcMethods):
         from xpuruntime.serving.http.application import asgi_app
         from xpuruntime.serving.models.service import Models
 
-        self.models = Models(ServeSettings.coerce(document))
+        settings = ServeSettings.coerce(document)
+        options = replica_options(settings)
+        self.models = Models(settings)
         self.models.start()
         ready, reason = self.models.ready()
         if not ready:
             self.models.close(drain=0.0)
             node = _node_of_actor()
             raise XpuRuntimeError(reason if node is None else f"on the node {node}: {reason}")
-        self.application = asgi_app(self.models)
+        self.application = asgi_app(self.models, options)
 
     def check_health(self) -> None:
         """Raise where a model makes no progress, so that Ray replaces the replica."""
