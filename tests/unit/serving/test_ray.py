@@ -29,7 +29,7 @@ from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.protocol.schema import decode, encode
-from xpuruntime.serving.ray import Predictor, deployment, replica_options
+from xpuruntime.serving.ray import Predictor, check_replica, deployment
 
 CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
 IMAGES = demo_images()[0]
@@ -103,13 +103,13 @@ def test_without_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_a_replica_has_of_serve_yaml() -> None:
     given: dict[str, Any] = {"schema": "xpuruntime.serve/1", "models": {"m": {"source": "m.onnx"}}}
-    assert replica_options(ServeSettings.coerce({**given, "http": {"max_body": "1MiB"}})).max_body == 1 << 20
+    check_replica(ServeSettings.coerce(given))
     for section, match in (
         ({"admin": {"repository": True}}, r"in one replica, .* Fix: leave it out"),
         ({"models": {}}, "names no model"),
     ):
         with pytest.raises(xrt.InputError, match=match):
-            replica_options(ServeSettings.coerce({**given, **section}))
+            check_replica(ServeSettings.coerce({**given, **section}))
 
 
 @needs_ray

@@ -20,14 +20,13 @@ from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings
 from xpuruntime.serving.models.sources import settings_of_source
 from xpuruntime.serving.ray_grpc import GrpcMethods, add_GRPCInferenceServiceServicer_to_server
-from xpuruntime.serving.transport.options import TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from ray.serve import Deployment
 
-__all__ = ["Predictor", "ServedModels", "add_GRPCInferenceServiceServicer_to_server", "deployment", "replica_options"]
+__all__ = ["Predictor", "ServedModels", "add_GRPCInferenceServiceServicer_to_server", "check_replica", "deployment"]
 
 #: Ray hands a replica 5 requests at a time by default, fewer than a batch may have.
 _LEAST_ONGOING = 16
@@ -94,7 +93,7 @@ def deployment(
         raise EngineUnavailable(f"Ray Serve is not installed. Fix: {install_command('ray')}") from None
     document = _document(source, policy, lock, name, batching)
     settings = ServeSettings.coerce(document)
-    replica_options(settings)
+    check_replica(settings)
     if unused := _unused(settings):
         text = f"{', '.join(unused)}: Ray's proxies listen and bound messages, so that this is not used"
         warnings.warn(text, XpuRuntimeWarning, stacklevel=2)
@@ -109,8 +108,8 @@ def deployment(
     return serve.deployment(**options)(serve.ingress(_forwarding)(Served))
 
 
-def replica_options(settings: ServeSettings) -> TransportOptions:
-    """Return the limits of requests in a replica.
+def check_replica(settings: ServeSettings) -> None:
+    """Refuse settings that a replica cannot have.
 
     Raises
     ------
@@ -124,7 +123,6 @@ def replica_options(settings: ServeSettings) -> TransportOptions:
             "admin.repository: true would load and unload models in one replica, and not in the others. "
             "Fix: leave it out, and deploy again"
         )
-    return TransportOptions(max_body=settings.http.max_body)
 
 
 def _unused(settings: ServeSettings) -> list[str]:
@@ -163,7 +161,7 @@ class ServedModels(GrpcMethods):
         from xpuruntime.serving.models.service import Models
 
         settings = ServeSettings.coerce(document)
-        options = replica_options(settings)
+        check_replica(settings)
         self.models = Models(settings)
         self.models.start()
         ready, reason = self.models.ready()
@@ -171,7 +169,7 @@ class ServedModels(GrpcMethods):
             self.models.close(drain=0.0)
             node = _node_of_actor()
             raise XpuRuntimeError(reason if node is None else f"on the node {node}: {reason}")
-        self.application = asgi_app(self.models, options)
+        self.application = asgi_app(self.models)
 
     def check_health(self) -> None:
         """Raise where a model makes no progress, so that Ray replaces the replica."""

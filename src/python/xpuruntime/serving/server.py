@@ -22,10 +22,10 @@ from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.monitoring.pages import pages_of
 from xpuruntime.serving.status import ServingError
-from xpuruntime.serving.transport.access import Access, check_model, read_token
+from xpuruntime.serving.transport.access import check_model
 from xpuruntime.serving.transport.gate import Gate
 from xpuruntime.serving.transport.listening import bind, check_apart, read_address, shown, unusable
-from xpuruntime.serving.transport.options import TransportOptions
+from xpuruntime.serving.transport.options import TransportOptions, options_for
 from xpuruntime.serving.transport.tls import Tls
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class Server:
     http, grpc : str, optional
         Addresses to listen on, such as ``"127.0.0.1:8000"``; port 0 takes a free one. `None` for no listener.
     options : TransportOptions, optional
+        Default: what the settings of `Models` state.
     tls : Tls, optional
         Certificate and key of both listeners.
     pages : mapping, optional
@@ -111,7 +112,7 @@ class Server:
         self._own = Models(sessions=_checked_names(models)) if isinstance(models, Mapping) else None
         self._service: ModelService = models if self._own is None else self._own  # type: ignore[assignment]
         self._http, self._grpc = http, grpc
-        self._options = options or TransportOptions()
+        self._options = options or options_for(self._service)
         self._tls = tls
         self._pages = pages_of(self._service) if pages is None else pages
         self._gate = Gate()
@@ -153,15 +154,7 @@ class Server:
             The file with the key of the administrator cannot be read.
         """
         stated = settings if isinstance(settings, ServeSettings) else ServeSettings.load(settings)
-        admin = stated.admin
-        key = None if admin.key_file is None else read_token(admin.key_file, "the key file")
-        options = TransportOptions(
-            access=Access(token, key, admin.repository),
-            max_body=stated.http.max_body,
-            body_threads=stated.http.body_threads,
-            max_message=stated.grpc.max_message,
-            drain_seconds=drain_seconds,
-        )
+        options = TransportOptions.of(stated, token, drain_seconds=drain_seconds)
         models = Models(stated, gc_freeze=gc_freeze)
         made = cls(models, http=stated.http.listen, grpc=stated.grpc.listen, options=options, tls=tls)
         made._own = models

@@ -12,7 +12,11 @@ import sys
 import pytest
 
 import xpuruntime as xrt
+from xpuruntime.serving.http.application import Application
+from xpuruntime.serving.models.service import Models
+from xpuruntime.serving.models.settings import ServeSettings
 
+KEY = ((b"authorization", b"Bearer administrator-key"),)
 REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
 
 
@@ -91,6 +95,27 @@ def test_bodies_together_are_bounded(service):
         return [one["status"] for one in found]
 
     assert asyncio.run(several()) == [429, 200, 200, 200, 200]
+
+
+def test_the_settings_of_its_models_hold(tmp_path):
+    (tmp_path / "key").write_text("administrator-key")
+    settings = ServeSettings.coerce(
+        {
+            "schema": "xpuruntime.serve/1",
+            "http": {"max_body": "1KiB"},
+            "admin": {"repository": True, "key_file": str(tmp_path / "key")},
+        }
+    )
+    with Models(settings) as models:
+        for made in (xrt.serving.asgi_app(models), xrt.serving.Server(models)):
+            found = made.options if isinstance(made, Application) else made._options
+            assert (found.max_body, found.access.repository) == (1024, True)
+            assert found.access.admin_token == "administrator-key"
+        index = "/v2/repository/index"
+        app = xrt.serving.asgi_app(models)
+        assert call(app, "POST", index, [body(b"")])[0]["status"] == 401
+        assert call(app, "POST", index, [body(b" " * 1025)], KEY)[0]["status"] == 413
+        assert call(app, "POST", index, [body(b"")], KEY)[0]["status"] == 200
 
 
 def test_the_lifespan_of_servers(app):

@@ -23,7 +23,7 @@ from xpuruntime.serving.protocol.rest_response import write_response
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.failures import failure_of
 from xpuruntime.serving.transport.gate import Gate
-from xpuruntime.serving.transport.options import TransportOptions
+from xpuruntime.serving.transport.options import TransportOptions, options_for
 from xpuruntime.serving.transport.waiting import ClientGone, refuse_of, respond_of, response_of
 
 if TYPE_CHECKING:
@@ -248,13 +248,15 @@ def asgi_app(
     service : ModelService
         Such as `Models`, which must have been started.
     options : TransportOptions, optional
-        Those of connections, such as `header_seconds`, are your server's.
+        Default: what the settings of `Models` state. Those of connections, such as `header_seconds`, are your server's.
     pages : mapping, optional
         Path to a function of the header ``Accept`` that returns a body and its content type. Without it the metrics
         and the status page of `Models`.
     """
     types = {"service": SERVICE, "options": TRANSPORT_OPTIONS, "pages": PAGES}
     check_types(types, {"service": service, "options": options, "pages": pages}, optional=("options", "pages"))
+    if options is None:
+        options = options_for(service)
     return Application(service, options, pages=pages_of(service) if pages is None else pages)
 
 

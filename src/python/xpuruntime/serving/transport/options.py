@@ -7,12 +7,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.serving.transport.access import Access
+from xpuruntime.serving.transport.access import Access, read_token
 
 if TYPE_CHECKING:
     from xpuruntime.serving.messages import ModelService
+    from xpuruntime.serving.models.settings import ServeSettings
 
-__all__ = ["TransportOptions"]
+__all__ = ["TransportOptions", "options_for"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,9 +58,36 @@ class TransportOptions:
     idle_seconds: float = 30.0
     drain_seconds: float = 30.0
 
+    @classmethod
+    def of(cls, settings: ServeSettings, token: str | None = None, *, drain_seconds: float = 30.0) -> TransportOptions:
+        """Return the limits that a ``serve.yaml`` states.
+
+        Raises
+        ------
+        InputError
+            The file with the key of the administrator cannot be read.
+        """
+        admin = settings.admin
+        key = None if admin.key_file is None else read_token(admin.key_file, "the key file")
+        return cls(
+            access=Access(token, key, admin.repository),
+            max_body=settings.http.max_body,
+            body_threads=settings.http.body_threads,
+            max_message=settings.grpc.max_message,
+            drain_seconds=drain_seconds,
+        )
+
     def server_metadata(self, service: ModelService) -> dict[str, Any]:
         """Return the metadata of a server: those of its models, with the extensions of its transports."""
         facts = service.server_metadata()
         shut = () if self.access.repository else ("model_repository",)
         extensions = {"binary_tensor_data": None, **dict.fromkeys(facts.get("extensions", ()))}
         return {**facts, "extensions": [one for one in extensions if one not in shut]}
+
+
+def options_for(service: ModelService) -> TransportOptions:
+    """Return the limits of a service: those of the settings of `Models`, else the defaults. Raises `InputError`."""
+    from xpuruntime.serving.models.settings import ServeSettings
+
+    settings = getattr(service, "settings", None)
+    return TransportOptions.of(settings) if isinstance(settings, ServeSettings) else TransportOptions()
