@@ -32,8 +32,24 @@ class SocketReceiver:
             `socket` is no socket, or the receiver is closed.
         """
 
-    def received(self) -> list[tuple[Any, int]]:
-        """Return the owners of buffers that are filled, or were not in time, and how many bytes came."""
+    def respond(
+        self, owner: object, socket: int, response: bytes, head: bytes, buffer: memoryview, seconds: float
+    ) -> None:
+        """Send a response, and begin to receive the next request: the bytes of its head, then those of the buffer.
+
+        Nothing else may read or write the socket meanwhile. Raises as `receive`.
+        """
+
+    def received(self) -> list[tuple[Any, int, bytes | None, int]]:
+        """Return what has ended since the last call.
+
+        Returns
+        -------
+        list of tuple
+            The owner; how many bytes of its buffer came; `None`, or, where the expected head did not come, all that
+            came instead; how many bytes at the end of the response could not be sent at once, where nothing was
+            received then.
+        """
 
     def close(self) -> None:
         """End the threads. What had not ended never does."""

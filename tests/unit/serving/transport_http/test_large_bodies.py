@@ -104,6 +104,10 @@ def receivers(monkeypatch):
     return made
 
 
+def whole(receiver: BodyReceiver) -> bool:
+    return receiver._received == receiver.head.length
+
+
 @contextlib.contextmanager
 def serving(service: Service, **options):
     with Server(service, http="127.0.0.1:0", options=TransportOptions(**options)) as server:
@@ -123,9 +127,9 @@ def test_bodies_in_pieces_of_any_size_are_whole(own, loops, receivers, seed):
                 left = left[size:]
                 time.sleep(float(draw.choice([0, 0.002])))
             assert_echo(read_answer(sock), array)
-    assert receivers, "none took the way that is tested here"
+    assert any(map(whole, receivers)), "none took the way that is tested here"
     arrays = [one.inputs[0].data for one in own.requests]
-    assert sum(one.ctypes.data % 64 == 0 for one in arrays) >= len(receivers)
+    assert sum(one.ctypes.data % 64 == 0 for one in arrays) >= sum(map(whole, receivers))
     assert not any(one.flags.writeable for one in arrays)
 
 
@@ -230,7 +234,7 @@ def test_a_connection_is_not_idle_while_a_body_comes(own, loops, receivers):
             time.sleep(1.6)
             sock.sendall(made[-10:])
             assert_echo(read_answer(sock), values(1))
-    assert len(receivers) == 2
+    assert sum(map(whole, receivers)) == 2
 
 
 def test_large_bodies_over_tls(own, loops, receivers, pem):

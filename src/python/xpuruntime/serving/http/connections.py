@@ -59,6 +59,11 @@ class Connection(HttpToolsProtocol):
         self.logger = _logger
         self.waiting: Waiting | None = None
         self.receiving: BodyReceiver | None = None
+        #: The head of the last request with a large body until it is answered, and who receives the next one like it.
+        self.repeated: Head | None = None
+        self.expected: BodyReceiver | None = None
+        #: Whether the requests of this client have differed in their heads, and whether it is closed when it can be.
+        self.differs = self.stopping = False
         #: The protocol between large bodies, once there was one.
         self.short_reads: ShortReads | None = None
         self.kept = b""
@@ -89,6 +94,9 @@ class Connection(HttpToolsProtocol):
             self.direct.give_up(waiting)
         if self.receiving is not None:
             self.direct.refuse(self._received().held, stopped())
+        if self.expected is not None:
+            self.expected.held.__exit__()
+            self.expected = None
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -184,18 +192,63 @@ class Connection(HttpToolsProtocol):
             if self.threads.begin(receiver, socket):
                 return
             self.transport.resume_reading()
+        receiver.watch()
         self.transport.set_protocol(receiver)
 
-    def body_handed_back(self, receiver: BodyReceiver, size: int) -> None:
-        """Go on where threads have received a body, or a part of it."""
-        if self.receiving is not receiver or self.transport.is_closing():
-            return
-        whole = receiver.handed_back(size)
+    def body_handed_back(self, receiver: BodyReceiver, size: int, other: bytes | None, unsent: bytes) -> None:
+        """Go on where threads have received a body, a part of it, or something other than what was expected."""
+        if self.expected is receiver:
+            self._next_handed_back(receiver, size, other, unsent)
+        elif self.receiving is receiver and not self.transport.is_closing():
+            self._received_so_far(receiver, receiver.handed_back(size))
+
+    def _received_so_far(self, receiver: BodyReceiver, whole: bool) -> None:
         self.transport.resume_reading()
         if whole:
             self.body_received(receiver)
         else:
+            receiver.watch()
             self.transport.set_protocol(receiver)
+
+    def _respond_in_thread(self, response: bytes, head: Head) -> bool:
+        """Have threads send a response and receive the next request, where that may be as the last one."""
+        if self.differs or self.kept or self.within or self.stopping:
+            return False
+        transport = self.transport
+        if transport.is_closing() or transport.get_write_buffer_size():
+            return False
+        if (held := self.direct.reserve(head)) is None:
+            return False
+        receiver = BodyReceiver(self, head, b"", held, self.bounds.body_seconds)
+        transport.pause_reading()
+        if not self.threads.begin(receiver, transport.get_extra_info("socket").fileno(), response):
+            transport.resume_reading()
+            return False
+        self.expected = receiver
+        return True
+
+    def _next_handed_back(self, receiver: BodyReceiver, size: int, other: bytes | None, unsent: bytes) -> None:
+        """Go on where the next request has come, or a part of it, or another one, or none."""
+        self.expected = None
+        whole = receiver.handed_back(size)
+        receiver.held.__exit__()
+        if self.transport.is_closing():
+            return
+        if unsent:
+            self.transport.write(unsent)
+        if other is not None:
+            self.transport.resume_reading()
+            if other:
+                self.differs = not receiver.head.raw.startswith(other)
+                self.data_received(other)
+        elif (held := self.direct.admit(receiver.head, size)) is None:
+            self.transport.resume_reading()
+            self._feed(receiver.head.raw + receiver.body[:size])
+        else:
+            receiver.held, self.receiving = held, receiver
+            self._received_so_far(receiver, whole)
+        if self.stopping and not self.transport.is_closing():
+            self.shutdown()
 
     def _received(self) -> BodyReceiver:
         """Return the receiver of a body, which is not the protocol any more."""
@@ -210,6 +263,8 @@ class Connection(HttpToolsProtocol):
     def body_received(self, receiver: BodyReceiver) -> None:
         """Answer the request whose body has come."""
         self._received()
+        if self.threads.count and self.scheme == "http":
+            self.repeated = receiver.head
         self._begun(self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held))
 
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None:
@@ -258,8 +313,10 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
+        repeated, self.repeated = self.repeated, None
         if isinstance(found, bytes):
-            self.transport.write(found)
+            if repeated is None or not self._respond_in_thread(found, repeated):
+                self.transport.write(found)
             return
         headers = [*self.server_state.default_headers, *found.headers, (b"content-length", b"%d" % found.length)]
         lines = b"".join([b"%b: %b\r\n" % one for one in headers])
@@ -276,7 +333,7 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         left = self.used + self.timeout_keep_alive - self.loop.time()
-        if self.waiting is not None or self.receiving is not None:
+        if self.waiting is not None or self.receiving is not None or self.expected is not None:
             left = self.timeout_keep_alive
         if left > 0.001:
             self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
@@ -290,6 +347,9 @@ class Connection(HttpToolsProtocol):
             self._answered(self.direct.give_up(waiting))
         elif self.receiving is not None:
             self._answered(self.direct.refuse(self._received().held, stopped()))
+        elif self.expected is not None:
+            self.stopping = True  # what has come by now has its answer
+            return
         else:
             super().shutdown()
             return

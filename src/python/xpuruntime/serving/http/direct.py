@@ -47,6 +47,8 @@ class Head:
     length: int
     json_length: int | None
     authorization: str
+    #: All of it, with the empty line.
+    raw: bytes
     trace: dict[str, str] | None = None
 
 
@@ -96,6 +98,11 @@ class DirectInfer:
             held.__exit__()
             return None
         return held
+
+    def reserve(self, head: Head) -> HeldBytes | None:
+        """Return what may hold the body of a request that is only expected, in one half of the budget."""
+        budget = self._budget
+        return HeldBytes(budget) if budget.used + head.length <= budget.limit // 2 else None
 
     def refuse(self, held: HeldBytes, error: ServingError) -> Answer:
         """Return the response to a request that was let in, and whose body could not be taken."""
@@ -212,7 +219,8 @@ def _read(head: bytes, most: int) -> Head | None:
     if b"traceparent" in found:
         trace = {name: found.get(name.encode(), b"").decode() for name in TRACE_HEADERS}
     authorization = found.get(b"authorization", b"").decode()
-    return Head(line[1].decode(), (line[2] or b"").decode(), length, json_length, authorization, trace)
+    model, version, raw = line[1].decode(), (line[2] or b"").decode(), head + b"\r\n\r\n"
+    return Head(model, version, length, json_length, authorization, raw, trace)
 
 
 def _number(text: bytes) -> int:

@@ -26,7 +26,7 @@ _ALIGNMENT = 64
 #: Bytes that are read at a time where a large body may begin: those of it that come with the head are copied.
 _SHORT = 16 << 10
 #: Threads by default, at most; one for so many processors.
-_MOST_THREADS, _PROCESSORS = 2, 4
+_MOST_THREADS, _PROCESSORS = 4, 4
 #: Seconds after which the event loop receives what threads have not, and the longest rest that threads are given: it
 #: counts as received meanwhile.
 _QUICK, _LONGEST = 0.1, 4 << 20
@@ -36,7 +36,7 @@ class _Connection(Protocol):
     """What the protocols call when a body is there, cannot be taken, or the connection does anything else."""
 
     def data_received(self, data: bytes) -> None: ...
-    def body_handed_back(self, receiver: BodyReceiver, size: int) -> None: ...
+    def body_handed_back(self, receiver: BodyReceiver, size: int, other: bytes | None, unsent: bytes) -> None: ...
     def body_received(self, receiver: BodyReceiver) -> None: ...
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None: ...
     def pause_writing(self) -> None: ...
@@ -122,10 +122,16 @@ class BodyReceiver(_Forwarding):
         self._received = 0
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
-        self._start = self._loop.time()
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._start = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._buffer[: len(begin)] = begin
         self._received = len(begin)
+        self._response = b""
+
+    def watch(self) -> None:
+        """Have the rest come in time, from now on."""
+        self._start = self._loop.time()
+        self._timer = self._loop.call_later(self._seconds, self._look)
 
     def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of asyncio
         """Return where the rest of the body goes."""
@@ -142,15 +148,23 @@ class BodyReceiver(_Forwarding):
         if self._received == len(self._buffer):
             self.connection.body_received(self)
 
-    def hand_over(self, receiver: _core.SocketReceiver, socket: int) -> None:
-        """Have threads receive the rest, which counts as received meanwhile."""
+    def hand_over(self, receiver: _core.SocketReceiver, socket: int, response: bytes = b"") -> None:
+        """Have threads receive the rest, which counts as received meanwhile; behind a response, with the head."""
         rest = len(self._buffer) - self._received
         self.held.take(rest)
+        self._response = response
         try:
-            receiver.receive(self, socket, self._buffer[self._received :], _QUICK)
+            if response:
+                receiver.respond(self, socket, response, self.head.raw, self._buffer, _QUICK)
+            else:
+                receiver.receive(self, socket, self._buffer[self._received :], _QUICK)
         except BaseException:
             self.held.give_back(rest)
             raise
+
+    def unsent(self, size: int) -> bytes:
+        """Return so many bytes of the end of the response."""
+        return self._response[len(self._response) - size :]
 
     def handed_back(self, size: int) -> bool:
         """Take that threads have received so many bytes, and return whether the body is whole."""
@@ -166,7 +180,8 @@ class BodyReceiver(_Forwarding):
 
     def stop(self) -> None:
         """End the timer."""
-        self._timer.cancel()
+        if self._timer is not None:
+            self._timer.cancel()
 
     def _look(self) -> None:
         elapsed = self._loop.time() - self._start
@@ -187,11 +202,11 @@ class BodyThreads:
     """
 
     def __init__(self, count: int) -> None:
-        self._count = count
+        self.count = count
         self._receiver: _core.SocketReceiver | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def begin(self, body: BodyReceiver, socket: int) -> bool:
+    def begin(self, body: BodyReceiver, socket: int, response: bytes = b"") -> bool:
         """Have a body received and `body_handed_back` called; return whether that is so.
 
         Parameters
@@ -199,25 +214,27 @@ class BodyThreads:
         body : BodyReceiver
         socket : int
             The file descriptor, which nothing else may read until then.
+        response : bytes
+            Is sent before, and the head of the body is received as well. What comes instead is handed back.
         """
-        if not self._count or not body.short:
+        if not self.count or not body.short:
             return False
         try:
             if self._receiver is None:
-                self._receiver, self._loop = _core.SocketReceiver(self._count), asyncio.get_running_loop()
+                self._receiver, self._loop = _core.SocketReceiver(self.count), asyncio.get_running_loop()
                 self._loop.add_reader(self._receiver.fileno(), self._take, self._receiver)
-            body.hand_over(self._receiver, socket)
+            body.hand_over(self._receiver, socket, response)
         except XpuRuntimeError:  # no file descriptor is left, or no room for all of it: it is taken as it comes
             return False
         return True
 
     def _take(self, receiver: _core.SocketReceiver) -> None:
-        for body, size in receiver.received():
-            body.connection.body_handed_back(body, size)
+        for body, size, other, unsent in receiver.received():
+            body.connection.body_handed_back(body, size, other, body.unsent(unsent) if unsent else b"")
 
     def close(self) -> None:
         """End the threads."""
-        receiver, self._receiver, self._count = self._receiver, None, 0
+        receiver, self._receiver, self.count = self._receiver, None, 0
         if receiver is not None and self._loop is not None:
             self._loop.remove_reader(receiver.fileno())
             receiver.close()
