@@ -17,7 +17,6 @@ from serving_models import WAIT, FaultyEngine, Gate, ask, rows_of
 import xpuruntime as xrt
 from xpuruntime.errors import EngineFailed
 from xpuruntime.serving.batching.inline import ShortRuns
-from xpuruntime.serving.batching.settings import BatchSettings
 from xpuruntime.serving.messages import InferResponse
 from xpuruntime.serving.status import ServingError, Status
 
@@ -246,16 +245,3 @@ def test_many_shapes_are_bounded() -> None:
         short.queued(one, 1e-6)
     assert len(short._best) <= 1024
     assert short.allow(4999, 1.0)
-
-
-def test_settings_say_whether_there_are_short_runs() -> None:
-    def limit(**settings: int) -> float | None:
-        found = ShortRuns.of(BatchSettings(**settings))
-        return None if found is None else round(found.limit * 1e6)
-
-    assert limit() == 200
-    assert limit(inline_below_us=0) is None
-    assert limit(inline_below_us=1000) == 1000
-    assert limit(max_batch_size=16, inline_below_us=1000) == 50
-    assert limit(max_batch_size=16, inline_below_us=20) == 20
-    assert limit(max_batch_size=16, max_queue_delay_us=1) is None

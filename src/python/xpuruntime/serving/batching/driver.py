@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferResponse
@@ -85,7 +86,7 @@ class Batcher:
         self._runner, self._observer, self._name, self._clock = runner, observer, name, clock
         self._settings, self._most = settings, max(settings.max_batch_size, 1)
         #: Times by shape, where requests may run inline.
-        self.short = ShortRuns.of(settings) if inline else None
+        self.short = ShortRuns.of(settings, instances) if inline else None
         self._admission = Admission(layout, settings, name, clock)
         self._executor = BatchExecutor(runner, layout, settings, name, self.short)
         self._scheduler = Scheduler(settings, instances, serial=runner.serial)
@@ -133,8 +134,17 @@ class Batcher:
         """
         return uninterrupted(self._queue, self._admission.accept(request))
 
-    def respond(self, request: InferRequest) -> InferResponse | ServingError | Future[InferResponse]:
+    def respond(
+        self, request: InferRequest, soon: Soon | None = None
+    ) -> InferResponse | ServingError | Future[InferResponse]:
         """Run a request at once where it is known to be short and nothing waits, else queue it.
+
+        Parameters
+        ----------
+        request : InferRequest
+        soon : callable, optional
+            Where requests come one at a time: calls a function later in this thread, when what else has come by now
+            was taken. A request that is known to be rather short then runs there, if none has come.
 
         Raises
         ------
@@ -146,7 +156,11 @@ class Batcher:
         if short is None or scheduler.running or scheduler.waiting or job.entry.rows > self._most:
             return self._queue(job)
         if not short.allow(job.feed.shapes, job.entry.arrived):
-            return self._queue(job)
+            if soon is None or not short.allow(job.feed.shapes, job.entry.arrived, alone=True):
+                return self._queue(job)
+            future = self._queue(job, notify=False)
+            soon(lambda: self._failing_all(self._run_waiting))
+            return future
         with self._lock:
             alone = not self._closed and scheduler.begin_alone()
             if alone:
@@ -181,7 +195,41 @@ class Batcher:
                 if scheduler.draining and self._is_empty():
                     self._settled.notify_all()
 
-    def _queue(self, job: Job) -> Future[InferResponse]:
+    def _run_waiting(self) -> None:
+        """Run the request that waits in this thread, if it is one and would run now; else a thread does it."""
+        short = self.short
+        assert short is not None
+        with self._lock:
+            now, scheduler = self._clock(), self._scheduler
+            batch = None
+            if scheduler.waiting == 1 and not scheduler.running and not self._closed:
+                batch = scheduler.dispatch(now)
+            if batch is None:
+                if scheduler.waiting:
+                    self._work.notify()
+                return
+            batch.reason = "inline"
+            self._busy[_INLINE] = now
+            jobs = [part.entry.payload for part in batch.parts]
+        execution = self._executor.execute(batch, jobs, now)
+        self._observer.executed(execution)
+        with self._lock:
+            ended = self._clock()
+            ready = self._ended(_INLINE, batch, execution, ended)
+            if scheduler.waiting:
+                self._work.notify()
+        self._answer(ready)
+        if ended - now > short.alone_limit:
+            short.overran(ended - now, ended)
+
+    def _ended(self, index: int, batch: Dispatch, execution: Execution, now: float) -> list[Entry]:
+        """Take the end of a batch, and return the entries that have an answer now. As `_taken`."""
+        self._busy.pop(index, None)
+        self._scheduler.complete(batch, now, execution.error, preparation=1e-9 * execution.input_ns)
+        self._scheduler.expire(now)
+        return self._taken()
+
+    def _queue(self, job: Job, *, notify: bool = True) -> Future[InferResponse]:
         entry = job.entry
         job.future = InterruptibleFuture()
         with self._lock:
@@ -198,7 +246,7 @@ class Batcher:
                     f"Fix: retry after {full.retry_after:.3f} s, or raise batching.max_queue_size",
                     retry_after=full.retry_after,
                 ) from None
-            if self._scheduler.idle:
+            if notify and self._scheduler.idle:
                 self._work.notify()
             if entry.deadline is not None or entry.overdue is not None:
                 self._watch()
@@ -375,13 +423,12 @@ class Batcher:
             with self._lock:
                 now = self._clock()
                 if batch is not None:
-                    self._busy.pop(index, None)
                     assert execution is not None
-                    preparation = 1e-9 * execution.input_ns
-                    self._scheduler.complete(batch, now, execution.error, preparation=preparation)
+                    ready = self._ended(index, batch, execution, now)
                     batch = None
-                self._scheduler.expire(now)
-                ready = self._taken()
+                else:
+                    self._scheduler.expire(now)
+                    ready = self._taken()
                 if not ready:
                     if self._closed:
                         return

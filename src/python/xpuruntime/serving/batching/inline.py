@@ -4,14 +4,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
     from xpuruntime.serving.batching.settings import BatchSettings
 
-__all__ = ["ShortRuns"]
+__all__ = ["ShortRuns", "Soon"]
+
+#: Calls a function later in the same thread, such as `call_soon` of an event loop.
+Soon: TypeAlias = "Callable[[Callable[[], None]], object]"
 
 #: Microseconds that two wake-ups of threads take at least.
 _HAND_OVER_US = 50
@@ -34,29 +38,37 @@ class ShortRuns:
     ----------
     limit : float
         Seconds that an inline execution may take.
+    alone_limit : float
+        The same for requests that come one at a time, where it is more.
     """
 
-    def __init__(self, limit: float) -> None:
-        self.limit = limit
+    def __init__(self, limit: float, alone_limit: float = 0.0) -> None:
+        self.limit, self.alone_limit = limit, max(limit, alone_limit)
         self._best: dict[Hashable, float] = {}
         self._until = self._late = self._late_at = 0.0
         self._severe = 0
 
     @classmethod
-    def of(cls, settings: BatchSettings) -> ShortRuns | None:
+    def of(cls, settings: BatchSettings, instances: int = 1) -> ShortRuns | None:
         """Return the times that settings ask for; `None` where requests are better queued, such as to wait for others.
 
         Requests that could run together are inline where an execution costs less than the way to another thread and
-        back, so that nothing is gained by putting them together.
+        back, so that nothing is gained by putting them together. Those that come one at a time gain nothing from a
+        thread, unless several instances could run side by side.
         """
+        together = settings.max_batch_size > 1
         microseconds = settings.inline_below_us
-        if settings.max_batch_size > 1:
+        alone = settings.inline_alone_below_us if microseconds else 0
+        if together:
             microseconds = 0 if settings.max_queue_delay_us else min(microseconds, _HAND_OVER_US)
-        return cls(microseconds * 1e-6) if microseconds else None
+        if instances > 1 or (together and settings.max_queue_delay_us and settings.queue_delay == "fixed"):
+            alone = 0
+        return cls(microseconds * 1e-6, alone * 1e-6) if microseconds or alone else None
 
-    def allow(self, shapes: Hashable, now: float) -> bool:
+    def allow(self, shapes: Hashable, now: float, *, alone: bool = False) -> bool:
         """Return whether a request of these shapes may run inline."""
-        return self._until <= now and self._best.get(shapes, _SEVERE) <= self.limit
+        limit = self.alone_limit if alone else self.limit
+        return self._until <= now and self._best.get(shapes, _SEVERE) <= limit
 
     def queued(self, shapes: Hashable, seconds: float) -> None:
         """Take the time of an execution that was not inline."""

@@ -183,6 +183,9 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
     inline_below_us : int
         On the CPU, requests whose execution takes less run in the thread that received them where nothing runs or
         waits; 0: never. With a `max_batch_size` above 1 at most 50 holds, and with a `max_queue_delay_us` none does.
+    inline_alone_below_us : int
+        The same while requests come one at a time and the model has one instance, unless `inline_below_us` is 0, or
+        `queue_delay` is ``fixed``.
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
@@ -202,6 +205,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         "pad": NamedOf(Nested(PadRule), "input to rule", "How inputs are padded."),
         "isolate_failures": Flag("Run the requests of a failed batch once more, each alone."),
         "inline_below_us": Integer(0, 100_000, "Execution time below which a request is not queued; 0 for never."),
+        "inline_alone_below_us": Integer(0, 100_000, "The same while requests come one at a time."),
     }
 
     max_batch_size: int = 0
@@ -218,6 +222,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
     pad: dict[str, PadRule] = FrozenDict()
     isolate_failures: bool = True
     inline_below_us: int = 200
+    inline_alone_below_us: int = 1000
 
     if TYPE_CHECKING:
 
@@ -238,6 +243,7 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
             pad: Mapping[str, PadRule] | Mapping[str, Mapping[str, Any]] = ...,
             isolate_failures: bool = True,
             inline_below_us: int = 200,
+            inline_alone_below_us: int = 1000,
         ) -> None: ...
 
     @property

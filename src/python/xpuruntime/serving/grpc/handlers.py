@@ -137,7 +137,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             request.deadline = deadline if request.deadline is None else min(request.deadline, deadline)
         if self._traced:
             request.trace = {key: value for key, value in context.invocation_metadata() or () if key in TRACE_HEADERS}
-        return write_infer_response(await response_of(self._ask(request)))
+        return write_infer_response(await response_of(self._ask(request, self._gate.soon(request.model))))
 
     async def _stream(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]

@@ -203,7 +203,7 @@ class Application:
             while (await receive())["type"] != "http.disconnect":
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
-        response = await response_of(self.respond(asked.request), gone)
+        response = await response_of(self.respond(asked.request, self.gate.soon(asked.request.model)), gone)
         written = write_response(response, asked)
         answer = outputs_answer(written)
         encoding = response_encoding(headers.get(b"accept-encoding"))

@@ -132,7 +132,7 @@ class DirectInfer:
                 entered = True
             asked = read_request(body, head.model, head.version, head.json_length, time.monotonic())
             asked.request.trace = head.trace
-            found = self._respond(asked.request)
+            found = self._respond(asked.request, self._gate.soon(head.model))
             if isinstance(found, Future):
                 if not found.done():
                     if held is None:

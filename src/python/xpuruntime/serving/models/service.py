@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter
     from xpuruntime.serving.models.version import ServedVersion
     from xpuruntime.serving.monitoring.access_log import RequestLog
@@ -155,14 +156,15 @@ class Models:
                 self._log(request, error, 0.0)
             raise
 
-    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
+    def respond(self, request: InferRequest, soon: Soon | None = None) -> InferResponse | Future[InferResponse]:
         """Answer a request at once where its model is known to be short and nothing waits, else queue it.
 
         Raises as `infer`, and what a request that was answered at once failed with. For the thread that received the
-        request, which is held up by `inline_below_us` of the model's batching at most.
+        request, which is held up by `inline_below_us` of the model's batching at most, or, with `soon`, by
+        `inline_alone_below_us`; see `Batcher.respond`.
         """
         try:
-            return self._open_slot(request).respond(request)
+            return self._open_slot(request).respond(request, soon)
         except ServingError as error:
             if self._log is not None:
                 self._log(request, error, 0.0)

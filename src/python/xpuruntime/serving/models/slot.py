@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.messages import InferRequest, InferResponse
     from xpuruntime.serving.models.memory import MemoryBudget
     from xpuruntime.serving.models.model_settings import ModelSettings
@@ -94,9 +95,11 @@ class ModelSlot:
         """Queue a request; see `ModelService.infer`."""
         return self._ask(request, ServedVersion.infer)
 
-    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
+    def respond(self, request: InferRequest, soon: Soon | None = None) -> InferResponse | Future[InferResponse]:
         """Answer a request at once where it is short, or queue it; see `Models.respond`."""
-        return self._ask(request, ServedVersion.respond)
+        if soon is None:
+            return self._ask(request, ServedVersion.respond)
+        return self._ask(request, lambda version, asked: version.respond(asked, soon))
 
     def refused(self, request: InferRequest, error: ServingError) -> None:
         """Count a request that was refused before it was read, for the version that it names."""

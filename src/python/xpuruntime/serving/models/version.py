@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.records import Lock
+    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.batching.jobs import Execution, Job
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, Parameter
@@ -156,10 +157,10 @@ class ServedVersion:
             self.refused(error)
             raise
 
-    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
+    def respond(self, request: InferRequest, soon: Soon | None = None) -> InferResponse | Future[InferResponse]:
         """Answer a request at once, or queue it; see `Batcher.respond`."""
         try:
-            found = self.batcher.respond(request)
+            found = self.batcher.respond(request, soon)
         except ServingError as error:
             self.refused(error)
             raise

@@ -7,14 +7,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Protocol, TypeAlias
 
-from xpuruntime.serving.messages import InferRequest, InferResponse
+from xpuruntime.serving.messages import InferRequest
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable
 
-    from xpuruntime.serving.messages import ModelService
+    from xpuruntime.serving.batching.inline import Soon
+    from xpuruntime.serving.messages import InferResponse, ModelService
     from xpuruntime.serving.status import ServingError
 
 __all__ = ["ClientGone", "Refuse", "Respond", "refuse_of", "respond_of", "response_of"]
@@ -23,8 +24,11 @@ __all__ = ["ClientGone", "Refuse", "Respond", "refuse_of", "respond_of", "respon
 _PATIENCE = 0.01
 
 
-#: Takes a request, and returns its response where it was answered at once.
-Respond: TypeAlias = "Callable[[InferRequest], InferResponse | Future[InferResponse]]"
+class Respond(Protocol):
+    """Takes a request, and returns its response where it was answered at once; see `Models.respond`."""
+
+    def __call__(self, request: InferRequest, soon: Soon | None = None, /) -> InferResponse | Future[InferResponse]:
+        """Answer or queue a request."""
 
 
 #: Takes what was read of a request that a transport refused, and why.
@@ -37,8 +41,8 @@ class ClientGone(Exception):  # noqa: N818 - a state, and no error of ours
 
 def respond_of(service: ModelService) -> Respond:
     """Return the method `respond` of a service that has one, such as `Models`, else `infer`."""
-    found: Respond = getattr(service, "respond", service.infer)
-    return found
+    found: Respond | None = getattr(service, "respond", None)
+    return found or (lambda request, _=None, /: service.infer(request))
 
 
 def refuse_of(service: ModelService) -> Refuse:
