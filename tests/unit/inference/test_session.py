@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import subprocess
@@ -332,6 +333,14 @@ def test_nothing_is_left_in_the_folder(mlp: Path, monkeypatch: pytest.MonkeyPatc
     with xrt.InferenceSession(mlp, device="cpu") as session:
         session.explain(runs=1)
     assert sorted(path.name for path in mlp.parent.iterdir()) == before
+
+
+def test_run_is_a_method_whether_or_not_a_session_is_there(mlp: Path) -> None:
+    assert list(inspect.signature(xrt.InferenceSession.run).parameters) == ["self", "inputs", "stream"]
+    with xrt.InferenceSession(mlp, device="cpu") as session:
+        assert np.array_equal(xrt.InferenceSession.run(session, {"x": X})["y"], session.run({"x": X})["y"])
+    with pytest.raises(xrt.XpuRuntimeError, match="closed"):
+        xrt.InferenceSession.run(session, {"x": X})
 
 
 def test_repr_and_metadata(mlp: Path) -> None:
