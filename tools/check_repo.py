@@ -6,6 +6,7 @@
 * Every source file begins with the two SPDX lines.
 * No file names an absolute path of somebody's machine.
 * Every public C++ header compiles by itself (headers that need the CUDA toolkit are left out where there is none).
+* The name of a test has at most 80 characters.
 * Text files are UTF-8, end with a newline, and have no trailing blanks or tabs where the language has none.
 * The demo's data stay within 300 kB.
 
@@ -31,6 +32,8 @@ CPP = {".h", ".hpp", ".cpp", ".cu", ".cuh"}
 SOURCES = CPP | {".py", ".pyi", ".sh", ".cmake", ".js"}
 NAMED_SOURCES = {"Makefile", "CMakeLists.txt", ".clang-format", ".clang-tidy"}
 TEXT = SOURCES | {".md", ".yaml", ".yml", ".toml", ".json", ".txt", ".css", ".html"}
+#: With its "test_", over 80 characters.
+LONG_TEST = re.compile(r"^ *(?:async )?def (test_\w{76,})\(", re.MULTILINE)
 #: Folders of other people's files, kept as they came.
 VENDORED = ("src/cpp/third_party/", "tests/cpp/third_party/")
 DEMO_FOLDER, DEMO_LIMIT = "src/python/xpuruntime/demo/", 300_000
@@ -72,6 +75,7 @@ def check_text(name: str) -> list[str]:
         if len(lines) > HARD:
             found.append(f"{name}: {len(lines)} lines, at most {HARD}: split it, one noun a file")
         head = "\n".join(lines[:4])
+        found += [f"{name}: {one}: name the behaviour in fewer words" for one in LONG_TEST.findall(text)]
         missing = [tag for tag in SPDX if tag not in head]
         if missing and text.strip():
             found.append(f"{name}: no SPDX header ({'; '.join(missing)})")

@@ -345,7 +345,7 @@ def test_dropping_a_graph_while_it_runs() -> None:
     assert values(b) == {2.0}
 
 
-def test_memory_that_another_stream_makes_ready_is_refused_before_it_spoils_the_capture() -> None:
+def test_capture_refuses_memory_that_another_stream_writes() -> None:
     stream, other = Stream("cuda:0"), Stream("cuda:0")
     source = Tensor.empty((COUNT,), device="cuda:0", stream=other)
     target = Tensor.empty((COUNT,), device="cuda:0", stream=stream)

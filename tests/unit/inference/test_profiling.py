@@ -306,7 +306,7 @@ def test_explain_inside_lays_units_of_pytorch_end_to_end() -> None:
     assert any("addmm" in str(one.details["op"]) or "linear" in str(one.details["op"]) for one in laid)
 
 
-def test_a_program_without_numpy_arrays_or_sessions_is_profiled_in_a_process_of_its_own(tmp_path: Path) -> None:
+def test_profile_of_a_program_without_arrays_and_sessions(tmp_path: Path) -> None:
     """What stands in the guide, and nothing of PyTorch is imported for it."""
     code = (
         "import sys, xpuruntime as xrt\n"

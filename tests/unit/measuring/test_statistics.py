@@ -73,7 +73,7 @@ def test_no_more_than_one_in_a_hundred_unchanged_things_is_called_slower_or_fast
     assert verdicts[RatioVerdict.TIED] >= 1980, "and it says so, instead of leaving all undecided"
 
 
-def test_no_family_of_unchanged_claims_has_a_false_one_more_often_than_one_in_a_hundred():
+def test_family_wise_error_rate_of_unchanged_claims_is_one_percent():
     rng = np.random.default_rng(21)
     looks = look_rounds(9, 61, family=5)
     wrong = sum(

@@ -111,7 +111,7 @@ def test_attention_of_modules_compiled_one_by_one_is_said_or_refused():
         regional(model)(x)  # products say where they are when they run
 
 
-def test_the_phase_is_that_of_eager_code_where_gradients_are_switched_off_or_nothing_needs_one():
+def test_phase_of_compiled_code_under_no_grad_and_without_required_gradients():
     model, teacher = torch.nn.Sequential(torch.nn.Linear(8, 8)), torch.nn.Sequential(torch.nn.Linear(8, 8))
     x = torch.randn(4, 8, requires_grad=True)
 

@@ -139,9 +139,7 @@ def test_python_is_asked_of_new_calls_alone_where_pytorchs_kernels_serve(asked):
     ("phase", "kernel", "apart"),
     [("infer", "cpu.reference", False), ("backward", "torch", False), ("backward", "cpu.reference", True)],
 )
-def test_recorded_attention_beside_a_rule_of_a_phase_is_pythons_each_time_where_its_gradient_is_ours(
-    phase, kernel, apart, monkeypatch
-):
+def test_recorded_attention_takes_the_python_route_if_its_gradient_is_by_xpuruntime(phase, kernel, apart, monkeypatch):
     looked = []
     real = attention.attend
     monkeypatch.setattr(attention, "attend", lambda *args: (looked.append(1), real(*args))[1])

@@ -187,7 +187,7 @@ def test_pytorchs_other_kernels_of_attention_are_obeyed_at_once():
         assert [kernel() for _ in range(3)] == [flash] * 3
 
 
-def test_another_shape_to_normalize_over_is_another_call_and_a_wrong_one_pytorchs_to_refuse(capfd):
+def test_normalized_shape_is_part_of_the_route_key_and_a_wrong_one_is_refused(capfd):
     x = torch.randn(4, 8)
     words = r"Given normalized_shape=\[5\], expected input with shape \[\*, 5\]"
     for policy in ({"rules": ELSEWHERE}, {"layer_norm": "cpu.reference"}):
@@ -242,7 +242,7 @@ def test_a_strict_refusal_and_an_interrupt_come_through_as_they_are(monkeypatch)
 
 
 @by_addon
-def test_determinism_that_is_switched_on_between_two_calls_is_another_call_of_attention(asked):
+def test_determinism_is_part_of_the_route_key_of_attention(asked):
     run = call("sdpa")
     with xt.kernel_policy(rules=ELSEWHERE):
         run(), run()
@@ -309,7 +309,7 @@ def test_over_another_librarys_override_the_kernel_below_is_called():
 
 @by_addon
 @pytest.mark.parametrize("form", ["sdpa", "sdpa masked", "sdpa causal", "sdpa grouped"])
-def test_attention_by_a_kernel_of_ours_is_without_python_where_nobody_asks_for_its_gradient(form, asked):
+def test_attention_by_an_xpuruntime_kernel_skips_python_without_gradients(form, asked):
     run = call(form)
     expected = run()
     with xt.kernel_policy(attention="cpu.reference"):

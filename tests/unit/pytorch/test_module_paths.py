@@ -140,7 +140,7 @@ def raising(model, x):
     raise LookupError
 
 
-def test_a_rule_that_matched_no_call_is_a_warning_an_error_under_strict_and_in_explain():
+def test_a_rule_that_matched_no_call_warns_refuses_under_strict_and_is_explained():
     model, x = cases.Model(), torch.ones(2, 8)
     text = r"kernels.rules\[0\] \(module: encodre\.\*\) matched no call"
     block = xt.kernel_policy(rules=[rule("encodre.*")])

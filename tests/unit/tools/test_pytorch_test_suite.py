@@ -65,7 +65,7 @@ def test_what_a_policy_loses_is_named_and_what_fails_without_one_is_not(folder):
     assert ["test_cases.py::test_comes_after", "passed", "", {}] in map(json.loads, rows)
 
 
-def test_what_one_policy_has_to_lose_another_has_not_and_what_is_kept_is_not_run_again(folder):
+def test_losses_are_counted_by_policy_and_kept_results_are_not_run_again(folder):
     arguments = (folder.name, "test_cases.py", "--policy", "looked-up", "--rows", "rows")
     for _ in range(2):
         done = suite(*arguments, cwd=folder.parent)

@@ -45,7 +45,7 @@ def test_a_duel_goes_on_where_it_was_undecided():
     assert later >= 5
 
 
-def test_so_many_rounds_prove_a_difference_by_chance_in_one_duel_of_a_hundred_at_most():
+def test_false_positive_rate_of_a_duel_is_one_percent():
     won = sum(duel_of(1.0, 0.2, seed=1000 + seed)[0].run(MOST).won is True for seed in range(300))
     assert won <= 3, won
 

@@ -98,7 +98,7 @@ def test_inside_a_node_that_holds_others_the_inner_one_has_it() -> None:
     assert (event(found, "relu").device_us, event(found, "loop").device_us) == (4.0, 6.0)
 
 
-def test_a_node_that_gave_nothing_away_has_no_device_time_and_one_of_the_cpu_keeps_its_own() -> None:
+def test_device_time_of_nodes_that_launched_nothing_and_of_cpu_nodes() -> None:
     made = Made()
     made.add(RUNS[0] + 10, 4.0)
     found = made.joined()

@@ -162,7 +162,7 @@ def test_the_command_line_takes_them(tmp_path: Path, capfd: pytest.CaptureFixtur
     assert f"x: float32[{name}, 4]" in capfd.readouterr().out
 
 
-def test_a_probe_takes_the_size_from_a_name_that_was_given_and_not_from_that_of_a_tensor() -> None:
+def test_probe_sizes_come_from_dimension_names_not_from_tensor_names() -> None:
     from xpuruntime.engines.model import TensorInfo
 
     def probe(*shape: str) -> tuple[int, ...]:

@@ -275,7 +275,7 @@ def test_a_pass_without_units_uses_what_was_read_back():
 
 
 @pytest.mark.parametrize("level", ["enforced", "advisory"])
-def test_a_key_for_what_the_model_has_not_is_unobservable_whatever_the_engine_reads_back(level):
+def test_a_key_without_subject_in_the_model_is_unobservable(level):
     control = Control(
         key="kernels.conv", requested="cudnn.conv_heuristic", resolved="-", enforceability=level, reason="no conv"
     )
