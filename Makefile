@@ -14,6 +14,9 @@ JOBS ?= $(shell nproc 2>/dev/null || echo 2)
 TEST_JOBS ?= $(shell [ "$(JOBS)" -lt 8 ] && echo "$(JOBS)" || echo 8)
 # ON, OFF, or AUTO: build the CUDA core when nvcc is found.
 XPURUNTIME_CUDA ?= AUTO
+# ON: a warning of a C++ compiler is an error. CI sets it; a user's compiler may warn of more than those that CI has.
+XPURUNTIME_DEVELOPER ?= OFF
+export XPURUNTIME_DEVELOPER
 # Options for pytest: make test PYTEST="-k policy"
 PYTEST ?=
 # make's own default for CXX is g++, set or not; only a CXX that somebody chose is handed on.
@@ -39,7 +42,7 @@ help: ## Show this list
 	@echo "xpuruntime: make <target>"
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1\t\2/p' Makefile | expand -t 20
 	@echo
-	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS)  TEST_JOBS=$(TEST_JOBS)  XPURUNTIME_CUDA=$(XPURUNTIME_CUDA)  CXX=$(or $(CXX),(found by CMake))"
+	@echo "Variables: PYTHON=$(PYTHON)  VENV=$(VENV)  JOBS=$(JOBS)  TEST_JOBS=$(TEST_JOBS)  XPURUNTIME_CUDA=$(XPURUNTIME_CUDA)  XPURUNTIME_DEVELOPER=$(XPURUNTIME_DEVELOPER)  CXX=$(or $(CXX),(found by CMake))"
 
 demo: $(STAMPS)/install ## Set up everything, then run the shipped model on real images
 	@$(VENV)/bin/xrt demo
@@ -76,7 +79,7 @@ $(STAMPS)/install: $(BUILD_FILES) $(STAMPS)/build
 	@echo "==> building the C++ core and installing xpuruntime (the first time this downloads ONNX Runtime, 255 MB)"
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --quiet --quiet --no-build-isolation \
 	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
-	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=ON --editable .
+	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=$(XPURUNTIME_DEVELOPER) --editable .
 	@touch $@
 
 $(STAMPS)/engines: pyproject.toml $(STAMPS)/venv
@@ -229,7 +232,7 @@ docs-serve: $(STAMPS)/install $(STAMPS)/docs ## Serve the documentation while yo
 wheel: $(STAMPS)/build ## Build a wheel into dist/
 	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --quiet --no-build-isolation --no-deps --wheel-dir dist \
 	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
-	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=ON \
+	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=$(XPURUNTIME_DEVELOPER) \
 	  --config-settings=cmake.define.XPURUNTIME_TORCH=OFF .
 
 clean: ## Remove the environment and everything that was built

@@ -7,14 +7,14 @@
 #     tests/cpp/run.sh [plain] [asan] [tsan]      all three when none is named
 #
 # CUDA is left out, so the result is the same with and without nvcc. JOBS sets how many files are compiled, and how many
-# parts of the tests run, at once.
+# parts of the tests run, at once. XPURUNTIME_DEVELOPER=ON makes the compiler's warnings errors.
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 
 build_and_run() {
   local name=$1 type=$2 sanitize=$3 optimise=$4
   local folder="build/cpp-$name"
-  cmake -S . -B "$folder" -DCMAKE_BUILD_TYPE="$type" -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_TESTS=ON -DXPURUNTIME_DEVELOPER=ON \
+  cmake -S . -B "$folder" -DCMAKE_BUILD_TYPE="$type" -DXPURUNTIME_CUDA=OFF -DXPURUNTIME_TESTS=ON -DXPURUNTIME_DEVELOPER="${XPURUNTIME_DEVELOPER:-OFF}" \
     -DXPURUNTIME_SANITIZE="$sanitize" -DCMAKE_CXX_FLAGS_DEBUG="$optimise -g1" >/dev/null
   cmake --build "$folder" --parallel "${JOBS:-2}"
   echo "== C++ tests, $name"
