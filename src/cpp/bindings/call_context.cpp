@@ -17,11 +17,11 @@ const CallContext& call_context(PyObject* object) {
                          std::string(py::str(py::type::handle_of(object).attr("__qualname__"))) +
                          "; expected a CallContext, such as one of xpuruntime.ops.call_context");
   }
-  const CallContext& found = py::handle(object).cast<const CallContext&>();
-  context = &found;
+  const auto* found = py::handle(object).cast<const CallContext*>();
+  context = found;
   Py_INCREF(object);
   Py_XDECREF(std::exchange(last, object));  // may call others, which remember their own
-  return found;
+  return *found;
 }
 
 void bind_call_context(py::module_& module) {
