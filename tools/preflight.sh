@@ -50,23 +50,11 @@ if [ -z "$cxx" ] || ! command -v "$cxx" >/dev/null 2>&1; then
 else
   work=$(mktemp -d) || exit 1
   trap 'rm -rf "$work"' EXIT
-  cat >"$work/probe.cpp" <<'CPP'
-#include <bit>
-#include <concepts>
-#include <cstdint>
-#include <span>
-struct Point { int x = 0; int y = 0; friend bool operator==(const Point&, const Point&) = default; };
-template <std::integral T> T sum(std::span<const T> values) { T total{}; for (T v : values) total += v; return total; }
-int main() {
-  const int values[] = {1, 2, 3};
-  const Point p{.x = 1, .y = 2};
-  return sum(std::span<const int>(values)) == 6 && p == Point{1, 2} && std::bit_ceil(5u) == 8u ? 0 : 1;
-}
-CPP
-  if ! "$cxx" -std=c++20 "$work/probe.cpp" -o "$work/probe" >"$work/log" 2>&1; then
+  probe=$(dirname "$0")/../cmake/cxx20_probe.cpp
+  if ! "$cxx" -std=c++20 "$probe" -o "$work/probe" >"$work/log" 2>&1; then
     version=$("$cxx" --version 2>/dev/null | head -n 1)
-    complain "the C++ compiler does not do C++20" "'$cxx' (${version:-unknown version}) could not compile a small C++20 program: $(head -n 1 "$work/log")" \
-      "use GCC 11 or Clang 14 or newer, with its standard library: make CXX=g++-12"
+    complain "the C++ compiler does not do C++20" "'$cxx' (${version:-unknown version}) could not compile cmake/cxx20_probe.cpp: $(grep -m 1 error "$work/log" || head -n 1 "$work/log")" \
+      "use GCC 11 or Clang 16 or newer, with its standard library: make CXX=g++-12"
   fi
 fi
 exit $failed
