@@ -154,6 +154,8 @@ def test_what_a_transport_refuses_is_counted_and_logged(used: Models, tmp_path: 
             for message, metadata in ((more, True), (b"\xff", True), (more, False)):
                 with pytest.raises(grpc.RpcError):
                     call(message, metadata=[("authorization", "Bearer user")] if metadata else (), timeout=WAIT)
+            with pytest.raises(grpc.RpcError):
+                next(channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")(iter([more]), WAIT))
     assert version.statistics.snapshot().failures["OTHER"] == before + 3  # none for a client without a token
     used.close()
     lines = [json.loads(line) for line in (tmp_path / "access.log").read_text().splitlines()][12:]
@@ -165,6 +167,7 @@ def test_what_a_transport_refuses_is_counted_and_logged(used: Models, tmp_path: 
         ("mlp", "", "INVALID_ARGUMENT"),
         ("", "", "INVALID_ARGUMENT"),
         ("mlp", "", "UNAUTHENTICATED"),
+        ("", "", "UNAUTHENTICATED"),
     ]
     assert [one["id"] for one in lines].count("g") == 2
     assert all("error" in one for one in lines)

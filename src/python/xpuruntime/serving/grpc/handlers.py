@@ -146,6 +146,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             self._access.check(_authorization(context))
         except ServingError as error:
+            self._refuse(InferRequest("", ()), error)
             await _abort(context, error)
         pending: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_IN_FLIGHT)
 
