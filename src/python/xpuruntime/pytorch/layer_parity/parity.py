@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from xpuruntime.errors import InputError, ModelError
+from xpuruntime.evidence.tolerances import TOLERANCES
 from xpuruntime.printable import printable
 from xpuruntime.pytorch.layer_parity.inputs import feeds_and_call, for_session
 from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs
@@ -21,15 +22,6 @@ if TYPE_CHECKING:
 __all__ = ["LayerParity", "Parity", "parity"]
 
 SCHEMA = "xpuruntime.parity/1"
-#: Largest difference over the largest magnitude, and least cosine, by precision: of one session against one module,
-#: after tens of layers. As the tolerances of a session's own probe.
-_LIMITS = {
-    "fp32": (1e-4, 1e-5, 0.99999),
-    "tf32": (1e-2, 1e-3, 0.999),
-    "fp16": (1e-2, 1e-3, 0.999),
-    "bf16": (4e-2, 1e-2, 0.995),
-    "int8": (1.5e-1, 2e-2, 0.98),
-}
 _PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -335,14 +327,14 @@ def _limits(
     model: torch.nn.Module, session: Session, rtol: float | None, atol: float | None, cosine: float | None
 ) -> tuple[float, float, float]:
     kinds = {_PRECISION.get(p.dtype, "fp32") for p in model.parameters() if p.is_floating_point()}
-    kinds.add(session.plan.precision if session.plan.precision in _LIMITS else "fp32")
-    loosest = max((_LIMITS[kind] for kind in kinds), key=lambda one: one[0])
-    given = (rtol, atol, cosine)
+    kinds.add(session.plan.precision if session.plan.precision in TOLERANCES else "fp32")
+    loosest = max((TOLERANCES[kind] for kind in kinds), key=lambda one: one.rtol)
+    given, default = (rtol, atol, cosine), (loosest.rtol, loosest.atol, loosest.cosine)
     for name, value in zip(("rtol", "atol", "cosine"), given, strict=True):
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is not None and not (number and 0 <= value < math.inf):
             raise InputError(f"parity: {name} is {value!r}; pass a number from 0, or leave it out")
-    return tuple(own if value is None else float(value) for value, own in zip(given, loosest, strict=True))  # type: ignore[return-value]
+    return tuple(own if value is None else float(value) for value, own in zip(given, default, strict=True))  # type: ignore[return-value]
 
 
 def _layer(
