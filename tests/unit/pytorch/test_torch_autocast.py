@@ -113,7 +113,7 @@ def test_contradicting_a_policy(stated):
     cast = xrt_torch.autocast("bf16", device_type="cpu")
     with (
         policy(stated, "strict"),
-        pytest.raises(PolicyError, match=f"asks for bf16.*policy in force is {stated}"),
+        pytest.raises(PolicyError, match=f"asks for bf16.*active policy is {stated}"),
         cast,
     ):
         pass

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`set_kernel_policy` and what belongs to it: a policy in force, another one, none."""
+"""`set_kernel_policy` and what belongs to it: an active policy, another one, none."""
 
 from __future__ import annotations
 

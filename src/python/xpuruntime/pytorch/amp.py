@@ -108,7 +108,7 @@ def _while_compiling(
     dtype: Any, enabled: bool, cache_enabled: bool, fp16: bool, device_type: str | None
 ) -> tuple[str, str]:
     made = Autocast(dtype, enabled, cache_enabled, fp16=fp16, device_type=device_type)
-    return made.word(), made.device_type
+    return made.dtype_name(), made.device_type
 
 
 # What torch.compiler.assume_constant_result sets, which takes seconds to import the compiler.
@@ -148,7 +148,7 @@ class Autocast:
     def __enter__(self) -> Self:
         if torch.compiler.is_compiling():
             raise InputError(_MADE_OUTSIDE)
-        dtype = _DTYPES[self.word()]
+        dtype = _DTYPES[self.dtype_name()]
         inner = torch.autocast(self.device_type, dtype=dtype, enabled=self._enabled, cache_enabled=self._cache_enabled)
         inner.__enter__()
         self._entered().append(inner)
@@ -203,21 +203,21 @@ class Autocast:
         """Where operations are cast."""
         return self._device_type or ("cuda" if torch.cuda.is_available() else "cpu")
 
-    def word(self) -> str:
-        """Return ``"fp16"`` or ``"bf16"``, after holding it to the active policy."""
-        in_force = context.active_policy()
-        stated = "model" if in_force is None else in_force.policy.execution.precision
+    def dtype_name(self) -> str:
+        """Return ``"fp16"`` or ``"bf16"``, after checking it against the active policy."""
+        active = context.active_policy()
+        stated = "model" if active is None else active.policy.execution.precision
         if self._word is None and stated in _DTYPES:
             return stated
         word = self._word or "fp16"
-        if self._enabled and in_force is not None and stated not in ("model", word):
-            _contradicted(word, stated, in_force.policy)
+        if self._enabled and active is not None and stated not in ("model", word):
+            _contradicted(word, stated, active.policy)
         return word
 
 
 def _contradicted(word: str, stated: str, policy: Policy) -> None:
     msg = (
-        f"autocast asks for {word}, and execution.precision of the policy in force is {stated}; "
+        f"autocast asks for {word}, and execution.precision of the active policy is {stated}; "
         f"make them the same, or leave the precision out of the policy"
     )
     if policy.mode == "strict":

@@ -27,7 +27,7 @@ def hold(settings: TorchSettings, request: Request) -> SwitchClaim:
     Raises
     ------
     EngineError
-        Another open session or a policy in force holds one of them at another value, or deterministic cuBLAS needs an
+        Another open session or an active policy holds one of them at another value, or deterministic cuBLAS needs an
         environment variable that is not set.
     """
     from xpuruntime.pytorch.switches import shared_switches
