@@ -118,7 +118,7 @@ def test_contradicting_a_policy(stated):
     ):
         pass
     assert not torch.is_autocast_enabled("cpu"), "a refused block left autocasting on"
-    with policy(stated), pytest.warns(XpuRuntimeWarning, match=f"in force is {stated}.*Autocasting to bf16"), cast:
+    with policy(stated), pytest.warns(XpuRuntimeWarning, match=f"active policy is {stated}.*Autocasting to bf16"), cast:
         assert product() is torch.bfloat16
 
 
