@@ -3,12 +3,12 @@
 """Latency of requests that are batched, with Poisson arrivals at seven tenths of what the server can do.
 
     pip install mlcommons-loadgen==6.0.17
-    python benchmarks/bench_serving_batches.py [--seconds 20]
+    python benchmarks/bench_serving_batches.py [--seconds 20] [--server-cores 2]
 
-MLPerf LoadGen issues requests of one row over HTTP to a server that has one core, from another core. The peak is that
-of its Offline scenario, with all requests there at once; latencies are those of its Server scenario, counted from when
-a request was due. Beside them is what as much of its own peak would take on a server that costs nothing and is never
-interrupted: only the times of batches of each size count there. Nothing else should run on the machine.
+MLPerf LoadGen issues requests of one row over HTTP to a server that has one core or more, from another core. The peak
+is that of its Offline scenario, with all requests there at once; latencies are those of its Server scenario, counted
+from when a request was due. Beside them is what as much of its own peak would take on a server that costs nothing and
+is never interrupted: only the times of batches of each size count there. Nothing else should run on the machine.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ WIDTH, LAYERS, ROWS = 1024, 24, 64
 POLICY = {"execution": {"engine": "onnxruntime", "device": "cpu", "threads": 1}}
 METHOD = (
     f"MLPerf LoadGen issues requests of one row over HTTP, on {CONNECTIONS} connections from another core, to a server "
-    "that has one: in its Server scenario at random moments (Poisson), at so much of what its Offline scenario reached "
+    "that has %s: in its Server scenario at random moments (Poisson), at so much of what its Offline scenario reached "
     "with all requests there at once."
 )
 
@@ -93,7 +93,7 @@ def ideal_latencies(arrivals: Sequence[float], seconds: Sequence[float]) -> list
     return found
 
 
-def measure(path: Path, size: int, delay_us: int, seconds: float, cores: list[int]) -> dict[str, Any]:
+def measure(path: Path, size: int, delay_us: int, seconds: float, cores: str) -> dict[str, Any]:
     """Return the peak, and the latencies at a part of it."""
     some = sorted({1, 2, 4, size // 2, 3 * size // 4, size})
     curve = np.interp(range(size + 1), some, [batch_seconds(path, rows) for rows in some]).tolist()
@@ -103,7 +103,7 @@ def measure(path: Path, size: int, delay_us: int, seconds: float, cores: list[in
         expected = np.concatenate([session.run({"x": one[None]})["y"] for one in x])
     requests = requests_of(PEERS["xpuruntime"], x, expected)
     command = [sys.executable, str(SERVERS / "ours.py"), str(path), str(requests.port), str(size), str(delay_us / 1e3)]
-    with served(command, {"OMP_NUM_THREADS": "1"}, requests, cores[0], path.with_suffix(".log")) as pid:
+    with served(command, {"OMP_NUM_THREADS": "1"}, requests, cores, path.with_suffix(".log")) as pid:
         offline_scenario(requests, size / whole, 1.0)  # settle
         peak = offline_scenario(requests, size / whole, 3.0)
         rate, theirs, start = LOAD * peak.per_second, cpu_seconds(pid), time.perf_counter()
@@ -124,20 +124,22 @@ def measure(path: Path, size: int, delay_us: int, seconds: float, cores: list[in
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=20.0, help="of requests for each row")
+    parser.add_argument("--server-cores", type=int, default=1, help="cores of the server")
     parser.add_argument("--out", help="folder of the JSON file; default: benchmarks/results")
     options = parser.parse_args()
     loadgen_module()
-    cores = sorted(os.sched_getaffinity(0))
-    if len(cores) < 2:
-        sys.exit("this takes two cores: one for the server, one for its clients")
-    os.sched_setaffinity(0, {cores[1]})
+    cores, count = sorted(os.sched_getaffinity(0)), options.server_cores
+    if not 0 < count < len(cores):
+        sys.exit(f"of {len(cores)} cores, the server has {count}, and its clients have one: state --server-cores")
+    os.sched_setaffinity(0, {cores[count]})
+    of_server = ",".join(map(str, cores[:count]))
     before, rows = os.getloadavg()[0], []
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "deep.onnx"
         onnx.save(deep_model(), path)
         for size in (8, 16, 32):
             for delay_us in (0, 2000):
-                rows.append(one := measure(path, size, delay_us, options.seconds, cores))
+                rows.append(one := measure(path, size, delay_us, options.seconds, of_server))
                 print(
                     f"up to {size:2} rows, delay {delay_us:4} us: batch {one['batch_ms']:.2f} ms, peak "
                     f"{one['peak_per_second']:.0f}/s; at {LOAD:.0%} p50 {one['p50_ms']:.2f} ms, "
@@ -147,9 +149,10 @@ def main() -> None:
                     f"{one['server_busy']:.0%}, client {one['client_busy']:.0%}",
                     flush=True,
                 )
-    body = {"load": LOAD, "target": TARGET, "rows": rows, "seconds": options.seconds, "method": METHOD, "note": "",
-            "policy": POLICY, "load_average": [before, os.getloadavg()[0]]}  # fmt: skip
-    write("serving_batches", body, options.out)
+    method = METHOD % ("one" if count == 1 else f"{count} of its own")
+    body = {"load": LOAD, "target": TARGET, "rows": rows, "seconds": options.seconds, "method": method, "note": "",
+            "server_cores": count, "policy": POLICY, "load_average": [before, os.getloadavg()[0]]}  # fmt: skip
+    write("serving_batches" if count == 1 else "serving_batches_cores", body, options.out)
 
 
 if __name__ == "__main__":

@@ -49,7 +49,9 @@ CLIENTS = (1, 16, 256)
 RATES = {"alone": 400.0, "batched": 200.0}
 _START = 90.0
 #: Pins a process to a core, and then becomes the command.
-_PINNED = "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); os.execvp(sys.argv[2], sys.argv[2:])"
+_PINNED = (
+    "import os, sys; os.sched_setaffinity(0, map(int, sys.argv[1].split(','))); os.execvp(sys.argv[2], sys.argv[2:])"
+)
 
 
 def oip_binary(x: np.ndarray) -> tuple[bytes, dict[str, Any]]:
@@ -236,11 +238,13 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def served(command: list[str], variables: dict[str, str], requests: Requests, core: int, log: Path) -> Iterator[int]:
-    """Start a server on a core, and yield its process once it answers rightly; end all of its processes."""
+def served(
+    command: list[str], variables: dict[str, str], requests: Requests, cores: int | str, log: Path
+) -> Iterator[int]:
+    """Start a server on cores, such as 1 or "0,1"; yield its process once it answers rightly, and end all of them."""
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, "-c", _PINNED, str(core), *command],
+            [sys.executable, "-c", _PINNED, str(cores), *command],
             env={**os.environ, **variables}, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent,
         )  # fmt: skip
     try:

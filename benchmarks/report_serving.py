@@ -123,6 +123,11 @@ _BATCH_FIGURES = ("batch_ms", "batch_ms_after", "p50_ms", "p99_ms", "p99_to_batc
 _BATCH_CORES = {"server_busy": "server's core", "client_busy": "client's core"}
 
 
+def _cores_option(record: dict[str, Any]) -> str:
+    cores = record.get("server_cores", 1)
+    return f" --server-cores {cores}" if cores > 1 else ""
+
+
 def batches(record: dict[str, Any]) -> Section:
     """Show latencies of batched requests at a part of the peak."""
     rows, checks = [], []
@@ -139,13 +144,16 @@ def batches(record: dict[str, Any]) -> Section:
         "that comes just after an execution began waits for that one and for its own, so two batches are the floor of "
         "the worst case. *Ideal* is the p99, in batches, of a server that costs nothing and is never "
         "interrupted, at as much of its own peak: computed from the times of batches of each size."
-        f"\n\n{machine(record)}\n{_busy_note(record)} `python benchmarks/bench_serving_batches.py`: "
+        f"\n\n{machine(record)}\n{_busy_note(record)} "
+        f"`python benchmarks/bench_serving_batches.py{_cores_option(record)}`: "
         f"{record['seconds']:g} s each, one thread of ONNX Runtime; batches were timed before and after.\n\n"
         + table(head, rows)
         + _recorded(record["rows"])
         + f"\n{record['note']}\n\n{target_table(checks)}"
     )
-    return Section("Batched requests at seven tenths of the peak on cpu", text, tuple(checks))
+    cores = record.get("server_cores", 1)
+    title = "Batched requests at seven tenths of the peak on cpu" + (f", {cores} cores" if cores > 1 else "")
+    return Section(title, text, tuple(checks))
 
 
 _HEAD = ("", "a second", "p50, ms", "p99, ms", "lost", "wrong", "server's core", "µs of it each", "clients' core")
@@ -249,5 +257,6 @@ SERVING_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "serving_cpu": overhead,
     "serving_peers_cpu": peers,
     "serving_batches": batches,
+    "serving_batches_cores": batches,
     "serving_gpu": served_models,
 }
