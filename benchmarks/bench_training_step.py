@@ -8,7 +8,7 @@ All variants of one phase run in turns, in the same rounds. A policy holds proce
 after it changes, so captures under a policy have phases of their own; in each of them the capture that is written by
 hand runs too, made without a policy, and times of different phases are compared by it. Eager steps, whose host is often
 what takes the time, are one phase: a policy is set for the turn of its variant, and cleared after it. They train one
-model, so that nothing but the policy is another. Those without one and under the tuned one are then held to each other
+model, so that nothing but the policy is another. Those without one and under the tuned one are then compared
 in many more rounds of shorter turns, since the host is for seconds faster or slower by a third.
 """
 
@@ -50,7 +50,7 @@ SHAPES: dict[str, tuple[type, Size, int, int]] = {
     "bert-32x128": (Encoder, BERT, 32, 128),
 }
 ANCHOR = "by hand"
-#: Eager steps that are held to each other by themselves.
+#: Eager steps that are compared with each other by themselves.
 PAIR = ("eager", "eager, tuned")
 #: Of a turn of theirs, the steps that are timed and those before, since a policy's guards are cold in the second one.
 PAIR_TURN = (2, 3)

@@ -190,7 +190,7 @@ def difference(proto: onnx.ModelProto, model: nn.Module, inputs: tuple[torch.Ten
 def main() -> int:
     """Write or check both models."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="hold the files against PyTorch and write nothing")
+    parser.add_argument("--check", action="store_true", help="compare the files with PyTorch and write nothing")
     options = parser.parse_args()
     torch.set_num_threads(1)
     worst = 0.0

@@ -58,7 +58,7 @@ def compare_engines(
     registry: EngineRegistry | None = None,
     machine: Machine | None = None,
 ) -> Comparison:
-    """Run a model on several engines and hold each against fp32 on the CPU.
+    """Run a model on several engines and compare each with fp32 on the CPU.
 
     Parameters
     ----------

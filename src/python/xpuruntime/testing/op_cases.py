@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The one list of op cases that every kernel is held to."""
+"""Op cases: the one list that every kernel has to pass."""
 
 from __future__ import annotations
 

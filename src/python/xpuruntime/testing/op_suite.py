@@ -15,7 +15,7 @@ What the kernel does not do is declared in `unsupported`, by patterns of case na
 declared is a failure, and so is one that is declared and works, and a pattern that no case has. What depends on the
 version of a library below is declared in `may_refuse`: such a case must be right or refused, and where it is refused
 the report says so. A kernel whose dropout draws other random numbers than the ops define declares that too; then its
-forward shows which weights it drops (see `op_dropout`), and it is held to these.
+forward shows which weights it drops (see `op_dropout`), and is compared with these.
 """
 
 from __future__ import annotations

@@ -104,8 +104,8 @@ class KernelKeys:
     def _threads(self) -> None:
         """Take the promise of ``execution.threads`` back where xpuruntime kernels run on threads of their own."""
         asked = self._request.policy.execution.threads
-        ours = bool(self._settings.rewrites or self._settings.tune) and not self._cuda
-        if asked is None or not ours or xpuruntime_threads() == asked:
+        on_cpu = bool(self._settings.rewrites or self._settings.tune) and not self._cuda
+        if asked is None or not on_cpu or xpuruntime_threads() == asked:
             return
         for place, control in enumerate(self._book.controls):
             if control.key == "execution.threads":

@@ -13,7 +13,7 @@ __all__ = ["FLOATS", "main_precision", "meets", "precision_name", "read_and_writ
 
 #: Precisions that are floating point.
 FLOATS = frozenset({"fp64", "fp32", "fp16", "bf16", "fp8"})
-#: By name of an element type: ours, and ONNX's where that is another.
+#: By name of an element type: the name in reports, and ONNX's where that is another.
 _NAMES = {
     "double": "fp64",
     "float64": "fp64",

@@ -121,7 +121,7 @@ CAPABILITIES: dict[str, Capability] = {
         meaning="measured tactics are kept and used again", present=_timed("IBuilderConfig", "create_timing_cache")
     ),
     "tactic_pinning": Capability(
-        meaning="a build can be held to the tactics of a timing cache",
+        meaning="a build can be restricted to the tactics of a timing cache",
         present=_timed("BuilderFlag", "EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"),
     ),
     "runtime_cache": Capability(

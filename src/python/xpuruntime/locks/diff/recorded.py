@@ -117,12 +117,12 @@ def narrowed(one: RecordedSide, other: RecordedSide) -> tuple[RecordedSide, tupl
     rules: controls and settings that name these are left out.
     """
     identity = one.identity
-    theirs = {validator.id for validator in other.identity.validators}
+    recorded = {validator.id for validator in other.identity.validators}
     kept = [validator for validator in identity.validators if validator.kind != "policy"]
     untold: list[str] = []
     if other.partial:
-        untold = [f"{validator.kind} {validator.key}" for validator in kept if validator.id not in theirs]
-        kept = [validator for validator in kept if validator.id in theirs]
+        untold = [f"{validator.kind} {validator.key}" for validator in kept if validator.id not in recorded]
+        kept = [validator for validator in kept if validator.id in recorded]
     plan, their_plan = identity.plan, other.identity.plan
     if plan is not None and their_plan is not None and not (one.pinned and other.pinned):
         shared = {control[0] for control in plan.controls} & {control[0] for control in their_plan.controls}

@@ -122,11 +122,11 @@ def start(pool: MemoryPool | None, limit: int | None) -> ProcessAllocator:
         allocator = TorchAllocator(
             [_pool_of(f"cuda:{index}", pool, limit) for index in range(torch.cuda.device_count())], throws=True
         )
-        theirs = pluggable(allocator)
+        pluggable_allocator = pluggable(allocator)
         try:
-            theirs.set_record_stream_fn(allocator.record_stream_address)
-            theirs.set_reset_fn(allocator.empty_cache_address)
-            theirs.set_memory_fraction_fn(allocator.memory_fraction_address)
+            pluggable_allocator.set_record_stream_fn(allocator.record_stream_address)
+            pluggable_allocator.set_reset_fn(allocator.empty_cache_address)
+            pluggable_allocator.set_memory_fraction_fn(allocator.memory_fraction_address)
         except AttributeError as error:
             msg = (
                 f"set_allocator(scope='process') is not possible: torch {torch.__version__} does not pass an allocator "
@@ -134,7 +134,7 @@ def start(pool: MemoryPool | None, limit: int | None) -> ProcessAllocator:
             )
             raise UnsupportedOperationError(msg) from error
         try:
-            torch.cuda.memory.change_current_allocator(_private_api.cuda_allocator(theirs))
+            torch.cuda.memory.change_current_allocator(_private_api.cuda_allocator(pluggable_allocator))
         except RuntimeError as error:
             why = judge(initialised=True, backend=backend, active=False)
             msg = f"set_allocator(scope='process') is not possible: {why} ({error})"

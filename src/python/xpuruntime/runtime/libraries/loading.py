@@ -174,8 +174,8 @@ def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None
     wheels: dict[str, str] | None = None
     for path in mapped_paths(maps):
         name = Path(path).name
-        ours = patterns is VENDOR_PATTERNS and name.startswith("_core.") and Path(path).parent.name == "xpuruntime"
-        if not (ours or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)):
+        own_core = patterns is VENDOR_PATTERNS and name.startswith("_core.") and Path(path).parent.name == "xpuruntime"
+        if not (own_core or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)):
             continue
         version, real = _file_version(name), os.path.realpath(path)
         origin = "system"

@@ -64,11 +64,11 @@ class DecidedKernels:
 
     def _threads(self, observed: Observed) -> dict[str, KeySeen]:
         """Report that ONNX Runtime's ``execution.threads`` does not hold for xpuruntime's kernels on the CPU."""
-        read, ours = observed.effective.get("execution.threads"), xpuruntime_threads()
-        if read is None or self._device != "cpu" or read.endswith(f"={ours}"):
+        read, threads = observed.effective.get("execution.threads"), xpuruntime_threads()
+        if read is None or self._device != "cpu" or read.endswith(f"={threads}"):
             return {}
-        text = f"{read}; xpuruntime kernels: {'as many as cores' if ours is None else ours}"
-        reason = f"ONNX Runtime's own operators are held to it, xpuruntime kernels to {THREADS}"
+        text = f"{read}; xpuruntime kernels: {'as many as cores' if threads is None else threads}"
+        reason = f"ONNX Runtime's own operators are limited to it, xpuruntime kernels to {THREADS}"
         return {"execution.threads": KeySeen(observed=text, status="substituted", reason=reason)}
 
     def _decisions(self) -> dict[str, list[Decision]]:

@@ -121,8 +121,8 @@ class Rewriting:
             copy.graph.output.extend(onnx.ValueInfoProto(name=name) for name in outputs if name not in known)
             model = copy
         before, folder = self.before, self.folder
-        ours = any(domain.domain == DOMAIN for domain in model.opset_import)
-        library = str(_core.__file__) if ours else None
+        rewritten = any(domain.domain == DOMAIN for domain in model.opset_import)
+        library = str(_core.__file__) if rewritten else None
         return ModelSource(
             model.SerializeToString(),
             folder,
