@@ -40,6 +40,8 @@ _logger.setLevel(logging.ERROR)
 _LONGEST_PART, _PATIENCE = 64 << 10, 0.05
 #: Requests of one connection that are answered before others have their turn.
 _IN_A_ROW = 16
+#: The next request is expected to be as the last one while this often more than twice the others were.
+_HITS_AT_FIRST, _MOST_HITS = 2, 8
 
 
 class Connection(HttpToolsProtocol):
@@ -62,8 +64,8 @@ class Connection(HttpToolsProtocol):
         #: The head of the last request with a large body until it is answered, and who receives the next one like it.
         self.repeated: Head | None = None
         self.expected: BodyReceiver | None = None
-        #: Whether the requests of this client have differed in their heads, and whether it is closed when it can be.
-        self.differs = self.stopping = False
+        #: How often the next request was the one that was expected, lately; and whether to close when that can be.
+        self.hits, self.stopping = _HITS_AT_FIRST, False
         #: The protocol between large bodies, once there was one.
         self.short_reads: ShortReads | None = None
         self.kept = b""
@@ -212,7 +214,7 @@ class Connection(HttpToolsProtocol):
 
     def _respond_in_thread(self, response: bytes, head: Head) -> bool:
         """Have threads send a response and receive the next request, where that may be as the last one."""
-        if self.differs or self.kept or self.within or self.stopping:
+        if self.hits <= 0 or self.kept or self.within or self.stopping:
             return False
         transport = self.transport
         if transport.is_closing() or transport.get_write_buffer_size():
@@ -239,12 +241,13 @@ class Connection(HttpToolsProtocol):
         if other is not None:
             self.transport.resume_reading()
             if other:
-                self.differs = not receiver.head.raw.startswith(other)
+                self.hits -= 2 * (not receiver.head.raw.startswith(other))
                 self.data_received(other)
         elif (held := self.direct.admit(receiver.head, size)) is None:
             self.transport.resume_reading()
             self._feed(receiver.head.raw + receiver.body[:size])
         else:
+            self.hits = min(self.hits + 1, _MOST_HITS)
             receiver.held, self.receiving = held, receiver
             self._received_so_far(receiver, whole)
         if self.stopping and not self.transport.is_closing():
