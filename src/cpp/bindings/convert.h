@@ -24,7 +24,7 @@ inline void release_object(void* object) noexcept {
   Py_DECREF(static_cast<PyObject*>(object));
 }
 
-/// A stream for work on `device`: ours, or one of another library, which is wrapped and kept.
+/// A stream for work on `device`: of xpuruntime, or of another library, which is wrapped and kept.
 /// Nothing for None. Throws InputError for anything else.
 inline std::optional<Stream> stream_argument(pybind11::handle value, DeviceId device) {
   if (value.is_none()) return std::nullopt;

@@ -15,7 +15,7 @@
 namespace xpuruntime::ort {
 
 /// The kernel of one node in one session: an Operation and the CallSite that runs it, on the stream
-/// that ONNX Runtime gives. Its output is ONNX Runtime's memory, its scratch memory ours.
+/// that ONNX Runtime gives. Its output is ONNX Runtime's memory, its scratch memory xpuruntime's.
 ///
 /// Many threads may compute at once. Under capture of ONNX Runtime's CUDA graph nothing is
 /// measured; scratch memory is held by the graph (see Workspaces).

@@ -201,7 +201,7 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
                               Arguments... arguments) const {
     if (PyObject* const place = core().find_quick(facts.data(), facts.size())) {
       const auto kept = py::reinterpret_borrow<py::object>(place);
-      return Op::ours(place, objects, arguments...);
+      return Op::xrt_kernel(place, objects, arguments...);
     }
     const std::uint64_t number = core().state_number();
     std::array<PyObject*, kCount> arrays{};
@@ -221,7 +221,7 @@ class Kernel<Op, Result(Arguments...)> final : public c10::OperatorKernel {
     const auto place = py::reinterpret_steal<py::object>(found);
     if (verdict == Verdict::kError) throw py::error_already_set();
     if (verdict == Verdict::kQuick) {
-      auto made = Op::ours(place.ptr(), objects, arguments...);
+      auto made = Op::xrt_kernel(place.ptr(), objects, arguments...);
       if (made) core().keep_quick(facts.data(), facts.size(), place.ptr(), number);
       return made;
     }

@@ -79,8 +79,8 @@ struct Product : AnyOperator {
     return kAddends == 1 && at == 4 ? "alpha" : nullptr;
   }
   template <typename Objects, typename... Arguments>
-  static std::optional<Tensor> ours(PyObject* place, const Objects& given,
-                                    const Arguments&... /*arguments*/) {
+  static std::optional<Tensor> xrt_kernel(PyObject* place, const Objects& given,
+                                          const Arguments&... /*arguments*/) {
     PyObject* out = Py_None;
     PyObject* c = Py_None;
     if constexpr (kHasOut) out = given[kOut].ptr();
@@ -188,7 +188,8 @@ struct LayerNorm : AnyOperator {
     return norm_mark(kName, shape, nullptr, 0);
   }
   template <typename Objects, typename... Arguments>
-  static std::optional<Three> ours(PyObject* place, const Objects& given, const Arguments&...) {
+  static std::optional<Three> xrt_kernel(PyObject* place, const Objects& given,
+                                         const Arguments&...) {
     return our_norm<2>(place, false, given[0].ptr(), given[2].ptr(), given[3].ptr(), given[4]);
   }
 };
@@ -205,10 +206,10 @@ struct LayerNormBackward : AnyOperator {
     return norm_mark(kName, shape, mask.data(), mask.size());
   }
   template <typename Objects>
-  static std::optional<Three> ours(PyObject* place, const Objects& given, const Tensor&,
-                                   const Tensor&, at::IntArrayRef, const Tensor& mean,
-                                   const Tensor& rstd, const OptionalTensor&, const OptionalTensor&,
-                                   Mask mask) {
+  static std::optional<Three> xrt_kernel(PyObject* place, const Objects& given, const Tensor&,
+                                         const Tensor&, at::IntArrayRef, const Tensor& mean,
+                                         const Tensor& rstd, const OptionalTensor&,
+                                         const OptionalTensor&, Mask mask) {
     std::array<Tensor, 3> made;
     if (!our_norm_backward(place, false, given[0].ptr(), given[1].ptr(), given[5].ptr(), &mean,
                            rstd, mask.data(), made.data())) {
@@ -233,9 +234,9 @@ struct RmsNorm : AnyOperator {
     return norm_mark(kName, shape, nullptr, 0);
   }
   template <typename Objects>
-  static std::optional<Two> ours(PyObject* place, const Objects& given, const Tensor& x,
-                                 at::IntArrayRef, const OptionalTensor&,
-                                 const std::optional<double>& eps) {
+  static std::optional<Two> xrt_kernel(PyObject* place, const Objects& given, const Tensor& x,
+                                       at::IntArrayRef, const OptionalTensor&,
+                                       const std::optional<double>& eps) {
     const double wanted =
         eps.value_or(x.scalar_type() == at::kDouble ? std::numeric_limits<double>::epsilon()
                                                     : std::numeric_limits<float>::epsilon());
@@ -257,9 +258,9 @@ struct RmsNormBackward : AnyOperator {
     return norm_mark(kName, shape, mask.data(), mask.size());
   }
   template <typename Objects>
-  static std::optional<Two> ours(PyObject* place, const Objects& given, const Tensor&,
-                                 const Tensor&, at::IntArrayRef, const Tensor& rstd,
-                                 const OptionalTensor&, Mask mask) {
+  static std::optional<Two> xrt_kernel(PyObject* place, const Objects& given, const Tensor&,
+                                       const Tensor&, at::IntArrayRef, const Tensor& rstd,
+                                       const OptionalTensor&, Mask mask) {
     std::array<Tensor, 3> made;
     if (!our_norm_backward(place, true, given[0].ptr(), given[1].ptr(), given[4].ptr(), nullptr,
                            rstd, mask.data(), made.data())) {
@@ -314,9 +315,10 @@ struct Attention : AnyOperator {
   }
   // Of a call whose gradient nobody asks for, and that drops nothing.
   template <typename Objects>
-  static std::optional<Tensor> ours(PyObject* place, const Objects& given, const Tensor& query,
-                                    const Tensor&, const Tensor&, const OptionalTensor&, double,
-                                    bool causal, const std::optional<double>&, bool) {
+  static std::optional<Tensor> xrt_kernel(PyObject* place, const Objects& given,
+                                          const Tensor& query, const Tensor&, const Tensor&,
+                                          const OptionalTensor&, double, bool causal,
+                                          const std::optional<double>&, bool) {
     static PyObject* const op = imported("xpuruntime._core", "op_attention");
     static PyObject* const top_left = py::str("top_left").release().ptr();
     static PyObject* const transforms =
