@@ -37,7 +37,8 @@ def build(folder: Path, soname: str, *needs: Path | str, body: str = "int answer
     folder.mkdir(parents=True, exist_ok=True)
     source = folder / "source.c"
     source.write_text(body)
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("c++")
+    named = (os.environ.get("CC", "cc"), "gcc", os.environ.get("CXX", "c++"))
+    compiler = next(filter(None, map(shutil.which, named)), None)
     assert compiler, "building this project needs a compiler, so does this test"
     out = folder / soname
     command = [compiler, "-shared", "-fPIC", "-o", out, source, f"-Wl,-soname,{soname}", "-Wl,--no-as-needed", *needs]
