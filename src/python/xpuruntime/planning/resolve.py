@@ -249,7 +249,7 @@ def _only_simulates(candidate: EngineCandidate, request: PlanRequest, policy: Po
     if candidate.fallback or request.purpose == "compile" or request.artifact is not None:
         return False
     facts = machine.engines.get(candidate.engine)
-    return facts is not None and facts.detail.get("runs_on") == "simulator" and chooses_among_all_engines(policy)
+    return facts is not None and facts.simulated and chooses_among_all_engines(policy)
 
 
 def _signed(verdict: Verdict, candidate: EngineCandidate, engine: Engine) -> Verdict:

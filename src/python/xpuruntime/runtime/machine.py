@@ -90,6 +90,11 @@ class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
     libraries: tuple[Library, ...] = ()
     cuda_libraries: tuple[Library, ...] = ()
 
+    @property
+    def simulated(self) -> bool:
+        """Whether a simulator runs the models, as `detail` has it under ``"runs_on"``."""
+        return self.detail.get("runs_on") == "simulator"
+
 
 class Machine(msgspec.Struct, frozen=True, kw_only=True):
     """A snapshot of a computer: planning reads this and touches no device.

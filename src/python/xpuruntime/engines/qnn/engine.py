@@ -82,7 +82,7 @@ class QnnEngine(Engine[QnnSettings]):
             refusal = _refuse_model(request, target)
             if refusal is not None:
                 return refusal.judgement(self.name, request.device)
-            settings, controls = resolve_settings(request, target, simulated=facts.detail.get("runs_on") == "simulator")
+            settings, controls = resolve_settings(request, target, simulated=facts.simulated)
         except PolicyError as error:
             return refuse(VerdictCode.OPTION_INVALID, error.reason, error.fix)
         where = "the HTP simulator" if settings.simulated else "the device"

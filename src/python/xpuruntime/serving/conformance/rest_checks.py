@@ -16,8 +16,8 @@ from xpuruntime.serving.conformance.probes import check_outputs, need_same, prob
 from xpuruntime.serving.conformance.result import Checker, FailedCheck, UnobservableCheck
 from xpuruntime.serving.messages import InferRequest, InferResponse, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import DATATYPES
+from xpuruntime.serving.protocol.json_data import NoJsonFormError
 from xpuruntime.serving.protocol.rest_client import read_response, write_request
-from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -234,8 +234,8 @@ class RestChecks:
     def _infer_json(self, path: str, request: InferRequest, metadata: Mapping[str, Any]) -> str:
         try:
             response, answer = self._infer(path, request)
-        except ServingError as error:
-            raise UnobservableCheck(str(error)) if "no form for" in str(error) else error from None
+        except NoJsonFormError as error:
+            raise UnobservableCheck(str(error)) from None
         check_outputs(response, metadata, request.model)
         if response.id != request.id:
             raise FailedCheck(f"the id {request.id!r} came back as {response.id!r}")

@@ -21,7 +21,12 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.messages import InferTensor
 
-__all__ = ["array_of_json", "elements_of", "reason_of"]
+__all__ = ["NoJsonFormError", "array_of_json", "elements_of", "reason_of"]
+
+
+class NoJsonFormError(ServingError):
+    """A tensor that JSON cannot hold: its datatype, NaN, an infinity, or bytes that are not UTF-8."""
+
 
 _BLANKS = b" \t\r\n"
 
@@ -36,7 +41,7 @@ def array_of_json(datatype: Datatype, shape: tuple[int, ...], text: bytes | memo
         datatype has no form in JSON.
     """
     if datatype.only_raw:
-        raise ServingError(
+        raise NoJsonFormError(
             Status.INVALID_ARGUMENT,
             f"tensor {tensor!r} is {datatype.name}, which JSON has no form for. "
             "Fix: send it with the binary extension (binary_data_size)",
@@ -129,8 +134,8 @@ def elements_of(tensor: InferTensor) -> list[Any]:
     return found
 
 
-def _only_binary(tensor: InferTensor, reason: str) -> ServingError:
-    return ServingError(
+def _only_binary(tensor: InferTensor, reason: str) -> NoJsonFormError:
+    return NoJsonFormError(
         Status.INVALID_ARGUMENT,
         f"output {tensor.name!r} {reason}. Fix: ask for it with the parameter binary_data true, or for all with "
         "binary_data_output true",
