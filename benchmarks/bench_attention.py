@@ -18,6 +18,7 @@ from torch.nn.functional import scaled_dot_product_attention
 import xpuruntime as xrt
 from gpu_timing import call_times, matmul_rate, medians
 from harness import write
+from xpuruntime.error_text import error_line
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -144,7 +145,7 @@ def _that_run(cases: dict[str, Callable[[], Any]]) -> dict[str, Callable[[], Any
         try:
             run()
         except (RuntimeError, xrt.UnsupportedOperationError) as error:
-            print(f"  {name} does not serve this: {str(error).splitlines()[0][:110]}")
+            print(f"  {name} does not serve this: {error_line(error)[:110]}")
             continue
         kept[name] = run
     return kept

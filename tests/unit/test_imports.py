@@ -45,7 +45,7 @@ ALLOWED["serving"] -= {"tuning"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["training"] = {"pytorch"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
-SHARED = {"argument_types", "codes", "errors", "lazy_names", "notebook", "printable", "_core", "_version"}
+SHARED = {"argument_types", "codes", "error_text", "errors", "lazy_names", "notebook", "printable", "_core", "_version"}
 
 VENDORS = {
     "onnxruntime", "onnx", "torch", "tensorrt", "openvino", "cupy", "nncf", "ml_dtypes", "google.protobuf", "nvidia",

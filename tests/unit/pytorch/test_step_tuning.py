@@ -112,6 +112,20 @@ def test_a_variant_that_fails_is_out_with_its_reason(monkeypatch: pytest.MonkeyP
     assert all(torch.equal(value, before[name]) for name, value in work.model.state_dict().items())
 
 
+def test_a_variant_that_fails_without_a_text_is_out_by_the_name_of_its_error() -> None:
+    work = Work()
+
+    def loss(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        if xrt_torch.get_kernel_policy() is not None:
+            raise AssertionError
+        return work.loss(x, y)
+
+    kernels = {**NATIVE, "reference": KernelPolicy(matmul="cpu.reference")}
+    tuned = xrt_torch.tune(loss, work.batch, optimizer=work.optimizer, launches=["eager"], kernels=kernels, **QUICK)
+    row = rows_of(tuned)["eager+reference"]
+    assert (tuned.name, row.code, row.reason) == ("eager", "failed", "AssertionError")
+
+
 @pytest.mark.parametrize("autocast", [False, True])
 def test_the_tolerance_is_that_of_what_is_computed_in(autocast: bool) -> None:
     work = Work()

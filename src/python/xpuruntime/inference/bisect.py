@@ -15,6 +15,7 @@ import msgspec
 
 from xpuruntime.engines.model.graph import reads
 from xpuruntime.engines.precision import compare_within
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.reference_taps import Inside
 
@@ -164,7 +165,7 @@ class _Search:
             want = self._reference(cut)
             got = self.answer(self.inside.with_outputs(want))
         except XpuRuntimeError as error:
-            self.blocked[index] = f"the model was refused with more outputs: {str(error).splitlines()[0]}"
+            self.blocked[index] = f"the model was refused with more outputs: {error_line(error)}"
             return None
         finally:
             self.steps += 1

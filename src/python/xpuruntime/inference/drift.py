@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.precision import compare_within
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.reference_taps import Inside
 
@@ -177,7 +178,7 @@ class _Measuring:
         except XpuRuntimeError as error:
             self.refusals += 1
             if len(names) == 1:
-                self._hide(names, f"the model was refused with it as an output: {str(error).splitlines()[0]}")
+                self._hide(names, f"the model was refused with it as an output: {error_line(error)}")
             else:
                 middle = len(names) // 2
                 self._measure(names[:middle])

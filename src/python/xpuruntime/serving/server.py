@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, ArgumentType, check_types
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninterrupted
@@ -329,7 +330,7 @@ class Server:
                 got = server.add_secure_port(shown(host, port), self._tls.for_grpc())
         except RuntimeError as error:
             await server.stop(None)
-            raise unusable(address, "grpc", str(error).splitlines()[0].rstrip(".")) from None
+            raise unusable(address, "grpc", error_line(error).rstrip(".")) from None
         await server.start()
         self.grpc_address = shown(host, got)
         return server

@@ -11,6 +11,7 @@ from xpuruntime.engines.base import Binding
 from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
 from xpuruntime.engines.torch.names import torch_dtype
 from xpuruntime.engines.torch.narrow_types import from_numpy, to_numpy
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineFailed, InputError
 
 if TYPE_CHECKING:
@@ -85,14 +86,14 @@ class TorchBinding(Binding):
                 graph = self._capture(compute)
         except Exception as error:
             if model.settings.graph == "require":
-                text = str(error).strip().splitlines()[0]
+                text = error_line(error)
                 raise EngineFailed(
                     f"{model.request.model.path} cannot be captured as a CUDA graph: {text}. "
                     "State cuda_graph: prefer to run it without",
                     engine="torch",
                     device=model.device,
                 ) from None
-            self.graph = str(error).strip().splitlines()[0]
+            self.graph = error_line(error)
             return run
         self.graph = "captured"
 

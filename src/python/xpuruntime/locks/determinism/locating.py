@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.sections.determinism import FirstDifference
 from xpuruntime.locks.determinism.bits import differing, ulp_distance
@@ -103,7 +104,7 @@ class _Search:
             found = self.repeat(names)
         except XpuRuntimeError as error:
             if len(names) == 1:
-                self.refused = self.refused or str(error).splitlines()[0]
+                self.refused = self.refused or error_line(error)
                 return None
             middle = len(names) // 2
             return self.first(names[:middle]) or self.first(names[middle:])

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.argument_types import ARRAYS, COUNT, COUNTS, FLAG, TEXT, check_types
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.sections.determinism import DeterminismTests, GradeTest
 from xpuruntime.files.scratch import ScratchFolder
@@ -226,7 +227,7 @@ class _Testing:
             bound, wrong = self._poisoned()
             count += bound
         except XpuRuntimeError as error:
-            note = f"; outputs filled with NaN were not tested: {str(error).splitlines()[0]}"
+            note = f"; outputs filled with NaN were not tested: {error_line(error)}"
         if wrong is not None:
             return self._failed("run_to_run", count, wrong, test)
         reason = f"the same bits with other inputs in between{note}"

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators, leaves_on
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
@@ -142,7 +143,7 @@ class GraphBlock:
 
 
 def _refusal(error: BaseException) -> UnsupportedOperationError:
-    text = str(error).strip().partition("\n")[0].rstrip(".")
+    text = error_line(error).rstrip(".")
     return UnsupportedOperationError(
         f"capture_graph: the block cannot be captured: {text}. What waits for the device (.item(), .cpu(), printing), "
         f"copies from pageable host memory, and work that runs for the first time do not belong into it: run it a few "

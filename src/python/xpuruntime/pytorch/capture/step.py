@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
@@ -378,7 +379,7 @@ class CapturedStep:
 
 
 def _why(error: Exception) -> str:
-    text = str(error).strip().partition("\n")[0] or "no message"
+    text = error_line(error)
     advice = (
         "what waits for the device (.item(), .cpu(), printing), copies from pageable host memory, and tensors of an "
         "earlier forward pass that are still alive cannot be captured"

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
 from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule
 from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
@@ -147,8 +148,7 @@ _FIX = "read PyTorch's own error above; torch.export.export(model, args) alone s
 def _reason(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
-    text = str(error).strip().splitlines()
-    return text[0].rstrip(".") if text else type(error).__name__
+    return error_line(error).rstrip(".")
 
 
 def _about_attention(proto: onnx.ModelProto, policy: Policy | None, opset: int) -> list[str]:

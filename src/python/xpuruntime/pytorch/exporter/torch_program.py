@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import torch
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import ModelError
 from xpuruntime.evidence.model_metadata.policy import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY
 from xpuruntime.evidence.model_metadata.weight_digest import digest_tensors
@@ -152,8 +153,7 @@ def program_digest(program: Any) -> str:
 
 
 def _failed(model: torch.nn.Module, error: Exception) -> ModelError:
-    text = str(error).strip().splitlines()
-    reason = text[0].rstrip(".") if text else type(error).__name__
+    reason = error_line(error).rstrip(".")
     return ModelError(
         f"torch.export cannot export <{type(model).__qualname__}>: {reason}. Fix: read PyTorch's own error "
         "above, and https://pytorch.org/docs/stable/export.html has the rules"

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import distributed
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError, InputError
 from xpuruntime.printable import printable
 
@@ -181,8 +182,7 @@ class Ranks:
 
 
 def _shown(error: Exception) -> str:
-    lines = printable(str(error)).splitlines() or [""]
-    return f"{type(error).__name__}: {lines[0]}"[:500]
+    return printable(error_line(error, named=True))[:500]
 
 
 def _facts(device: torch.device, policies: Mapping[str, KernelPolicy | None]) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.rounds import measure, timed
@@ -237,7 +238,7 @@ class _Trials:
         try:
             row = self._restored(variant)
         except Exception as error:
-            failure = f"{type(error).__name__}: {printable(str(error)).splitlines()[0]}"
+            failure = printable(error_line(error, named=True))
             row = replace(
                 row,
                 code=CandidateCode.INFEASIBLE if isinstance(error, XpuRuntimeError) else CandidateCode.FAILED,

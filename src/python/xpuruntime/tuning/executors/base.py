@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate
 
-__all__ = ["FRESH_PROCESS_OBJECTIVES", "Executor", "SessionExecutor", "check_constraints", "first_line"]
+__all__ = ["FRESH_PROCESS_OBJECTIVES", "Executor", "SessionExecutor", "check_constraints"]
 
 #: Objectives whose figure is that of a process that is started for it.
 FRESH_PROCESS_OBJECTIVES = ("memory", "cold_start")
@@ -155,8 +155,3 @@ def check_constraints(found: dict[str, Any], constraints: Constraints, seconds: 
         code=code, reason=reason, start=start, memory=memory, error=found["error"], cosine=found["cosine"],
         run=found["run"], graph=found["graph"], seconds=seconds,
     )  # fmt: skip
-
-
-def first_line(text: str) -> str:
-    """Return the first line of a message, in short."""
-    return text.strip().partition("\n")[0][:500]

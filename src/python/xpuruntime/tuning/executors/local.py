@@ -6,9 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import AccuracyError, XpuRuntimeError
 from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.tuning.executors.base import SessionExecutor, first_line
+from xpuruntime.tuning.executors.base import SessionExecutor
 from xpuruntime.tuning.executors.runner import Runner
 from xpuruntime.tuning.trial import CandidateFailed
 
@@ -79,8 +80,8 @@ class LocalExecutor(SessionExecutor):
             code: CandidateCode = (
                 CandidateCode.INACCURATE if isinstance(error, AccuracyError) else CandidateCode.OPEN_FAILED
             )
-            named = str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}"
-            raise CandidateFailed(code, first_line(named)) from error
+            said = error_line(error, named=not isinstance(error, XpuRuntimeError))
+            raise CandidateFailed(code, said[:500]) from error
         if found.get("wrong"):
             raise CandidateFailed(CandidateCode.INACCURATE, found["wrong"])
         return found

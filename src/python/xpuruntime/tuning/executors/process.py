@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.error_text import first_line
 from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.worker import Worker
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 from xpuruntime.runtime.process_memory import available_memory
-from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES, SessionExecutor, first_line
+from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES, SessionExecutor
 from xpuruntime.tuning.trial import CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
@@ -137,7 +138,7 @@ class ProcessExecutor(SessionExecutor):
             worker = Worker(memory_limit=self._limit, timeout=_CALL, cores=self.device.cores)
         except WorkerFailure as failure:
             raise CandidateFailed(
-                _CODES.get(failure.kind, CandidateCode.OPEN_FAILED), first_line(failure.reason)
+                _CODES.get(failure.kind, CandidateCode.OPEN_FAILED), first_line(failure.reason)[:500]
             ) from failure
         self._workers[candidate.id] = worker
         if self._killed:
@@ -183,4 +184,4 @@ class ProcessExecutor(SessionExecutor):
             if code is None:
                 failed = CandidateCode.OPEN_FAILED if method is None else CandidateCode.RUN_FAILED
                 code = CandidateCode.INACCURATE if "AccuracyError" in failure.exceptions else failed
-            raise CandidateFailed(code, first_line(failure.reason)) from failure
+            raise CandidateFailed(code, first_line(failure.reason)[:500]) from failure

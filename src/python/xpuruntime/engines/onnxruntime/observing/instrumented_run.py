@@ -15,6 +15,7 @@ from xpuruntime.engines.onnxruntime.observing.profile import NodeProfile, read_p
 from xpuruntime.engines.onnxruntime.observing.unattributed import outside
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned, attribute_units
 from xpuruntime.engines.unplaced_units import effective_of
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.files.scratch import ScratchFolder
@@ -121,7 +122,7 @@ def observe(
         try:
             assigned = assignment(make_session(None, None))
         except Exception as failed:
-            return Observed(partial=True, notes=(*notes, f"nothing was observed: {_first_line(failed)}"))
+            return Observed(partial=True, notes=(*notes, f"nothing was observed: {error_line(failed)[:300]}"))
         profile, graph, broken, lost = NodeProfile(events=()), None, True, True
     else:
         with folder as place:
@@ -186,11 +187,11 @@ def _make(
     try:
         return make_session(prefix, path), False
     except Exception as error:
-        notes.append(f"the optimised graph could not be written: {_first_line(error)}")
+        notes.append(f"the optimised graph could not be written: {error_line(error)[:300]}")
     try:
         return make_session(prefix, None), True
     except Exception as error:
-        notes.append(f"nothing was observed: the instrumented session could not be made: {_first_line(error)}")
+        notes.append(f"nothing was observed: the instrumented session could not be made: {error_line(error)[:300]}")
         return None, True
 
 
@@ -208,7 +209,7 @@ def _run(
             else:
                 run(session, feeds)
         except Exception as error:
-            notes.append(f"instrumented run {number + 1} of {runs + 1} failed: {_first_line(error)}")
+            notes.append(f"instrumented run {number + 1} of {runs + 1} failed: {error_line(error)[:300]}")
             return True
         if number in (0, runs):
             checkpoint(COUNTED if number else COLD)
@@ -220,7 +221,7 @@ def _finish(session: Any, notes: list[str]) -> tuple[NodeProfile, bool]:
     try:
         written = session.end_profiling()
     except Exception as error:
-        notes.append(f"the profile could not be written: {_first_line(error)}")
+        notes.append(f"the profile could not be written: {error_line(error)[:300]}")
         return NodeProfile(events=()), True
     try:
         return read_profile(written), False
@@ -239,14 +240,9 @@ def _load(path: Path, notes: list[str]) -> Any:
     try:
         model = onnx.load(str(path), load_external_data=False)
     except (OSError, DecodeError, ValueError) as error:
-        notes.append(f"the optimised graph could not be read back: {_first_line(error)}")
+        notes.append(f"the optimised graph could not be read back: {error_line(error)[:300]}")
         return None
     if not model.graph.node and not model.graph.output:
         notes.append("the optimised graph was written empty: is the disk full?")
         return None
     return model
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:300] if text else type(error).__name__

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, number, scopes
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.measuring.replacement import choose
 from xpuruntime.measuring.rounds import timed
@@ -158,7 +159,7 @@ def _measure(
         for run in runs.values():
             run()
     except XpuRuntimeError as error:
-        return Timed(one, reason=str(error).splitlines()[0])
+        return Timed(one, reason=error_line(error))
     found = choose(
         {name: timed(run) for name, run in runs.items()}, control=STOCK, rule=rule, block=_BLOCK, step=step,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from xpuruntime.engines.qnn.opening import PROVIDER, Placed
 from xpuruntime.engines.qnn.recorded_units import read_units
 from xpuruntime.engines.qnn.worker import SessionWorker, WorkerFailed
 from xpuruntime.engines.unplaced_units import effective_of
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.evidence.records import Boundary, Time, Unit
@@ -58,7 +59,7 @@ def observe(
         try:
             placed, kept = _run(source, instrumented(opening, folder), feeds, max(1, runs))
         except (WorkerFailed, XpuRuntimeError) as error:
-            return Observed(partial=True, notes=(f"nothing was observed: {_first_line(error)}",))
+            return Observed(partial=True, notes=(f"nothing was observed: {error_line(error)[:500]}",))
         cycles, problem = read_cycles(folder)
         recorded = read_records(folder) if compiled is None else None
         host = _host_events(folder, notes)
@@ -239,8 +240,3 @@ def _effective(units: Sequence[Unit], chip: tuple[int, int] | None) -> dict[str,
         stated = f"soc_model={chip[0]}, htp_arch={chip[1]}"
         found.update({f"{where}.{key}": stated for key in ("soc", "soc_model", "htp_arch")})
     return found
-
-
-def _first_line(error: BaseException) -> str:
-    text = str(error).strip()
-    return text.splitlines()[0][:500] if text else type(error).__name__

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch.fx import Interpreter, Node
 
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
@@ -114,7 +115,7 @@ class _Retyping(Interpreter):  # type: ignore[misc]
         return bool(done)
 
     def _refused(self, n: Node, error: Exception) -> UnsupportedOperationError:
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
+        reason = error_line(error)
         kind = str(self._target).removeprefix("torch.")
         return UnsupportedOperationError(
             f"the model {self._where!r} cannot run in {kind}: PyTorch refuses {n.target}: {reason}. Fix: leave "

@@ -10,6 +10,7 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.file import refuse
+from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -277,5 +278,4 @@ def reading(where: str, fix: str) -> Any:
     except (ModelError, InputError, UnsupportedOperationError):
         raise
     except Exception as error:
-        text = str(error).strip().splitlines()
-        raise refuse(where, text[0].rstrip(".") if text else type(error).__name__, fix) from error
+        raise refuse(where, error_line(error).rstrip("."), fix) from error
