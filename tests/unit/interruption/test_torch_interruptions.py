@@ -107,6 +107,16 @@ def test_a_policy_block_with_rules_by_module(way: str) -> None:
     _swept(way, step, 170)
 
 
+def test_a_block_is_left_whatever_interrupts_leaving_it() -> None:
+    block = xt.kernel_policy(matmul="cpu.reference")
+
+    def leave() -> None:
+        _core.call_aside(block.__enter__)  # nothing interrupts this
+        block.__exit__(None, None, None)
+
+    _swept("bytecode", leave, 20)
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_setting_and_clearing(way: str) -> None:
     before = _state()

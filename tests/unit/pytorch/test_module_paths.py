@@ -144,8 +144,9 @@ def test_a_rule_that_matched_no_call_warns_refuses_under_strict_and_is_explained
     model, x = cases.Model(), torch.ones(2, 8)
     text = r"kernels.rules\[0\] \(module: encodre\.\*\) matched no call"
     block = xt.kernel_policy(rules=[rule("encodre.*")])
-    with pytest.warns(XpuRuntimeWarning, match=text), block:
+    with pytest.warns(XpuRuntimeWarning, match=text) as warned, block:
         model(x)
+    assert warned[0].filename == __file__
     strict = xrt.Policy(mode="strict", kernels={"rules": [rule("encodre.*")]})
     with pytest.raises(UnsupportedOperationError, match=text), xt.kernel_policy(strict):
         model(x)

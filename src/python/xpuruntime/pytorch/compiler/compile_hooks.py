@@ -10,6 +10,7 @@ import functools
 import hashlib
 import json
 import sys
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["compiles_alike", "keep_compiled", "policy_changed"]
+__all__ = ["compiles_alike", "import_graph_trees", "keep_compiled", "policy_changed"]
 
 _TAG = "xpuruntime-"
 
@@ -37,6 +38,8 @@ _TAG = "xpuruntime-"
 _PASSES = "post_grad_custom_pre_pass"
 #: Where PyTorch has what runs a package of AOTInductor.
 _PACKAGES = "torch.export.pt2_archive._package"
+
+_GRAPH_TREES = "torch._inductor.cudagraph_trees"
 
 _lock = fork_lock()
 
@@ -70,8 +73,27 @@ def policy_changed(active: CompiledPolicy | None) -> None:
         built_in += __version__  # its operators are in the code that is kept, with their arguments
     config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
     flex_choices.forget()
-    if "torch._dynamo" in sys.modules:
+    if _dynamo_is_loaded():
         torch.compiler.reset()
+
+
+def import_graph_trees() -> None:
+    """Import what `policy_changed` would import when it resets Dynamo, in the thread of who calls this.
+
+    PyTorch 2.11 binds the state of Inductor's CUDA graphs to the thread that imports them: code that is compiled with
+    ``mode="reduce-overhead"`` fails in all others.
+    """
+    if _GRAPH_TREES not in sys.modules and _dynamo_is_loaded() and torch.cuda.is_available():
+        # What fails here fails in the reset again, which says so.
+        with warnings.catch_warnings(), contextlib.suppress(Exception):
+            warnings.simplefilter("ignore")  # PyTorch's own, of its deprecated parts
+            _private_api.graph_trees()
+
+
+def _dynamo_is_loaded() -> bool:
+    """Whether Dynamo can have compiled anything: who waits for its import in another thread may wait for itself."""
+    module = sys.modules.get("torch._dynamo")
+    return module is not None and not getattr(module.__spec__, "_initializing", False)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 import threading
-import warnings
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -16,10 +14,9 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import function_phases, module_paths
 from xpuruntime.pytorch.capture import torch_graph_patch
-from xpuruntime.pytorch.compiler.compile_hooks import policy_changed
+from xpuruntime.pytorch.compiler.compile_hooks import import_graph_trees, policy_changed
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
 from xpuruntime.pytorch.dispatch.overrides import registry
@@ -132,6 +129,7 @@ def _install_last() -> None:
 def _lose(frame: PolicyFrame) -> None:
     if frame not in CONTEXT.lost_frames:
         CONTEXT.lost_frames.append(frame)
+    import_graph_trees()
     _core.call_aside(_repair)
 
 
@@ -250,21 +248,13 @@ def set_kernel_policy(
     [[3.0, 3.0], [3.0, 3.0]]
     >>> xrt_torch.clear_kernel_policy()
     """
-    _import_graph_trees()
+    import_graph_trees()
     report(_core.call_aside(_change, _policy_of(policy, kernels, root, lock), root))
-
-
-def _import_graph_trees() -> None:
-    """Import what resetting Dynamo imports, in the caller's thread: PyTorch 2.11 binds its state to that thread."""
-    if "torch._dynamo" in sys.modules:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # PyTorch's own, of its deprecated parts
-            _private_api.graph_trees()
 
 
 def clear_kernel_policy() -> None:
     """Give PyTorch its own kernels and switches back."""
-    _import_graph_trees()
+    import_graph_trees()
     report(_core.call_aside(_change, None))
 
 
@@ -312,25 +302,42 @@ class kernel_policy:  # noqa: N801 - used like a function
     ) -> None:
         self._policy = _policy_of(policy, kernels, root, lock)
         self._root = root
-        _import_graph_trees()
         self._entered: list[_Entered] = []
+        self._exiting: list[_Entered] = []
 
-    @_core.shielded
     def __enter__(self) -> KernelPolicy | None:
-        self._entered.append(_enter(self._policy, self._root))
+        import_graph_trees()
+        self._enter()
         return None if self._policy is None else self._policy.kernels
 
     @_core.shielded
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _enter(self) -> None:
+        self._entered.append(_enter(self._policy, self._root))
+
+    @_core.shielded
+    def _begin_exit(self) -> None:
         if not self._entered:
             raise InputError("this kernel_policy() is not entered, or its with block has been left already")
-        entered = self._entered.pop()
-        active = entered.frame.active
-        _leave(entered)
+        self._exiting.append(self._entered.pop())
+
+    def _exit(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        del error, trace
+        active = self._exiting[-1].frame.active
+        self._leave()
         if kind is None:
             report(active)
+
+    def _leave(self) -> None:
+        """Leave what `_begin_exit` took, unless that is done: the import is the caller's, and may be interrupted."""
+        import_graph_trees()
+        self._leave_begun()
+
+    @_core.shielded
+    def _leave_begun(self) -> None:
+        if self._exiting:
+            _leave(self._exiting.pop())
+
+    __exit__ = _core.guarded(_exit, _leave, _begin_exit)
 
 
 def _policy_of(policy: Any, kernels: dict[str, Any], root: Any, lock: Any) -> Policy | None:
