@@ -30,6 +30,7 @@ def told(found: xrt.TuneResult) -> str:
     return "\n".join([str(found), *map(str, found.candidates), *found.notes])
 
 
+@pytest.mark.alone
 def test_a_busy_device_uses_more_energy_than_an_idle_one() -> None:
     meter = open_meter("cuda:0")
     left = torch.randn(4096, 4096, device="cuda:0")
@@ -55,6 +56,7 @@ def test_the_clock_is_that_of_the_device() -> None:
     assert 0 < clocks[0].sm_mhz <= clocks[0].max_sm_mhz
 
 
+@pytest.mark.alone
 def test_a_search_for_energy(wide: Path) -> None:
     found = xrt.tune(wide, POLICY, inputs="random", objective="energy", spec=SPEC)
     assert found.stages["raced"] >= 2, told(found)
