@@ -3,8 +3,8 @@
 """Private API of PyTorch: every name that it does not promise to keep, why it is used, and what is done without it.
 
 Nothing outside of this folder uses such a name. Each is taken when this module is imported, or on first use where its
-module takes seconds to import. `lookup` has the table, `attributes` what is private of PyTorch's objects, and
-`fully_sharded` the private state of FSDP2.
+module takes seconds to import. `lookup` has the table, `attributes` what is private of PyTorch's objects,
+`messages` the texts that are read, and `fully_sharded` the private state of FSDP2.
 """
 
 from __future__ import annotations

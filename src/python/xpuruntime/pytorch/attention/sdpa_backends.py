@@ -14,6 +14,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch._private_api import messages
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -197,15 +198,13 @@ def rejection(kernel: str, *args: Any, **kwargs: Any) -> str:
         try:
             choice = _private_api.sdp_choice(*args, **kwargs)
         except RuntimeError as error:
-            if "No available kernel" not in str(error) and "No viable backend" not in str(error):
+            if not messages.has_no_sdp_backend(error):
                 return ""  # the call itself is wrong, and says so when it is made
         said = [str(one.message) for one in caught]
     if choice == BACKENDS[kernel]:
         return ""
-    for number, text in enumerate(said):
-        if "not used because" in text and number + 1 < len(said) and _named(kernel, text):
-            return said[number + 1].split("(Triggered internally", 1)[0].strip(" .")
-    return f"PyTorch finds that {kernel} cannot serve these arguments"
+    reasons = (why for what, why in messages.sdp_reasons(said) if _named(kernel, what))
+    return next(reasons, f"PyTorch finds that {kernel} cannot serve these arguments")
 
 
 def whole(size: Any) -> int:

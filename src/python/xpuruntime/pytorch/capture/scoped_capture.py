@@ -11,6 +11,7 @@ import torch
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch._private_api import messages
 from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators, leaves_on
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
 from xpuruntime.pytorch.capture.snapshot import RandomState
@@ -88,7 +89,7 @@ class GraphBlock:
         try:
             if error is not None:
                 self._recorder.abandon()
-                if isinstance(error, RuntimeError) and "captur" in str(error):
+                if messages.is_capture_error(error):
                     raise _refusal(error) from error
                 return
             try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError
-from xpuruntime.pytorch._private_api import pytree
+from xpuruntime.pytorch._private_api import messages, pytree
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -117,7 +117,7 @@ def _differentiate(loss: Any) -> None:
     try:
         loss.backward()
     except RuntimeError as error:
-        if "backward through the graph a second time" not in str(error):
+        if not messages.is_second_backward(error):
             raise
         msg = (
             "capture_graph: with optimizer=, the step itself runs backward and the optimizer, and fn has run backward "

@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.pytorch._private_api import messages
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import qualified
@@ -31,10 +32,6 @@ def is_native(route: Route | None) -> bool:
     return route is not None and route.place is None and not route.open and CONTEXT.observer is None
 
 
-#: How PyTorch begins where none of the backends of attention that are enabled can serve.
-_NO_BACKEND = ("No available kernel", "No viable backend")
-
-
 @contextlib.contextmanager
 def prefer_native_error(natively: Callable[[], Any]) -> Iterator[None]:
     """Where a strict policy refuses a call that PyTorch refuses as well, let PyTorch's error be raised.
@@ -52,7 +49,7 @@ def prefer_native_error(natively: Callable[[], Any]) -> Iterator[None]:
         except NotImplementedError:  # which is no fault of the arguments
             pass
         except RuntimeError as error:
-            if not str(error).startswith(_NO_BACKEND):  # which the policy has turned off
+            if not messages.has_no_sdp_backend(error):  # which the policy has turned off
                 raise
         raise refused
 
