@@ -125,5 +125,6 @@ def test_a_link_out_of_the_cache_is_refused(tmp_path: Path) -> None:
     path.write_bytes(model)
     with pytest.raises(xrt.ModelError, match=r"a symbolic link to .* outside the model's own folder"):
         xrt.InferenceSession(path, device="cpu")
-    with pytest.raises(Exception, match="escapes"):
-        raw(path)
+    if not ort.__version__.startswith("1.23."):  # it follows the link
+        with pytest.raises(Exception, match="escapes"):
+            raw(path)

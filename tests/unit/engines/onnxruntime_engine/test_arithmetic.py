@@ -109,6 +109,7 @@ def open_(model: Path, precision: str = "model", mode: str = "prefer", **options
 X = RNG.standard_normal((5, K)).astype(np.float32)
 
 
+@pytest.mark.skipif(ort.__version__.startswith("1.23."), reason="ONNX Runtime 1.23 fuses a MatMul of 4 bits only")
 @pytest.mark.parametrize("op", ["MatMul", "Gemm"])
 @pytest.mark.parametrize("kind", [T.INT4, T.UINT4, T.INT8, T.UINT8])
 def test_weight_only_models_are_fp32_when_it_is_said(tmp_path: Path, kind: int, op: str) -> None:

@@ -208,6 +208,7 @@ def test_shapes_are_known_to_what_follows() -> None:
     assert [results[name].shape for name in "de"] == [(1, 5, 4, 3), (2, 5, 5, 6)]
 
 
+@pytest.mark.skipif(ort.__version__.startswith("1.23."), reason="ONNX Runtime 1.23 crashes at an input without a name")
 def test_optional_inputs_may_be_left_out_by_name() -> None:
     rules = name_rules()
     nodes = [

@@ -7,11 +7,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnxruntime as ort
 import pytest
 from rewriting_models import accounted, close, found, graph, normal, only, refused, session
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+opset_24 = pytest.mark.skipif(ort.__version__.startswith("1.23."), reason="ONNX Runtime 1.23 knows opsets up to 23")
 
 QKV = "float[b, 2, s, 4] q, float[b, 2, t, 4] k, float[b, 2, t, 4] v"
 OUT = "float[b, 2, s, 4] y"
@@ -139,7 +142,7 @@ def test_products_become_products_where_only_those_are_asked_for(tmp_path: Path)
 NODE = "y = Attention{}({})"
 
 
-@pytest.mark.parametrize("opset", [23, 24])
+@pytest.mark.parametrize("opset", [23, pytest.param(24, marks=opset_24)])
 @pytest.mark.parametrize(
     ("given", "operands", "extra", "wanted"),
     [
