@@ -136,13 +136,14 @@ def test_the_access_log_has_one_line_for_each_request(used: Models, tmp_path: Pa
     assert (tmp_path / "access.log").stat().st_mode & 0o777 == 0o640
 
 
-def test_what_a_transport_refuses_is_counted_and_logged(used: Models, tmp_path: Path) -> None:
+@pytest.mark.parametrize("close", [{"Connection": "close"}, {}], ids=["parsed", "direct"])
+def test_what_a_transport_refuses_is_counted_and_logged(used: Models, tmp_path: Path, close: dict[str, str]) -> None:
     grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
     version = used.slots["mlp"].version()
     before = version.statistics.snapshot().failures["OTHER"]
     options = TransportOptions(access=Access(token="user"))
     with xrt.serving.Server(used, http="127.0.0.1:0", grpc="127.0.0.1:0", options=options) as server:
-        client, close = Client(server.http_address), {"Connection": "close"}
+        client = Client(server.http_address)
         token = {"Authorization": "Bearer user", **close}
         assert client.post("/v2/models/mlp/infer", b"{", **token).status == 400
         assert client.post("/v2/models/mlp/versions/1/infer", b"", **token).status == 400

@@ -273,7 +273,7 @@ class Connection(HttpToolsProtocol):
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None:
         """Answer a request whose body came too slowly, or is too much."""
         self._received()
-        self._answered(self.direct.refuse(receiver.held, error))
+        self._answered(self.direct.refuse(receiver.held, error, receiver.head))
 
     def _part_late(self) -> None:
         self.part_timer = None

@@ -73,6 +73,7 @@ class DirectInfer:
     def __init__(self, application: Application) -> None:
         self._access, self._limit = application.options.access, application.options.max_body
         self._gate, self._budget, self._respond = application.gate, application.budget, application.respond
+        self._refused = application.refused
         self._heads: dict[bytes, Head | None] = {}
 
     def head(self, head: bytes) -> Head | None:
@@ -104,9 +105,14 @@ class DirectInfer:
         budget = self._budget
         return HeldBytes(budget) if budget.used + head.length <= budget.limit // 2 else None
 
-    def refuse(self, held: HeldBytes, error: ServingError) -> Answer:
-        """Return the response to a request that was let in, and whose body could not be taken."""
+    def refuse(self, held: HeldBytes, error: ServingError, head: Head | None = None) -> Answer:
+        """Return the response to a request that was let in, and whose body could not be taken.
+
+        With its head it is counted and logged, which a request that is queued is anyway.
+        """
         self._leave(held)
+        if head is not None:
+            self._refused(head.model, head.version, error, head.trace)
         return failed_answer(error, closing=self._gate.closed)
 
     def begin(
@@ -125,6 +131,7 @@ class DirectInfer:
         """
         waiting = False
         entered = held is not None
+        asked: RestRequest | None = None
         try:
             if not entered:
                 self._access.check(head.authorization)
@@ -147,7 +154,10 @@ class DirectInfer:
                 found = found.result()
             return _good(found, asked, line)
         except Exception as error:
-            return failed_answer(failure_of(error), closing=self._gate.closed)
+            failed = failure_of(error)
+            if asked is None:
+                self._refused(head.model, head.version, failed, head.trace)
+            return failed_answer(failed, closing=self._gate.closed)
         finally:
             if entered and not waiting:
                 if held is not None:
