@@ -203,7 +203,7 @@ class Batcher:
             now, scheduler = self._clock(), self._scheduler
             batch = None
             if scheduler.waiting == 1 and not scheduler.running and not self._closed:
-                batch = scheduler.dispatch(now)
+                batch = scheduler.dispatch(now, probes=False)
             if batch is None:
                 if scheduler.waiting:
                     self._work.notify()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
+import threading
 from typing import TYPE_CHECKING, Any
 
 from httptools import HttpParserUpgrade, HttpRequestParser
@@ -59,6 +60,7 @@ class Connection(HttpToolsProtocol):
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
         self.logger = _logger
+        self.thread = threading.get_ident()
         self.waiting: Waiting | None = None
         self.receiving: BodyReceiver | None = None
         #: The head of the last request with a large body until it is answered, and who receives the next one like it.
@@ -292,7 +294,10 @@ class Connection(HttpToolsProtocol):
             self._take(data)
 
     def _done(self, future: Future[InferResponse]) -> None:
-        """Answer later, in the event loop. Called in any thread."""
+        """Answer in the event loop. Called in any thread, and in that of the loop where a request ran there."""
+        if threading.get_ident() == self.thread:
+            self._finish(future)
+            return
         try:
             self.loop.call_soon_threadsafe(self._finish, future)
         except RuntimeError:  # the loop is closed: nobody waits any more
