@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 __all__ = ["Gate"]
 
 #: Requests that have come one at a time, and for one model, before the next one is taken to do so.
-_ONE_BY_ONE = 3
+_ONE_BY_ONE = 1
 
 
 class Gate:
