@@ -30,13 +30,17 @@ def test_each_is_there_and_says_why(one):
         assert CLASSES[owner] == name
         assert f"self.{name} = " in source.read_text()
     else:
-        assert hasattr(state.OrtValue if owner.endswith("OrtValue") else state, name)
+        owners = {"OrtValue": state.OrtValue, "OrtDevice": onnxruntime.OrtDevice}
+        assert hasattr(owners.get(owner.rpartition(".")[2], state), name)
 
 
 def test_without_them_the_public_classes_serve(monkeypatch):
     session, binding = object(), object()
     assert private.raw_session(session) is session
     assert private.raw_binding(binding) is binding
+    device = onnxruntime.OrtDevice.make("cpu", 0)
+    assert isinstance(private.raw_device(device), state.OrtDevice)
+    assert private.raw_device(session) is session
     assert private.operator_schemas()
     monkeypatch.setattr("onnxruntime.capi.onnxruntime_pybind11_state", types.SimpleNamespace())
     assert private.operator_schemas() == []
