@@ -10,7 +10,6 @@ import time
 from types import SimpleNamespace
 
 import pytest
-from served_models import Service
 from serving_clients import Client, until
 
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
@@ -57,13 +56,6 @@ def read_responses(sock: socket.socket, count: int) -> list[tuple[int, dict[str,
         data += part
     assert not data
     return found
-
-
-@pytest.fixture
-def own():
-    made = Service()
-    yield made
-    made.close()
 
 
 def heads(text: str) -> bool:

@@ -83,27 +83,6 @@ def loops(request, monkeypatch):
     return request.param
 
 
-@pytest.fixture
-def own():
-    made = Service()
-    yield made
-    made.close()
-
-
-@pytest.fixture
-def receivers(monkeypatch):
-    """Return the receivers that are made: these tests are of them."""
-    made: list[BodyReceiver] = []
-    begin = BodyReceiver.__init__
-
-    def init(self, *args, **more):
-        made.append(self)
-        begin(self, *args, **more)
-
-    monkeypatch.setattr(BodyReceiver, "__init__", init)
-    return made
-
-
 def whole(receiver: BodyReceiver) -> bool:
     return receiver._received == receiver.head.length
 

@@ -9,7 +9,6 @@ import threading
 import time
 
 import pytest
-from served_models import Service
 from serving_clients import until
 from test_large_bodies import assert_echo, connect, read_answer, request, serving, values
 
@@ -18,16 +17,8 @@ pytest.importorskip("httptools", reason="needs httptools, of the extra serve")
 
 from xpuruntime.serving.http import large_bodies
 from xpuruntime.serving.http.connections import Connection
-from xpuruntime.serving.http.large_bodies import BodyReceiver
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
-
-
-@pytest.fixture
-def own():
-    made = Service()
-    yield made
-    made.close()
 
 
 @pytest.fixture
@@ -48,19 +39,6 @@ def handed(monkeypatch):
 def patient(monkeypatch):
     """Have threads wait for what is expected however busy the machine is."""
     monkeypatch.setattr(large_bodies, "_QUICK", 20.0)
-
-
-@pytest.fixture
-def receivers(monkeypatch):
-    made: list[BodyReceiver] = []
-    begin = BodyReceiver.__init__
-
-    def init(self, *args, **more):
-        made.append(self)
-        begin(self, *args, **more)
-
-    monkeypatch.setattr(BodyReceiver, "__init__", init)
-    return made
 
 
 def test_requests_of_one_head_come_whole(own, handed, patient):

@@ -190,14 +190,18 @@ class Connection(HttpToolsProtocol):
     def _receive(self, receiver: BodyReceiver) -> None:
         """Receive the rest of a body: in threads where it comes fast and is not encrypted, else here."""
         self.receiving = receiver
-        if self.scheme == "http":
-            self.transport.pause_reading()
-            socket = self.transport.get_extra_info("socket").fileno()
-            if self.threads.begin(receiver, socket):
-                return
-            self.transport.resume_reading()
-        receiver.watch()
-        self.transport.set_protocol(receiver)
+        if self.scheme != "http" or not self._begin_in_thread(receiver):
+            receiver.watch()
+            self.transport.set_protocol(receiver)
+
+    def _begin_in_thread(self, receiver: BodyReceiver, response: bytes = b"") -> bool:
+        """Have threads receive a body, behind a response, and return whether they do."""
+        transport = self.transport
+        transport.pause_reading()
+        if self.threads.begin(receiver, transport.get_extra_info("socket").fileno(), response):
+            return True
+        transport.resume_reading()
+        return False
 
     def body_handed_back(self, receiver: BodyReceiver, size: int, other: bytes | None, unsent: bytes) -> None:
         """Go on where threads have received a body, a part of it, or something other than what was expected."""
@@ -224,9 +228,7 @@ class Connection(HttpToolsProtocol):
         if (held := self.direct.reserve(head)) is None:
             return False
         receiver = BodyReceiver(self, head, b"", held, self.bounds.body_seconds)
-        transport.pause_reading()
-        if not self.threads.begin(receiver, transport.get_extra_info("socket").fileno(), response):
-            transport.resume_reading()
+        if not self._begin_in_thread(receiver, response):
             return False
         self.expected = receiver
         return True
