@@ -13,11 +13,11 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 from xpuruntime.pytorch.attention import flex_choices  # noqa: E402 - it needs PyTorch
 from xpuruntime.pytorch.attention.flex_choices import FlexChoice  # noqa: E402
+from xpuruntime.pytorch.coverage.operation_table import FLEX, uncovered_kernel  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
 from xpuruntime.pytorch.explanation.attribution import AttributedTime, TimeAttribution, UnattributedCalls  # noqa: E402
 from xpuruntime.pytorch.explanation.requested import RequestedKernels  # noqa: E402
 from xpuruntime.pytorch.explanation.summary_builder import build_rows  # noqa: E402
-from xpuruntime.pytorch.explanation.uncovered_kernels import FLEX, uncovered_kernel  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

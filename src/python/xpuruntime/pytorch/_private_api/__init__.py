@@ -173,6 +173,12 @@ included_keys: Callable[[], Any] = take("torch._C._dispatch_tls_local_include_se
 has_kernel: Callable[[str, str], bool] = take(
     "torch._C._dispatch_has_kernel_for_dispatch_key", "which distinguishes composite operators from others"
 )
+operator_names: Callable[[], list[str]] = take(
+    "torch._C._dispatch_get_all_op_names",
+    "which finds operators of other packages",
+    without="a strict policy refuses none of them before they run",
+    otherwise=list,
+)
 dispatch_table: Callable[[str], str] = take(
     "torch._C._dispatch_dump_table",
     "which distinguishes PyTorch's own kernels from those of other libraries",

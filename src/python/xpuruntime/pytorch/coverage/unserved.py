@@ -17,24 +17,28 @@ from torch.nn import attention as torch_attention
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import FAST_PATH, FLEX, VARLEN, WITH_WEIGHTS, EntryPoint
 from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON
+from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from torch import Tensor
 
-__all__ = ["MULTI_HEAD", "RECURRENT", "UNSERVED", "Unserved", "UnservedCall"]
+__all__ = ["MULTI_HEAD", "RECURRENT", "UNSERVED", "Unserved", "UnservedCall", "unserved_row"]
 
 #: The function that computes attention of ``nn.MultiheadAttention``, and where it is asked to return the weights.
 MULTI_HEAD = "multi_head_attention_forward"
 
 
 class UnservedCall(NamedTuple):
-    """What rules may ask for of one call: a tensor of its sizes and device, its dtype, and the size of a head."""
+    """What rules may ask for of one call: a tensor of its sizes and device, its dtype, and what is known of its sizes.
+
+    Of sizes that are ``None``, none is known.
+    """
 
     like: Tensor
     dtype: torch.dtype
-    head_dim: int | None
+    sizes: tuple[tuple[str, int], ...] | None
 
 
 class Unserved(NamedTuple):
@@ -79,6 +83,10 @@ class Unserved(NamedTuple):
     autograd_keys: tuple[str, ...] = ()
 
 
+def _head_dim(query: Tensor) -> tuple[tuple[str, int], ...]:
+    return (("head_dim", int(query.shape[-1])),)
+
+
 # --- flex_attention without a compiler: unfused, whatever its option says. `flex_options` decides compiled calls.
 
 _UNFUSED = FLEX._replace(
@@ -92,7 +100,7 @@ _FUSED = tuple((name, _COMPILE) for name, kernel in _UNFUSED.kernel_names.items(
 def _flex_call(query: Tensor, *_: Any, **__: Any) -> UnservedCall | None:
     # Of others nothing is computed, or what wraps them comes here again.
     plain = type(query) in (torch.Tensor, torch.nn.Parameter)
-    return UnservedCall(query, query.dtype, int(query.shape[-1])) if plain else None
+    return UnservedCall(query, query.dtype, _head_dim(query)) if plain else None
 
 
 _flex = functools.partial(
@@ -130,7 +138,7 @@ def _varlen_reasons(query: Tensor) -> tuple[tuple[str, str], ...]:
 def _varlen(name: str, query_at: int, *, autograd_keys: tuple[str, ...] = (), backward: bool = False) -> Unserved:
     def call(*args: Any, **_: Any) -> UnservedCall:
         query = args[query_at]
-        return UnservedCall(query, query.dtype, int(query.shape[-1]))
+        return UnservedCall(query, query.dtype, _head_dim(query))
 
     gradient = "the gradient of varlen_attn of {}"
     return Unserved(
@@ -154,7 +162,7 @@ def _multi_head(query: Tensor, width: int, heads: int) -> UnservedCall:
     dtype, kind = query.dtype, query.device.type
     if torch.is_autocast_enabled(kind) and dtype != torch.float64:
         dtype = torch.get_autocast_dtype(kind)
-    return UnservedCall(query, dtype, width // heads)
+    return UnservedCall(query, dtype, (("head_dim", width // heads),))
 
 
 _TAKES = inspect.signature(torch.nn.functional.multi_head_attention_forward).parameters
@@ -202,7 +210,7 @@ _LAYER = EntryPoint(
 
 def _recurrent(name: str, key: str) -> Unserved:
     def call(x: Tensor, *_: Any, **__: Any) -> UnservedCall:
-        return UnservedCall(x, x.dtype, None)
+        return UnservedCall(x, x.dtype, ())
 
     return Unserved(name, (key,), _LAYER, "matmul", f"aten::{name} of {{}}", call, recorded=False)
 
@@ -212,6 +220,39 @@ RECURRENT = tuple(
     for name, key in (("mkldnn_rnn_layer", "CPU"), ("_cudnn_rnn", "CUDA"))
     for form in ("", "_backward")
 )
+
+
+# --- operators of other packages, and products that this library has no kernel for: `operation_table` names them
+
+
+def unserved_row(name: str, keys: tuple[str, ...], op: str) -> Unserved:
+    """Return the row of an operator that computes `op` and keeps its kernel, at some dispatch keys."""
+    shown = name if "::" in name else f"aten::{name}"
+    names = {one: shown for one, kernel in NATIVE_NAMES[op].items() if kernel == DEFAULT_ID[op]}
+    entry = EntryPoint(shown, names, shown, f"{shown} runs kernels of its own, and no other can stand in for it", op)
+
+    def call(*args: Any, **more: Any) -> UnservedCall | None:
+        tensors = [x for x in (*args, *more.values()) if isinstance(x, torch.Tensor)]
+        if not tensors:
+            return None
+        sizes = _head_dim(tensors[0]) if op == "attention" and tensors[0].dim() else _product(tensors, op)
+        return UnservedCall(tensors[0], tensors[0].dtype, sizes)
+
+    return Unserved(name, keys, entry, f"unserved_{op}", f"{shown} of {{}}", call, recorded=False)
+
+
+def _product(tensors: list[Tensor], op: str) -> tuple[tuple[str, int], ...] | None:
+    """Return the sizes of ``a @ b`` or of ``a @ vector``, as far as the arguments show which these are."""
+    if op != "matmul":
+        return ()
+    at = next((at for at, x in enumerate(tensors) if x.dim() == 2), len(tensors))
+    a, *rest = tensors[at:] or [None]
+    if a is None or not rest or rest[0].dim() not in (1, 2) or rest[0].shape[0] != a.shape[1]:
+        return None
+    n = rest[0].shape[1] if rest[0].dim() == 2 else 1
+    return ("m", int(a.shape[0])), ("n", int(n)), ("k", int(a.shape[1]))
+
+
 UNSERVED = (
     _flex("flex_attention", title="flex_attention of {}", autograd_keys=("HigherOrderAutograd",)),
     _flex("flex_attention_backward", title="the gradient of flex_attention of {}"),

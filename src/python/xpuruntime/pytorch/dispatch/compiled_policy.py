@@ -22,6 +22,7 @@ from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
 from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse
+from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:
     import os
@@ -66,7 +67,7 @@ class CompiledPolicy:
         alone, is not among them.
     overrides : frozenset of str
         What of `xpuruntime.pytorch.dispatch.overrides.registry` the policy needs: `ops`, and the functions for
-        attention that no switch settles.
+        attention that no switch settles; under ``strict`` the operators that nothing can stand in for.
     attention_kernels : frozenset of str
         All that it asks for in attention, in its short form and its rules.
     keys : dict of str to str
@@ -105,6 +106,8 @@ class CompiledPolicy:
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_kernels = self._kernel_names("attention")
         self.overrides = self.ops | (_ENTRIES if self.attention_kernels - _FREE else frozenset())
+        if self.strict:
+            self.overrides |= {f"unserved_{op}" for op in FAMILIES if requests_other_kernel(op, self._kernel_names(op))}
         self.routes: dict[Any, Route] = {}
         self._places: dict[Any, CallContext] = {}
         self._lock = threading.RLock()

@@ -7,14 +7,17 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from xpuruntime.pytorch.explanation.timeline import Timeline
-from xpuruntime.pytorch.explanation.uncovered_kernels import (
+from xpuruntime.pytorch.coverage.operation_table import (
     NOT_REACHED,
+    UNKNOWN,
     UncoveredKernel,
+    autograd_functions,
     decomposed_operator,
+    operation_of,
     uncovered_kernel,
     uncovered_operator,
 )
+from xpuruntime.pytorch.explanation.timeline import Timeline
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -64,7 +67,7 @@ class AttributedTime:
 class UnattributedCalls(NamedTuple):
     """What distinguishes one row of what no override saw from another."""
 
-    what: Literal["uncovered", "replay", "compiled", "elsewhere", "other"]
+    what: Literal["uncovered", "replay", "compiled", "elsewhere", "unknown", "other"]
     op: str
     operator: str
     module: str
@@ -126,6 +129,7 @@ class _Joining:
     def __init__(self, timeline: Timeline, kinds: Sequence[RecordedCalls]) -> None:
         self._timeline = timeline
         self._kinds = kinds
+        self._functions = autograd_functions()
         self._keys: dict[int, Called] = {}
         self._calls: dict[Called, AttributedTime] = defaultdict(AttributedTime)
         self._rest: dict[UnattributedCalls, AttributedTime] = defaultdict(AttributedTime)
@@ -216,7 +220,8 @@ class _Joining:
                 self._rest[self._key(*uncovered)].add(work.name, work.duration)
                 return
         operator = None if node is None else _operator(node)
-        by_name = uncovered_kernel(work.name) if operator is None else None
+        unknown = operator is not None and (operation_of(operator) or "").startswith(UNKNOWN)
+        by_name = uncovered_kernel(work.name) if operator is None or unknown else None
         if work.elsewhere and by_name is not None:
             share = self._rest[UnattributedCalls("elsewhere", by_name.op, work.name, "", "", (), (), "")]
         elif by_name is not None:
@@ -245,7 +250,9 @@ class _Joining:
         return self._calls[key]
 
     def _other(self, name: str) -> AttributedTime:
-        return self._rest[UnattributedCalls("other", "", name, "", "", (), (), "")]
+        op = operation_of(name) or ""
+        what: Literal["unknown", "other"] = "unknown" if op.startswith(UNKNOWN) else "other"
+        return self._rest[UnattributedCalls(what, op, name, "", "", (), (), "")]
 
     def _key(self, node: HostEvent, uncovered: UncoveredKernel) -> UnattributedCalls:
         shapes, dtypes = _arguments(node)
@@ -260,7 +267,7 @@ class _Joining:
             return self._uncovered[id(node)]
         found = None if node.parent is None else self._uncovered_share(node.parent)
         if found is None:
-            uncovered = uncovered_operator(node.name) or _compiled(node.name)
+            uncovered = uncovered_operator(node.name) or _compiled(node.name) or self._functions.get(node.name)
             escaped = uncovered is not None and not self._leads(node, uncovered) and not _cut_short(node, uncovered)
             found = (node, uncovered) if uncovered is not None and escaped else None
         self._uncovered[id(node)] = found
@@ -301,6 +308,8 @@ def _operator(node: HostEvent) -> str | None:
         if one.name.startswith("triton_") or "cpp_fused_" in one.name:
             return one.name
         if one.name.startswith(("aten::", "torchvision::", "c10d::", "xpuruntime::", "nccl")):
+            return one.name
+        if operation_of(one.name) is not None:
             return one.name
         if one.name.startswith("Optimizer."):
             return one.name

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.policies.call_facts import CallFacts
     from xpuruntime.policies.compiled_rules import Preference
@@ -59,7 +61,7 @@ def uncertain(source: str) -> str:
     return f"whether {source} matches these calls is not known"
 
 
-def requests_other_kernel(op: str, kernel_names: tuple[str, ...]) -> bool:
+def requests_other_kernel(op: str, kernel_names: Iterable[str]) -> bool:
     """Say whether kernel names ask for more than PyTorch's own choice."""
     return any(
         kernel_name != "auto" and NATIVE_NAMES[op].get(kernel_name) != DEFAULT_ID[op] for kernel_name in kernel_names

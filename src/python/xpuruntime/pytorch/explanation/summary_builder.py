@@ -13,12 +13,12 @@ from xpuruntime.ops.decision_log import recorded
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
+from xpuruntime.pytorch.coverage.operation_table import CUTE, FLEX
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.explanation.attribution import AttributedTime, Called
 from xpuruntime.pytorch.explanation.requested import uncertain
 from xpuruntime.pytorch.explanation.summary import Row, RowStatus
 from xpuruntime.pytorch.explanation.timeline import MODULE
-from xpuruntime.pytorch.explanation.uncovered_kernels import FLEX
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,6 +33,7 @@ __all__ = ["build_rows", "decision_of"]
 _OPAQUE = {
     "replay": "the replay of a CUDA graph shows its kernels by name alone; what was chosen was chosen at the capture",
     "compiled": "torch.compile made C++ of it, in which operations cannot be distinguished; norms may be among them",
+    "unknown": "it is an operator of another package, and the table of operations does not say what it computes",
     "elsewhere": "it was launched in a thread that PyTorch's profiler does not record",
 }
 _BY_NAME = "the kernel was called by its name, as by code that torch.compile made for this policy"
@@ -225,7 +226,9 @@ def _of_flex(
 
     ``None``: it is none, or nothing was chosen for it.
     """
-    found = flex_choices.choices(key.module) if key.reason == FLEX else ()
+    found = flex_choices.choices(key.module) if key.reason in (FLEX, CUTE) else ()
+    if key.reason == CUTE and not any(one.kernel == "torch.flex_flash" for one in found):
+        return None
     if not found:
         return None
     kernels = tuple(dict.fromkeys(one.kernel for one in found))

@@ -171,8 +171,8 @@ class SeenCalls:
         operators : sequence of str
             Operators of PyTorch that ran in it: ``"aten::native_layer_norm"``.
         """
+        from xpuruntime.pytorch.coverage.operation_table import NOT_REACHED, uncovered_operator
         from xpuruntime.pytorch.explanation.call_recorder import LEFT
-        from xpuruntime.pytorch.explanation.uncovered_kernels import NOT_REACHED, uncovered_operator
 
         for name in operators:
             escape = uncovered_operator(name)

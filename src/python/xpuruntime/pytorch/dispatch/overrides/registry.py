@@ -53,6 +53,9 @@ _MODULES = {
 #: compiled alone, which would be compiled anew for it.
 RUNNING = tuple(name for name in _MODULES if name not in ("flex_options", "multi_head_attention"))
 
+#: Before an operation: all operators that compute it and that nothing can stand in for, which ``strict`` refuses.
+_UNSERVED = "unserved_"
+
 _lock = fork_lock(threading.RLock)
 _COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
 
@@ -138,10 +141,21 @@ class _Traced:
         self._place(self._before)
 
 
+def _module(name: str) -> Any:
+    return importlib.import_module(f"xpuruntime.pytorch.dispatch.overrides.{name}")
+
+
 def overrides_of(op: str) -> tuple[Override, ...]:
     """Return the overrides of one thing that can be required; those that this PyTorch knows."""
-    modules = (importlib.import_module(f"xpuruntime.pytorch.dispatch.overrides.{name}") for name in _MODULES[op])
-    return tuple(one for module in modules for one in module.OVERRIDES if (one.group or one.op) == op and _exists(one))
+    if op.startswith(_UNSERVED):
+        found: tuple[Override, ...] = _module("report_only").overrides_of_operators(op.removeprefix(_UNSERVED))
+        return found
+    return tuple(
+        one
+        for module in map(_module, _MODULES[op])
+        for one in module.OVERRIDES
+        if (one.group or one.op) == op and _exists(one)
+    )
 
 
 def require(ops: Iterable[str]) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ import torch
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entry_points import left
-from xpuruntime.pytorch.coverage.unserved import UNSERVED
+from xpuruntime.pytorch.coverage.operation_table import unserved_operator
+from xpuruntime.pytorch.coverage.unserved import UNSERVED, unserved_row
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
@@ -30,15 +31,15 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["OVERRIDES"]
+__all__ = ["OVERRIDES", "overrides_of_operators"]
 
 
 def _route(one: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
     """Return the route of a call that a policy decides: it warns, once for a policy, or raises under ``strict``."""
     phase, module = call_context(active)
-    like, dtype, head_dim = call
+    like, dtype, sizes = call
     skip = one.reasons(like)
-    key = (one.title, dtype, like.device, head_dim, phase, module, skip)
+    key = (one.title, dtype, like.device, sizes, phase, module, skip)
     found = active.routes.get(key)
     if found is not None:
         return found
@@ -46,7 +47,7 @@ def _route(one: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
     operands = f"{sizes_of(like)} {call_state.DTYPES.get(dtype, dtype)} on {like.device}"
     facts = facts_of_call(
         op, device=like.device, dtype=dtype, phase=phase, module=module,
-        sizes={} if head_dim is None else {"head_dim": head_dim},
+        sizes=None if sizes is None else dict(sizes),
     )  # fmt: skip
     if phase == "train" and one.gradient:  # what the gradient cannot have is refused before anything is computed
         mark = (one.gradient, *key[1:4], "backward", *key[5:])
@@ -114,6 +115,22 @@ def _overrides(one: Unserved) -> Iterator[Override]:
     yield Override(one.name, one.entry.op, one.keys, make, one.module, one.group)
     if one.autograd_keys:
         yield Override(one.name, one.entry.op, one.autograd_keys, track_grad_mode, one.module, one.group)
+
+
+_IMPLICIT = "CompositeImplicitAutograd"
+
+
+def overrides_of_operators(op: str) -> tuple[Override, ...]:
+    """Return overrides of all operators, of other packages too, that are registered now and compute an operation.
+
+    They refuse calls under ``strict``; see `operation_table.unserved_operator`.
+    """
+    found: list[Override] = []
+    for name in _private_api.operator_names():
+        if unserved_operator(name.partition(".")[0]) == op:
+            keys = (_IMPLICIT,) if _private_api.has_kernel(name, _IMPLICIT) else ("CPU", "CUDA")
+            found += _overrides(unserved_row(name.removeprefix("aten::"), keys, op))
+    return tuple(found)
 
 
 OVERRIDES = tuple(override for one in UNSERVED for override in _overrides(one))

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Table of operations: what operators, autograd functions and kernels compute that no override sees, and why not.
+
+It is the only table of this kind: evidence, refusal under ``strict`` and coverage read it.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+
+from xpuruntime.policies.kernel_ids import FAMILIES
+from xpuruntime.pytorch.coverage.unserved import RECURRENT
+
+__all__ = [
+    "CUTE", "FLEX", "NOT_REACHED", "UNKNOWN", "UncoveredKernel", "autograd_functions", "decomposed_operator",
+    "operation_of", "uncovered_kernel", "uncovered_operator", "unserved_operator",
+]  # fmt: skip
+
+
+class UncoveredKernel(NamedTuple):
+    """An operation that ran by a kernel that no policy chose.
+
+    Attributes
+    ----------
+    op : str
+        Operation of a `KernelPolicy`.
+    reason : str
+    """
+
+    op: str
+    reason: str
+
+
+_RECURRENT = "recurrent layers run by kernels of their own, inside which no product can be chosen"
+_FAST_PATH = (
+    "the fast path of nn.MultiheadAttention and nn.TransformerEncoderLayer runs kernels of its own; "
+    "torch.backends.mha.set_fastpath_enabled(False) turns it off"
+)
+NOT_REACHED = "it reached PyTorch's kernel without passing an override"
+_NO_OVERRIDE = "no override takes this operator"
+_TRITON = "torch.compile made a kernel of its own, which PyTorch's dispatcher does not see"
+_TEMPLATE = (
+    "torch.compile chose a kernel of its own by max_autotune; torch._inductor.config.max_autotune_gemm_backends = "
+    "'ATEN' leaves the choice to the policy"
+)
+FLEX = "flex_attention is compiled, and was when no policy chose its kernel"
+CUTE = "FlashAttention's CuTe kernels were called directly, or by flex_attention that was compiled for them"
+_DIRECT = "launched without PyTorch's dispatcher, as by cpp_wrapper, AOTInductor or a library's own code"
+
+_NO_KERNEL = "this library has no kernel for it, and no override takes this operator"
+_FOREIGN = "it is an operator of another package, which runs kernels of its own"
+_FUNCTION = "an autograd function of another package runs kernels of its own, past PyTorch's dispatcher"
+
+#: Before the namespace of operators of another package of which the table has no row.
+UNKNOWN = "unknown:"
+#: Products by operators that no kernel of this library stands in for; each calls no other operator for products.
+_PRODUCTS = (
+    "mv", "addmv", "addmv_", "_int_mm", "_scaled_mm_v2", "_grouped_mm", "_scaled_grouped_mm", "_scaled_grouped_mm_v2",
+    "_weight_int4pack_mm", "_weight_int4pack_mm_for_cpu", "_weight_int8pack_mm", "_dyn_quant_matmul_4bit",
+    "_mkl_linear", "_linear_pointwise",
+)  # fmt: skip
+#: Namespaces of PyTorch's own operators, and of those of this library.
+_PYTORCH = frozenset((
+    "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "_native", "_quantized", "_test", "aten", "autograd",
+    "c10d", "c10d_functional", "cuda", "debug_mode_ops", "debugprims", "export", "fsdp", "gloo", "higher_order",
+    "inductor", "inductor_prims", "mkl", "mkldnn", "mkldnn_prepacked", "nccl", "onednn", "onnx", "onnx_symbolic",
+    "prim", "prims", "profiler", "quantization", "quantized", "quantized_decomposed", "rngprims", "sparse",
+    "static_runtime", "streams", "symm_mem", "torch_attn", "torchaudio", "torchvision", "xpuruntime",
+))  # fmt: skip
+#: What an operator of another package computes: the first row that fits its name. Operations that are none of a
+#: `KernelPolicy` are named, too, so that the operator is not called unknown.
+_FOREIGN_ROWS = tuple(
+    (re.compile(pattern), op)
+    for pattern, op in (
+        (r"::\w*(get_scheduler_metadata|num_splits|workspace)", "metadata"),
+        (r"^_C_cache_ops::|::\w*(reshape_and_cache|cache_update)", "cache_update"),
+        (r"^(_C\w*|_rocm_C|_xpu_C|_?sgl_kernel\w*|_?flashinfer\w*|vllm|torch_ipex|xformers\w*|aiter)::"
+         r"\w*(attention|attn|fmha|_mla|mla_|prefill|decode)", "attention"),
+        (r"^\w*(flash_?attn|flash_?mla|vllm_fa\d|xformers_flash|sage_?att\w*|natten)\w*::", "attention"),
+        (r"::\w*rms_?norm(?!_rope)", "rms_norm"),
+        (r"::\w*layer_?norm", "layer_norm"),
+        (r"::\w*(rotary|rope)", "rope"),
+        (r"::\w*(silu|swiglu)\w*", "swiglu"),
+        (r"::\w*(gelu|geglu)\w*", "geglu"),
+        (r"::\w*(linear_cross_entropy|lce_)", "linear_cross_entropy"),
+        (r"::\w*cross_entropy", "cross_entropy"),
+        (r"^quack\w*::\w*softmax", "softmax"),
+        (r"::\w*(topk_softmax|grouped_topk|moe_align|moe_sum|moe_permute|moe_unpermute)", "routing"),
+        (r"::\w*causal_conv1d", "conv"),
+        (r"::\w*(quantize|quant_|qparams|_quant\b)", "quantize"),
+        (r"^_moe_C\w*::", "matmul"),
+        (r"^(_?C|_C\w*|_rocm_C|_xpu_C|_?quack\w*|torch_vendor_quack|torchao\w*|_?sgl_kernel\w*|_?flashinfer\w*|vllm"
+         r"|fbgemm\w*|mslk\w*|bitsandbytes|torch_ipex|deep_?gemm\w*|cutlass\w*|gptq\w*|awq\w*|marlin\w*|machete\w*"
+         r"|aiter|xformers\w*|hqq\w*|gemlite\w*)::\w*(gemm|gemv|mm\b|mm_|linear|matmul|f8f8|bf16i4|experts|fused_moe)",
+         "matmul"),
+    )
+)  # fmt: skip
+#: An operator, as the profiler has it.
+_OPERATOR = re.compile(r"\w+::\w+(\.\w+)?")
+#: Operators of PyTorch's that take quantised tensors.
+_QUANTISED = re.compile(
+    r"(?P<matmul>(_?quantized|onednn|sparse)::q?linear(?!\w*(prepack|unpack)))"
+    r"|(?P<conv>(_?quantized|onednn)::q?conv(?!\w*(prepack|unpack|_stride|_padding|_dilation|_groups|_transpose\b)))"
+    r"|(?P<layer_norm>quantized::layer_norm)"
+)
+#: What the name of an autograd function means; the first that fits.
+_FUNCTION_ROWS = tuple(
+    (re.compile(pattern), op)
+    for pattern, op in (
+        (r"(?i)flash_?att|attention|attn|fmha", "attention"),
+        (r"(?i)rms_?norm", "rms_norm"),
+        (r"(?i)layer_?norm", "layer_norm"),
+        (r"(?i)(matmul|gemm|\bmm|linear)(?!.*cross_?entropy)", "matmul"),
+    )
+)
+
+_RECURRENT_OPERATORS = frozenset((*(one.name for one in RECURRENT), "miopen_rnn"))
+#: Operators by name without namespace, and how they escape where nothing else is known.
+_OPERATORS: dict[str, UncoveredKernel] = {
+    **{name: UncoveredKernel("matmul", _RECURRENT) for name in _RECURRENT_OPERATORS},
+    "_native_multi_head_attention": UncoveredKernel("attention", _FAST_PATH),
+    "_triton_multi_head_attention": UncoveredKernel("attention", _FAST_PATH),
+    **{name: UncoveredKernel("matmul", NOT_REACHED) for name in ("mm", "addmm", "bmm", "baddbmm")},
+    **{
+        name: UncoveredKernel("attention", NOT_REACHED)
+        for name in (
+            "scaled_dot_product_attention", "_scaled_dot_product_flash_attention",
+            "_scaled_dot_product_flash_attention_backward", "_scaled_dot_product_flash_attention_for_cpu",
+            "_scaled_dot_product_flash_attention_for_cpu_backward", "_scaled_dot_product_efficient_attention",
+            "_scaled_dot_product_efficient_attention_backward", "_scaled_dot_product_cudnn_attention",
+            "_scaled_dot_product_cudnn_attention_backward", "_scaled_dot_product_attention_math",
+        )
+    },
+    **{name: UncoveredKernel("layer_norm", NOT_REACHED)
+       for name in ("native_layer_norm", "native_layer_norm_backward")},
+    **{name: UncoveredKernel("conv", NOT_REACHED) for name in ("convolution", "convolution_backward")},
+    **{name: UncoveredKernel("matmul", _NO_KERNEL) for name in _PRODUCTS},
+    **{
+        name: UncoveredKernel("matmul", _NO_OVERRIDE)
+        for name in ("addbmm", "addbmm_", "_scaled_mm", "_addmm_activation", "mkldnn_linear")
+    },
+    **{
+        name: UncoveredKernel("attention", _NO_OVERRIDE)
+        for name in ("_flash_attention_forward", "_flash_attention_backward", "_efficient_attention_forward",
+                     "_efficient_attention_backward", "_cudnn_attention_forward", "_cudnn_attention_backward")
+    },
+    **{
+        name: UncoveredKernel("conv", _NO_OVERRIDE)
+        for name in (
+            "cudnn_convolution", "cudnn_convolution_transpose", "cudnn_convolution_relu",
+            "cudnn_convolution_add_relu", "mkldnn_convolution", "_slow_conv2d_forward", "_slow_conv2d_backward",
+            "slow_conv3d_forward", "_conv_depthwise2d", "conv_depthwise3d", "thnn_conv2d", "slow_conv_transpose2d",
+            "slow_conv_dilated2d", "_convolution_pointwise", "_nnpack_spatial_convolution", "miopen_convolution",
+        )
+    },
+    **{name: UncoveredKernel("rms_norm", _NO_OVERRIDE)
+       for name in ("_fused_rms_norm", "_fused_rms_norm_backward", "rms_norm")},
+}  # fmt: skip
+
+#: What the name of a kernel means; the first that fits.
+_KERNELS: tuple[tuple[re.Pattern[str], UncoveredKernel], ...] = tuple(
+    (re.compile(pattern), UncoveredKernel(op, reason))
+    for pattern, op, reason in (
+        (r"^triton_.*flex_(attention|decod)", "attention", FLEX),
+        (r"(?i)cute.*flash|flash.*cute", "attention", CUTE),
+        (r"^triton_tem_.*conv", "conv", _TEMPLATE),
+        (r"^(triton_tem_|triton_mm|.*_cutlass_fused)", "matmul", _TEMPLATE),
+        (r"^(triton_.*|.*cpp_fused_.*)native_layer_norm", "layer_norm", _TRITON),
+        (r"^(triton_.*|.*cpp_fused_.*)rms_norm", "rms_norm", _TRITON),
+        (r"^(triton_|.*cpp_fused_)", "", ""),
+        (r"(?i)flash_(fwd|bwd|attn|forward|backward)|fmha|sdpa|attention", "attention", _DIRECT),
+        (r"flashinfer::\w*(Prefill|Decode|Attention|MLA)", "attention", _DIRECT),
+        (r"(?i)layer_?norm", "layer_norm", _DIRECT),
+        (r"(?i)rms_?norm", "rms_norm", _DIRECT),
+        (r"(?i)implicit_gemm|convolve|conv\dd|fprop|dgrad|wgrad|winograd", "conv", _DIRECT),
+        (r"(?i)gemm|gemv|nvjet|cutlass.*tensorop|splitKreduce|fused_moe", "matmul", _DIRECT),
+    )
+)
+
+
+def uncovered_operator(name: str) -> UncoveredKernel | None:
+    """Return what an operator that passed no override computes; ``None`` where no policy can speak of it.
+
+    Parameters
+    ----------
+    name : str
+        As the profiler has it: ``"aten::mm"``, ``"flash_attn::_flash_attn_forward"``.
+    """
+    namespace, _, short = name.rpartition("::")
+    if namespace in ("aten", "mkldnn", "mkl", "torch_attn"):
+        return _overridden().get(short) or _OPERATORS.get(short)
+    if (quantised := _QUANTISED.match(name)) is not None:
+        return UncoveredKernel(str(quantised.lastgroup), _NO_KERNEL)
+    op = operation_of(name)
+    return UncoveredKernel(op, _FOREIGN) if op in FAMILIES else None
+
+
+def unserved_operator(name: str) -> str | None:
+    """Return the operation of an operator that computes it, and that no kernel of this library can stand in for.
+
+    ``None`` for all others, those that have overrides included.
+    """
+    found = uncovered_operator(name)
+    return found.op if found is not None and found.reason in (_NO_KERNEL, _FOREIGN) else None
+
+
+@lru_cache(maxsize=8192)
+def operation_of(name: str) -> str | None:
+    """Return what an operator of another package computes; ``None`` for PyTorch's own and what is no operator.
+
+    Returns
+    -------
+    str or None
+        An operation, of a `KernelPolicy` or another one such as ``"rope"``, or ``"unknown:<namespace>"``.
+    """
+    namespace = name.partition("::")[0]
+    if namespace in _PYTORCH or not _OPERATOR.fullmatch(name):
+        return None
+    return next((op for pattern, op in _FOREIGN_ROWS if pattern.search(name)), f"{UNKNOWN}{namespace}")
+
+
+def autograd_functions() -> dict[str, UncoveredKernel]:
+    """Return what the autograd functions of other packages compute that are loaded now, by their names.
+
+    A name that two packages use for different operations has no row.
+    """
+    found: dict[str, UncoveredKernel | None] = {}
+    left, done = list(torch.autograd.Function.__subclasses__()), set()
+    while left:
+        kind = left.pop()
+        if kind in done:
+            continue
+        done.add(kind)
+        left += kind.__subclasses__()
+        if kind.__module__.partition(".")[0] in ("torch", "xpuruntime"):
+            continue
+        op = next((op for pattern, op in _FUNCTION_ROWS if pattern.search(kind.__name__)), None)
+        if op is not None:
+            row = UncoveredKernel(op, f"{_FUNCTION}: {kind.__module__}.{kind.__qualname__}")
+            before = found.get(kind.__name__, row)
+            found[kind.__name__] = before if before is not None and before.op == op else None
+    rows = {name: row for name, row in found.items() if row is not None}
+    return rows | {f"{name}Backward": row for name, row in rows.items()}
+
+
+def decomposed_operator(name: str) -> UncoveredKernel | None:
+    """Return the operation to which a transform of ``torch.func`` may lead an operator that no policy can speak of."""
+    return UncoveredKernel("matmul", NOT_REACHED) if name in ("aten::dot", "aten::vdot") else None
+
+
+@lru_cache(maxsize=4096)
+def uncovered_kernel(name: str) -> UncoveredKernel | None:
+    """Return what a kernel computes that no operator of PyTorch's launched, as far as its name shows."""
+    for pattern, uncovered in _KERNELS:
+        if pattern.search(name):
+            return uncovered if uncovered.op else None
+    return None
+
+
+@lru_cache(maxsize=1)
+def _overridden() -> dict[str, UncoveredKernel]:
+    from xpuruntime.pytorch.dispatch.overrides.registry import RUNNING, overrides_of
+
+    # Those of recurrent layers only say that a policy does not reach into them.
+    names = ((one.name.partition("::")[2] or one.name, one.op) for group in RUNNING for one in overrides_of(group))
+    short = ((name.partition(".")[0], op) for name, op in names)
+    return {name: UncoveredKernel(op, NOT_REACHED) for name, op in short if name not in _RECURRENT_OPERATORS}

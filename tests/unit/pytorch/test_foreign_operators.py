@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Operators and autograd functions of other packages, under a policy and in evidence."""
+
+from __future__ import annotations
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.errors import UnsupportedOperationError
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+from explained_block import of  # noqa: E402 - it needs PyTorch
+
+from xpuruntime.pytorch.coverage.operation_table import (  # noqa: E402
+    operation_of,
+    uncovered_kernel,
+    uncovered_operator,
+)
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+
+X = torch.randn(4, 8)
+
+
+def strict(**kernels):
+    return xrt.Policy(mode="strict", kernels=kernels)
+
+
+def attend(q, k, v):
+    return torch.softmax(q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5, -1) @ v
+
+
+@pytest.fixture(params=["CPU", "CompositeExplicitAutograd", "CompositeImplicitAutograd"])
+def attention(request):
+    library = torch.library.Library("flash_attn_under_test", "DEF")
+    library.define("_flash_attn_forward(Tensor q, Tensor k, Tensor v) -> Tensor")
+    library.impl("_flash_attn_forward", attend, request.param)
+    yield torch.ops.flash_attn_under_test._flash_attn_forward
+    library._destroy()
+
+
+@pytest.mark.parametrize("kernel", ["torch.math", "cpu.reference"])
+def test_strict_refuses_such_an_operator_before_it_runs(attention, kernel):
+    q = torch.randn(1, 2, 6, 4)
+    refused = pytest.raises(UnsupportedOperationError, match=r"flash_attn_under_test::_flash_attn_forward .*use: torch")
+    with xt.kernel_policy(strict(attention=kernel)), refused:
+        attention(q, q, q)
+    torch.testing.assert_close(attention(q, q, q), attend(q, q, q))
+
+
+def test_a_rule_and_other_operations_let_it_run_with_its_gradient(attention):
+    q = torch.randn(1, 2, 6, 4, requires_grad=True)
+    rules = [{"match": {"op": "attention", "head_dim": 4}, "use": "torch"}]
+    for policy in (strict(attention="torch.math", rules=rules), strict(matmul="cpu.reference")):
+        with xt.kernel_policy(policy):
+            found = attention(q, q, q)
+        torch.testing.assert_close(found, attend(q, q, q))
+
+
+def test_evidence_calls_it_attention_that_bypassed_the_policy(attention):
+    q = torch.randn(1, 2, 6, 4)
+    with xt.kernel_policy(attention="cpu.reference"), xt.explain() as found:
+        attention(q, q, q)
+    (row,) = of(found, "attention")
+    assert (row.operator, row.status) == ("flash_attn_under_test::_flash_attn_forward", "bypassed")
+    assert "another package" in row.reason
+    with pytest.raises(UnsupportedOperationError, match="bypassed the policy"):
+        found.require()
+
+
+def test_an_operator_that_no_row_names_is_unknown_and_never_other():
+    library = torch.library.Library("some_package", "DEF")
+    library.define("compute(Tensor x) -> Tensor")
+    library.impl("compute", lambda x: torch.from_numpy(x.numpy() @ x.numpy().T), "CPU")
+    with xt.explain() as found:
+        torch.ops.some_package.compute(X)
+    library._destroy()
+    (row,) = (row for row in found.rows if row.operator == "some_package::compute")
+    assert (row.op, row.status) == ("unknown:some_package", "opaque")
+
+
+class LigerRMSNormFunction(torch.autograd.Function):
+    __module__ = "liger_kernel.ops.rms_norm"
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return torch.from_numpy(x.detach().numpy() / (x.detach().numpy() ** 2).mean(-1, keepdims=True) ** 0.5)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return torch.from_numpy(grad.numpy() * ctx.saved_tensors[0].detach().numpy())
+
+
+class OwnNorm(torch.nn.Module):
+    def forward(self, x):
+        return LigerRMSNormFunction.apply(x)
+
+
+def test_an_autograd_function_is_named_with_its_package_and_module():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), OwnNorm())
+    with xt.kernel_policy(rms_norm="cpu.reference"), xt.explain(root=model) as found:
+        model(X).sum().backward()
+    rows = of(found, "rms_norm")
+    assert {(row.operator, row.module, row.status) for row in rows} == {
+        ("LigerRMSNormFunction", "1", "bypassed"), ("LigerRMSNormFunctionBackward", "1", "bypassed"),
+    }  # fmt: skip
+    assert all("liger_kernel.ops.rms_norm.LigerRMSNormFunction" in row.reason for row in rows)
+
+
+PRODUCTS = {
+    "of integers": lambda: torch._int_mm(torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 32, dtype=torch.int8)),
+    "with a vector": lambda: X @ X[0],
+    "with a vector, and a sum": lambda: torch.addmv(X[:, 0], X, X[0]),
+}
+
+
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_strict_refuses_products_that_no_kernel_can_stand_in_for(name):
+    with xt.kernel_policy(strict(matmul="cpu.blas")), pytest.raises(UnsupportedOperationError, match="use: torch"):
+        PRODUCTS[name]()
+    rules = [{"match": {"op": "matmul", "n": 1 if "vector" in name else 32}, "use": "torch"}]
+    with xt.kernel_policy(strict(matmul="cpu.blas", rules=rules)):
+        PRODUCTS[name]()
+    with xt.kernel_policy(strict(matmul=["cpu.blas", "auto"])):
+        PRODUCTS[name]()
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("flash_attn::_flash_attn_varlen_forward", "attention"),
+        ("flash_attn_3::fwd", "attention"),
+        ("_vllm_fa3_C::fwd", "attention"),
+        ("_vllm_fa2_C::varlen_fwd", "attention"),
+        ("vllm::unified_attention_with_output", "attention"),
+        ("_C::paged_attention_v1", "attention"),
+        ("xformers_flash::flash_fwd", "attention"),
+        ("xformers::efficient_attention_forward_cutlass", "attention"),
+        ("_flash_attn_9e27194::fwd", "attention"),
+        ("_C::fused_add_rms_norm", "rms_norm"),
+        ("_C::rms_norm", "rms_norm"),
+        ("quack::_rmsnorm_fwd", "rms_norm"),
+        ("torch_vendor_quack::_rmsnorm_bwd", "rms_norm"),
+        ("_C::rotary_embedding", "rope"),
+        ("_C::silu_and_mul", "swiglu"),
+        ("_C::gelu_tanh_and_mul", "geglu"),
+        ("quack::cross_entropy_fwd_out", "cross_entropy"),
+        ("quack::_softmax_fwd", "softmax"),
+        ("quack::gemm_act_out", "matmul"),
+        ("torchao::rowwise_scaled_linear_sparse_cutlass_f8f8", "matmul"),
+        ("torchao::int_scaled_matmul", "matmul"),
+        ("torchao::quantize_affine", "quantize"),
+        ("_C::cutlass_scaled_mm", "matmul"),
+        ("_C::gptq_marlin_gemm", "matmul"),
+        ("_C::dynamic_scaled_int8_quant", "quantize"),
+        ("fbgemm::f8f8bf16_rowwise", "matmul"),
+        ("bitsandbytes::int8_linear_matmul", "matmul"),
+        ("_moe_C::moe_wna16_gemm", "matmul"),
+        ("_moe_C::topk_softmax", "routing"),
+        ("_C_cache_ops::reshape_and_cache_flash", "cache_update"),
+        ("flash_attn_3::get_scheduler_metadata", "metadata"),
+        ("torchao::something", "unknown:torchao"),
+        ("aten::mm", None),
+        ("autograd::engine::evaluate_function: MmBackward0", None),
+        ("Optimizer.step#SGD.step", None),
+    ],
+)
+def test_what_operators_of_other_packages_compute(name, op):
+    assert operation_of(name) == op
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [("quantized::linear_dynamic", "matmul"), ("onednn::qconv_pointwise", "conv"), ("quantized::linear_prepack", None)],
+)
+def test_what_operators_on_quantised_tensors_compute(name, op):
+    found = uncovered_operator(name)
+    assert (found and found.op) == op
+
+
+@pytest.mark.parametrize(
+    ("name", "op"),
+    [
+        ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<...>", "attention"),
+        ("void flashinfer::SinglePrefillWithKVCacheKernel<...>", "attention"),
+        ("fused_moe_kernel", "matmul"),
+        ("kernel_cutlass_kernel_flash_attncuteflash_fwd_sm90FlashAttentionForwardSm90_object", "attention"),
+    ],
+)
+def test_what_kernels_of_other_packages_compute(name, op):
+    found = uncovered_kernel(name)
+    assert found.op == op
+    assert "was when no policy" not in found.reason
