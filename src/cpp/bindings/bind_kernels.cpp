@@ -74,8 +74,11 @@ KernelRule to_rule(const py::dict& dict) {
   rule.source = dict["source"].cast<std::string>();
   if (rule.use.empty()) throw InputError(rule.source + " names no kernel");
   KernelMatch& match = rule.match;
-  const std::map<std::string, std::optional<IntRange>*> ranges{
-      {"m", &match.m}, {"n", &match.n}, {"k", &match.k}, {"head_dim", &match.head_dim}};
+  const std::map<std::string, std::optional<IntRange>*> ranges{{"m", &match.m},
+                                                               {"n", &match.n},
+                                                               {"k", &match.k},
+                                                               {"head_dim", &match.head_dim},
+                                                               {"kv", &match.kv}};
   const std::map<std::string, std::string*> texts{{"op", &match.op}, {"device", &match.device}};
   for (const auto& [key, value] : dict["match"].cast<py::dict>()) {
     const auto name = key.cast<std::string>();

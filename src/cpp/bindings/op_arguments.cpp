@@ -172,7 +172,9 @@ Phase phase(PyObject* value) {
   for (const Phase one : {Phase::kInfer, Phase::kTrain, Phase::kBackward}) {
     if (name == to_string(one)) return one;
   }
-  throw InputError("phase is '" + name + "'; expected 'infer', 'train' or 'backward'");
+  if (name == "prefill" || name == "decode") return Phase::kInfer;  // parts of it
+  throw InputError("phase is '" + name +
+                   "'; expected 'infer', 'prefill', 'decode', 'train' or 'backward'");
 }
 
 Causal causal(PyObject* value) {

@@ -75,6 +75,12 @@ void bind_guard(py::module_& module) {
       "call_phase",
       [] { return py::reinterpret_borrow<py::str>(phase_text(call_phase_with_gil())); },
       "The phase of the call that runs in this thread.");
+  module.def(
+      "set_generation_phase",
+      [](std::string_view phase) {
+        return py::reinterpret_borrow<py::str>(phase_text(set_generation_phase(phase_of(phase))));
+      },
+      py::arg("phase"), "Say what inference in this thread is from now on; returns the former.");
   module.def("node_thread", node_thread,
              "The number that nodes of autograd made in this thread have, and no others.");
   module.def(

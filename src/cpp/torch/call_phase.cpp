@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <stdexcept>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "addon_functions.h"
@@ -24,6 +25,13 @@ struct Function {
 };
 
 thread_local std::vector<Function> called_functions;
+thread_local CallPhase generation = CallPhase::kUnknown;
+
+// Which part of generation an inference is, where it is one.
+CallPhase refined(CallPhase phase) noexcept {
+  const bool generates = phase == CallPhase::kInfer && generation != CallPhase::kUnknown;
+  return generates ? generation : phase;
+}
 
 // Where none is stated.
 CallPhase phase_in(bool records, std::int64_t backward) noexcept {
@@ -35,16 +43,20 @@ CallPhase phase_in(bool records, std::int64_t backward) noexcept {
 }  // namespace
 
 CallPhase call_phase() noexcept {
-  if (const CallPhase stated = annotated_call().phase; stated != CallPhase::kUnknown) return stated;
+  if (const CallPhase stated = annotated_call().phase; stated != CallPhase::kUnknown) {
+    return refined(stated);
+  }
   const auto* const torch = addon();
   if (torch == nullptr) return CallPhase::kUnknown;
-  return phase_in(torch->records_gradients(), torch->running_backward());
+  return refined(phase_in(torch->records_gradients(), torch->running_backward()));
 }
 
 CallPhase call_phase_with_gil() {
   if (addon() != nullptr) return call_phase();
-  if (const CallPhase stated = annotated_call().phase; stated != CallPhase::kUnknown) return stated;
-  return phase_in(records_gradients(), running_backward_with_gil());
+  if (const CallPhase stated = annotated_call().phase; stated != CallPhase::kUnknown) {
+    return refined(stated);
+  }
+  return refined(phase_in(records_gradients(), running_backward_with_gil()));
 }
 
 bool runs_backward() noexcept { return running_backward() != -1; }
@@ -64,6 +76,10 @@ bool records_gradients() {
   if (const auto* const torch = addon()) return torch->records_gradients();
   static PyObject* const function = imported("torch", "is_grad_enabled");
   return called(function).ptr() == Py_True;
+}
+
+CallPhase set_generation_phase(CallPhase phase) noexcept {
+  return std::exchange(generation, phase);
 }
 
 void enter_function(CallPhase phase, std::int64_t backward) {
@@ -92,6 +108,10 @@ std::string_view phase_name(CallPhase phase) noexcept {
       return "backward";
     case CallPhase::kInfer:
       return "infer";
+    case CallPhase::kPrefill:
+      return "prefill";
+    case CallPhase::kDecode:
+      return "decode";
     case CallPhase::kUnknown:
       break;
   }
@@ -99,8 +119,8 @@ std::string_view phase_name(CallPhase phase) noexcept {
 }
 
 PyObject* phase_text(CallPhase phase) {
-  static const std::array<PyObject*, 4> texts = [] {
-    std::array<PyObject*, 4> made{};
+  static const std::array<PyObject*, 6> texts = [] {
+    std::array<PyObject*, 6> made{};
     for (std::size_t i = 0; i < made.size(); ++i) {
       made[i] = interned(std::string(phase_name(static_cast<CallPhase>(i))).c_str());
     }
@@ -110,13 +130,14 @@ PyObject* phase_text(CallPhase phase) {
 }
 
 CallPhase phase_of(std::string_view name) {
-  constexpr std::array kPhases = {CallPhase::kUnknown, CallPhase::kTrain, CallPhase::kBackward,
-                                  CallPhase::kInfer};
+  constexpr std::array kPhases = {CallPhase::kUnknown, CallPhase::kTrain,   CallPhase::kBackward,
+                                  CallPhase::kInfer,   CallPhase::kPrefill, CallPhase::kDecode};
   for (const CallPhase phase : kPhases) {
     if (phase_name(phase) == name) return phase;
   }
-  throw std::invalid_argument("a phase is 'train', 'backward', 'infer' or '', not '" +
-                              std::string(name) + "'");
+  throw std::invalid_argument(
+      "a phase is 'train', 'backward', 'infer', 'prefill', 'decode' or '', not '" +
+      std::string(name) + "'");
 }
 
 }  // namespace xpuruntime::bindings

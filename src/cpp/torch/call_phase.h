@@ -12,7 +12,7 @@ namespace xpuruntime::bindings {
 
 /// What the call that runs in a thread is part of, as xpuruntime.pytorch.dispatch.call_state.phase
 /// says it.
-enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer };
+enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer, kPrefill, kDecode };
 
 /// The stated phase, else what the addon reports; unknown without one. Needs no GIL.
 CallPhase call_phase() noexcept;
@@ -37,6 +37,10 @@ void leave_function() noexcept;
 /// The phase of the innermost one that the code of this thread is part of; kUnknown where it is
 /// part of none, as in a backward that has begun in it. `backward`: the backward that runs, or -1.
 CallPhase function_phase(std::int64_t backward) noexcept;
+
+/// What inference in this thread is from now on: kPrefill or kDecode inside the forward of a model
+/// that keeps a cache of keys and values, else kUnknown. Returns what it was.
+CallPhase set_generation_phase(CallPhase phase) noexcept;
 
 /// The word that policies have for a phase; empty for kUnknown.
 std::string_view phase_name(CallPhase phase) noexcept;

@@ -33,12 +33,12 @@ def random_rule(draw: random.Random) -> KernelRule:
 
     stated = {
         "op": maybe(lambda: draw.choice(["matmul", "attention", "conv"])),
-        **{name: maybe(size) for name in ("m", "n", "k", "head_dim")},
+        **{name: maybe(size) for name in ("m", "n", "k", "head_dim", "kv")},
         "dtype": maybe(lambda: draw.choice(["fp32", "fp16", ("fp32", "bf16")])),
         "device": maybe(lambda: draw.choice(["cpu", "cuda", "cuda:0", "cuda:1", "sm80", "sm90", "auto"])),
         "node": maybe(lambda: draw.choice(PATTERNS)),
         "module": maybe(lambda: draw.choice(PATTERNS)),
-        "phase": maybe(lambda: draw.choice(["infer", "train", ("train", "backward")])),
+        "phase": maybe(lambda: draw.choice(["infer", "train", "decode", ("train", "prefill")])),
     }
     if all(value is None for value in stated.values()):
         stated["op"] = "matmul"
@@ -50,13 +50,13 @@ def random_facts(draw: random.Random) -> CallFacts:
     device = draw.choice(list(DEVICES))
     facts = CallFacts(
         draw.choice(["matmul", "attention", "conv", None]),
-        *(draw.choice([None, *range(5)]) for _ in range(4)),
+        *(draw.choice([None, *range(5)]) for _ in range(5)),
         draw.choice(["fp32", "fp16", "bf16", None]),
         device,
         DEVICES[device],
         draw.choice([*NAMES, None]),
         draw.choice([*NAMES, None]),
-        draw.choice(["infer", "train", "backward", None]),
+        draw.choice(["infer", "prefill", "decode", "train", "backward", None]),
     )
     unknown = draw.sample(CallFacts._fields, draw.choice([0, 0, 1, 2, 5, 11]))
     return facts._replace(**dict.fromkeys(unknown, UNKNOWN))
@@ -76,12 +76,15 @@ def holds(match: RuleMatch, facts: CallFacts) -> bool:
     def words(stated, fact):
         return fact in ((stated,) if isinstance(stated, str) else stated)
 
+    def phase(stated, fact):
+        return words(stated, fact) or (words(stated, "infer") and fact in ("prefill", "decode"))
+
     def device(stated):
         if stated.startswith("sm"):
             return facts.arch == stated
         return facts.device is not None and (stated == "auto" or fnmatch.fnmatchcase(facts.device, f"{stated}*"))
 
-    tests = {"op": words, "dtype": words, "phase": words, "node": fnmatch_of, "module": fnmatch_of}
+    tests = {"op": words, "dtype": words, "phase": phase, "node": fnmatch_of, "module": fnmatch_of}
     for name in RuleMatch.KINDS:
         stated = getattr(match, name)
         if stated is None:
@@ -142,11 +145,11 @@ def test_an_unknown_fact_covers_every_value_that_it_may_have() -> None:
     draw = random.Random(7)
     values = {
         "op": ["matmul", "attention", "conv", None],
-        **{name: [None, 0, 1, 3, 9] for name in ("m", "n", "k", "head_dim")},
+        **{name: [None, 0, 1, 3, 9] for name in ("m", "n", "k", "head_dim", "kv")},
         "dtype": ["fp32", "bf16", None],
         "node": [*NAMES, None],
         "module": [*NAMES, None],
-        "phase": ["infer", "backward", None],
+        "phase": ["infer", "decode", "backward", None],
     }
     certain = 0
     for _ in range(60):
@@ -191,7 +194,7 @@ def test_a_cuda_device_whose_index_is_not_known() -> None:
 
 
 def test_sizes_that_an_operation_has() -> None:
-    assert unknown_sizes("attention") == {"head_dim": UNKNOWN}
+    assert unknown_sizes("attention") == {"head_dim": UNKNOWN, "kv": UNKNOWN}
     assert unknown_sizes("conv") == {}
     assert {name for names in SIZES.values() for name in names} <= set(RuleMatch.KINDS)
 

@@ -31,7 +31,7 @@ bool KernelMatch::matches(const OpDesc& desc, const DeviceInfo& info) const {
   if (!op.empty() && op != policy_key(desc.kind)) return false;
   const OpFacts facts = facts_of(desc);
   return holds(m, facts.m) && holds(n, facts.n) && holds(k, facts.k) &&
-         holds(head_dim, facts.head_dim) && holds(dtypes, facts.dtype) &&
+         holds(head_dim, facts.head_dim) && holds(kv, facts.kv) && holds(dtypes, facts.dtype) &&
          holds(phases, to_string(desc.phase)) && holds_device(device, desc, info);
 }
 

@@ -219,6 +219,8 @@ OpFacts facts_of(const OpDesc& desc) noexcept {
                   : static_cast<std::size_t>(slots::AttentionBackward::kQ);
       const TensorDesc& q = desc[input];
       if (q.rank >= 1) facts.head_dim = q.shape[q.rank - 1U];
+      const TensorDesc& k = desc[input + 1U];  // keys follow queries
+      if (k.rank >= 2) facts.kv = k.shape[k.rank - 2U];
       break;
     }
     default:

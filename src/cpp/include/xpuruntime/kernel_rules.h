@@ -31,7 +31,7 @@ struct IntRange {
 /// RuleMatch of the Python policies.
 struct KernelMatch {
   std::string op;  ///< a policy key; empty: any
-  std::optional<IntRange> m, n, k, head_dim;
+  std::optional<IntRange> m, n, k, head_dim, kv;
   std::vector<std::string> dtypes;
   std::string device;  ///< "cuda", "cuda:1", "sm90"; "auto" and empty: any
   std::vector<std::string> phases;

@@ -197,6 +197,7 @@ std::size_t hash_value(const OpDesc& desc) noexcept;
 struct OpFacts {
   std::int64_t m = -1, n = -1, k = -1;  ///< matmul; batches count into neither
   std::int64_t head_dim = -1;           ///< attention
+  std::int64_t kv = -1;                 ///< attention: length of keys and values
   std::string_view dtype;               ///< "fp32", "tf32", "fp16", "bf16", "fp8", "fp64"
 };
 OpFacts facts_of(const OpDesc& desc) noexcept;

@@ -175,7 +175,10 @@ def set_guards(routes: dict[Any, Any] | None, *, slow: bool, phases: bool, modul
     """
 
 def call_phase() -> str:
-    """Return ``"train"``, ``"backward"`` or ``"infer"`` for the call that runs in this thread."""
+    """Return ``"train"``, ``"backward"``, ``"infer"``, ``"prefill"`` or ``"decode"`` for the call of this thread."""
+
+def set_generation_phase(phase: str) -> str:
+    """Say what inference in this thread is from now on: ``"prefill"``, ``"decode"`` or nothing. Returns the former."""
 
 def node_thread() -> int:
     """Return the number by which nodes of autograd that this thread makes are distinguished from those of others."""

@@ -87,7 +87,7 @@ def _match(match: RuleMatch) -> dict[str, Any]:
     for name in ("op", "device"):
         if (text := getattr(match, name)) is not None:
             stated[name] = text
-    for name in ("m", "n", "k", "head_dim"):
+    for name in ("m", "n", "k", "head_dim", "kv"):
         if (condition := getattr(match, name)) is not None:
             stated[name] = bounds_of(condition)
     for name, plural in (("dtype", "dtypes"), ("phase", "phases")):

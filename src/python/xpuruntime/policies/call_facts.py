@@ -27,7 +27,7 @@ UNKNOWN: Final = Unknown.UNKNOWN
 Fact: TypeAlias = T | Unknown | None
 
 #: Operation to the sizes that its calls have.
-SIZES: Final[dict[str, tuple[str, ...]]] = {"matmul": ("m", "n", "k"), "attention": ("head_dim",)}
+SIZES: Final[dict[str, tuple[str, ...]]] = {"matmul": ("m", "n", "k"), "attention": ("head_dim", "kv")}
 
 
 class CallFacts(NamedTuple):
@@ -41,7 +41,8 @@ class CallFacts(NamedTuple):
     ----------
     op : str or None or Unknown
         Operation of a `KernelPolicy`.
-    m, n, k, head_dim : int or None or Unknown
+    m, n, k, head_dim, kv : int or None or Unknown
+        `kv` is the length of the keys and values of an attention.
     dtype : str or None or Unknown
     device : str or None or Unknown
         Such as ``"cuda:0"``; ``"cuda"`` for a CUDA device of unknown index.
@@ -56,6 +57,7 @@ class CallFacts(NamedTuple):
     n: Fact[int] = None
     k: Fact[int] = None
     head_dim: Fact[int] = None
+    kv: Fact[int] = None
     dtype: Fact[str] = None
     device: Fact[str] = None
     arch: Fact[str] = None

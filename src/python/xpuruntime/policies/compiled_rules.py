@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch, RulePrecision
 
-__all__ = ["Certainty", "CompiledRule", "CompiledRules", "MatchResult", "Preference"]
+__all__ = ["Certainty", "CompiledRule", "CompiledRules", "MatchResult", "Preference", "conditions_of", "phases_of"]
 
 Certainty = Literal["yes", "no", "unknown"]
 
@@ -29,8 +29,11 @@ _ARCH = re.compile("sm[0-9]{2,3}")
 _AT = {name: place for place, name in enumerate(CallFacts._fields)}
 #: Levels of the tree, those that tell most rules apart first.
 _LEVELS = tuple(
-    _AT[name] for name in ("node", "module", "op", "dtype", "m", "n", "k", "head_dim", "device", "arch", "phase")
+    _AT[name] for name in ("node", "module", "op", "dtype", "m", "n", "k", "head_dim", "kv", "device", "arch", "phase")
 )
+_RANGES = ("m", "n", "k", "head_dim", "kv")
+#: Phase to those that are parts of it.
+_PARTS = {"infer": ("infer", "prefill", "decode")}
 _DEVICE = _AT["device"]
 _NAMES = frozenset((_AT["node"], _AT["module"]))
 #: A list of rules that is not divided further.
@@ -80,10 +83,10 @@ def conditions_of(match: RuleMatch) -> tuple[Condition, ...]:
     found: list[Condition] = []
     if match.op is not None:
         found.append((_AT["op"], match.op.__eq__))
-    for name in ("dtype", "phase"):
-        if (stated := getattr(match, name)) is not None:
+    for name, stated in (("dtype", match.dtype), ("phase", phases_of(match))):
+        if stated is not None:
             found.append((_AT[name], frozenset(_as_tuple(stated)).__contains__))
-    for name in ("m", "n", "k", "head_dim"):
+    for name in _RANGES:
         if (stated := getattr(match, name)) is not None:
             first, last = bounds_of(stated)
             found.append((_AT[name], range(first, last + 1).__contains__))
@@ -96,6 +99,13 @@ def conditions_of(match: RuleMatch) -> tuple[Condition, ...]:
             literal = literal_of(pattern)
             found.append((_AT[name], Glob(pattern) if literal is None else literal.__eq__))
     return tuple(found)
+
+
+def phases_of(match: RuleMatch) -> tuple[str, ...] | None:
+    """Return the phases that a rule is for, with the parts of each; ``None``: any."""
+    if match.phase is None:
+        return None
+    return tuple(dict.fromkeys(part for name in _as_tuple(match.phase) for part in _PARTS.get(name, (name,))))
 
 
 def certainty_of(conditions: Iterable[Condition], facts: CallFacts) -> Certainty:
@@ -253,7 +263,7 @@ def _divide(rules: Sequence[CompiledRule], level: int) -> _Tree:
 def _keys(match: RuleMatch, fact: int) -> tuple[tuple[Any, ...], str]:
     """Return the exact values of a fact that a rule states, or the literal prefix of its glob; neither: any value."""
     name = CallFacts._fields[fact]
-    stated = getattr(match, "device" if name == "arch" else name)
+    stated: Any = phases_of(match) if name == "phase" else getattr(match, "device" if name == "arch" else name)
     if name in ("device", "arch") and stated is not None and (name == "arch") != bool(_ARCH.fullmatch(stated)):
         return (), ""
     if stated is None or (name == "device" and stated == "auto"):
@@ -263,7 +273,7 @@ def _keys(match: RuleMatch, fact: int) -> tuple[tuple[Any, ...], str]:
         if literal is not None:
             return (literal,), ""
         return (), literal_prefix(stated)
-    if isinstance(stated, str) and name in ("m", "n", "k", "head_dim"):
+    if isinstance(stated, str) and name in _RANGES:
         return (), ""  # a range
     return (stated if isinstance(stated, tuple) else (stated,)), ""
 

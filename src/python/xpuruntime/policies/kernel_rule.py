@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 __all__ = ["DType", "KernelName", "KernelRule", "Phase", "RuleMatch", "RulePrecision"]
 
 DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
-Phase = Literal["train", "infer", "backward"]
+Phase = Literal["train", "infer", "prefill", "decode", "backward"]
 RulePrecision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]
 
 _DTYPES: tuple[DType, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
-_PHASES: tuple[Phase, ...] = ("train", "infer", "backward")
+_PHASES: tuple[Phase, ...] = ("train", "infer", "prefill", "decode", "backward")
 _PRECISIONS: tuple[RulePrecision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8")
 _ARCH = re.compile("sm[0-9]{2,3}")
 
@@ -57,6 +57,8 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
         Rows, columns and inner size of a matmul: a number, or a condition such as ``"<=16"``, ``">=128"``, ``"1..64"``.
     head_dim : int or str or None
         Head size of an attention; as above.
+    kv : int or str or None
+        Length of the keys and values of an attention; as above.
     dtype : str or tuple of str or None
         One of ``fp64, fp32, tf32, fp16, bf16, fp8, int8, int4``, or several.
     device : str or None
@@ -64,7 +66,8 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
     node, module : str or None
         Pattern for the name of the graph node or of the PyTorch module; ``*`` stands for any text, dots included,
         ``?`` for one character, ``[ab]`` for one of several. Case counts.
-    phase : {"train", "infer", "backward"}, or several, or None
+    phase : {"train", "infer", "prefill", "decode", "backward"}, or several, or None
+        ``"infer"`` holds for ``"prefill"`` and ``"decode"`` too, the two parts of generation.
 
     Examples
     --------
@@ -80,6 +83,7 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
         "n": IntRange("Columns of a matmul: a number or a condition."),
         "k": IntRange("Inner size of a matmul: a number or a condition."),
         "head_dim": IntRange("Head size of an attention: a number or a condition."),
+        "kv": IntRange("Length of the keys and values of an attention: a number or a condition."),
         "dtype": OneOrMore(
             Choice(_DTYPES, what="dtypes"), "Data type of the inputs, or several.", keep_single=True, optional=True
         ),
@@ -102,6 +106,7 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
     n: int | str | None = None
     k: int | str | None = None
     head_dim: int | str | None = None
+    kv: int | str | None = None
     dtype: str | tuple[str, ...] | None = None
     device: str | None = None
     node: str | None = None
@@ -118,6 +123,7 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
             n: int | str | None = None,
             k: int | str | None = None,
             head_dim: int | str | None = None,
+            kv: int | str | None = None,
             dtype: str | Sequence[str] | None = None,
             device: str | None = None,
             node: str | None = None,
@@ -133,6 +139,7 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
         n: int | None = None,
         k: int | None = None,
         head_dim: int | None = None,
+        kv: int | None = None,
         dtype: str | None = None,
         device: str | None = None,
         arch: str | None = None,
@@ -144,7 +151,7 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
 
         `device` is concrete, such as ``"cuda:0"``; `arch` is its architecture, such as ``"sm90"``.
         """
-        facts = CallFacts(op, m, n, k, head_dim, dtype, device, arch, node, module, phase)
+        facts = CallFacts(op, m, n, k, head_dim, kv, dtype, device, arch, node, module, phase)
         return certainty_of(conditions_of(self), facts) == "yes"
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.call_facts import CallFacts
 
-__all__ = ["Arguments", "AttentionCall", "sizes_of", "traits"]
+__all__ = ["Arguments", "AttentionCall", "phase_of", "sizes_of", "traits"]
 
 
 class Arguments(NamedTuple):
@@ -81,10 +81,16 @@ class AttentionCall(NamedTuple):
 
     def facts(self) -> CallFacts:
         """Return the facts that rules ask for."""
+        queries, keys = sizes_of(self.q), sizes_of(self.k)
         return facts_of_call(
-            "attention", device=self.q.device, dtype=self.q.dtype, phase=self.phase, module=self.module,
-            sizes={"head_dim": sizes_of(self.q)[-1]},
+            "attention", device=self.q.device, dtype=self.q.dtype, phase=phase_of(self.phase, queries[-2], keys[-2]),
+            module=self.module, sizes={"head_dim": queries[-1], "kv": keys[-2]},
         )  # fmt: skip
+
+
+def phase_of(phase: str, queries: int, keys: int) -> str:
+    """Return the phase of an attention, from that of the call: an inference of one query over more keys decodes."""
+    return "decode" if phase == "infer" and queries == 1 < keys else phase
 
 
 def sizes_of(x: Tensor) -> list[int]:

@@ -18,6 +18,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.call_scope import generation_phases
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
@@ -33,7 +34,8 @@ _IN_C = not isinstance(vars(torch.autograd.Function).get("apply"), classmethod)
 
 
 def require() -> None:
-    """Follow the forwards of functions; each call is undone by one `release`."""
+    """Follow the forwards of functions, and of models that generate; each call is undone by one `release`."""
+    generation_phases.require()
     with _lock:
         CONTEXT.users["function_phases"] += 1
         if CONTEXT.users["function_phases"] == 1:
@@ -51,6 +53,7 @@ def release() -> None:
             for cls, name in ((_META, "__getattribute__"), (_BASE, "apply")):
                 if name in vars(cls):
                     delattr(cls, name)
+    generation_phases.release()
 
 
 def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:

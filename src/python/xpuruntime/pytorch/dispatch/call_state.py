@@ -36,12 +36,13 @@ DTYPES: dict[torch.dtype, str] = {
 #: Everything that a kernel depends on of a call's arrays, behind a name, as one key; ``None`` where it cannot be seen.
 call_key = _core.call_key
 
-#: Returns ``"backward"``, ``"train"`` or ``"infer"`` for the call that runs in this thread.
+#: Returns ``"backward"``, ``"train"``, ``"infer"``, ``"prefill"`` or ``"decode"`` for the call of this thread.
 #:
 #: Compiled code states it, where rules ask for it. Otherwise ``"train"`` is where gradients are recorded, also with
 #: ``create_graph=True`` in a backward and where a checkpoint computes its forward again. Inside the forward of a
 #: ``torch.autograd.Function``, in which PyTorch records none, it is the phase in which that is called, while
-#: `function_phases` are followed. What else runs inside a backward pass is ``"backward"``.
+#: `function_phases` are followed. What else runs inside a backward pass is ``"backward"``. The last two are parts of
+#: ``"infer"``; see `generation_phases`.
 phase = _core.call_phase
 
 

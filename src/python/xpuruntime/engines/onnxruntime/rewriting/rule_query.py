@@ -69,7 +69,7 @@ def facts_of_decision(decision: Decision, op: str, device: str, arch: str | None
     if "a" in shapes and "b" in shapes:
         sizes.update(m=shapes["a"][-2], k=shapes["a"][-1], n=shapes["b"][-1])
     if "q" in shapes:
-        sizes["head_dim"] = shapes["q"][-1]
+        sizes.update(head_dim=shapes["q"][-1], kv=shapes["k"][-2])
     return CallFacts(
         op=op,
         dtype=decision.dtype,

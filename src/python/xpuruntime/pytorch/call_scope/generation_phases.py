@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Phases of generation: ``"prefill"`` and ``"decode"``, the parts of inference in a model that keeps keys and values.
+
+A forward of a model of transformers that is called with a cache is one of the two: it decodes where it has one query a
+row, and the cache holds something. All that runs in it is of that phase. Other models have no common form in which they
+take a cache, so that of those the attention alone tells, by its sizes; see `attention.call.phase_of`.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime import _core
+from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch.context import CONTEXT
+from xpuruntime.pytorch.import_hook import WhenImported
+from xpuruntime.runtime.process_forks import fork_lock
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+__all__ = ["release", "require"]
+
+_MODULE = "transformers.modeling_utils"
+#: Arguments that hold the queries of a forward, those of a decoder first.
+_QUERIES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
+
+_lock = fork_lock()
+_undo: list[Callable[[], None]] = []
+#: Caches whose length is on a device, which was asked once.
+_asked: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+class _Running(threading.local):
+    """Whether a forward whose phase is known runs in this thread."""
+
+    value = False
+
+
+_running = _Running()
+
+
+def require() -> None:
+    """Follow the forwards of models of transformers; each call is undone by one `release`."""
+    with _lock:
+        CONTEXT.users["generation_phases"] += 1
+        if CONTEXT.users["generation_phases"] == 1:
+            if hasattr(sys.modules.get(_MODULE), "PreTrainedModel"):
+                _follow(sys.modules[_MODULE])
+            else:
+                _undo.append(WhenImported(_MODULE, _follow).remove)
+
+
+def release() -> None:
+    """Undo one `require`."""
+    with _lock:
+        CONTEXT.users["generation_phases"] -= 1
+        if CONTEXT.users["generation_phases"] == 0:
+            while _undo:
+                _undo.pop()()
+
+
+def _follow(module: Any) -> None:
+    owner = module.PreTrainedModel
+
+    def call(model: Any, /, *args: Any, **kwargs: Any) -> Any:
+        run = super(owner, model).__call__
+        if torch.compiler.is_dynamo_compiling() or _running.value:
+            return run(*args, **kwargs)
+        phase = _phase_of(args, kwargs)
+        if not phase:
+            return run(*args, **kwargs)
+        before, _running.value = _core.set_generation_phase(phase), True
+        try:
+            return run(*args, **kwargs)
+        finally:
+            _running.value = False
+            _core.set_generation_phase(before)
+
+    def remove() -> None:
+        if vars(owner).get("__call__") is call:
+            del owner.__call__
+
+    owner.__call__ = call
+    _undo.append(remove)
+
+
+def _phase_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+    """Return the phase of a forward; empty where it is none of generation."""
+    cache = kwargs.get("cache")
+    cache = kwargs.get("past_key_values") if cache is None else cache
+    if cache is None:
+        return "prefill" if kwargs.get("use_cache") is True else ""
+    if not hasattr(cache, "get_seq_length"):
+        return ""
+    queries = next((kwargs[name] for name in _QUERIES if kwargs.get(name) is not None), args[0] if args else None)
+    if not isinstance(queries, torch.Tensor) or queries.dim() < 2:
+        return ""
+    return "decode" if queries.shape[1] == 1 and _holds_something(cache) else "prefill"
+
+
+def _holds_something(cache: Any) -> bool:
+    if cache in _asked or call_state.capturing():
+        return True
+    length = cache.get_seq_length()
+    if isinstance(length, torch.Tensor):
+        _asked.add(cache)  # the program would wait for a device at each token
+    return bool(length > 0)
