@@ -18,6 +18,7 @@ from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import measuring
+from xpuruntime.pytorch.explanation.length_ranges import kv_range, phase_of_call, ranged
 from xpuruntime.pytorch.explanation.requested import RequestedKernels, request_of, uncertain
 
 if TYPE_CHECKING:
@@ -41,6 +42,8 @@ class RecordedCalls:
     module, phase, device : str
     shapes : tuple of tuple of int
         Of the tensors among the arguments.
+    kv : str
+        As of `Row`.
     dtypes : tuple of str
     asked : tuple of str
         Empty where no policy asks for anything.
@@ -64,8 +67,8 @@ class RecordedCalls:
     """
 
     __slots__ = (
-        "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "module", "name",
-        "native", "number", "op", "phase", "reason", "shapes", "site", "source", "status", "thread",
+        "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "kv", "module",
+        "name", "native", "number", "op", "phase", "reason", "shapes", "site", "source", "status", "thread",
     )  # fmt: skip
 
     def __init__(
@@ -77,6 +80,7 @@ class RecordedCalls:
         self.module = module
         self.phase = phase
         self.shapes = tuple(tuple(t.shape) for t in tensors)
+        self.kv = kv_range(op, name, phase, self.shapes)
         self.dtypes = tuple(dict.fromkeys(call_state.DTYPES.get(t.dtype) or _plain(t.dtype) for t in tensors))
         self.device = _device_of(tensors)
         self.count = 0
@@ -197,12 +201,14 @@ class CallRecorder:
 
     def _kind(self, name: str, op: str, route: Route | None, args: tuple[Any, ...], kwargs: Any) -> RecordedCalls:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
-        module, phase = module_paths.current(), call_state.phase()
+        shapes = tuple(tuple(t.shape) for t in tensors)
+        module, phase = module_paths.current(), phase_of_call(op, name, call_state.phase(), shapes)
         active = active_policy() if route is None else None
         why: Any = None if active is None else active.policy.kernels.get(op)
         if route is not None:
             why = (route.kernel, route.source, route.asked, route.passed_over, route.native)
-        key = (name, op, why, module, phase, *((t.shape, t.dtype, t.device) for t in tensors))
+        kinds = ranged(op, name, phase, shapes)
+        key = (name, op, why, module, phase, kinds, *((t.dtype, t.device) for t in tensors))
         found = self._seen.get(key)
         if found is None:
             with self._lock:

@@ -16,6 +16,9 @@ RowStatus = Literal["honoured", "substituted", "default", "bypassed", "opaque", 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """Calls of one operator, from one module, on tensors of the same shapes and types, in one phase.
 
+    Outside of training, lengths that grow from token to token or from prompt to prompt count as the same within a range
+    from above one power of two up to the next.
+
     Attributes
     ----------
     op : str
@@ -26,9 +29,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     module : str
         Path of the module in whose forward it ran, or whose backward it is; empty where it is not known.
     phase : str
-        ``"train"``, ``"infer"`` or ``"backward"``; empty where it is not known.
+        ``"train"``, ``"infer"``, ``"prefill"``, ``"decode"`` or ``"backward"``; empty where it is not known.
     shapes : tuple of tuple of int
-        Of the tensors that it was called with.
+        Of the tensors that it was called with; of the first call, where lengths fall into one range.
     dtypes : tuple of str
         Of these, each once.
     device : str
@@ -53,6 +56,9 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
         Calls; of ``"other"`` and of kernels without operator on a device, kernels.
     time_us : float
         All of them together, in microseconds of `Explanation.time_kind`.
+    kv : str
+        Of an attention outside of training, the range of the lengths of its keys and values, such as ``"33..64"``, as
+        rules take it.
     """
 
     op: str
@@ -70,6 +76,7 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
     reason: str
     count: int
     time_us: float
+    kv: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, for JSON."""

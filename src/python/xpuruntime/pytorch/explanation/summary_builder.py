@@ -154,6 +154,7 @@ def _of_calls(seen: RecordedCalls, key: Called, share: AttributedTime, kind: str
         reason="; ".join(notes),
         count=min(share.count, seen.count),
         time_us=share.ns / 1000,
+        kv=seen.kv,
     )
 
 
