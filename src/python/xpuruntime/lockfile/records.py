@@ -116,8 +116,8 @@ class CallEntry(_Record, frozen=True, kw_only=True):
     ----------
     op, dtype : str
         Such as ``"matmul"`` and ``"bf16"``.
-    facts : dict of str to int
-        Sizes that decide, such as ``m``, ``n``, ``k`` or ``head_dim``.
+    facts : dict of str to int or str
+        Sizes that decide, such as ``m``, ``n``, ``k`` or ``head_dim``; a text is a range, such as ``"33..64"``.
     phase : str
         ``"forward"``, ``"backward"``, or empty where no rule depends on it.
     module, node : str
@@ -126,14 +126,14 @@ class CallEntry(_Record, frozen=True, kw_only=True):
     kernel : str
         ``"id@configuration"``, as a rule of a policy takes it.
     count : int
-        Calls in one step; 0 where they were not counted.
+        Of earlier releases, calls in one step: it tells nothing of what computes, and is 0 since.
     depends_on : tuple of str
     known : {"observed", "unobservable"}
     """
 
     op: str
     dtype: str
-    facts: dict[str, int] = {}
+    facts: dict[str, int | str] = {}
     phase: str = ""
     module: str = ""
     node: str = ""

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-import msgspec
 import torch
 
 from xpuruntime.argument_types import FLAG, TEXT, check_types
@@ -126,24 +125,22 @@ def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
 def _calls(rows: list[Row], ids: tuple[str, ...]) -> tuple[CallEntry, ...]:
     """Return one entry for each kind of calls that a rule can tell apart; those with a module first."""
     found: dict[tuple[Any, ...], CallEntry] = {}
+    by_range = _kernels_differ(rows)
     for row in rows:
         entry = CallEntry(
             op=row.op,
             dtype=row.dtypes[0] if len(row.dtypes) == 1 else "",
-            facts=_sizes(row),
+            facts={**_sizes(row), **({"kv": row.kv} if _place(row) in by_range else {})},
             phase=row.phase,
             module=row.module,
             kernel=row.resolved,
-            count=row.count,
             depends_on=ids,
         )
         key = (not entry.module, entry.module, entry.op, entry.phase, entry.dtype, tuple(sorted(entry.facts.items())))
         other = found.get(key)
         if other is None:
             found[key] = entry
-        elif other.kernel == entry.kernel:
-            found[key] = msgspec.structs.replace(other, count=other.count + entry.count)
-        else:
+        elif other.kernel != entry.kernel:
             raise LockError(
                 f"cannot lock {entry.name}: calls that a rule cannot tell apart ran {other.kernel} and {entry.kernel}. "
                 "Fix: call them from modules of their own, or state one kernel for them in kernels.rules"
@@ -151,13 +148,31 @@ def _calls(rows: list[Row], ids: tuple[str, ...]) -> tuple[CallEntry, ...]:
     return tuple(found[key] for key in sorted(found))
 
 
-def _sizes(row: Row) -> dict[str, int]:
-    """Return ``m``, ``n`` and ``k`` of a product of two matrices; of other calls nothing."""
+def _kernels_differ(rows: list[Row]) -> set[tuple[str, ...]]:
+    """Return which attentions run by another kernel at other lengths of keys and values: those are locked by range."""
+    kernels: dict[tuple[str, ...], set[str]] = {}
+    for row in rows:
+        if row.kv:
+            kernels.setdefault(_place(row), set()).add(row.resolved)
+    return {place for place, found in kernels.items() if len(found) > 1}
+
+
+def _place(row: Row) -> tuple[str, ...]:
+    return row.op, row.module, row.phase, *row.dtypes
+
+
+def _sizes(row: Row) -> dict[str, int | str]:
+    """Return ``m``, ``n`` and ``k`` of a product of two matrices, of a prefill without ``m``; of other calls nothing.
+
+    How many tokens there are to begin with is no property of what computes them.
+    """
     matrices = [shape for shape in row.shapes if len(shape) == _MATRIX]
     if row.op != "matmul" or row.operator not in _PRODUCTS or len(matrices) < _MATRIX:
         return {}
     (m, k), (inner, n) = matrices[-2:]
-    return {"m": m, "n": n, "k": k} if inner == k else {}
+    if inner != k:
+        return {}
+    return {"n": n, "k": k} if row.phase == "prefill" else {"m": m, "n": n, "k": k}
 
 
 def _surroundings(device: str, policy: Policy) -> Surroundings:

@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Generation: its phases, rules by phase and length, rows and locks that do not grow with its tokens."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+import xpuruntime as xrt
+
+torch = pytest.importorskip("torch")
+
+import torch.nn.functional as F  # noqa: E402, N812 - it needs PyTorch
+
+import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+KERNELS = {"matmul": "cpu.blas", "attention": "torch.math"}
+
+
+class Decoder(torch.nn.Module):
+    """One layer of a decoder that is not fused: products with the keys and values, whose number grows."""
+
+    def __init__(self, *, fused: bool) -> None:
+        super().__init__()
+        self.fused = fused
+        self.query = torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor, past: int) -> torch.Tensor:
+        kv = torch.ones(1, 2, past + x.shape[1], 4)
+        q = self.query(x).reshape(1, -1, 2, 4).transpose(1, 2)
+        if self.fused:
+            return F.scaled_dot_product_attention(q, kv, kv)
+        return (q @ kv.transpose(2, 3)).softmax(-1) @ kv
+
+
+def decoded(model: torch.nn.Module, tokens: int, policy: Any) -> Any:
+    with torch.no_grad(), xt.kernel_policy(policy), xt.explain(root=model) as found:
+        for past in range(16, 16 + tokens):
+            model(torch.ones(1, 1, 8), past)
+    return found
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    hf = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = hf.LlamaConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=4096,
+    )  # fmt: skip
+    return hf.LlamaForCausalLM(config).eval()
+
+
+def generated(model: Any, tokens: int, prompt: int = 16, **policy: Any) -> Any:
+    with torch.no_grad(), xt.kernel_policy(**policy), xt.explain(root=model) as found:
+        model.generate(
+            torch.arange(1, 1 + prompt)[None], max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=0
+        )
+    return found
+
+
+@pytest.mark.parametrize("fused", [True, False])
+def test_rows_are_by_ranges_of_lengths(fused: bool) -> None:
+    model = Decoder(fused=fused)
+    rules = {"kernels": {"matmul": "cpu.blas", "attention": "torch.math"}}
+    few, many = ([row for row in decoded(model, tokens, rules).rows if row.op] for tokens in (8, 112))
+    assert sum(row.count for row in many) == 14 * sum(row.count for row in few)
+    assert len(many) <= 3 * len(few)
+    if fused:
+        rows = [row for row in many if row.op == "attention"]
+        assert {(row.kv, row.phase, row.count) for row in rows} == {
+            ("17..32", "decode", 16), ("33..64", "decode", 32), ("65..128", "decode", 64)
+        }  # fmt: skip
+
+
+def test_rules_by_length_and_phase_of_a_plain_decoder() -> None:
+    rules = [
+        {"match": {"op": "attention", "phase": "decode", "kv": "<=32"}, "use": "torch.math"},
+        {"match": {"op": "attention", "phase": "infer"}, "use": "torch.flash"},
+    ]
+    policy = xrt.Policy(mode="strict", kernels={"rules": rules})
+    rows = [row for row in decoded(Decoder(fused=True), 32, policy).rows if row.op == "attention"]
+    assert {(row.kv, row.resolved, row.status) for row in rows} == {
+        ("17..32", "torch.math", "honoured"), ("33..64", "torch.flash", "honoured")
+    }  # fmt: skip
+
+
+def test_in_training_lengths_are_exact_and_nothing_decodes() -> None:
+    q, kv = torch.ones(1, 2, 1, 4, requires_grad=True), torch.ones(1, 2, 5, 4)
+    with xt.explain() as found:
+        F.scaled_dot_product_attention(q, kv, kv).sum().backward()
+    rows = [row for row in found.rows if row.op == "attention"]
+    assert rows
+    assert {(row.phase, row.kv) for row in rows} <= {("train", ""), ("backward", "")}
+
+
+def test_phases_of_a_generation(llama: Any) -> None:
+    rules = [{"match": {"op": "matmul", "phase": "decode"}, "use": "cpu.reference"}]
+    found = generated(llama, 8, policy=xrt.KernelPolicy(matmul="cpu.blas", attention="torch.math", rules=rules))
+    rows = [row for row in found.rows if row.op]
+    assert {row.phase for row in rows} == {"prefill", "decode"}
+    assert {(row.phase, row.resolved) for row in rows if row.module == "lm_head"} == {
+        ("prefill", "cpu.blas"), ("decode", "cpu.reference")
+    }  # fmt: skip
+    assert all(row.count % 7 == 0 for row in rows if row.phase == "decode")
+
+
+def test_a_prompt_of_one_token_is_prefilled(llama: Any) -> None:
+    found = generated(llama, 2, prompt=1, policy=xrt.KernelPolicy(**KERNELS))
+    heads = [row for row in found.rows if row.module == "lm_head" and row.op]
+    assert {(row.phase, row.count) for row in heads} == {("prefill", 1), ("decode", 1)}
+
+
+def test_a_loop_by_hand_has_the_phases_too(llama: Any) -> None:
+    with torch.no_grad(), xt.explain(root=llama) as found:
+        llama(torch.arange(4)[None])
+        out = llama(torch.arange(4)[None], use_cache=True)
+        cache = getattr(out, "cache", None)
+        name = "past_key_values" if cache is None else "cache"
+        llama(torch.arange(1)[None], **{name: getattr(out, name)})
+    heads = [row for row in found.rows if row.module == "lm_head" and row.op]
+    assert {(row.phase, row.count) for row in heads} == {("infer", 1), ("prefill", 1), ("decode", 1)}
+
+
+def test_nothing_is_left_in_transformers(llama: Any) -> None:
+    generated(llama, 1, policy=xrt.KernelPolicy(**KERNELS))
+    assert not any("__call__" in vars(cls) for cls in type(llama).__mro__ if cls.__module__.startswith("transformers"))
+
+
+def test_evidence_of_many_tokens_is_bounded(llama: Any) -> None:
+    rows = {tokens: len(generated(llama, tokens, policy=xrt.KernelPolicy(**KERNELS)).rows) for tokens in (16, 240)}
+    # one more range for each doubling: of the attention of a layer, and of the products that it is made of
+    assert rows[240] - rows[16] <= 3 * 2 * 3
+
+
+def test_a_lock_counts_no_tokens(llama: Any, tmp_path: Path) -> None:
+    path = tmp_path / "generate.lock"
+    first = xt.lock(generated(llama, 8, **KERNELS), path)
+    for tokens, prompt in ((64, 16), (8, 41)):
+        assert xt.lock(generated(llama, tokens, prompt, **KERNELS)).digest == first.digest
+        assert xt.lock(generated(llama, tokens, prompt, lock=path), path).digest == first.digest
+    with pytest.raises(xrt.LockError):
+        xt.lock(generated(llama, 8, matmul="cpu.reference", attention="torch.math"), path)
+
+
+def test_a_lock_has_ranges_where_kernels_differ_by_length(llama: Any, tmp_path: Path) -> None:
+    path = tmp_path / "generate.lock"
+    rules = [{"match": {"op": "attention", "kv": "<=32"}, "use": "torch.math"}]
+    policy = xrt.KernelPolicy(attention="torch.flash", rules=rules)
+    made = xt.lock(generated(llama, 40, policy=policy), path)
+    decode = {(one.facts["kv"], one.kernel) for one in made.identity.calls if one.phase == "decode"}
+    assert decode == {("17..32", "torch.math"), ("33..64", "torch.flash")}
+    assert xt.lock(generated(llama, 30, lock=path), path).digest == made.digest
