@@ -168,3 +168,24 @@ def test_engine_missing_is_no_warning_where_auto_found_another() -> None:
 def test_a_broken_engine_is_told_as_such_beside_engines_that_never_had_the_device() -> None:
     with pytest.raises(EngineError, match=r"onnxruntime@cuda:0: library_missing: .*libcudnn"):
         settle(WITHOUT_CUDNN, {"execution": {"device": "cuda:0"}})
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "null"])
+def test_a_policy_of_training_leaves_the_choice_to_the_engine_of_a_session(engine: str) -> None:
+    kernels = {"matmul": "torch", "conv": "auto", "rules": [{"match": {"op": "attention"}, "use": "torch"}]}
+    policy = {"mode": "strict", "execution": {"device": "cpu", "engine": engine}, "kernels": kernels}
+    plan = settle(LAPTOP, policy)
+    controls = {one.key: one for one in plan.controls if one.key.startswith("kernels.")}
+    assert set(controls) == {"kernels.matmul", "kernels.conv", "kernels.rules[0]"}
+    assert {(one.resolved, one.enforceability) for one in controls.values()} == {("the engine's choice", "enforced")}
+    assert controls["kernels.matmul"].requested == "torch"
+    assert f"{engine} runs without PyTorch" in controls["kernels.matmul"].reason
+    assert plan.policy["kernels"] == kernels
+
+
+def test_torch_at_the_end_of_a_list_is_the_engines_choice() -> None:
+    asked = {"execution": {"device": "cpu"}, "kernels": {"matmul": ["cublasLt", "torch"]}, "mode": "strict"}
+    found = {one.key: one for one in settle(LAPTOP, asked).controls}["kernels.matmul"]
+    assert (found.requested, found.resolved, found.enforceability) == (
+        "[cublasLt, torch]", "the engine's choice", "enforced",
+    )  # fmt: skip

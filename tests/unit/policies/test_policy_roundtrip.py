@@ -13,10 +13,11 @@ import msgspec
 import pytest
 import yaml
 from hypothesis import HealthCheck, given, settings
-from policy_strategies import kernel_policies, policies
+from policy_strategies import execution_policies, kernel_policies, policies
 
 from xpuruntime import policies as all_policies
-from xpuruntime.policies import KernelPolicy, Policy, policy_schema
+from xpuruntime.errors import PolicyError
+from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy, policy_schema
 
 thorough = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 NAMES = {name: getattr(all_policies, name) for name in all_policies.__all__}
@@ -66,6 +67,28 @@ def test_written_files_meet_the_json_schema(policy):
 def test_kernel_policies_read_back(policy):
     assert KernelPolicy.from_json(policy.to_json()) == policy
     assert Policy.loads(policy.to_json(), "json").kernels == policy
+
+
+@thorough
+@given(execution_policies())
+def test_execution_policies_read_back(policy):
+    assert ExecutionPolicy.from_json(policy.to_json()) == policy
+    assert Policy.loads(policy.to_json(), "json") == Policy(execution=policy)
+
+
+@pytest.mark.parametrize("name", ["policy.yaml", "policy.json"])
+def test_execution_policy_files_read_back(tmp_path, name, full_policy):
+    policy = full_policy.execution.replace(lock=str(tmp_path / "model.lock"))
+    policy.save(tmp_path / name)
+    assert ExecutionPolicy.load(tmp_path / name) == policy
+    assert Policy.load(tmp_path / name) == Policy(execution=policy)
+    assert str(tmp_path) not in (tmp_path / name).read_text()
+
+
+def test_an_execution_policy_holds_nothing_else(tmp_path, full_policy):
+    full_policy.save(tmp_path / "policy.yaml")
+    with pytest.raises(PolicyError, match=r"kernels.*which an ExecutionPolicy cannot hold.*\.execution"):
+        ExecutionPolicy.load(tmp_path / "policy.yaml")
 
 
 @pytest.mark.parametrize("name", ["policy.yaml", "policy.yml", "policy.json"])

@@ -56,9 +56,12 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
     purpose: Literal["run", "compile"] = "run"
 
     def on(self, device: str, policy: Policy) -> Request:
-        """Return what an engine is asked about one device."""
+        """Return what an engine is asked about one device. No model in ONNX is run by PyTorch."""
         from xpuruntime.engines.base import Request
 
+        if self.model.format == "onnx":
+            kernels = policy.kernels.without_framework()
+            policy = policy if kernels is policy.kernels else policy._replaced({"kernels": kernels})
         return Request(
             model=self.model,
             device=device,

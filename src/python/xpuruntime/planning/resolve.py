@@ -28,7 +28,7 @@ from xpuruntime.planning.device_fixes import device_fix, kinds_of
 from xpuruntime.planning.execution import execution_facts
 from xpuruntime.planning.plan import ModelFacts, Plan
 from xpuruntime.planning.refusal import control_lines, refusal
-from xpuruntime.planning.rules import without_nodes
+from xpuruntime.planning.rules import with_free_choices, without_nodes
 from xpuruntime.runtime.install_commands import install_command
 
 if TYPE_CHECKING:
@@ -210,6 +210,8 @@ def judge_candidate(
         known = control_of(candidate.engine, version, candidate.device, request.model, features)
     about_artifacts = artifact_controls(engine, asked, judgement)
     told = [control for control in judgement.controls if control.key not in about_artifacts]
+    if request.model.format == "onnx":
+        told = with_free_choices(policy.kernels, told, candidate.engine)
     return Judgement(
         verdict=_signed(verdict, candidate, engine),
         controls=_complete(

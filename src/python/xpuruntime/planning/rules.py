@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Kernel rules that name nodes which the model does not have."""
+"""Controls of kernel keys that are the same for all engines: a choice that is left to them, and rules for no node."""
 
 from __future__ import annotations
 
@@ -9,15 +9,48 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.control_builder import ENGINE_CHOICE, show
+from xpuruntime.evidence.records import Control
 from xpuruntime.policies.name_patterns import NameSet
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.evidence.records import Control
+    from xpuruntime.policies import KernelPolicy
 
-__all__ = ["without_nodes"]
+__all__ = ["with_free_choices", "without_nodes"]
+
+
+def with_free_choices(policy: KernelPolicy, controls: Iterable[Control], engine: str) -> list[Control]:
+    """Return the controls, where a key of kernels that leaves the choice to the engine is enforced by any engine.
+
+    Parameters
+    ----------
+    policy : KernelPolicy
+        As the user stated it, in which ``torch`` leaves the choice, too: the model is in ONNX.
+    controls : iterable of Control
+    engine : str
+    """
+    stated: dict[str, str | tuple[str, ...]] = {f"kernels.{op}": use for op, use in policy.preferences.items()}
+    rules = {f"kernels.rules[{index}]": rule for index, rule in enumerate(policy.rules)}
+    stated |= {key: rule.use for key, rule in rules.items() if rule.use is not None and rule.precision is None}
+    found = {control.key: control for control in controls}
+    for key, use in stated.items():
+        names = (use,) if isinstance(use, str) else use
+        requested = show(rules.get(key, use))
+        if names[0] in ("auto", "torch"):
+            reason = f"{names[0]} leaves the choice to the engine"
+            if names[0] == "torch":
+                reason = (
+                    f"torch is what the framework runs by default, and {engine} runs without PyTorch: {engine} chooses"
+                )
+            found[key] = Control(
+                key=key, requested=requested, resolved=ENGINE_CHOICE, enforceability="enforced", reason=reason
+            )
+        elif "torch" in names and key in found:
+            found[key] = msgspec.structs.replace(found[key], requested=requested)
+    return list(found.values())
 
 
 def without_nodes(request: Request, controls: Iterable[Control]) -> list[Control]:

@@ -17,7 +17,7 @@ from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
 from xpuruntime.policies.memory_policy import MemoryPolicy
 from xpuruntime.policies.provider_options import ENGINE_PATTERN, ProviderOptions, check_engine
 from xpuruntime.policies.refusal import Refused, quote
-from xpuruntime.policies.value import PolicyValue
+from xpuruntime.policies.section import PolicySection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -71,7 +71,7 @@ def _check_op(text: str) -> str:
     return text
 
 
-class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
+class ExecutionPolicy(PolicySection, frozen=True, kw_only=True):
     """Who runs a model, where, and how.
 
     Attributes
@@ -128,6 +128,7 @@ class ExecutionPolicy(PolicyValue, frozen=True, kw_only=True):
     ExecutionPolicy(engine=('onnxruntime',), device='cuda:0', precision='fp16')
     """
 
+    SECTION = "execution"
     KINDS: ClassVar[dict[str, Kind]] = {
         "engine": OneOrMore(
             Text(what="the name of an engine", parse=check_engine, pattern=ENGINE_PATTERN),

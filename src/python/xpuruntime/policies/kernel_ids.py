@@ -16,6 +16,7 @@ from xpuruntime.policies.refusal import Refused, did_you_mean, nearest, quote
 
 __all__ = ["FAMILIES", "KERNEL_IDS", "OPS", "check_kernel", "families_of"]
 
+_FRAMEWORK = "whatever PyTorch runs by default; in a session without PyTorch, what its engine chooses"
 #: Operation -> family -> what it means.
 FAMILIES: dict[str, dict[str, str]] = {
     "matmul": {
@@ -24,7 +25,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "cublasLt": "cuBLASLt, with a pinned algorithm where the engine can hold it",
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
-        "torch": "whatever PyTorch runs by default",
+        "torch": _FRAMEWORK,
     },
     "attention": {
         "auto": "the choice is free; the report says what ran",
@@ -41,19 +42,19 @@ FAMILIES: dict[str, dict[str, str]] = {
         "decoder": "the decoder's masked attention kernels",
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
-        "torch": "whatever PyTorch runs by default",
+        "torch": _FRAMEWORK,
     },
     "layer_norm": {
         "auto": "the choice is free; the report says what ran",
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
-        "torch": "whatever PyTorch runs by default",
+        "torch": _FRAMEWORK,
     },
     "rms_norm": {
         "auto": "the choice is free; the report says what ran",
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
-        "torch": "whatever PyTorch runs by default",
+        "torch": _FRAMEWORK,
     },
     "conv": {
         "auto": "the choice is free; the report says what ran",
@@ -63,7 +64,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "cudnn_default": "cuDNN without search: its default algorithm, or quick heuristics among deterministic ones",
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
-        "torch": "whatever PyTorch runs by default",
+        "torch": _FRAMEWORK,
     },
 }
 

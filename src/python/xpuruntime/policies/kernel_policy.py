@@ -5,11 +5,9 @@
 from __future__ import annotations
 
 import functools
-import os
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.policies import files
 from xpuruntime.policies.call_facts import CallFacts
 from xpuruntime.policies.compiled_rules import CompiledRules
 from xpuruntime.policies.compound_kinds import ListOf, Nested, OneOrMore
@@ -19,8 +17,8 @@ from xpuruntime.policies.kernel_ids import OPS
 from xpuruntime.policies.kernel_rule import KernelName, KernelRule
 from xpuruntime.policies.kinds import Choice, Kind
 from xpuruntime.policies.refusal import did_you_mean, quote
+from xpuruntime.policies.section import PolicySection
 from xpuruntime.policies.tuning_policy import TuningPolicy
-from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,7 +42,7 @@ class _Preferences(FrozenDict):
     FIX = "take the new policy that policy.set(op, kernel) or policy.remove(op) returns"
 
 
-class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash=True):
+class KernelPolicy(PolicySection, frozen=True, kw_only=True, dict=True, cache_hash=True):
     """Which kernel runs each operation.
 
     A kernel is a family such as ``"cublasLt"`` or an id such as ``"cuda_raw.flash_attention_v2"``. Several are in
@@ -76,9 +74,7 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
     'cudnn_heuristic'
     """
 
-    #: The class of policy files, `Policy`, which enters itself: it is made of this one.
-    WHOLE: ClassVar[Any]
-
+    SECTION = "kernels"
     KINDS: ClassVar[dict[str, Kind]] = {
         **{op: _kernels(op) for op in OPS},
         "rules": ListOf(
@@ -91,8 +87,7 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
         ),
         "tuning": Nested(TuningPolicy, "How best_performance measures, and when one kernel replaces another."),
     }
-    #: Fields that stand outside the ``kernels`` section of a file.
-    OUTSIDE: ClassVar[frozenset[str]] = frozenset(("auto_strategy", "tuning"))
+    OUTSIDE = frozenset(("auto_strategy", "tuning"))
 
     matmul: str | tuple[str, ...] | None = None
     attention: str | tuple[str, ...] | None = None
@@ -187,54 +182,26 @@ class KernelPolicy(PolicyValue, frozen=True, kw_only=True, dict=True, cache_hash
             _check_op(op)
         return self.compiled_rules.match_precision(CallFacts(op=op, **facts))
 
+    def without_framework(self) -> Self:
+        """Return it as a session takes it that runs without PyTorch: ``"torch"`` leaves the choice to the engine."""
+        changes: dict[str, Any] = {op: _freed(kernel) for op, kernel in self.preferences.items()}
+        changes["rules"] = tuple(
+            rule if rule.use is None else rule._replaced({"use": _freed(rule.use)}) for rule in self.rules
+        )
+        return self if all(getattr(self, name) == value for name, value in changes.items()) else self._replaced(changes)
+
     @functools.cached_property
     def compiled_rules(self) -> CompiledRules:
         """The rules, compiled at the first use: matches calls some of whose facts are unknown as well."""
         return CompiledRules(self.rules, self.preferences)
 
-    def to_json(self) -> str:
-        """Return the policy as the text of a JSON policy file with only a ``kernels`` section."""
-        return files.dumps(self._document(), "json")
 
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Read what `to_json` returns. Raises `PolicyError`."""
-        return cls._from_policy(files.loads(text, "json", "policy"), "policy")
-
-    def save(self, path: str | os.PathLike[str]) -> None:
-        """Write a policy file with only a ``kernels`` section; ``.yaml``, ``.yml`` or ``.json`` by its name.
-
-        The file is replaced as a whole or not at all. Raises `PolicyError` when it cannot be written.
-        """
-        files.save(self._document(), path)
-
-    @classmethod
-    def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a policy file that says nothing but kernels.
-
-        Raises
-        ------
-        PolicyError
-            When the file cannot be read, is not a policy, or has other sections: read those with `Policy.load`.
-        """
-        return cls._from_policy(files.load(path), os.fspath(path))
-
-    def _document(self) -> dict[str, Any]:
-        document: dict[str, Any] = self.WHOLE(kernels=self).to_dict()
-        del document["mode"]
-        return document
-
-    @classmethod
-    def _from_policy(cls, document: files.Document, name: str) -> Self:
-        policy = cls.WHOLE.from_document(document)
-        others = [key for key in ("mode", "execution", "accuracy", "calibration", "verify") if document.has(key)]
-        if others:
-            raise PolicyError(
-                f"{name}: states {' and '.join(others)}, which a KernelPolicy cannot hold; "
-                f"read it with Policy.load and take its .kernels"
-            )
-        kernels: Self = policy.kernels
-        return kernels
+def _freed(kernel: str | tuple[str, ...]) -> str | tuple[str, ...]:
+    names = (kernel,) if isinstance(kernel, str) else kernel
+    if "torch" not in names:
+        return kernel
+    before = names[: names.index("torch")]
+    return (*before, "auto") if before else "auto"
 
 
 def _check_op(op: str) -> str:

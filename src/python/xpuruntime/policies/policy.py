@@ -20,6 +20,7 @@ from xpuruntime.policies.kernel_policy import KernelPolicy
 from xpuruntime.policies.key_homes import home_in_file
 from xpuruntime.policies.kinds import Choice, Kind, Text
 from xpuruntime.policies.refusal import Refused, quote
+from xpuruntime.policies.section import PolicySection
 from xpuruntime.policies.value import PolicyValue, read_fields
 from xpuruntime.policies.verify_policy import VerifyPolicy
 
@@ -272,7 +273,7 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
         return policy.relocated(in_folder(folder)) if of_file else policy
 
 
-KernelPolicy.WHOLE = Policy
+PolicySection.WHOLE = Policy
 PolicyValue.ROOTS.append(Policy)
 
 
