@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import io
 import os
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 __all__ = ["main", "run"]
 
 
+#: Options of typer that end the process.
+_COMPLETION = frozenset({"--show-completion", "--install-completion"})
 #: Options whose answer is text on stdout, also beside ``--json``.
 _HELP = frozenset({"--help", "-h", "--version"})
 
@@ -51,6 +54,8 @@ def main(argv: Sequence[str] | None = None) -> None:
 def run(argv: Sequence[str], interrupts: Interrupts | None = None) -> int:
     """Run one command line and return its exit code. Nothing is raised, except under ``--debug``."""
     arguments = list(argv)
+    if "_XRT_COMPLETE" in os.environ:
+        return _complete()
     as_json = "--json" in arguments
     debug = "--debug" in arguments or os.environ.get("XPURUNTIME_DEBUG", "") not in ("", "0")
     try:
@@ -80,6 +85,19 @@ def _is_closed_pipe(error: BaseException) -> bool:
     return isinstance(error.__context__ if isinstance(error, SystemExit) else error, BrokenPipeError)
 
 
+def _complete() -> int:
+    """Print what a shell completes. It shows nothing but that at its prompt, whatever happens: no warning, no error."""
+    from xpuruntime.cli.app import app
+
+    with (
+        contextlib.suppress(BaseException),
+        Path(os.devnull).open("w") as nowhere,
+        contextlib.redirect_stderr(nowhere),
+    ):
+        app(args=[], prog_name="xrt", standalone_mode=False)
+    return ExitCode.OK
+
+
 def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
     import typer
 
@@ -92,6 +110,10 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
     usage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
     try:
         result: Any = app(args=arguments, prog_name="xrt", standalone_mode=False)
+    except SystemExit as error:  # typer leaves so when it has shown or installed the script of a shell
+        if not _COMPLETION.intersection(arguments) or not isinstance(error.code, int):
+            raise
+        return error.code
     except typer.Abort:
         return ExitCode.INTERRUPTED
     except usage as error:

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from xpuruntime.cli.completion import engines
 from xpuruntime.cli.options import (
     CalibrationOption,
     DeviceOption,
@@ -30,6 +31,7 @@ EnginesOption = Annotated[
         "--engines",
         metavar="A,B@DEVICE",
         help="Engines, separated by commas, each with an optional device. Default: all that engine: auto may choose.",
+        autocompletion=engines,
         show_default=False,
     ),
 ]
