@@ -77,9 +77,22 @@ def test_on_the_cpu_strict_raises():
 
 
 @without_cuda
-def test_on_the_cpu_a_block_is_refused_before_it_runs():
+def test_on_the_cpu_a_block_runs_eagerly_after_a_warning():
+    layer = torch.nn.Linear(2, 1)
+    warned = pytest.warns(XpuRuntimeWarning, match=r"no CUDA device.*the block runs eagerly")
+    with warned, xrt_torch.autocast(fp16=False), xrt_torch.capture_graph() as graph:
+        layer(torch.ones(1, 2)).sum().backward()
+    assert layer.weight.grad is not None
+    with pytest.raises(UnsupportedOperationError, match=r"cannot be run again. Fix: write it as a function"):
+        graph.replay()
+    with pytest.raises(InputError, match="nothing was captured"):
+        graph.pool()
+
+
+@without_cuda
+def test_on_the_cpu_a_strict_block_is_refused_before_it_runs():
     ran = []
-    with pytest.raises(UnsupportedOperationError, match="there is no CUDA device"), xrt_torch.capture_graph():
+    with pytest.raises(UnsupportedOperationError, match="no CUDA device"), xrt_torch.capture_graph(strict=True):
         ran.append(1)
     assert ran == []
 
@@ -114,7 +127,8 @@ def test_a_number_in_the_place_of_the_function_is_the_warmup_of_a_block():
         ({"make_capturable": True}, "make_capturable needs optimizer="),
         ({"warmup": 0}, "warmup=0 would capture work that runs for the first time"),
         ({"max_graphs": 0}, "max_graphs=0 keeps no graph"),
-        ({"warmup_iters": 5}, "write warmup=5"),
+        ({"warmup_iters": 5, "warmup": 4}, "warmup=4 and warmup_iters=5 contradict"),
+        ({"warmup_iters": 0}, "warmup=0 would capture work that runs for the first time"),
         ({"modules": ["net"]}, "modules holds a str"),
     ],
 )

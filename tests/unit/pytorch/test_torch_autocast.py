@@ -248,3 +248,27 @@ def test_a_module_that_keeps_one_can_be_copied(copied):
 def test_one_that_is_not_entered_cannot_be_left():
     with pytest.raises(InputError, match="not entered in this thread"):
         xrt_torch.autocast(device_type="cpu").__exit__(None, None, None)
+
+
+def dtype_of_a_product() -> torch.dtype:
+    return (torch.ones(2, 8) @ torch.ones(8, 2)).dtype
+
+
+def test_fp16_false_does_not_compute_in_fp16():
+    with xrt_torch.autocast(fp16=False, device_type="cpu"):
+        assert dtype_of_a_product() == torch.float32
+    with xrt_torch.autocast("bf16", fp16=False, device_type="cpu"):
+        assert dtype_of_a_product() == torch.bfloat16
+    with xrt_torch.autocast("bf16", device_type="cpu"), xrt_torch.autocast(fp16=False, device_type="cpu"):
+        assert dtype_of_a_product() == torch.float32
+    with pytest.raises(InputError, match="fp16=False and dtype='fp16' contradict"):
+        xrt_torch.autocast("fp16", fp16=False)
+
+
+def test_fp16_false_in_a_compiled_function():
+    @torch.compile(backend="eager", fullgraph=True)
+    def product(x):
+        with xrt_torch.autocast(fp16=False, device_type="cpu"):
+            return x @ x
+
+    assert product(torch.ones(2, 2)).dtype == torch.float32

@@ -43,7 +43,7 @@ def autocast(
     enabled: bool = True,
     cache_enabled: bool = True,
     *,
-    fp16: bool = False,
+    fp16: bool | None = None,
     device_type: Literal["cuda", "cpu"] | str | None = None,
 ) -> Autocast:
     """Run the operations that `torch.autocast` lists in half precision, inside a ``with`` block or a function.
@@ -53,8 +53,8 @@ def autocast(
     dtype : {torch.float16, torch.bfloat16, "fp16", "bf16"}, optional
         What to cast to. Default: ``execution.precision`` of the active policy, where that is ``fp16`` or ``bf16``;
         else ``fp16``.
-    fp16 : bool
-        Another way to write ``dtype="fp16"``.
+    fp16 : bool, optional
+        ``True`` is another way to write ``dtype="fp16"``; ``False`` without a `dtype`, ``enabled=False``.
     enabled : bool
         ``False`` turns autocasting off inside the block, also one that is on around it, as in PyTorch.
     cache_enabled : bool
@@ -66,7 +66,7 @@ def autocast(
     Raises
     ------
     InputError
-        `dtype` is another one, or contradicts ``fp16=True``; the device type is unknown.
+        `dtype` is another one, or contradicts `fp16`; the device type is unknown.
     PolicyError
         On entering, when the active policy is strict and states another precision.
 
@@ -97,7 +97,7 @@ def autocast(
     """
     if torch.compiler.is_compiling():
         # PyTorch's own object is what its compiler understands.
-        word, place = _while_compiling(dtype, enabled, cache_enabled, fp16, device_type)
+        word, place, enabled = _while_compiling(dtype, enabled, cache_enabled, fp16, device_type)
         return torch.autocast(  # type: ignore[no-any-return]
             place, dtype=_DTYPES[word], enabled=enabled, cache_enabled=cache_enabled
         )
@@ -105,10 +105,10 @@ def autocast(
 
 
 def _while_compiling(
-    dtype: Any, enabled: bool, cache_enabled: bool, fp16: bool, device_type: str | None
-) -> tuple[str, str]:
+    dtype: Any, enabled: bool, cache_enabled: bool, fp16: bool | None, device_type: str | None
+) -> tuple[str, str, bool]:
     made = Autocast(dtype, enabled, cache_enabled, fp16=fp16, device_type=device_type)
-    return made.dtype_name(), made.device_type
+    return made.dtype_name(), made.device_type, made._enabled
 
 
 # What torch.compiler.assume_constant_result sets, which takes seconds to import the compiler.
@@ -124,23 +124,23 @@ class Autocast:
         enabled: bool = True,
         cache_enabled: bool = True,
         *,
-        fp16: bool = False,
+        fp16: bool | None = None,
         device_type: Literal["cuda", "cpu"] | str | None = None,
     ) -> None:
         flags = {"enabled": enabled, "cache_enabled": cache_enabled, "fp16": fp16}
-        check_types(dict.fromkeys(flags, FLAG), flags)
+        check_types(dict.fromkeys(flags, FLAG), flags, optional=["fp16"])
         word = _WORDS.get(dtype) if isinstance(dtype, (str, torch.dtype)) else None
         if dtype is not None and word is None:
             msg = f"autocast: dtype {dtype!r} is none of torch.float16, torch.bfloat16, 'fp16' and 'bf16'"
             raise InputError(msg)
-        if fp16 and word == "bf16":
-            msg = f"autocast: fp16=True and dtype={dtype!r} contradict each other; leave one of them out"
+        if (fp16 and word == "bf16") or (fp16 is False and word == "fp16"):
+            msg = f"autocast: fp16={fp16} and dtype={dtype!r} contradict each other; leave one of them out"
             raise InputError(msg)
         if device_type is not None and not _available(device_type):
             msg = f"autocast: PyTorch does not autocast on device_type={device_type!r}; it does on 'cuda' and 'cpu'"
             raise InputError(msg)
         self._word = "fp16" if fp16 else word
-        self._enabled = enabled
+        self._enabled = enabled and not (fp16 is False and word is None)
         self._cache_enabled = cache_enabled
         self._device_type = device_type
         self._local = threading.local()

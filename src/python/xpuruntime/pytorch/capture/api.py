@@ -36,7 +36,9 @@ _CAPTURING_MODES = ("reduce-overhead", "max-autotune")
 
 
 @overload
-def capture_graph(fn: None = None, *, warmup_iters: int = ..., pool: Any = None) -> GraphBlock: ...
+def capture_graph(
+    fn: None = None, *, warmup_iters: int = ..., pool: Any = None, strict: bool = False
+) -> GraphBlock: ...
 @overload
 def capture_graph(
     fn: Callable[..., Any],
@@ -124,8 +126,8 @@ def capture_graph(
         Have ``torch.compile`` compile `fn` first, with these options: its kernels are captured. Not with a mode that
         captures by itself, such as ``"reduce-overhead"``.
     warmup_iters : int
-        Of a block, which may also be written ``capture_graph(warmup_iters, pool)``. It runs once, so only the default
-        is taken.
+        Another name of `warmup` for a step. A block, which may also be written ``capture_graph(warmup_iters, pool)``,
+        runs once, so only the default is taken.
 
     Returns
     -------
@@ -137,7 +139,7 @@ def capture_graph(
     InputError
         The optimizer is not capturable; arguments contradict each other; modules could not be found. Each with a fix.
     UnsupportedOperationError
-        With ``strict=True``, something would run eagerly; or a block cannot be captured.
+        With ``strict=True``, something would run eagerly; or a block cannot be captured on a CUDA device.
 
     Warns
     -----
@@ -168,7 +170,7 @@ def capture_graph(
         asked = warmup_iters
         if fn is not None:  # the order of a block: capture_graph(warmup_iters, pool)
             asked, sample_inputs, pool = fn, None, sample_inputs if pool is None else pool
-        return _block(asked, pool, given=(sample_inputs, optimizer, scaler, before_step, modules))
+        return _block(asked, pool, strict, given=(sample_inputs, optimizer, scaler, before_step, modules))
     if not callable(fn):
         msg = f"capture_graph: fn is a {type(fn).__name__}, which cannot be called; pass a function, or nothing"
         raise InputError(msg)
@@ -184,7 +186,13 @@ def capture_graph(
     check_types(dict.fromkeys(flags, FLAG), flags)
     if not isinstance(compile, (bool, Mapping)):
         raise TypeError(f"compile is True, False or a mapping of options of torch.compile, got {compile!r:.60}")
-    _check(optimizer, scaler, before_step, warmup, max_graphs, capture_optimizer, make_capturable, warmup_iters)
+    if warmup_iters != _BLOCK_WARMUP:
+        if warmup not in (None, warmup_iters):
+            raise InputError(
+                f"capture_graph: warmup={warmup} and warmup_iters={warmup_iters} contradict each other; leave one out"
+            )
+        warmup = warmup_iters
+    _check(optimizer, scaler, before_step, warmup, max_graphs, capture_optimizer, make_capturable)
     used = state_of(fn, optimizer, scaler, modules)
     samples = samples_of(sample_inputs)
     device, why_eager = device_of(used, samples)
@@ -218,18 +226,18 @@ def capture_graph(
     return step
 
 
-def _block(warmup_iters: int, pool: Any, given: tuple[Any, ...]) -> GraphBlock:
+def _block(warmup_iters: int, pool: Any, strict: bool, given: tuple[Any, ...]) -> GraphBlock:
     if any(value is not None for value in given):
         msg = "capture_graph: without fn a with block is captured, which takes no inputs and no optimizer; pass fn"
         raise InputError(msg)
-    check_types({"warmup_iters": COUNT}, {"warmup_iters": warmup_iters})
+    check_types({"warmup_iters": COUNT, "strict": FLAG}, {"warmup_iters": warmup_iters, "strict": strict})
     if warmup_iters != _BLOCK_WARMUP:
         msg = (
             f"capture_graph: warmup_iters={warmup_iters} means nothing for a block, which runs once, and captured; run "
             f"its work {warmup_iters} times before, or use step = capture_graph(fn, inputs, warmup={warmup_iters})"
         )
         raise InputError(msg)
-    return GraphBlock(pool)
+    return GraphBlock(pool, strict=strict)
 
 
 def _check(
@@ -240,7 +248,6 @@ def _check(
     max_graphs: int,
     capture_optimizer: bool,
     make_capturable: bool,
-    warmup_iters: int,
 ) -> None:
     problem = ""
     if optimizer is not None and not isinstance(optimizer, torch.optim.Optimizer):
@@ -260,8 +267,6 @@ def _check(
         problem = f"warmup={warmup} would capture work that runs for the first time, which cannot be; 3 do"
     elif max_graphs < 1:
         problem = f"max_graphs={max_graphs} keeps no graph; pass 1 or more"
-    elif warmup_iters != _BLOCK_WARMUP:
-        problem = f"warmup_iters={warmup_iters} is for a block; write warmup={warmup_iters}"
     if problem:
         raise InputError(f"capture_graph: {problem}")
 

@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from xpuruntime.error_text import error_line
-from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch._private_api import messages
 from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators, leaves_on
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
@@ -29,7 +30,8 @@ __all__ = ["GraphBlock"]
 class GraphBlock:
     """The work of one ``with`` block as a CUDA graph. Made by `capture_graph`.
 
-    The block runs once and is captured: what it puts on the device runs at each `replay`, and not before.
+    The block runs once and is captured: what it puts on the device runs at each `replay`, and not before. Without a
+    CUDA device the block runs eagerly, after a warning, and cannot be replayed.
 
     Attributes
     ----------
@@ -39,8 +41,10 @@ class GraphBlock:
         By how much the pool grew.
     """
 
-    def __init__(self, pool: Any) -> None:
+    def __init__(self, pool: Any, *, strict: bool = False) -> None:
         self.graph: Any = None
+        self._strict = strict
+        self._ran_eagerly = False
         self.bytes = 0
         self._pool_given = pool
         self._recorder: CudaRecorder | None = None
@@ -53,12 +57,13 @@ class GraphBlock:
 
     def __enter__(self) -> Self:
         if not torch.cuda.is_available():
-            msg = (
-                "capture_graph: a block cannot be captured here, because there is no CUDA device, and it cannot be run "
-                "again in place of a replay either; write it as a function and use step = capture_graph(fn, inputs), "
-                "which runs fn eagerly where it must"
-            )
-            raise UnsupportedOperationError(msg)
+            why = "there is no CUDA device, so there are no CUDA graphs"
+            if self._strict:
+                msg = f"capture_graph: {why}, and strict=True asks for one. Fix: leave strict out to run eagerly"
+                raise UnsupportedOperationError(msg)
+            warnings.warn(f"capture_graph: {why}; the block runs eagerly", XpuRuntimeWarning, stacklevel=2)
+            self._ran_eagerly = True
+            return self
         if self.graph is not None or self._recorder is not None:
             msg = "capture_graph: this block was captured already; call capture_graph() again for another"
             raise InputError(msg)
@@ -85,6 +90,8 @@ class GraphBlock:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._ran_eagerly:
+            return
         assert self._recorder is not None
         try:
             if error is not None:
@@ -116,7 +123,15 @@ class GraphBlock:
         ------
         InputError
             Nothing was captured.
+        UnsupportedOperationError
+            The block ran eagerly, without a CUDA device.
         """
+        if self._ran_eagerly:
+            msg = (
+                "capture_graph: the block ran eagerly, without a CUDA device, and a block cannot be run again. "
+                "Fix: write it as a function and call step = capture_graph(fn), which runs it at each step()"
+            )
+            raise UnsupportedOperationError(msg)
         if self.graph is None:
             msg = "capture_graph: nothing was captured, so there is nothing to replay; replay after the with block"
             raise InputError(msg)
