@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
-import importlib
+import importlib.util
 import inspect
+import json
+import os
 import re
 import subprocess
 import sys
@@ -15,6 +17,7 @@ from typing import Any
 import pytest
 
 import xpuruntime
+from xpuruntime import lazy_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "names.md"
@@ -40,15 +43,13 @@ def resolve(name: str) -> Any:
     parts = path.split(".")
     assert parts[0] == "xpuruntime", name
     value: Any = xpuruntime
-    for index, part in enumerate(parts[1:], 2):
+    for part in parts[1:]:
         try:
             value = getattr(value, part)
         except AttributeError:
             if part in _set_by_constructor(value):
                 return None
-            if not inspect.ismodule(value):
-                raise
-            value = importlib.import_module(".".join(parts[:index]))
+            raise
     if parameter:
         parameters = inspect.signature(value).parameters if not inspect.isclass(value) else _parameters(value)
         assert parameter.removesuffix("=)") in parameters, name
@@ -90,6 +91,19 @@ def test_a_name_resolves_or_is_replaced(name: str, replacements: list[str]):
         assert not (HEADERS / name).exists()
 
 
+def test_the_headers_have_the_types_that_the_page_names():
+    """`X` is `Y` says that the headers have Y; so does a row of a header that says nothing but types."""
+    section = PAGE.read_text(encoding="utf-8").partition("## C++")[2]
+    named = re.findall(r"`\w+` is `([\w:]+)`", section.partition("Sources that")[0])
+    for here, notes in re.findall(r"^\| `[^`]+` \| (`[^|]+`) \| ([^|]*)\|$", section, re.M):
+        if ".h`" in here and " is " not in notes:
+            named += re.findall(r"`(\w+)`", notes)
+    text = "".join(path.read_text(encoding="utf-8") for path in HEADERS.rglob("*.h"))
+    assert {"Event", "TensorDesc", "DeviceId", "OpDesc"} <= set(named)
+    for name in named:
+        assert re.search(rf"\b{name.rpartition(':')[2]}\b", text), name
+
+
 def test_the_korean_page_has_the_same_rows():
     korean = (ROOT / "docs" / "ko" / "names.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`[^|]+`) \| ([^|]+) \|", korean, re.M)
@@ -97,25 +111,106 @@ def test_the_korean_page_has_the_same_rows():
     assert cells == [(name, "같음" if here == "the same" else here) for name, here in english]
 
 
-def test_a_replaced_name_says_what_replaced_it():
-    for module, replaced in ((xpuruntime, xpuruntime._REPLACED),):
-        for name, fix in replaced.items():
-            with pytest.raises(AttributeError, match=re.escape(fix)):
-                getattr(module, name)
+def resolve_in_forks(names: list[str]) -> dict[str, str]:
+    """Return the names that do not resolve, each with the error, where each is the first that the process looks up."""
+    failed = {}
+    for name in names:
+        here, there = os.pipe()
+        child = os.fork()
+        if child == 0:
+            try:
+                resolve(name)
+                text = ""
+            except BaseException as error:
+                text = f"{type(error).__name__}: {error}"
+            os.write(there, text.encode()[:4000])
+            os._exit(0)
+        os.close(there)
+        with os.fdopen(here) as stream:
+            text = stream.read()
+        os.waitpid(child, 0)
+        if text:
+            failed[name] = text
+    return failed
+
+
+def failures_in_a_new_interpreter(names: list[str]) -> dict[str, str]:
+    code = f"""
+import json, sys
+sys.path.insert(0, {str(Path(__file__).parent)!r})
+{"import torch" if any(TORCH.search(name) for name in names) else ""}
+import test_names
+assert not [name for name in sys.modules if name.startswith(("xpuruntime.pytorch", "xpuruntime.runtime."))]
+print(json.dumps(test_names.resolve_in_forks({names!r})))
+"""
+    return json.loads(run_python(code, warnings="ignore"))
+
+
+def dotted(*, torch: bool) -> list[str]:
+    """Return the names that are the same, and what replaces the others."""
+    found = [one for name, replacements in rows() for one in replacements or [name] if one.startswith("xpuruntime.")]
+    return [one for one in dict.fromkeys(found) if bool(TORCH.search(one)) == torch]
+
+
+@pytest.mark.parametrize("torch", [False, True])
+def test_each_name_resolves_as_the_first_thing_a_process_does(torch: bool):
+    if torch:
+        pytest.importorskip("torch", reason="xpuruntime.pytorch requires PyTorch")
+    names = dotted(torch=torch)
+    assert len(names) > 30
+    assert failures_in_a_new_interpreter(names) == {}
+
+
+def named_in(hint: str) -> list[str]:
+    return re.findall(r"\bxpuruntime\.[\w.]*\w", hint)
+
+
+def test_every_hint_names_what_works():
+    hints = [name for hint in lazy_names.REPLACED.values() for name in named_in(hint)]
+    assert len(hints) >= len(lazy_names.REPLACED)
+    if importlib.util.find_spec("torch") is None:
+        hints = [name for name in hints if not TORCH.search(name)]
+    assert failures_in_a_new_interpreter(list(dict.fromkeys(hints))) == {}
+
+
+def test_every_replaced_name_of_a_module_has_a_hint():
+    """Names in a class have none: its attributes are looked up without this package."""
+    for name, replacements in rows():
+        if replacements and re.fullmatch(r"xpuruntime(\.[a-z_]+)*\.\w+", name):
+            assert name in lazy_names.REPLACED, name
+
+
+@pytest.mark.parametrize("name", lazy_names.REPLACED)
+def test_a_replaced_name_says_what_replaced_it(name: str):
+    needs_torch(name, [])
+    module, _, last = name.rpartition(".")
+    hint = re.escape(lazy_names.REPLACED[name])
+    with pytest.raises(AttributeError, match=hint):
+        resolve(name)
+    with pytest.raises(ImportError, match=hint):
+        exec(f"from {module} import {last}")
+    assert not hasattr(sys.modules[module], last)
 
 
 def test_a_replaced_name_of_training_says_what_replaced_it():
     pytest.importorskip("torch", reason="xpuruntime.pytorch requires PyTorch")
-    from xpuruntime import pytorch, training
+    hint = re.escape(lazy_names.REPLACED["xpuruntime.pytorch.CUDAGraphWrapper"])
+    for module in ("training", "training.pytorch_ext"):
+        with pytest.raises(AttributeError, match=hint):
+            resolve(f"xpuruntime.{module}.CUDAGraphWrapper")
+        with pytest.raises(ImportError, match=hint):
+            exec(f"from xpuruntime.{module} import CUDAGraphWrapper")
 
-    for module in (pytorch, training):
-        for name, fix in pytorch._REPLACED.items():
-            with pytest.raises(AttributeError, match=re.escape(fix)):
-                getattr(module, name)
+
+def test_a_name_that_nobody_has_is_no_hint():
+    with pytest.raises(ImportError, match="cannot import name 'nothing'"):
+        exec("from xpuruntime import nothing")
+    with pytest.raises(AttributeError, match=r"'xpuruntime\._core' has no attribute 'nothing'"):
+        resolve("xpuruntime._core.nothing")
 
 
-def run_python(code: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=False)
+def run_python(code: str, warnings: str = "error") -> str:
+    done = subprocess.run([sys.executable, "-W", warnings, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -34,6 +34,10 @@ PYBIND11_MODULE(_core_in_main, module) {
   bind_allocator(module);
   bind_onnxruntime(module);
   bind_profiler(module);
+  // A name that the core lacks may have another one, which the error states (PEP 562).
+  module.attr("__getattr__") = pybind11::cpp_function([](const pybind11::object& name) {
+    return pybind11::module_::import("xpuruntime.lazy_names").attr("load_name")("xpuruntime._core", name, pybind11::dict());
+  });
 }
 
 // NOLINTNEXTLINE(bugprone-reserved-identifier): the name that Python looks up

@@ -251,29 +251,18 @@ _PACKAGES = frozenset((
     "serving", "testing", "training", "tuning",
 ))  # fmt: skip
 
-#: Names of the original design that are spelled otherwise, and how.
-_REPLACED = {
-    "BackendRegistry": "use xpuruntime.engines.EngineRegistry for engines and xpuruntime.ops.kernels() for kernels",
-    "DeviceInfo": "use xpuruntime.Device",
-    "Dispatcher": "use xpuruntime.use_policy to choose kernels and xpuruntime.decisions() to see which were chosen",
-    "EngineRegistry": "use xpuruntime.engines.EngineRegistry",
-    "KernelRegistry": "use xpuruntime.ops.kernels()",
-    "MemoryStats": "use xpuruntime.runtime.MemoryStats",
-    "MemoryType": "the kind of memory is a word: xpuruntime.MemoryPool(device, kind='caching'), or 'direct', 'driver' "
-    "or 'pinned'",
-    "Profiler": "use xpuruntime.profile",
-}
-
 
 def get_version() -> str:
     """Return the version of this package."""
     return __version__
 
 
-def __getattr__(name: str) -> Any:
-    if name in _PACKAGES:
-        return _import_part(f"{__name__}.{name}")
-    return _load_name(__name__, name, _LAZY, _REPLACED)
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _PACKAGES:
+            return _import_part(f"{__name__}.{name}")
+        return _load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import opcode
 import sys
 import warnings
 from traceback import walk_tb
@@ -12,19 +14,65 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from types import ModuleType
+    from types import FrameType, ModuleType
 
-__all__ = ["import_part", "load_name", "refuse_rest"]
+__all__ = ["REPLACED", "import_part", "load_name", "refuse_rest"]
+
+_ONE_MODULE = "the core is one module without parts; use xpuruntime._core"
+#: Names of the original design that are spelled otherwise, and how.
+REPLACED = {
+    "xpuruntime.BackendRegistry": "use xpuruntime.engines.EngineRegistry for engines and xpuruntime.ops.kernels for "
+    "kernels",
+    "xpuruntime.DeviceInfo": "use xpuruntime.Device",
+    "xpuruntime.Dispatcher": "use xpuruntime.use_policy to choose kernels and xpuruntime.decisions to see which were "
+    "chosen",
+    "xpuruntime.EngineRegistry": "use xpuruntime.engines.EngineRegistry",
+    "xpuruntime.KernelRegistry": "use xpuruntime.ops.kernels",
+    "xpuruntime.MemoryStats": "use xpuruntime.runtime.MemoryStats",
+    "xpuruntime.MemoryType": "use xpuruntime.MemoryPool(device, kind='caching'), or the kind 'direct', 'driver' or "
+    "'pinned'",
+    "xpuruntime.Profiler": "use xpuruntime.profile",
+    "xpuruntime._core.AutoSelectStrategy": "use xpuruntime.KernelPolicy(auto_strategy='first_supported'), or "
+    "'best_performance'",
+    "xpuruntime._core.BackendRegistry": "use xpuruntime._core.KernelRegistry",
+    "xpuruntime._core.CudaError": "use xpuruntime.errors.CudaError",
+    "xpuruntime._core.KernelPolicy": "use xpuruntime.KernelPolicy",
+    "xpuruntime._core.MemoryType": "use xpuruntime.MemoryPool(device, kind='caching'), or the kind 'direct', 'driver' "
+    "or 'pinned'",
+    "xpuruntime._core.OutOfMemoryError": "use xpuruntime.errors.OutOfMemoryError",
+    "xpuruntime._core.Profiler": "use xpuruntime.profile for a recording and xpuruntime.runtime.profiled for a range",
+    "xpuruntime._core.UnsupportedOperationError": "use xpuruntime.errors.UnsupportedOperationError",
+    "xpuruntime._core.XpuRuntimeError": "use xpuruntime.errors.XpuRuntimeError",
+    **{
+        f"xpuruntime._core.{part}": _ONE_MODULE
+        for part in ("device", "dispatcher", "kernel", "memory", "profiler", "stream")
+    },
+    "xpuruntime._core.disable_pytorch_allocator": "use xpuruntime.pytorch.reset_allocator",
+    "xpuruntime._core.enable_pytorch_allocator": "use xpuruntime.pytorch.set_allocator",
+    "xpuruntime._core.flash_attention_forward": "use xpuruntime.pytorch.ops.fused_attention or "
+    "xpuruntime.ops.attention",
+    "xpuruntime._core.fused_layernorm_forward": "use xpuruntime.pytorch.ops.fused_layernorm or "
+    "xpuruntime.ops.layer_norm",
+    "xpuruntime._core.set_precision_hint": "use xpuruntime.pytorch.autocast",
+    "xpuruntime.pytorch.CUDAGraphWrapper": "use xpuruntime.pytorch.capture_graph: step = capture_graph(fn), or "
+    "`with capture_graph() as graph` and graph.replay()",
+    "xpuruntime.pytorch.XpuRuntimeAllocator": "use xpuruntime.pytorch.set_allocator and "
+    "xpuruntime.pytorch.reset_allocator",
+    "xpuruntime.pytorch.extension": "use xpuruntime.pytorch",
+    "xpuruntime.pytorch.fused_attention": "use xpuruntime.pytorch.ops.fused_attention",
+    "xpuruntime.pytorch.fused_layernorm": "use xpuruntime.pytorch.ops.fused_layernorm",
+    "xpuruntime.pytorch.graph": "use xpuruntime.pytorch.capture_graph",
+    "xpuruntime.pytorch.ops.layernorm": "use xpuruntime.pytorch.ops.norms",
+}
 
 
 def load_name(
     package: str,
     name: str,
     modules: Mapping[str, str],
-    replaced: Mapping[str, str] | None = None,
     deprecated: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return a public name of a package, which has it from then on.
+    """Return a public name of a package, or a module in it, which the package has from then on.
 
     Parameters
     ----------
@@ -33,8 +81,6 @@ def load_name(
     name : str
     modules : mapping of str to str
         Each public name to the module in the package that has it.
-    replaced : mapping of str to str, optional
-        Names that the package does not have to what to use in their place.
     deprecated : mapping of str to str, optional
         Former names to the names of `modules` that replaced them.
 
@@ -46,9 +92,9 @@ def load_name(
     Raises
     ------
     AttributeError
-        The package has no such name.
+        The package has no such name; for those of `REPLACED`, with what to use in their place.
     ImportError
-        See `import_part`.
+        See `import_part`. In a ``from`` import, in place of an `AttributeError` whose words Python would drop.
     """
     present = (deprecated or {}).get(name)
     if present is not None:
@@ -57,12 +103,33 @@ def load_name(
         return getattr(sys.modules[package], present)
     module = modules.get(name)
     if module is None:
+        if _has_part(package, name):
+            return import_part(f"{package}.{name}")
+        fix = REPLACED.get(f"{package}.{name}")
+        if fix and _is_from_import(sys._getframe(1)):
+            raise ImportError(f"cannot import name {name!r} from {package!r}: {fix}", name=package)
         msg = f"module {package!r} has no attribute {name!r}"
-        fix = (replaced or {}).get(name)
         raise AttributeError(f"{msg}: {fix}" if fix else msg)
     value = getattr(import_part(f"{package}.{module}"), name)
     setattr(sys.modules[package], name, value)
     return value
+
+
+def _has_part(package: str, name: str) -> bool:
+    """Say whether there is a module of this name in a package."""
+    if name.startswith("__") or not hasattr(sys.modules[package], "__path__"):
+        return False
+    return importlib.util.find_spec(f"{package}.{name}") is not None
+
+
+def _is_from_import(frame: FrameType | None) -> bool:
+    """Say whether an attribute of a module is looked up for ``from module import name``."""
+    while frame is not None and frame.f_code.co_name == "__getattr__":
+        frame = frame.f_back
+    if frame is None:
+        return False
+    code = frame.f_code
+    return code.co_name == "_handle_fromlist" or code.co_code[frame.f_lasti] == opcode.opmap["IMPORT_FROM"]
 
 
 def import_part(module: str) -> ModuleType:

@@ -87,9 +87,10 @@ _LAZY = {
     "observations": "report_builder.observations",
 }
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    return _load_name(__name__, name, _LAZY)
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -16,10 +16,36 @@ Examples
 from __future__ import annotations
 
 import sys as _sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.lazy_names import load_name as _load_name
 from xpuruntime.lazy_names import refuse_rest as _refuse_rest
+
+if TYPE_CHECKING:
+    from xpuruntime.pytorch import allocator as allocator
+    from xpuruntime.pytorch import ops as ops
+    from xpuruntime.pytorch import policy as policy
+    from xpuruntime.pytorch import profiling as profiling
+    from xpuruntime.pytorch.allocator.api import allocator_stats, reset_allocator, set_allocator
+    from xpuruntime.pytorch.allocator.report import memory_report
+    from xpuruntime.pytorch.amp import autocast
+    from xpuruntime.pytorch.attention.flash_impl import register_flash_attention
+    from xpuruntime.pytorch.capture import capture_graph
+    from xpuruntime.pytorch.coverage.gaps import CoverageGap, coverage_gaps
+    from xpuruntime.pytorch.dispatch.policy_scope import (
+        clear_kernel_policy,
+        get_kernel_policy,
+        kernel_policy,
+        set_kernel_policy,
+    )
+    from xpuruntime.pytorch.explanation.explain import explain
+    from xpuruntime.pytorch.explanation.explanation import Explanation
+    from xpuruntime.pytorch.exporter import Exported, export
+    from xpuruntime.pytorch.layer_parity.parity import LayerParity, Parity, parity
+    from xpuruntime.pytorch.profiling.profile import profile
+    from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
+    from xpuruntime.pytorch.step_tuning.tune import tune
+    from xpuruntime.pytorch.training_lock import lock
 
 _known = len(_sys.modules)
 try:
@@ -66,24 +92,41 @@ _LAZY = {
     "TunedStep": "step_tuning",
 }
 
-__all__ = [  # noqa: PLE0604, RUF100 - the names of _LAZY, and the packages
-    *sorted(_LAZY),
+__all__ = [
+    "CoverageGap",
+    "Explanation",
+    "Exported",
+    "LayerParity",
+    "Parity",
+    "StepCandidate",
+    "TunedStep",
+    "allocator_stats",
+    "autocast",
+    "capture_graph",
+    "clear_kernel_policy",
+    "coverage_gaps",
+    "explain",
+    "export",
+    "get_kernel_policy",
+    "kernel_policy",
+    "lock",
+    "memory_report",
+    "parity",
+    "profile",
+    "register_flash_attention",
+    "reset_allocator",
+    "set_allocator",
+    "set_kernel_policy",
+    "tune",
 ]
-
-#: Names of the original design that are spelled otherwise, and how.
-_REPLACED = {
-    "CUDAGraphWrapper": "use step = capture_graph(fn), or `with capture_graph() as graph` and graph.replay()",
-    "XpuRuntimeAllocator": "use set_allocator() and reset_allocator()",
-    "fused_attention": "use xpuruntime.pytorch.ops.fused_attention",
-    "fused_layernorm": "use xpuruntime.pytorch.ops.fused_layernorm",
-}
 
 #: Former names of this package, each with its present one; they warn, and will be removed in 0.3.
 _DEPRECATED = {"escapes": "coverage_gaps"}
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    return _load_name(__name__, name, _LAZY, _REPLACED, _DEPRECATED)
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, _LAZY, _DEPRECATED)
 
 
 def __dir__() -> list[str]:

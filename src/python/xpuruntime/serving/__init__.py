@@ -35,9 +35,10 @@ _LAZY = {
     "asgi_app": "http.application",
 }
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    return _load_name(__name__, name, _LAZY)
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:

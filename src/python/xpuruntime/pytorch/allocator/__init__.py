@@ -4,9 +4,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.lazy_names import load_name as _load_name
+
+if TYPE_CHECKING:
+    from xpuruntime.pytorch.allocator.api import allocator_stats, reset_allocator, set_allocator
+    from xpuruntime.pytorch.allocator.report import DeviceMemoryReport, memory_report
+    from xpuruntime.pytorch.allocator.scope import AllocatorScope
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
@@ -18,17 +23,23 @@ _LAZY = {
     "set_allocator": "api",
 }
 
-__all__ = [  # noqa: PLE0604, RUF100 - the names of _LAZY
-    *sorted(_LAZY),
+__all__ = [
+    "AllocatorScope",
+    "DeviceMemoryReport",
+    "allocator_stats",
+    "memory_report",
+    "reset_allocator",
+    "set_allocator",
 ]
 
 
 #: Former names of this package, each with its present one; they warn, and will be removed in 0.3.
 _DEPRECATED = {"MemoryReport": "DeviceMemoryReport"}
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    return _load_name(__name__, name, _LAZY, deprecated=_DEPRECATED)
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, _LAZY, deprecated=_DEPRECATED)
 
 
 def __dir__() -> list[str]:

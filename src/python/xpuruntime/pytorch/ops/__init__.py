@@ -16,9 +16,13 @@ torch.Size([1, 2, 3, 4])
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.lazy_names import load_name as _load_name
+
+if TYPE_CHECKING:
+    from xpuruntime.pytorch.ops.attention import fused_attention
+    from xpuruntime.pytorch.ops.norms import fused_layernorm, fused_rms_norm
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
@@ -29,9 +33,10 @@ _LAZY = {
 
 __all__ = ["fused_attention", "fused_layernorm", "fused_rms_norm"]
 
+if not TYPE_CHECKING:
 
-def __getattr__(name: str) -> Any:
-    return _load_name(__name__, name, _LAZY)
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:
