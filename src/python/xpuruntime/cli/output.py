@@ -36,6 +36,8 @@ __all__ = [
 ]
 
 _BEYOND_ASCII = re.compile(r"[^\x00-\x7f]+")
+#: Columns that no table of a command reaches.
+_UNBOUNDED = 100_000
 _LABELS = {"error": "bold red", "warning": "yellow", "help": "dim", "note": "dim"}
 
 
@@ -122,10 +124,16 @@ def print_and_save(
 
 
 def console(*, stderr: bool = False, markup: bool = False) -> Console:
-    """Return a console on stdout, or on stderr. Markup is off unless asked for: what is printed is mostly data."""
+    """Return a console on stdout, or on stderr. Markup is off unless asked for: what is printed is mostly data.
+
+    What is no terminal, such as a pipe or the log of a job, has no width: a row of a table is a line of it.
+    """
     from rich.console import Console
 
-    return escape_console(Console(stderr=stderr, markup=markup, highlight=False, emoji=False, force_jupyter=False))
+    made = Console(stderr=stderr, markup=markup, highlight=False, emoji=False, force_jupyter=False)
+    if not made.is_terminal:
+        made.width = _UNBOUNDED
+    return escape_console(made)
 
 
 def error_line(text: str, *, label: str = "error") -> None:
