@@ -51,16 +51,19 @@ def test_first_values_are_those_of_the_model(xrt: Callable[..., Any], digits: st
     assert "..." in text
 
 
-def test_lines_fit_and_names_are_whole(xrt: Callable[..., Any], digits: str, wide: int) -> None:
+def test_without_a_terminal_a_row_is_one_line(xrt: Callable[..., Any], digits: str, wide: int) -> None:
+    """Whatever the environment says of the width: ids, numbers and verdicts are not split."""
     shown = xrt("compare", digits, "--engines", "onnxruntime,null", "--device", "cpu", "--no-search").out
-    assert max(map(len, shown.splitlines()[1:])) <= wide
-    for word in ("onnxruntime@cpu", "null@cpu", "median"):
-        assert word in shown
+    rows = [line.split() for line in shown.splitlines()]
+    (head,) = [row for row in rows if row[:1] == ["engine"]]
+    assert head[-1] == "verdict"
+    assert "median" in head
+    assert {row[0] for row in rows if row[-1:] in (["agrees"], ["differs"])} == {"onnxruntime@cpu", "null@cpu"}
     plan = xrt("plan", digits).out
     assert "not_tried" not in plan
     (line,) = re.findall(r"^not tried, because onnxruntime@cpu comes before: (.*)", plan, re.MULTILINE)
     assert "openvino@" in line or "tensorrt@" in line
-    assert max(map(len, plan.splitlines())) <= wide
+    assert re.search(r"^ *onnxruntime@cpu +accepted +\w.*\w", plan, re.MULTILINE)
 
 
 def test_the_summary_is_the_beginning_of_the_report(xrt: Callable[..., Any], digits: str, tmp_path: Path) -> None:

@@ -48,17 +48,16 @@ def summarise(outputs: Mapping[str, Any]) -> dict[str, ArraySummary]:
 
 def output_table(outputs: Mapping[str, ArraySummary]) -> RenderableType:
     """Return a table of what came out."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="outputs", title_justify="left")
-    for column in ("output", "dtype", "shape", "min", "max", "mean", "first values"):
-        table.add_column(column, overflow="fold")
+    from xpuruntime.evidence.render_text.tables import table
+
+    made = table("outputs", ("output", "dtype", "shape", ">min", ">max", ">mean", "first values"))
     for name, one in outputs.items():
         numbers = ("-" if value is None else f"{value:.6g}" for value in (one.min, one.max, one.mean))
         shape = str(list(one.shape)) + (f" ({one.not_finite} not finite)" if one.not_finite else "")
-        table.add_row(Text(name), one.dtype, Text(shape), *numbers, Text(_first(one)))
-    return table
+        made.add_row(Text(name), one.dtype, Text(shape), *numbers, Text(_first(one)))
+    return made
 
 
 def check_output_path(path: str | None, names: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.printable import printable
 
@@ -41,10 +42,8 @@ def plan_tables(plan: Plan) -> RenderableType:
     for name, value in _facts(plan):
         head.add_row(name, Text(value[: len("sha256:") + 12] if value.startswith("sha256:") else value))
 
-    tried = Table(title="candidates", title_justify="left", expand=False)
-    tried.add_column("candidate", no_wrap=True)
-    tried.add_column("verdict", no_wrap=True)
-    tried.add_column("reason", overflow="fold")
+    tried = table("candidates", ("candidate", "verdict", "reason"))
+    tried.columns[0].no_wrap = tried.columns[1].no_wrap = True
     for verdict in plan.verdicts:
         if verdict.code != VerdictCode.NOT_TRIED:
             colour = "green" if verdict.accepted else "red"
@@ -56,12 +55,8 @@ def plan_tables(plan: Plan) -> RenderableType:
     if after:
         parts.append(Text(f"not tried, because {plan.candidate} comes before: {', '.join(after)}", style="dim"))
     if plan.controls:
-        keys = Table(title="policy keys", title_justify="left", expand=False)
-        longest = max(len(control.key) for control in plan.controls)
-        keys.add_column("key", overflow="fold", no_wrap=longest <= _KEY)
-        keys.add_column("requested", overflow="fold", max_width=_KEY)
-        keys.add_column("resolved", overflow="fold", max_width=_KEY)
-        keys.add_column("enforceability", overflow="fold")
+        keys = table("policy keys", ("key", "requested", "resolved", "enforceability"))
+        keys.columns[0].no_wrap = max(len(control.key) for control in plan.controls) <= _KEY
         for control in plan.controls:
             colour = _COLOUR[control.enforceability]
             keys.add_row(
@@ -72,9 +67,7 @@ def plan_tables(plan: Plan) -> RenderableType:
             )
         parts.append(keys)
     if plan.settings:
-        given = Table(title="settings given to the engine", title_justify="left", expand=False)
-        given.add_column("setting")
-        given.add_column("value", overflow="fold")
+        given = table("settings given to the engine", ("setting", "value"))
         for name, value in _flat(plan.settings):
             given.add_row(Text(name), Text(value))
         parts.append(given)

@@ -186,14 +186,10 @@ def _latency(samples: list[float]) -> Latency:
 
 
 def _table(found: dict[str, Latency]) -> Any:
-    from rich.table import Table
+    from xpuruntime.evidence.render_text.tables import duration_text, table
 
-    from xpuruntime.evidence.render_text.tables import duration_text
-
-    table = Table(title="latency", title_justify="left")
-    for column in ("call", "median", "p90", "p99", "min", "runs"):
-        table.add_column(column, justify="left" if column == "call" else "right")
+    made = table("latency", ("call", ">median", ">p90", ">p99", ">min", ">runs"))
     for name, row in found.items():
         times = (row.median_us, row.p90_us, row.detail["p99_us"], row.min_us)
-        table.add_row(name, *map(duration_text, times), f"{row.runs:,}")
-    return table
+        made.add_row(name, *map(duration_text, times), f"{row.runs:,}")
+    return made

@@ -12,7 +12,7 @@ from xpuruntime.cli.completion import operations
 from xpuruntime.cli.options import JsonOption
 
 if TYPE_CHECKING:
-    from rich.table import Table
+    from rich.console import RenderableType
 
     from xpuruntime.ops.listing import KernelInfo
 
@@ -40,25 +40,25 @@ def kernels(
     if json:
         print_json({"schema": "xpuruntime.kernels/1", "kernels": [kernel.to_dict() for kernel in found]})
     else:
-        console().print(_table(found))
+        console().print(_listing(found))
 
 
-def _table(found: tuple[KernelInfo, ...]) -> Table:
-    from rich.table import Table
+def _listing(found: tuple[KernelInfo, ...]) -> RenderableType:
+    """Return a row for each kernel, and below, once for each reason, those that cannot be used here."""
+    from rich.console import Group
     from rich.text import Text
 
-    table = Table(title="kernels", title_justify="left", show_lines=True)
-    table.add_column("operation", no_wrap=True)
-    table.add_column("kernel", no_wrap=True)
-    table.add_column("what it serves, and whether it can be used here", overflow="fold")
-    last = None
+    from xpuruntime.evidence.render_text.tables import table
+
+    made = table("kernels", ("operation", "kernel", "usable here", "also named", "serves"))
+    made.columns[0].no_wrap = made.columns[1].no_wrap = True
+    missing: dict[str, list[str]] = {}
     for kernel in found:
-        here = f"here: {kernel.version}" if kernel.available else f"not here: {kernel.reason}"
-        lines = [kernel.description, f"{kernel.device_type}: {kernel.limits}", here]
-        if kernel.families:
-            lines.append(f"also named {', '.join(kernel.families)}")
-        if not kernel.automatic:
-            lines.append("only where it is asked for")
-        table.add_row("" if kernel.op == last else kernel.op, kernel.id, Text("\n".join(lines)))
-        last = kernel.op
-    return table
+        usable = "yes" if kernel.available else "no"
+        if not kernel.available:
+            missing.setdefault(str(kernel.reason), []).append(f"{kernel.op} {kernel.id}")
+        elif not kernel.automatic:
+            usable = "only where it is asked for"
+        serves = f"{kernel.description} ({kernel.device_type}: {kernel.limits})"
+        made.add_row(kernel.op, kernel.id, usable, Text(", ".join(kernel.families)), Text(serves))
+    return Group(made, *(Text(f"not usable here: {', '.join(names)}: {reason}") for reason, names in missing.items()))

@@ -50,30 +50,29 @@ def doctor(json: JsonOption = False) -> int:
 
 def _machine_tables(machine: Machine) -> RenderableType:
     from rich.console import Group
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="devices", title_justify="left")
-    for column in ("device", "name", "memory", "facts", "features, or types it computes in"):
-        table.add_column(column, overflow="fold")
+    from xpuruntime.evidence.render_text.tables import table
+
+    devices = table("devices", ("device", "name", ">memory", "facts", "features, or types it computes in"))
     cpu = machine.cpu
-    table.add_row("cpu", Text(cpu.name), _gib(cpu.total_memory), f"{cpu.cores} logical cores", ", ".join(cpu.features))
+    devices.add_row(
+        "cpu", Text(cpu.name), _gib(cpu.total_memory), f"{cpu.cores} logical cores", ", ".join(cpu.features)
+    )
     for gpu in machine.cuda:
         major, minor = gpu.compute_capability
         facts = (
             f"compute {major}.{minor}, {gpu.sm_count} SMs, driver CUDA {_dots(gpu.driver_version)}, "
             f"runtime CUDA {_dots(gpu.runtime_version)}, PCI {gpu.pci_id}"
         )
-        table.add_row(f"cuda:{gpu.index}", Text(gpu.name), _gib(gpu.total_memory), facts, ", ".join(gpu.dtypes))
-    engines = Table(title="engines", title_justify="left")
-    for column in ("engine", "version", "loadable", "providers"):
-        engines.add_column(column, overflow="fold")
+        devices.add_row(f"cuda:{gpu.index}", Text(gpu.name), _gib(gpu.total_memory), facts, ", ".join(gpu.dtypes))
+    engines = table("engines", ("engine", "version", "loadable", "providers"))
     for name, engine in machine.engines.items():
         loadable = Text("yes", style="green") if engine.loadable else Text(f"no: {engine.reason or ''}", style="red")
         engines.add_row(name, engine.version or "not installed", loadable, ", ".join(engine.providers))
     parts: list[RenderableType] = [
         Text(f"{machine.system} {machine.architecture}, Python {machine.python}"),
-        table,
+        devices,
         engines,
     ]
     if machine.cuda_reason:

@@ -82,6 +82,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
     def __rich__(self) -> RenderableType:
         """Return tables: the engines, the findings, the libraries that are loaded."""
+        from rich.box import SIMPLE_HEAD
         from rich.console import Group
         from rich.table import Table
         from rich.text import Text
@@ -97,7 +98,9 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
             parts.append(Text(f"core: {_build_line(self.facts.build)}"))
         if self.facts.torch is not None:
             parts.append(Text(_torch_line(self.facts.torch)))
-        loaded = Table(title="libraries loaded in this process", title_justify="left")
+        loaded = Table(
+            title="\nlibraries loaded in this process", title_justify="left", title_style="bold", box=SIMPLE_HEAD
+        )
         for column in ("library", "version", "path"):
             loaded.add_column(column, overflow="fold")
         for lib in self.facts.loaded:
@@ -205,10 +208,11 @@ def _torch_line(torch: TorchFacts) -> str:
 
 
 def _engine_table(engines: Mapping[str, EngineFacts]) -> RenderableType:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title="engines", title_justify="left")
+    table = Table(title="engines", title_justify="left", title_style="bold", box=SIMPLE_HEAD)
     for column in ("engine", "version", "loadable", "providers"):
         table.add_column(column, overflow="fold")
     for name, engine in engines.items():
