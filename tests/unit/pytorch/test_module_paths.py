@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import threading
 import warnings
 
@@ -305,3 +306,63 @@ def test_what_ran_is_said_when_the_log_of_decisions_is_full():
         assert "more came when the log was full" in str(xrt.decisions()).replace("\n", " ")
     xrt.clear_decisions()
     assert xrt.decisions().dropped == 0
+
+
+class Made(torch.nn.Module):
+    """Layers with an activation that is registered, or made anew in each forward."""
+
+    def __init__(self, layers: int, *, anew: bool) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList([torch.nn.Linear(4, 4) for _ in range(layers)])
+        self.act, self.anew = torch.nn.GELU(), anew
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = (torch.nn.GELU() if self.anew else self.act)(layer(x))
+        return x
+
+
+def calls_of_python(work) -> int:
+    count = 0
+
+    def note(_frame, event, _arg):
+        nonlocal count
+        count += event in ("call", "c_call")
+
+    sys.setprofile(note)
+    try:
+        work()
+    finally:
+        sys.setprofile(None)
+    return count
+
+
+def test_modules_made_in_a_forward_cost_no_walk_of_the_model_each():
+    rule = xrt.KernelPolicy(rules=[{"match": {"op": "matmul", "module": "layers.3"}, "use": "cpu.blas"}])
+    count = {}
+    for anew in (False, True):
+        for layers in (20, 80):
+            net, x = Made(layers, anew=anew), torch.ones(2, 4)
+            with xt.kernel_policy(rule, root=net):
+                net(x)
+                count[anew, layers] = calls_of_python(lambda net=net, x=x: net(x))
+    assert count[True, 80] < 5 * count[True, 20]  # by the layers, not by their square
+    assert count[True, 80] < 6 * count[False, 80]  # making a module is most of it
+
+
+def test_a_module_that_is_registered_in_a_forward_has_its_path_at_once():
+    class Lazy(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = None
+
+        def forward(self, x):
+            torch.nn.GELU()(x)
+            if self.inner is None:
+                self.inner = torch.nn.Linear(4, 4)
+            return self.inner(x)
+
+    net = torch.nn.Sequential(Lazy(), Lazy())
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=net) as found:
+        net(torch.ones(2, 4))
+    assert {row.module for row in found.rows if row.op == "matmul"} == {"0.inner", "1.inner"}

@@ -30,6 +30,7 @@ __all__ = [
     "inside",
     "known",
     "name_root",
+    "note_registration",
     "outermost",
     "walk",
 ]
@@ -132,6 +133,9 @@ class ModuleNames:
         self._named_ids: frozenset[int] = frozenset()
         #: Modules, each with a root that it is in, that have their path from a larger one; by `id`.
         self._shared: set[tuple[int, int]] = set()
+        #: By `id`, the modules of a root, each by its `id`, while a module runs that none calls: what a forward makes
+        #: anew is looked for in there.
+        self._members: dict[int, frozenset[int]] = {}
         #: Of the ``DataParallel`` that ran last, by the class of what it holds, the path.
         self._parallel: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
@@ -170,6 +174,7 @@ class ModuleNames:
         """Return what is known of a module that is called by none."""
         number = id(module)
         found = self._known.get(number)
+        self._members = {}
         if found is None or found.module() is not module or not found.holds():
             with self._lock:
                 self._see(module)
@@ -215,7 +220,19 @@ class ModuleNames:
         roots = [one for _, one in self._named]
         if root is not None:
             roots.append(root)
-        return any(one is module for start in roots for one in _all_in(start))
+        return any(id(module) in self._members_of(one) for one in roots)
+
+    def _members_of(self, root: torch.nn.Module) -> frozenset[int]:
+        members = self._members
+        found = members.get(id(root))
+        if found is None:
+            found = members[id(root)] = frozenset(map(id, _all_in(root)))
+        return found
+
+    def note_registration(self, parent: torch.nn.Module) -> None:
+        """Take note that a module comes into another one."""
+        if id(parent) in self._known:
+            self._members = {}
 
     def _see(self, module: torch.nn.Module) -> None:
         # DataParallel runs copies, which are new ones in each call.
@@ -248,4 +265,5 @@ forget_root = NAMES.forget_root
 inside = NAMES.inside
 known = NAMES.known
 name_root = NAMES.name_root
+note_registration = NAMES.note_registration
 outermost = NAMES.outermost

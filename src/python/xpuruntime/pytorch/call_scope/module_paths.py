@@ -82,6 +82,7 @@ def require(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
             checkpoint_scopes.require()
             _hooks.append(torch_module.register_module_forward_pre_hook(_enter))
             _hooks.append(torch_module.register_module_forward_hook(_leave, always_call=True))
+            _hooks.append(torch_module.register_module_module_registration_hook(_register))
             _hooks.append(StrictExports())
 
 
@@ -254,6 +255,11 @@ def _leave(module: torch.nn.Module, _args: Any, _output: Any) -> None:
         _core.leave_module(module)
 
 
+def _register(parent: torch.nn.Module, _name: str, _child: Any) -> None:
+    if not is_traced():
+        module_names.note_registration(parent)
+
+
 # Of a module that `.compile()` has compiled, Dynamo runs the hooks by themselves, and would compile them by themselves.
-for _hook in (_enter, _leave):
+for _hook in (_enter, _leave, _register):
     skip_in_dynamo(_hook.__code__)
