@@ -9,19 +9,22 @@ version and fail where the row and the version no longer agree.
 from __future__ import annotations
 
 import contextlib
+import math
 import re
+from collections import ChainMap
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.model.graph import normal_domain, subgraphs
+from xpuruntime.engines.model.graph import name_nodes, normal_domain, subgraphs, without_weights
+from xpuruntime.engines.model.limits import inline_functions
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     import onnx
 
@@ -32,6 +35,8 @@ __all__ = ["KEY", "KnownError", "applies_to", "control_of", "known_errors", "nod
 #: The key under which plans and reports name such nodes; it is in no policy file.
 KEY = "execution.operators"
 _NAMED = 4
+#: Operators that make sizes, the elements of a constant that is looked into, and the last integer before fp32's gaps.
+_OF_SIZES, _FEW, _EXACT = ("Shape", "Size"), 64, 2**24
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -62,6 +67,12 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         ``"subgraph"``: in the main graph the adapter avoids it.
     dequantised : bool
         Whether its first input must be what a DequantizeLinear makes: the engine computes it in integers.
+    types : tuple of str
+        Element types of the first input, such as ``"int8"``; empty: all.
+    open : bool
+        Whether the first input must have a size that the graph leaves open.
+    large : bool
+        Whether only values beyond 2**24 are wrong. What is computed of sizes and of small constants alone is below.
     saturates : bool
         Whether it is about 8-bit products of a processor that cuts their sums off, see `saturating_nodes`.
     reference : str
@@ -82,6 +93,9 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     inner_axis: bool = False
     where: Literal["anywhere", "subgraph"] = "anywhere"
     dequantised: bool = False
+    types: tuple[str, ...] = ()
+    open: bool = False
+    large: bool = False
     saturates: bool = False
 
 
@@ -120,19 +134,24 @@ def nodes_with_errors(
     ops = {name.rpartition(":")[2] for name in model.ops}
     saturating = [one for one in errors if one.saturates] if saturates_on(features) else []
     saturated = [(name, error) for error in saturating for name in saturating_nodes(model)]
-    wanted = [one for one in errors if not one.saturates and ops.intersection(one.ops)]
+    wanted = [one for one in errors if not one.saturates and (model.functions or ops.intersection(one.ops))]
     if not wanted:
         return saturated
     proto = model.named_proto()
+    if proto.functions:
+        proto = inline_functions(proto, model.path)
+        for place in name_nodes(proto):
+            place.node.name = place.name
     opset = next((int(o.version) for o in proto.opset_import if normal_domain(o.domain) == ""), 1)
-    ranks = _ranks(proto) if any(one.inner_axis for one in wanted) else {}
-    nodes = list(_nodes(proto.graph))
-    integers = {name for node, _ in nodes if node.op_type == "DequantizeLinear" for name in node.output}
+    nodes = list(_nodes(_inferred(proto)))
+    integers = {name for node, _, _ in nodes if node.op_type == "DequantizeLinear" for name in node.output}
     return saturated + [
         (str(node.name), error)
-        for node, inside in nodes
+        for node, inside, values in nodes
         for error in wanted
-        if node.op_type in error.ops and not normal_domain(node.domain) and _concerns(error, node, opset, ranks, inside)
+        if node.op_type in error.ops
+        and not normal_domain(node.domain)
+        and _concerns(error, node, opset, values, inside)
         if not error.dequantised or node.input[0] in integers
     ]
 
@@ -154,26 +173,34 @@ def control_of(
         resolved="-",
         enforceability="unsupported",
         reason=f"{which} is known to compute some nodes wrongly, and without an error: {named}{more}",
-        fix="use another engine, or export the model with other operators",
+        fix="use another engine, or export the model with other operators"
+        + (", or fix its sizes with execution.shapes" if any(error.open for _, error in found) else ""),
     )
 
 
-def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, ranks: dict[str, int], inside: bool) -> bool:
+def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mapping[str, _Value], inside: bool) -> bool:
     """Whether a node has the opset, place, attributes and inputs with which a row is wrong."""
+    first = values.get(node.input[0], _UNKNOWN) if node.input else _UNKNOWN
+    if error.types and first.kind not in error.types:
+        return False
+    if error.open and first.dims is not None and None not in first.dims:
+        return False
+    if error.large and all(values.get(name, _UNKNOWN).small for name in node.input if name):
+        return False
     if error.where == "subgraph" and not inside:
         return False
     if error.opsets is not None and not error.opsets[0] <= opset <= error.opsets[1]:
         return False
     given = {one.name: one for one in node.attribute}
-    for name, values in error.attributes.items():
-        if name not in given or _value(given[name]) not in values:
+    for name, wrong in error.attributes.items():
+        if name not in given or _value(given[name]) not in wrong:
             return False
     if error.nonzero and not any(any(given[name].ints) for name in error.nonzero if name in given):
         return False
     if not all(place < len(node.input) and node.input[place] for place in error.inputs):
         return False
     if error.inner_axis:
-        rank = ranks.get(node.input[0])
+        rank = None if first.dims is None else len(first.dims)
         axis = int(given["axis"].i) if "axis" in given else 1
         return rank is None or (rank > 2 and axis % rank != rank - 1)
     return True
@@ -183,29 +210,72 @@ def _value(attribute: onnx.AttributeProto) -> int | str:
     return attribute.s.decode("utf-8", "replace") if attribute.s else int(attribute.i)
 
 
-def _nodes(graph: onnx.GraphProto, *, inside: bool = False) -> Iterator[tuple[onnx.NodeProto, bool]]:
+class _Value(NamedTuple):
+    """A tensor: its element type, its dimensions, and whether it is computed of sizes and small constants alone."""
+
+    kind: str = ""
+    dims: tuple[int | None, ...] | None = None
+    small: bool = False
+
+
+_UNKNOWN = _Value()
+
+
+def _nodes(
+    graph: onnx.GraphProto, outer: ChainMap[str, _Value] | None = None
+) -> Iterator[tuple[onnx.NodeProto, bool, ChainMap[str, _Value]]]:
+    """Yield each node, whether it is inside of a subgraph, and the values in its sight."""
+    values: ChainMap[str, _Value] = ChainMap(_stated(graph), *(outer.maps if outer is not None else ()))
     for node in graph.node:
-        yield node, inside
+        yield node, outer is not None, values
         for _, inner in subgraphs(node):
-            yield from _nodes(inner, inside=True)
+            yield from _nodes(inner, values)
+        read = [values.get(name, _UNKNOWN) for name in node.input if name]
+        small = node.op_type in _OF_SIZES or (bool(read) and all(value.small for value in read))
+        for tensor in (one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"):
+            small = _is_small(tensor)
+        for name in filter(None, node.output):
+            # Inference does not know operators of vendors: nearly all make what they read.
+            known = values.get(name) or (_Value(read[0].kind) if read else _UNKNOWN)
+            values[name] = known._replace(small=small)
 
 
-def _ranks(proto: onnx.ModelProto) -> dict[str, int]:
-    """Return the rank of every tensor for which it is known."""
+def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
+    from onnx import TensorProto
+
+    found = {}
+    for value in (*graph.input, *graph.output, *graph.value_info):
+        tensor = value.type.tensor_type
+        if value.type.HasField("tensor_type") and tensor.elem_type:
+            dims = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+            kind = TensorProto.DataType.Name(tensor.elem_type).lower()
+            found[value.name] = _Value(kind, dims if tensor.HasField("shape") else None)
+    for weight in graph.initializer:
+        kind = TensorProto.DataType.Name(weight.data_type).lower()
+        found[weight.name] = _Value(kind, tuple(weight.dims), _is_small(weight))
+    return found
+
+
+def _is_small(tensor: onnx.TensorProto) -> bool:
+    """Whether a constant of few elements has no number beyond 2**24."""
+    import numpy as np
+    from onnx import numpy_helper
+
+    if tensor.data_type not in (6, 7) or tensor.data_location == tensor.EXTERNAL or math.prod(tensor.dims) > _FEW:
+        return False
+    return bool((np.abs(numpy_helper.to_array(tensor).astype(np.float64)) <= _EXACT).all())
+
+
+def _inferred(proto: onnx.ModelProto) -> onnx.GraphProto:
+    """Return the graph of a model with the types and shapes of its values, as far as they are known."""
     import onnx
 
+    light = without_weights(proto, keep=8 * _FEW)
+    light.graph.node.extend(proto.graph.node)
+    light.graph.value_info.extend(proto.graph.value_info)
     with contextlib.suppress(RuntimeError, ValueError, TypeError, onnx.shape_inference.InferenceError):
-        proto = onnx.shape_inference.infer_shapes(proto)
-    found: dict[str, int] = {}
-    waiting = [proto.graph]
-    for graph in waiting:
-        for value in (*graph.input, *graph.output, *graph.value_info):
-            if value.type.HasField("tensor_type") and value.type.tensor_type.HasField("shape"):
-                found[value.name] = len(value.type.tensor_type.shape.dim)
-        for tensor in graph.initializer:
-            found[tensor.name] = len(tensor.dims)
-        waiting.extend(inner for node in graph.node for _, inner in subgraphs(node))
-    return found
+        light = onnx.shape_inference.infer_shapes(light, data_prop=True)
+    return light.graph
 
 
 def _numbers(version: str) -> tuple[int, ...]:
