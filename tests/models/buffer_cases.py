@@ -43,6 +43,8 @@ class BufferCase(NamedTuple):
     constants : dict of str to array
     bindable : bool
         Whether the shapes of all outputs follow from those of the inputs.
+    truly_declared : bool
+        Whether outputs have the shapes that the file declares.
     """
 
     name: str
@@ -52,6 +54,7 @@ class BufferCase(NamedTuple):
     compute: Callable[[Arrays], Arrays]
     constants: Arrays = MappingProxyType({})  # type: ignore[assignment]
     bindable: bool = True
+    truly_declared: bool = True
 
     def model(self, rows: int | None = None) -> onnx.ModelProto:
         """Return the model, with `rows` in the place of the open dimension, if given."""
@@ -274,6 +277,7 @@ CASES: tuple[BufferCase, ...] = (
         _X,
         {"y": ("float32", [1, WIDTH]), "z": ("float32", [5, WIDTH])},
         lambda f: {"y": _relu(f["x"]), "z": f["x"]},
+        truly_declared=False,
     ),
     BufferCase(
         "careless_output_symbol",
@@ -281,6 +285,7 @@ CASES: tuple[BufferCase, ...] = (
         {"x": ("float32", ["n", "m"])},
         {"y": ("float32", ["n", "m"])},
         lambda f: {"y": _relu(f["x"].T)},
+        truly_declared=False,
     ),
     BufferCase(
         "other_types",

@@ -158,7 +158,7 @@ def check_bound(
 
     arrays = {name: move(array) for name, array in case.feeds(0, rows).items()}
     buffers = {name: move(np.full(array.shape, 1, array.dtype)) for name, array in expected(arrays).items()}
-    given = session.bind(dict(arrays), dict(buffers))
+    given = session.bind(dict(arrays), dict(buffers) if case.truly_declared else None)
     made = session.bind(dict(arrays))
     for step in range(3):
         what = f"{case.name}, bound run {step}"
@@ -172,7 +172,8 @@ def check_bound(
             for name, array in want.items():
                 _equal(binding.outputs[name], array, f"{what}: output {name}")
         for name, array in buffers.items():
-            _equal(array, want[name], f"{what}: buffer {name}")
+            if case.truly_declared:
+                _equal(array, want[name], f"{what}: buffer {name}")
     earlier = {name: _host(array).copy() for name, array in made.outputs.items()}
     session.run(case.feeds(50, rows))
     for name, array in earlier.items():

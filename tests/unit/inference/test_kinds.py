@@ -115,14 +115,14 @@ def test_an_input_of_unknown_rank_is_checked_by_dtype(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
-def test_a_bound_output_whose_size_depends_on_values_is_named(tmp_path: Path, engine: str) -> None:
+def test_a_bound_output_whose_size_depends_on_values_is_made_by_the_engine(tmp_path: Path, engine: str) -> None:
     pytest.importorskip(engine)
     text = """<ir_version: 8, opset_import: ["" : 17]> g (float[N] x) => (int64[1, M] y) { y = NonZero(x) }"""
     with xrt.InferenceSession(models.save(parser.parse_model(text), tmp_path), device="cpu", engine=engine) as session:
         binding = session.bind({"x": (3,)})
         binding.inputs["x"][...] = [1, 0, 2]
-        with pytest.raises(xrt.InputError, match=r"output 'y' changed its shape .* use run\(\)"):
-            binding.run()
+        binding.run()
+        np.testing.assert_array_equal(binding.outputs["y"], [[0, 2]])
         assert session.run({"x": np.ones(3, np.float32)})["y"].shape == (1, 3)
 
 

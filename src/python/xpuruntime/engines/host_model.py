@@ -8,23 +8,15 @@ import sys
 from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host, to_tensor
+from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_tensor
 from xpuruntime.engines.base import LoadedModel, closed
 from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.input_binding import (
     InputValidator,
-    empty_host_array,
-    fixed_shape,
-    host_array,
     is_tensor,
-    known_outputs,
     refuse_stream,
-    type_name,
 )
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.instrumented_calls import instrumented_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -35,7 +27,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence.records import Conversion
 
-__all__ = ["HostModel", "bound_buffers", "overlapping"]
+__all__ = ["HostModel"]
 
 #: A type that NumPy itself does not have: it travels through DLPack.
 _EXTENDED = "bfloat16"
@@ -163,114 +155,7 @@ class HostModel(LoadedModel):
         self._check.forget()
 
 
-def bound_buffers(
-    model: HostModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]
-) -> tuple[dict[str, np.ndarray[Any, Any]], dict[str, np.ndarray[Any, Any]]]:
-    """Return the input and output buffers of a binding: those given, and others made.
-
-    The model is run once: that is the only way to the shapes of outputs that is right for every model.
-
-    Raises
-    ------
-    InputError
-        A buffer has the wrong name, dtype, shape or layout.
-    """
-    check = model._check
-    check.names({**dict.fromkeys(check.required), **inputs})
-    wanted = [name for name in check.infos if name in check.required or name in inputs]
-    bound = {name: _input_buffer(check.infos[name], inputs.get(name)) for name in wanted}
-    check.full({name: (type_name(a, check.infos[name]), a.shape) for name, a in bound.items()})
-    known_outputs(outputs, model._outputs)
-    results = instrumented_method(model, "run")(dict(bound))
-    made = {name: _output_buffer(name, results[name], outputs.get(name)) for name in model._outputs}
-    return bound, made
-
-
-def overlapping(
-    inputs: Mapping[str, np.ndarray[Any, Any]],
-    outputs: Mapping[str, np.ndarray[Any, Any]],
-    *,
-    strict: bool,
-    log: ConversionLog,
-) -> frozenset[str]:
-    """Return the outputs whose buffers share memory with an input: an engine must not write there while it reads.
-
-    Parameters
-    ----------
-    inputs, outputs : mapping of str to numpy.ndarray
-        The contiguous buffers of a binding.
-    strict : bool
-        Refuse such outputs, since each run has to copy them.
-    log : ConversionLog
-        Called with the copies.
-
-    Raises
-    ------
-    InputError
-        Two outputs share memory; or an output shares memory with an input and the policy is strict.
-    """
-    found = set()
-    for name, array in outputs.items():
-        for other, buffer in outputs.items():
-            if other != name and np.may_share_memory(array, buffer):
-                raise InputError(f"the buffers of outputs {name!r} and {other!r} share memory; give each its own")
-        source = next((other for other, buffer in inputs.items() if np.may_share_memory(array, buffer)), None)
-        if source is None:
-            continue
-        if strict:
-            msg = (
-                f"the buffer of output {name!r} shares memory with input {source!r}, so that each run would copy the "
-                "result, and the policy is strict; give the output a buffer of its own"
-            )
-            raise InputError(msg)
-        log.add(f"output {name!r} copied after each bound run", f"its buffer shares memory with input {source!r}")
-        found.add(name)
-    return frozenset(found)
-
-
 def _in_kind(tensor: _core.Tensor, kind: Kind) -> Any:
     if kind == "torch":
         return sys.modules["torch"].from_dlpack(tensor)
     return tensor if kind == "tensor" else tensor.numpy()
-
-
-def _input_buffer(info: TensorInfo, given: Any) -> np.ndarray[Any, Any]:
-    if given is None or isinstance(given, tuple) or info.dtype == "string" or not is_tensor(info):
-        return empty_host_array(info.name, fixed_shape(info, given), np.dtype(info.dtype))
-    if isinstance(given, list) and all(isinstance(size, int) for size in given):
-        msg = f"input {info.name!r}: a shape is a tuple; pass bind({{{info.name!r}: {tuple(given)}}})"
-        raise InputError(msg)
-    array = host_array(info, given)
-    if not array.flags.c_contiguous:
-        msg = (
-            f"input {info.name!r} is not C-contiguous, so its memory cannot be bound; pass "
-            "np.ascontiguousarray(x), or its shape"
-        )
-        raise InputError(msg)
-    return array
-
-
-def _output_buffer(name: str, expected: Any, given: Any) -> np.ndarray[Any, Any]:
-    if not isinstance(expected, np.ndarray):
-        msg = f"output {name!r} is no tensor, so it has no fixed buffer; use run()"
-        raise InputError(msg)
-    shape, dtype = expected.shape, expected.dtype
-    if dtype.kind == "O":
-        msg = f"output {name!r} holds strings, which have no fixed buffer; use run()"
-        raise InputError(msg)
-    if given is None:
-        return empty_host_array(name, shape, dtype)
-    if not hasattr(given, "__dlpack__"):
-        msg = f"output {name!r} is given as a {type(given).__name__}; pass an array to write into, or leave it out"
-        raise InputError(msg)
-    array = to_host(name, given, kind_of(name, given))
-    if array.dtype != dtype or array.shape != shape:
-        msg = (
-            f"output {name!r} is {dtype.name} {list(shape)} for these inputs, got {array.dtype.name} "
-            f"{list(array.shape)}; pass such an array, or leave the output out"
-        )
-        raise InputError(msg)
-    if not array.flags.c_contiguous or not array.flags.writeable:
-        msg = f"output {name!r} must be C-contiguous and writable to be bound; pass np.empty(shape, dtype)"
-        raise InputError(msg)
-    return array

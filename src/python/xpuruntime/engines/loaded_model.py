@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 import msgspec
 
+from xpuruntime.engines.binding import Binding
 from xpuruntime.engines.run_future import RunFuture
 from xpuruntime.engines.run_threads import RunThreads
 from xpuruntime.errors import XpuRuntimeError
@@ -88,24 +89,6 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     cut_us: float = 0.0
     decisions: tuple[KernelDecision, ...] = ()
     live: tuple[LiveBytes, ...] = ()
-
-
-class Binding(ABC):
-    """Static input and output buffers of one loaded model; see `InferenceSession.bind`.
-
-    `inputs` and `outputs` map names to the buffers, which keep their addresses: write into the inputs, `run()`, read
-    the outputs. `run` takes no arguments and is the hot path.
-    """
-
-    inputs: Mapping[str, Any]
-    outputs: Mapping[str, Any]
-    run: Callable[[], None]
-    #: "captured", "off", or the reason why no CUDA graph was captured.
-    graph: str
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release the buffers. Idempotent."""
 
 
 _THREADS = 4

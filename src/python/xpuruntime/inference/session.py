@@ -313,7 +313,7 @@ class InferenceSession:
         *,
         stream: Any = None,
     ) -> Binding:
-        """Fix input and output buffers, so that a run moves no data and makes none.
+        """Fix input and output buffers, so that a run moves no data and makes none. On the CPU, nothing is run.
 
         Parameters
         ----------
@@ -321,14 +321,19 @@ class InferenceSession:
             Name to array, whose memory is bound without a copy, or to a shape, for which memory is made. Inputs whose
             shape is fixed in the model may be left out.
         outputs : mapping, optional
-            Name to array to write into. Others are made.
+            Name to array to write into. Others are made where their sizes follow from the inputs; else the engine
+            makes them in each run. The array of a past cache may be that of the present: with ONNX Runtime on the CPU,
+            ``GroupQueryAttention`` writes it in place. Elsewhere the result is copied after each run, which the
+            evidence says and a strict policy refuses.
         stream : stream, optional
             CUDA only: the stream on which you write inputs and read outputs; default: the framework's current one.
 
         Returns
         -------
         Binding
-            Write into ``binding.inputs[name]``, call ``binding.run()``, read ``binding.outputs[name]``. On CUDA with
+            Write into ``binding.inputs[name]``, call ``binding.run()``, read ``binding.outputs[name]``.
+            ``binding.inputs[name] = array`` binds the memory of another array without a copy, of any size that the
+            model takes, with ONNX Runtime and OpenVINO on the CPU; others refuse it. On CUDA with
             ``execution.cuda_graph``, `run` replays a captured graph; ``binding.graph`` says so, or why not.
 
         Raises

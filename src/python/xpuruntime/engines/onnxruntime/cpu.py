@@ -8,10 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.base import Binding
-from xpuruntime.engines.conversion_log import ConversionLog
-from xpuruntime.engines.host_model import HostModel, bound_buffers, overlapping
-from xpuruntime.engines.input_binding import closed_binding
+from xpuruntime.engines.host_binding import HostBinding, HostBuffers, writes_cache
+from xpuruntime.engines.host_model import HostModel
 from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.engines.onnxruntime._private_api import (
     raw_binding,
@@ -21,17 +19,18 @@ from xpuruntime.engines.onnxruntime._private_api import (
 )
 from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES
 from xpuruntime.engines.onnxruntime.failures import translate
-from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime import _core
-    from xpuruntime.engines.base import Observed
+    from xpuruntime.engines.base import Binding, Observed
+    from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.opening import Opened
 
-__all__ = ["CopyingBinding", "CpuBinding", "CpuModel", "fits"]
+__all__ = ["CopyingBinding", "CpuModel", "fits"]
 
 
 class CpuModel(HostModel):
@@ -135,92 +134,112 @@ class CpuModel(HostModel):
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind NumPy buffers; see `InferenceSession.bind`."""
         self.check_bind(stream)
-        return CpuBinding(self, inputs or {}, outputs or {})
+        return HostBinding(_CpuBuffers(self, inputs or {}, outputs or {}))
 
 
-class CpuBinding(Binding):
-    """NumPy buffers bound to one `CpuModel`. Not for use by two threads at once.
+class _CpuBuffers(HostBuffers):
+    """Buffers that ONNX Runtime writes straight into, except where it would not or must not.
 
-    ONNX Runtime writes straight into the buffers, except where it would not or must not: an output that is an input, an
-    output whose shape is not the one that the file declares, and a buffer that shares memory with an input. These are
-    copied after each run.
+    It makes an output that is an input, one whose sizes it knows otherwise, and one whose buffer shares memory with an
+    input that no operator writes in place; these are copied after each run where they have a buffer.
     """
 
     def __init__(self, model: CpuModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
+        session = model._handle
+        self._io = session.io_binding()
+        self._call, self._raw, self._failed = (
+            raw_session(session).run_with_iobinding,
+            raw_binding(self._io),
+            model._failed,
+        )
+        self._copies = isinstance(self._io, CopyingBinding)
+        self._declared = {} if self._copies else {output.name: output.shape for output in session.get_outputs()}
+        self._loose: list[tuple[int, str]] = []
+        #: Outputs of sizes that no run has shown to be true.
+        self._unproven: set[str] = set()
+        super().__init__(model, inputs, outputs)
+
+    def in_place(self, source: str, name: str) -> bool:
+        """Say so of a cache that its attention writes in place."""
+        mine, theirs = self.given.get(name), self.inputs[source]
+        same = mine is not None and mine.ctypes.data == theirs.ctypes.data and mine.nbytes == theirs.nbytes
+        return same and not self._copies and writes_cache(self._model._info, source, name)
+
+    def arrange(self) -> None:
+        """Bind every buffer."""
         import onnxruntime as ort
 
-        session = model._handle
-        self.graph = "off"
-        bound, made = bound_buffers(model, inputs, outputs)
-        self.inputs, self.outputs = bound, made
-        self._io = session.io_binding()
-        for name, array in bound.items():
+        for name, array in self.inputs.items():
             self._io.bind_ortvalue_input(name, ort.OrtValue.ortvalue_from_numpy(array, "cpu", 0))
-        shared = overlapping(bound, made, strict=model._strict, log=model._log)
-        loose = [] if isinstance(self._io, CopyingBinding) else _left_to_session(session, bound, made, shared)
-        for name, array in made.items():
-            if name in loose:
+        self._loose = []
+        for place, name in enumerate(self._model._outputs):
+            if self._made_there(name):
+                self._loose.append((place, name))
                 self._io.bind_output(name, "cpu")
             else:
-                self._io.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(array, "cpu", 0))
-        call, io, failed = raw_session(session).run_with_iobinding, raw_binding(self._io), model._failed
+                self._io.bind_ortvalue_output(name, ort.OrtValue.ortvalue_from_numpy(self.outputs[name], "cpu", 0))
+        self._unproven = self.fixed.difference(self.given, {name for _, name in self._loose})
 
-        def run() -> None:
-            try:
-                call(io, None)
-            except Exception as error:
-                raise failed(error) from None
+    def _made_there(self, name: str) -> bool:
+        array = self.outputs.get(name)
+        if array is None:
+            return True
+        if self._copies:
+            return False
+        return name in self.inputs or name in self.copied or not fits(array.shape, self._declared[name])
 
-        places = [(list(made).index(name), name, made[name]) for name in loose]
-        binding = self._io
+    def run(self) -> None:
+        """Run, and take what ONNX Runtime made."""
+        if self.changed:
+            self.place()
+        for _, name in self._loose:  # ONNX Runtime takes what it made in one run for a buffer in the next
+            self._io.bind_output(name, "cpu")
+        try:
+            self._call(self._raw, None)
+        except Exception as error:
+            self._again(error)
+        if self._unproven:
+            self._unproven = set()
+        if self._loose:
+            values = self._io.get_outputs()
+            for place, name in self._loose:
+                self._take(name, values[place].numpy())
 
-        def run_and_copy() -> None:
-            for name in loose:  # ONNX Runtime takes what it made in one run for a buffer in the next
-                binding.bind_output(name, "cpu")
-            run()
-            values = binding.get_outputs()
-            for place, name, target in places:
-                _copy_result(name, values[place].numpy(), target)
+    def _take(self, name: str, result: np.ndarray[Any, Any]) -> None:
+        if name in self.fixed or name in self.inputs:
+            self.copy_result(name, result)
+        else:
+            self.outputs[name] = result
 
-        self.run = run_and_copy if loose else run
+    def _again(self, error: Exception) -> None:
+        """Run once more with outputs that ONNX Runtime makes, where the sizes in the file may be untrue; else raise."""
+        places = [(place, name) for place, name in enumerate(self._model._outputs) if name in self._unproven]
+        if not places or self._copies:
+            raise self._failed(error) from None
+        for _, name in places:
+            self._io.bind_output(name, "cpu")
+        try:
+            self._call(self._raw, None)
+        except Exception:
+            raise self._failed(error) from None
+        values = self._io.get_outputs()
+        for place, name in places:
+            result = values[place].numpy()
+            if result.shape != self.outputs[name].shape:
+                self.untrue(name, result.shape)
+                self.outputs[name] = result
+            else:
+                np.copyto(self.outputs[name], result)
+        self.changed = True
 
     def close(self) -> None:
-        """Release the binding; the arrays live on while you hold them."""
-        self.run = closed_binding
-        self._io = None
-        self.inputs, self.outputs = {}, {}
+        """Forget the buffers, and ONNX Runtime's binding."""
+        super().close()
+        self._io = self._raw = None
 
 
 class CopyingBinding:
     """A binding that copies all results into its buffers after each run."""
-
-
-def _left_to_session(session: Any, inputs: Iterable[str], made: Mapping[str, Any], shared: Iterable[str]) -> list[str]:
-    """Return the outputs for which ONNX Runtime has to make the memory.
-
-    It refuses a buffer of another shape than the file declares, and writes nothing into that of an output that is an
-    input.
-    """
-    declared = {output.name: output.shape for output in session.get_outputs()}
-    names = {*inputs, *shared}
-    return [name for name, array in made.items() if name in names or not fits(array.shape, declared[name])]
-
-
-def _copy_result(name: str, result: np.ndarray[Any, Any], target: np.ndarray[Any, Any]) -> None:
-    """Copy the result of a run into its buffer.
-
-    Raises
-    ------
-    InputError
-        It has another shape.
-    """
-    if result.shape != target.shape:
-        msg = (
-            f"output {name!r} changed its shape from {list(target.shape)} to {list(result.shape)}: it depends on the "
-            "values of the inputs, so it has no fixed buffer; use run()"
-        )
-        raise InputError(msg)
-    np.copyto(target, result)
 
 
 def fits(shape: tuple[int, ...], declared: Sequence[Any] | None) -> bool:

@@ -148,11 +148,12 @@ class OpenVinoModel(HostModel):
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind NumPy buffers; see `InferenceSession.bind`."""
-        from xpuruntime.engines.openvino.binding import OpenVinoBinding
+        from xpuruntime.engines.host_binding import HostBinding
+        from xpuruntime.engines.openvino.binding import OpenVinoBuffers
 
         self.check_bind(stream)
         self._refuse_constants(inputs or {})
-        return OpenVinoBinding(self, inputs or {}, outputs or {})
+        return HostBinding(OpenVinoBuffers(self, inputs or {}, outputs or {}))
 
     def close(self) -> None:
         """Drop the compiled model; requests that run finish first, those that wait are cancelled."""
