@@ -155,6 +155,8 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
     "mod-of-integers-in-fp32": lambda: [integers("Mod", x, 13, open_=o) for x in WIDE for o in (False, True)],
     "pow-of-integers-in-fp32": lambda: [integers("Pow", np.array([3, 4099], x.dtype), 2, open_=True) for x in WIDE],
     "products-of-integers-in-fp32": lambda: [integers("MatMul", x, np.eye(4)) for x in WIDE],
+    "shrink-of-integers": lambda: [integers("Shrink", x, bias=1.5, lambd=1.5) for x in (S8, WIDE[0])],
+    "space-to-depth-crd": lambda: [one("SpaceToDepth", floats(1, 2, 4, 6), 28, blocksize=2, mode="CRD")],
     "other-integers-in-fp32": lambda: [
         integers(op, np.int32([[777777777, -3], [3, -16777219]])) for op in ("ReduceMax", "ReduceMin", "ReduceSum")
     ],
