@@ -37,6 +37,9 @@ EXIT_CODES = (
     "3 the environment: engine, library, driver, device or memory; 4 a verification or a search is undecided."
 )
 
+#: Groups of the help.
+SEE, LOCK, TUNE, SERVE, MACHINE = "See what runs", "Lock and verify", "Tune and compile", "Serve", "This machine"
+
 app = typer.Typer(
     name="xrt",
     help="Run a model under a policy, and see what was decided and what really ran.",
@@ -68,24 +71,24 @@ def _version(value: bool) -> None:
         raise typer.Exit(0)
 
 
-app.command("devices", epilog=EXIT_CODES)(machine.devices)
-app.command("doctor", epilog=EXIT_CODES)(machine.doctor)
-app.command("kernels", epilog=EXIT_CODES)(kernels.kernels)
-app.command("run", epilog=EXIT_CODES)(run.run)
-app.command("bench", epilog=EXIT_CODES)(bench.bench)
-app.command("profile", epilog=EXIT_CODES)(profile.profile)
-app.command("plan", epilog=EXIT_CODES)(plan.plan)
-app.command("compile", epilog=EXIT_CODES)(compiling.compile_)
-app.command("compare", epilog=EXIT_CODES)(compare.compare)
-app.command("lock", epilog=EXIT_CODES)(lock.lock)
-app.command("explain", epilog=EXIT_CODES)(plan.explain)
-app.command("determinism", epilog=EXIT_CODES)(determinism.determinism)
-app.command("diff", epilog=EXIT_CODES)(diff.diff)
-app.command("bisect", epilog=EXIT_CODES)(bisect.bisect)
-app.command("export", epilog=EXIT_CODES)(export.export)
-app.command("oip-check", epilog=EXIT_CODES)(oip_check.oip_check)
-app.command("serve", epilog=EXIT_CODES)(serve.serve)
-app.command("tune", epilog=EXIT_CODES)(tune.tune)
-app.command("verify", epilog=EXIT_CODES)(verify.verify)
-app.add_typer(policy.app, name="policy", epilog=EXIT_CODES)
-app.command("demo", epilog=EXIT_CODES)(demo.demo)
+app.command("run", epilog=EXIT_CODES, rich_help_panel=SEE)(run.run)
+app.command("bench", epilog=EXIT_CODES, rich_help_panel=SEE)(bench.bench)
+app.command("profile", epilog=EXIT_CODES, rich_help_panel=SEE)(profile.profile)
+app.command("plan", epilog=EXIT_CODES, rich_help_panel=SEE)(plan.plan)
+app.command("compare", epilog=EXIT_CODES, rich_help_panel=SEE)(compare.compare)
+app.command("explain", epilog=EXIT_CODES, rich_help_panel=SEE)(plan.explain)
+app.add_typer(policy.app, name="policy", epilog=EXIT_CODES, rich_help_panel=SEE)
+app.command("demo", epilog=EXIT_CODES, rich_help_panel=SEE)(demo.demo)
+app.command("lock", epilog=EXIT_CODES, rich_help_panel=LOCK)(lock.lock)
+app.command("determinism", epilog=EXIT_CODES, rich_help_panel=LOCK)(determinism.determinism)
+app.command("diff", epilog=EXIT_CODES, rich_help_panel=LOCK)(diff.diff)
+app.command("bisect", epilog=EXIT_CODES, rich_help_panel=LOCK)(bisect.bisect)
+app.command("export", epilog=EXIT_CODES, rich_help_panel=LOCK)(export.export)
+app.command("verify", epilog=EXIT_CODES, rich_help_panel=LOCK)(verify.verify)
+app.command("compile", epilog=EXIT_CODES, rich_help_panel=TUNE)(compiling.compile_)
+app.command("tune", epilog=EXIT_CODES, rich_help_panel=TUNE)(tune.tune)
+app.command("oip-check", epilog=EXIT_CODES, rich_help_panel=SERVE)(oip_check.oip_check)
+app.command("serve", epilog=EXIT_CODES, rich_help_panel=SERVE)(serve.serve)
+app.command("devices", epilog=EXIT_CODES, rich_help_panel=MACHINE)(machine.devices)
+app.command("doctor", epilog=EXIT_CODES, rich_help_panel=MACHINE)(machine.doctor)
+app.command("kernels", epilog=EXIT_CODES, rich_help_panel=MACHINE)(kernels.kernels)

@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What type checkers see of the public names in a file of a user."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+SOURCE = Path(__file__).resolve().parents[2] / "src" / "python"
+PACKAGES = {
+    "xpuruntime": (),
+    "xpuruntime.pytorch": ("ops.fused_attention", "ops.fused_layernorm", "allocator.set_allocator"),
+    "xpuruntime.pytorch.ops": (),
+    "xpuruntime.training": (),
+}
+
+
+def check(tmp_path: Path, text: str) -> str:
+    """Return what mypy says of a file; PyTorch itself is not looked at, which takes a minute."""
+    (tmp_path / "user.py").write_text(text)
+    (tmp_path / "mypy.ini").write_text(
+        f"[mypy]\nmypy_path = {SOURCE}\n[mypy-torch.*]\nfollow_imports = skip\nignore_missing_imports = True\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "mypy", "--no-incremental", "--no-error-summary", "user.py"],
+        capture_output=True, text=True, check=False, cwd=tmp_path, env={**os.environ, "COLUMNS": "1000"},
+    )  # fmt: skip
+    assert not done.stderr
+    return done.stdout
+
+
+def names_of(package: str) -> list[str]:
+    tree = ast.parse((SOURCE / package.replace(".", "/") / "__init__.py").read_text(encoding="utf-8"))
+    assigned = {ast.unparse(one.targets[0]): one.value for one in tree.body if isinstance(one, ast.Assign)}
+    return list(ast.literal_eval(assigned["__all__"]))
+
+
+def test_no_public_name_is_any_and_a_wrong_keyword_is_an_error(tmp_path: Path) -> None:
+    pytest.importorskip("mypy", reason="mypy is not installed")
+    lines, asked = [], []
+    for index, (package, more) in enumerate(PACKAGES.items()):
+        lines.append(f"import {package} as p{index}")
+        names = names_of(package if package != "xpuruntime.training" else "xpuruntime.pytorch")
+        asked += [f"reveal_type(p{index}.{name})" for name in (*names, *more)]
+    found = check(tmp_path, "\n".join([*lines, *asked, "p1.autocast(fp17=True)", "p1.nothing", "p0.nothing"]))
+    revealed = re.findall(r'user\.py:(\d+): note: Revealed type is "(.*)"', found)
+    assert len({line for line, _ in revealed}) == len(asked) > 100
+    every = [*lines, *asked]
+    assert [every[int(line) - 1] for line, kind in revealed if kind == "Any"] == []
+    errors = [line for line in found.splitlines() if " error: " in line and line.startswith("user.py")]
+    assert len(errors) == 3, errors
+    assert "fp17" in errors[0]
