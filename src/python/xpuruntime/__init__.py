@@ -13,6 +13,7 @@ Importing this package imports no vendor package and needs no GPU, driver or ven
 from __future__ import annotations
 
 import importlib.util
+import logging as _logging
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import (
@@ -104,6 +105,9 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.tune import tune
 
 __version__ = "0.1.0"
+
+#: Decisions are records of the loggers below this one, which print nothing unless the program configures logging.
+_logging.getLogger(__name__).addHandler(_logging.NullHandler())
 
 __all__ = [
     "AccuracyError",

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +25,7 @@ from xpuruntime.evidence.sections.graph_blockers import graph_status
 from xpuruntime.evidence.sections.shape_coverage import shape_coverage
 from xpuruntime.inference.embedded_policy import compare_kernels
 from xpuruntime.inference.memory_watch import MemoryWatch
+from xpuruntime.printable import printable
 from xpuruntime.runtime.instrumented_calls import instrumented_method
 from xpuruntime.runtime.trace_events import Mark, tell
 
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
     from xpuruntime.inference.session import InferenceSession
 
 __all__ = ["explain_session", "measure", "source_graph"]
+
+_LOGGER = logging.getLogger(__name__)
 
 _WARM = 3
 _ACCURACY = ("accuracy.reference", "accuracy.rtol", "accuracy.atol", "accuracy.cosine")
@@ -69,7 +73,7 @@ def explain_session(
     arch = "sm{}{}".format(*cuda[0].compute_capability) if cuda else None
     notes.extend(compare_kernels(session.model, session.plan, arch, observed.units))
     graph = source_graph(session.model)
-    return build_report(
+    report = build_report(
         session.plan.to_dict(),
         session.plan.controls,
         observed,
@@ -86,6 +90,11 @@ def explain_session(
         shapes=_shapes(session, feeds, observed),
         determinism=session.determinism_tests,
     )
+    for one in report.observations:
+        level = logging.DEBUG if one.status == "honoured" else logging.INFO
+        text = f"{one.key}: asked {one.requested}, observed {one.observed}: {one.status}: {one.reason}"
+        _LOGGER.log(level, "%s", printable(text))
+    return report
 
 
 def _watched_runs(

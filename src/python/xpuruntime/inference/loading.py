@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -17,6 +18,7 @@ from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.engines.precision import ProbeResult
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
+from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["LoadResult", "load_planned", "reference_of"]
+
+_LOGGER = logging.getLogger(__name__)
 
 
 class LoadResult(NamedTuple):
@@ -60,7 +64,9 @@ def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
         if not judgement.verdict.accepted:
             raise UnsupportedOperationError(judgement.verdict.reason, engine=engine.name, device=request.device)
         how = "which was compiled now" if made else "from the cache"
-        plan = msgspec.structs.replace(plan, notes=(*plan.notes, f"loaded from artifact {artifact.folder}, {how}"))
+        note = f"loaded from artifact {artifact.folder}, {how}"
+        _LOGGER.info("%s", printable(note))
+        plan = msgspec.structs.replace(plan, notes=(*plan.notes, note))
         if warning:
             plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, warning))
     loaded = engine.load(request, judgement, machine)

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.inference.plan_request import plan_session, reopen_plan, warn_of
 from xpuruntime.inference.session_arguments import SessionArguments
+from xpuruntime.printable import printable
 from xpuruntime.runtime.instrumented_calls import instrumented_method
 from xpuruntime.runtime.process_forks import reset_in_child
 from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings
@@ -190,6 +192,7 @@ class InferenceSession:
         try:
             check_loaded(lock)
             check_outputs(self, lock)
+            logging.getLogger(__name__).info("lock %s holds for what is loaded and computed", printable(lock.where))
         except BaseException:
             self.close()
             raise

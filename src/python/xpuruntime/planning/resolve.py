@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
@@ -29,6 +30,7 @@ from xpuruntime.planning.execution import execution_facts
 from xpuruntime.planning.plan import ModelFacts, Plan
 from xpuruntime.planning.refusal import control_lines, refusal
 from xpuruntime.planning.rules import with_free_choices, without_nodes
+from xpuruntime.printable import printable
 from xpuruntime.runtime.install_commands import install_command
 
 if TYPE_CHECKING:
@@ -42,6 +44,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Resolution", "decide", "judge_candidate", "plan_of", "resolve"]
 
+_LOGGER = logging.getLogger(__name__)
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is fixed.
 _MENDABLE = frozenset({VerdictCode.LIBRARY_MISSING, VerdictCode.ENGINE_BROKEN})
@@ -120,6 +123,11 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     if chosen is None:
         raise refusal(candidates, verdicts, unmet, str(request.model.path))
     winner, judgement = chosen
+    for verdict in verdicts:
+        if not verdict.accepted:
+            _LOGGER.debug("%s", printable(_why(verdict)))
+    how = "taken as a fallback" if winner.fallback else "chosen"
+    _LOGGER.info("%s is %s for %s", winner, how, printable(str(request.model.path)))
     return Resolution(plan_of(request, policy, machine, engines, winner, judgement, verdicts), judgement)
 
 
