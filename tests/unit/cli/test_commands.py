@@ -50,7 +50,7 @@ class TestUsage:
         for arguments in ((), ("policy",)):
             result = xrt(*arguments)
             assert result.code == 2
-            assert "Commands" in result.out + result.err
+            assert "Usage: xrt" in result.out + result.err
 
     def test_an_unexpected_error_is_no_traceback_but_a_bug(self, xrt: Xrt, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*_: Any) -> Any:
