@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
+    from xpuruntime.serving.messages import InferResponse
+
 
 Serve = "Callable[..., Models]"
 X = rows_of(1)
@@ -290,3 +292,87 @@ def test_a_deadline_beyond_what_a_lock_can_wait_hides_no_other(mlp: Path, serve:
     gate.open.set()
     assert first.result(WAIT)
     assert far.result(WAIT)
+
+
+def test_a_model_all_of_whose_runs_fail_is_not_ready_until_one_is_good(mlp: Path, serve: Serve) -> None:
+    def fail(feeds: dict[str, Any]) -> None:
+        raise EngineFailed("as a test. Fix: none")
+
+    engine = FaultyEngine(fail)
+    engine.armed = False
+    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
+    engine.armed = True
+    for _ in range(20):
+        assert isinstance(service.infer(ask("m", {"x": rows_of(1)})).exception(WAIT), ServingError)
+    eventually(lambda: not service.ready()[0])
+    assert "executions failed" in service.ready()[1]
+    engine.armed = False
+    service.infer(ask("m", {"x": rows_of(1)})).result(WAIT)
+    eventually(lambda: service.ready()[0])
+
+
+def test_inputs_that_a_model_fails_on_do_not_make_it_unready(mlp: Path, serve: Serve) -> None:
+    probed = threading.Event()
+
+    def fail(feeds: dict[str, Any]) -> None:
+        if feeds["x"].flat[0] == 7:
+            raise EngineFailed("for these inputs. Fix: none")
+        probed.set()
+
+    engine = FaultyEngine(fail)
+    engine.armed = False
+    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
+    engine.armed = True
+    for _ in range(20):
+        assert isinstance(service.infer(ask("m", {"x": rows_of(7)})).exception(WAIT), ServingError)
+    assert probed.is_set()
+    assert service.ready() == (True, "")
+
+
+def test_a_retry_says_the_batch_that_ran(mlp: Path, serve: Serve) -> None:
+    gate = Gate()
+
+    def fail(feeds: dict[str, Any]) -> None:
+        gate(feeds)
+        if 7 in feeds["x"][:, 0]:
+            raise EngineFailed("for these inputs. Fix: none")
+
+    engine = FaultyEngine(fail)
+    engine.armed = False
+    service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": 4}}}, registry=engine.registry())
+    engine.armed = True
+    first = service.infer(ask("m", {"x": rows_of(1)}))
+    assert gate.come.wait(WAIT)
+    sent = [service.infer(ask("m", {"x": rows_of(one)}, parameters={"xrt_evidence": True})) for one in (1, 7, 3)]
+    gate.open.set()
+    first.result(WAIT)
+    assert isinstance(sent[1].exception(WAIT), ServingError)
+    for one in (sent[0], sent[2]):
+        said = one.result(WAIT).parameters
+        assert (said["xrt_dispatch"], said["xrt_batch_size"], said["xrt_executions"]) == ("retry", 1, 1)
+
+
+def test_errors_and_pages_for_clients_name_no_folder(mlp: Path, serve: Serve, tmp_path: Path) -> None:
+    def fail(feeds: dict[str, Any]) -> None:
+        raise EngineFailed(f"{mlp}: node '/layer/MatMul' failed. Fix: none")
+
+    engine = FaultyEngine(fail)
+    engine.armed = False
+    service = serve({"m": {"source": str(mlp)}}, registry=engine.registry())
+    engine.armed = True
+    text = str(service.infer(ask("m", {"x": rows_of(1)})).exception(WAIT))
+    assert "mlp.onnx: node '/layer/MatMul' failed" in text
+    pages = [service.evidence("m", kind) for kind in ("plan", "evidence")]
+    assert str(tmp_path) not in text + str(pages)
+
+
+def test_a_response_that_cannot_be_written_is_no_success(mlp: Path, serve: Serve) -> None:
+    def refuse(response: InferResponse) -> None:
+        raise ServingError(Status.INVALID_ARGUMENT, "NaN has no form in JSON. Fix: ask for binary")
+
+    service = serve({"m": {"source": str(mlp)}})
+    failed = service.infer(ask("m", {"x": rows_of(1)}, write=refuse)).exception(WAIT)
+    assert isinstance(failed, ServingError)
+    assert failed.code is Status.INVALID_ARGUMENT
+    (stats,) = service.statistics("m")["model_stats"]
+    assert (stats["inference_stats"]["success"]["count"], stats["inference_stats"]["fail"]["count"]) == (0, 1)

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import gc
+import json
 import time
 import weakref
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,10 @@ import pytest
 from serving_models import WAIT, FaultyEngine, ask, eventually, serve_gated
 
 from xpuruntime.errors import EngineFailed
-from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
+from xpuruntime.serving.protocol.infer_decoding import read_infer_request
+from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.protocol.rest_request import read_request
 from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
@@ -105,3 +109,25 @@ def test_of_a_request_that_failed(mlp: Path, serve: Callable[..., Models]) -> No
     assert isinstance(future.exception(WAIT), ServingError)
     del future
     assert dead(reference)
+
+
+@pytest.mark.parametrize("form", ["REST", "gRPC"])
+def test_a_body_is_let_go_of_once_its_request_was_read(form: str) -> None:
+    body = np.ones(64, np.uint8)  # stands for the bytes that a transport received
+    tensor = {"name": "x", "shape": [64], "datatype": "UINT8", "parameters": {"binary_data_size": 64}}
+    head = json.dumps({"id": form, "inputs": [tensor]}).encode()
+    if form == "gRPC":
+        message = write_infer_request(InferRequest(form, [InferTensor("x", "UINT8", (64,), body)]))
+        body = np.frombuffer(bytearray(message), np.uint8)
+    else:
+        body = np.frombuffer(bytearray(head + bytes(body)), np.uint8)
+    reference = weakref.ref(body)
+    for _ in range(2):  # the first is remembered, and the second is read as it was
+        if form == "gRPC":
+            asked = read_infer_request(memoryview(body))
+        else:
+            asked = read_request(memoryview(body), form, "", len(head)).request
+        assert asked.inputs[0].data.tolist() == [1] * 64
+        del asked
+    del body
+    assert reference() is None

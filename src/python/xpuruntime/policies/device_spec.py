@@ -99,8 +99,9 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
 class DeviceText(Text):
     """A device as text; the constructor also takes a `DeviceSpec`."""
 
-    def __init__(self, doc: str) -> None:
-        super().__init__(doc, what="a device such as 'cpu' or 'cuda:0'", parse=check_device, pattern=DEVICE_PATTERN)
+    def __init__(self, doc: str, *, optional: bool = False) -> None:
+        what = "a device such as 'cpu' or 'cuda:0'"
+        super().__init__(doc, what=what, parse=check_device, pattern=DEVICE_PATTERN, optional=optional)
 
     def _check(self, value: Any) -> Any:
         return super()._check(str(value) if isinstance(value, DeviceSpec) else value)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 from xpuruntime.lazy_names import load_name
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
 
 __all__ = ["InferRequest", "InferResponse", "InferTensor", "ModelService", "Parameter", "RequestedOutput"]
@@ -84,6 +84,8 @@ class InferRequest:
     deadline: float | None = None
     priority: int = 0
     trace: Mapping[str, str] | None = None
+    #: Writes the response in its transport's form, before it is counted; it may raise `ServingError`.
+    write: Callable[[InferResponse], Any] | None = None
 
 
 @dataclass(slots=True, eq=False)
@@ -104,6 +106,8 @@ class InferResponse:
     outputs: Sequence[InferTensor]
     id: str = ""
     parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    #: What `InferRequest.write` returned.
+    written: Any = None
 
 
 class ModelService(Protocol):

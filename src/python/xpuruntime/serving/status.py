@@ -5,10 +5,14 @@
 from __future__ import annotations
 
 import enum
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
 
 from xpuruntime.errors import XpuRuntimeError
 
-__all__ = ["ServingError", "Status"]
+__all__ = ["ServingError", "Status", "without_folders"]
 
 #: Characters of a message that are kept of its beginning and of its end: a client's long name is not sent back whole.
 _BEGINNING, _END = 1200, 400
@@ -62,3 +66,18 @@ class ServingError(XpuRuntimeError):
         super().__init__(message)
         self.code = status
         self.retry_after = retry_after
+
+
+_FOLDER = re.compile(r"(?<![\w.:/])/(?:[^/\s'\",;:()\[\]]+/)+")
+
+
+def without_folders(value: Any) -> Any:
+    """Return text, or JSON with texts in it, in which paths of this machine are names alone: clients get no folders.
+
+    Names that only look like a path, such as those of nodes, stay as they are.
+    """
+    if isinstance(value, str):
+        return _FOLDER.sub(lambda match: "" if Path(match[0]).is_dir() else match[0], value)
+    if isinstance(value, Mapping):
+        return {key: without_folders(one) for key, one in value.items()}
+    return [without_folders(one) for one in value] if isinstance(value, (list, tuple)) else value

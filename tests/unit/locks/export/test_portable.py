@@ -13,7 +13,7 @@ import subprocess
 import sys
 import types
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -27,21 +27,26 @@ from xpuruntime.locks.export.kserve import service_name
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.testing import models
 
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
 ROOT = Path(__file__).resolve().parents[4]
 X = np.linspace(-1, 1, 128, dtype=np.float32).reshape(2, 64)
 
 
 @pytest.fixture(scope="module")
-def lock(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A lock of a model with external data."""
+def lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A lock of a model with external data, made under a variable that engines read."""
     folder = tmp_path_factory.mktemp("portable")
     (folder / "w").mkdir()
     onnx.save_model(
         models.mlp(), str(folder / "mlp.onnx"), save_as_external_data=True, location="w/mlp.data", size_threshold=0
     )
     policy = {"mode": "strict", "execution": {"engine": "onnxruntime", "device": "cpu", "threads": 1}}
-    xrt.lock(folder / "mlp.onnx", policy, folder / "mlp.lock", shapes={"x": (2, 64)})
-    return folder / "mlp.lock"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        xrt.lock(folder / "mlp.onnx", policy, folder / "mlp.lock", shapes={"x": (2, 64)})
+        yield folder / "mlp.lock"
 
 
 @pytest.fixture(scope="module")
@@ -138,6 +143,9 @@ def test_kserve(lock: Path, expected: np.ndarray, tmp_path: Path) -> None:
     assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "RawDeployment"}
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
     assert container["args"] == ["serve", "/mnt/models/serve.yaml"]
+    (demanded,) = (one.expect for one in xrt.load_lock(lock).identity.validators if one.kind == "environment")
+    assert container["env"] == [{"name": name, "value": value} for name, value in sorted(demanded.items())]
+    assert {"name": "OMP_WAIT_POLICY", "value": "PASSIVE"} in container["env"]
     settings = ServeSettings.load(out / "models" / "serve.yaml")
     assert settings.http.listen == f"0.0.0.0:{runtime['spec']['annotations']['prometheus.kserve.io/port']}"
     assert settings.metrics.path == runtime["spec"]["annotations"]["prometheus.kserve.io/path"]

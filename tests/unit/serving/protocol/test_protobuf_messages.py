@@ -185,6 +185,8 @@ def test_infer_responses_are_those_of_protobuf_both_ways(datatype):
     back = read_infer_response(theirs.SerializeToString())
     np.testing.assert_array_equal(back.outputs[0].data, ours.outputs[0].data, strict=True)
     stream = CLASSES["ModelStreamInferResponse"].FromString(write_stream_response(write_infer_response(ours)))
+    assert stream.infer_response.parameters["triton_final_response"].bool_param
+    del stream.infer_response.parameters["triton_final_response"]
     assert stream.infer_response == theirs
     assert not stream.error_message
 
@@ -193,6 +195,7 @@ def test_errors_of_a_stream_name_their_request():
     sent = write_stream_response(error="no such model", id="7")
     theirs = CLASSES["ModelStreamInferResponse"].FromString(sent)
     assert (theirs.error_message, theirs.infer_response.id) == ("no such model", "7")
+    assert theirs.infer_response.parameters["triton_final_response"].bool_param
     error, response = read_stream_response(sent)
     assert (error, response.id) == ("no such model", "7")
 

@@ -221,3 +221,44 @@ def test_repository(served):
     assert served.http.post("/v2/repository/models/none/load").status == 404
     assert served.http.post("/v2/repository/models/echo/load", b"[1]").status == 400
     assert served.http.post("/v2/repository/models/echo/load", {"parameters": [1]}).status == 400
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "https://elsewhere.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "http://rebound.example", "Host": "rebound.example"},
+        {"Host": "rebound.example"},
+    ],
+)
+def test_pages_of_other_sites_change_nothing(served, headers):
+    before = len(served.service.loaded)
+    found = served.http("POST", "/v2/repository/models/digits/unload", b"", headers)
+    assert (found.status, len(served.service.loaded)) == (403, before)
+    assert "another site" in found.error
+    if "Origin" in headers:
+        asked = len(served.service.requests)
+        assert served.http("POST", "/v2/models/digits/infer", digits(), headers).status == 403
+        assert len(served.service.requests) == asked
+
+
+def test_a_page_of_the_server_itself_may_ask(served):
+    own = {"Origin": f"http://{served.http.host}:{served.http.port}", "Sec-Fetch-Site": "same-origin"}
+    assert served.http("POST", "/v2/models/digits/infer", digits(), own).status == 200
+
+
+def test_optional_keys_may_be_null(served):
+    tensor = {**digits()["inputs"][0], "parameters": {"note": None}}
+    output = {"name": "logits", "parameters": None}
+    body = {"id": None, "parameters": None, "inputs": [tensor], "outputs": [output], "model_name": None}
+    assert served.http.post("/v2/models/digits/infer", body).status == 200
+    assert served.http.post("/v2/models/digits/infer", {**body, "outputs": None}).status == 200
+
+
+@pytest.mark.parametrize("size", [5 << 20, 24 << 20])
+def test_a_client_that_sends_all_of_a_refused_body_first_gets_the_response(served, size):
+    found = served.http.post("/v2/models/digits/infer", bytes(size))
+    assert (found.status, found.headers["connection"]) == (413, "close")

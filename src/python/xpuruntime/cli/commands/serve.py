@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from xpuruntime.cli.options import JsonOption, PolicyOption, TrustOption, flag_option, text_option
+from xpuruntime.cli.options import DeviceOption, JsonOption, PolicyOption, TrustOption, flag_option, text_option
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -88,6 +88,7 @@ def serve(
     *,
     name: NameOption = None,
     policy: PolicyOption = None,
+    device: DeviceOption = None,
     lock: ServeLockOption = None,
     trust: TrustOption = False,
     batch: BatchOption = None,
@@ -113,7 +114,9 @@ def serve(
     from xpuruntime.serving.server import Server
     from xpuruntime.serving.transport.access import read_token
 
-    of_model = {"--name": name, "--policy": policy, "--lock": lock, "--batch": batch, "--delay": delay}
+    of_model = {
+        "--name": name, "--policy": policy, "--device": device, "--lock": lock, "--batch": batch, "--delay": delay,
+    }  # fmt: skip
     settings = _settings(source, of_model, trust=trust)
     settings = _with_listeners(settings, http, grpc, repository=repository, key_file=key_file)
     server = Server.from_settings(
@@ -146,17 +149,19 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
     """Return the settings in a file, or those of the one model that the options describe."""
     from xpuruntime.policies.kinds import Text
     from xpuruntime.serving.batching.settings import BatchSettings
-    from xpuruntime.serving.models.model_settings import check_model_name
+    from xpuruntime.serving.models.model_settings import ModelSettings, check_model_name
     from xpuruntime.serving.models.sources import is_settings_file, settings_of_source
 
     _check("--name", Text(what="a name", parse=check_model_name), of_model["--name"])
+    _check("--device", ModelSettings.KINDS["device"], of_model["--device"])
     _check("--batch", BatchSettings.KINDS["max_batch_size"], of_model["--batch"])
     given = [option for option, value in of_model.items() if value is not None] + ["--trust"] * trust
     batching = {"max_batch_size": of_model["--batch"], "max_queue_delay_us": _microseconds(of_model["--delay"])}
     if of_model["--delay"] is not None and of_model["--batch"] is None and not is_settings_file(source):
         raise InputError("--delay: without --batch there are no batches, so no request waits for others: add it")
     stated = {key: value for key, value in batching.items() if value is not None}
-    model = {"policy": of_model["--policy"], "lock": of_model["--lock"], "trust": trust, "batching": stated or None}
+    keys = {key: of_model[f"--{key}"] for key in ("policy", "device", "lock")}
+    model = {**keys, "trust": trust, "batching": stated or None}
     return settings_of_source(source, model, name=of_model["--name"], given=given)
 
 
@@ -240,20 +245,12 @@ def _say(server: Server, *, as_json: bool) -> None:
 
 def _warn_of_open_addresses(server: Server) -> None:
     from xpuruntime.cli.output import error_line
+    from xpuruntime.serving.transport.access import is_loopback
 
     for address in filter(None, (server.http_address, server.grpc_address)):
-        if not _is_loopback(address.rpartition(":")[0].strip("[]")):
+        if not is_loopback(address.rpartition(":")[0].strip("[]")):
             text = f"{address} can be reached from other machines, and no token is asked for; --token-file sets one"
             error_line(text, label="warning")
-
-
-def _is_loopback(host: str) -> bool:
-    import ipaddress
-
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:  # a name
-        return host == "localhost"
 
 
 def _say_unanswered(server: Server) -> None:

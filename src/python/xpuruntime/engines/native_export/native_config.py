@@ -91,6 +91,8 @@ class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
         File of the lock.
     shapes : dict of str to tuple of int
         Of the locked inputs.
+    environment : dict of str to str
+        Variables that the lock demands.
     """
 
     request: Request
@@ -104,6 +106,7 @@ class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     lock_path: str = ""
     shapes: dict[str, tuple[int, ...]] = {}
+    environment: dict[str, str] = {}
 
 
 class NativeConfig(msgspec.Struct, frozen=True, kw_only=True):

@@ -197,6 +197,12 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
         engine=plan.engine,
         name=_word(Path(locked.name).stem),
         lock_path=str(where),
+        environment={
+            name: value
+            for one in identity.validators
+            if one.kind == ValidatorKind.ENVIRONMENT and isinstance(one.expect, dict)
+            for name, value in one.expect.items()
+        },
         shapes={name: shape for one in identity.shapes for name, shape in one.inputs.items()},
     )
 

@@ -47,7 +47,7 @@ class KServeExporter(PortableExporter):
         word = service_name(job.name)
         documents = {
             f"models/{_SETTINGS}": settings,
-            _RUNTIME: _runtime(__version__),
+            _RUNTIME: _runtime(__version__, job.environment),
             _SERVICE: _service(word),
         }
         for name, document in documents.items():
@@ -65,12 +65,13 @@ class KServeExporter(PortableExporter):
         )
 
 
-def _runtime(version: str) -> dict[str, Any]:
+def _runtime(version: str, environment: dict[str, str]) -> dict[str, Any]:
     probe = {"port": _HTTP, "scheme": "HTTP"}
     container = {
         "name": "kserve-container",
         "image": f"xpuruntime-serve:{version}",
         "args": ["serve", f"{_MOUNT}/{_SETTINGS}"],
+        "env": [{"name": name, "value": value} for name, value in sorted(environment.items())],
         "ports": [
             {"name": "http", "containerPort": _HTTP, "protocol": "TCP"},
             {"name": "grpc", "containerPort": _GRPC, "protocol": "TCP"},

@@ -39,7 +39,9 @@ class TritonPythonExporter(PortableExporter):
             gpus=(int(job.request.device.partition(":")[2] or 0),) if cuda else (),
         )
         config.write(folder, job.digest)
-        text = _MODEL.format(name=job.name, digest=job.digest, model=names[0], lock=LOCK, scalars=scalars)
+        text = _MODEL.format(
+            name=job.name, digest=job.digest, model=names[0], lock=LOCK, scalars=scalars, environment=job.environment
+        )
         (place / "1" / "model.py").write_text(text, encoding="utf-8")
         return NativeConfig(
             outcomes=self.outcomes("the session is opened under the lock"),
@@ -59,7 +61,10 @@ _MODEL = '''\
 """The model {name}, opened under the lock {digest}. Written by xrt export."""
 
 import ctypes
+import os
 from pathlib import Path
+
+os.environ.update({environment})  # what the lock demands, before a library reads it
 
 import numpy as np
 import triton_python_backend_utils as pb_utils

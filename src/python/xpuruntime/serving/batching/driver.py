@@ -253,6 +253,10 @@ class Batcher:
         job.future.add_done_callback(lambda future: self._cancel(entry) if future.cancelled() else None)
         return job.future
 
+    def probe(self, feeds: Mapping[str, Any]) -> None:
+        """Run inputs that were good before, as a batch would. Raises what that raises."""
+        self._executor.probe(feeds)
+
     def state(self) -> QueueState:
         """Return what the batcher does now."""
         with self._lock:

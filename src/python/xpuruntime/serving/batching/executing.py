@@ -12,7 +12,8 @@ from xpuruntime.serving.batching.jobs import Execution, Job, failure_of_run
 from xpuruntime.serving.batching.settings import batch_sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+    from typing import Any
 
     from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.serving.batching.entries import Dispatch, EntryRows
@@ -72,6 +73,10 @@ class BatchExecutor:
             if self._short is not None and batch.reason != "inline":
                 self._short.queued(feed.shapes, execution.compute_ns * 1e-9)
         return execution
+
+    def probe(self, feeds: Mapping[str, Any]) -> None:
+        """Run inputs, and drop the outputs."""
+        self._runner.run(dict(feeds))
 
     def _run_whole(self, job: Job, execution: Execution) -> None:
         begin = _tick()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.printable import printable
 from xpuruntime.serving.messages import InferResponse
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
     from xpuruntime.serving.batching.entries import Dispatch, Entry
@@ -106,7 +106,7 @@ def failure_of_run(error: BaseException, name: str) -> ServingError:
         one = one.__cause__ or one.__context__
     if isinstance(error, ServingError):
         return error
-    text = printable(str(error)) or type(error).__name__
+    text = without_folders(printable(str(error))) or type(error).__name__
     if isinstance(error, InputError):
         status = Status.INVALID_ARGUMENT
     elif isinstance(error, (OutOfMemoryError, MemoryError)):

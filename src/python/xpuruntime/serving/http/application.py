@@ -5,13 +5,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import functools
 import time
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, check_types
-from xpuruntime.serving.http.answers import JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
+from xpuruntime.serving.http.answers import CLOSE, JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
 from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
 from xpuruntime.serving.messages import InferRequest
@@ -21,6 +23,7 @@ from xpuruntime.serving.protocol.compression import compress, decompress, respon
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.protocol.rest_response import write_response
 from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.transport.access import is_loopback
 from xpuruntime.serving.transport.failures import failure_of
 from xpuruntime.serving.transport.gate import Gate
 from xpuruntime.serving.transport.options import TransportOptions, options_for
@@ -38,6 +41,8 @@ __all__ = ["Application", "asgi_app"]
 _LONG = 1 << 20
 _SHORT_COMPRESSED = 64 << 10
 _PAUSE = 0.05
+#: Seconds and bytes of a refused body that are still taken.
+_LINGER, _LINGERED = 2.0, 64 << 20
 
 
 class Application:
@@ -91,7 +96,10 @@ class Application:
             return
         except Exception as error:
             answer = failed_answer(failure_of(error), closing=self.gate.closed)
-        await _send(send, answer)
+        if CLOSE in answer.headers and b"expect" not in headers:
+            await _send(send, answer, functools.partial(_discard, receive))
+        else:
+            await _send(send, answer)
 
     async def _answer(
         self, scope: Mapping[str, Any], headers: _Headers, receive: Callable[[], Awaitable[Any]]
@@ -106,6 +114,10 @@ class Application:
             body, content_type = await loop.run_in_executor(None, page, headers.get(b"accept"))
             return Answer(200, [(b"content-type", content_type.encode())], [body])
         route = route_of(scope["method"], path)
+        if scope["method"] == "POST":
+            local = is_loopback((scope.get("server") or ("",))[0])
+            names = (b"origin", b"sec-fetch-site", b"host")
+            self.options.access.check_site(*map(headers.get, names), local=local, admin=route.action != "infer")
         if route.action == "live" or (route.action == "ready" and not route.model):
             return self._health(route)
         if route.action == "infer":
@@ -203,8 +215,9 @@ class Application:
             while (await receive())["type"] != "http.disconnect":
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
+        asked.request.write = functools.partial(write_response, asked=asked)
         response = await response_of(self.respond(asked.request, self.gate.soon(asked.request.model)), gone)
-        written = write_response(response, asked)
+        written = response.written or write_response(response, asked)
         answer = outputs_answer(written)
         encoding = response_encoding(headers.get(b"accept-encoding"))
         if encoding:
@@ -277,6 +290,9 @@ class _Headers:
         for name, value in headers:
             self._found.setdefault(name, value)
 
+    def __contains__(self, name: bytes) -> bool:
+        return name in self._found
+
     def find(self, name: bytes) -> str | None:
         """Return a header, or `None`."""
         value = self._found.get(name)
@@ -303,16 +319,36 @@ def _readiness(facts: dict[str, Any], ready: bool, reason: str) -> Answer:
     return _json({**facts, "ready": False, "error": reason}, Status.UNAVAILABLE.http)
 
 
-async def _send(send: Callable[[dict[str, Any]], Awaitable[None]], answer: Answer) -> None:
+async def _send(
+    send: Callable[[dict[str, Any]], Awaitable[None]],
+    answer: Answer,
+    discard: Callable[[], Awaitable[None]] | None = None,
+) -> None:
     chunks = answer.chunks
     length = answer.length
     if len(chunks) > 1 and length <= ONE_WRITE:
         chunks = [b"".join(chunks)]
     headers = [*answer.headers, (b"content-length", b"%d" % length)]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    if discard is not None:  # before the connection is closed: data that nobody reads would reset it
+        for chunk in chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(discard(), _LINGER)
+        chunks = []
     for chunk in chunks[:-1]:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": chunks[-1] if chunks else b""})
+
+
+async def _discard(receive: Callable[[], Awaitable[Any]]) -> None:
+    """Take what is left of a body, so that a client that sends all of it first gets its response."""
+    left = _LINGERED
+    while left > 0:
+        message = await receive()
+        left -= len(message.get("body", b""))
+        if not message.get("more_body", False):
+            return
 
 
 async def _lifespan(receive: Callable[[], Awaitable[Any]], send: Callable[[dict[str, Any]], Awaitable[None]]) -> None:

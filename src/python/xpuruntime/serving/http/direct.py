@@ -12,6 +12,7 @@ import re
 import time
 from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from xpuruntime.serving.http.answers import ONE_WRITE, Answer, failed_answer, outputs_answer
@@ -27,13 +28,25 @@ if TYPE_CHECKING:
     from xpuruntime.serving.http.application import Application
     from xpuruntime.serving.messages import InferResponse
     from xpuruntime.serving.protocol.rest_request import RestRequest
+    from xpuruntime.serving.protocol.rest_response import RestResponse
 
 __all__ = ["DirectInfer", "Head", "Waiting", "stopped"]
 
 _LINE = re.compile(rb"POST /v2/models/([A-Za-z0-9._-]{1,128})(?:/versions/([A-Za-z0-9._-]{1,128}))?/infer HTTP/1\.1")
 _HEADER = re.compile(rb"([A-Za-z0-9-]+): ?([\x20-\x7e]*)")
 #: Headers that change how a request is read, or how its connection goes on.
-_NOT_PLAIN = {b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"te", b"trailer", b"http2-settings"}
+_NOT_PLAIN = {
+    b"transfer-encoding",
+    b"content-encoding",
+    b"expect",
+    b"upgrade",
+    b"te",
+    b"trailer",
+    b"http2-settings",
+} | {
+    b"origin",
+    b"sec-fetch-site",
+}
 #: Heads that are remembered, and the longest of them: those of one client are mostly equal.
 _MOST_HEADS, _LONGEST_HEAD = 256, 2048
 
@@ -139,6 +152,7 @@ class DirectInfer:
                 entered = True
             asked = read_request(body, head.model, head.version, head.json_length, time.monotonic())
             asked.request.trace = head.trace
+            asked.request.write = partial(write_response, asked=asked)
             found = self._respond(asked.request, self._gate.soon(head.model))
             if isinstance(found, Future):
                 if not found.done():
@@ -188,7 +202,7 @@ def stopped() -> ServingError:
 
 
 def _good(response: InferResponse, asked: RestRequest, line: bytes) -> bytes | Answer:
-    written = write_response(response, asked)
+    written: RestResponse = response.written or write_response(response, asked)
     length = written.length
     if length > ONE_WRITE:
         return outputs_answer(written)

@@ -8,6 +8,7 @@ import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import Nested
+from xpuruntime.policies.device_spec import DeviceText
 from xpuruntime.policies.document import Node, describe, describe_value, to_python
 from xpuruntime.policies.file_path import FilePath
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind
@@ -141,6 +142,8 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
         A model file, a compiled artifact, or a folder with one of these in each of the folders ``1``, ``2``, ...
     policy, lock : str or None
         Files. Where the lock does not hold, the model is not served.
+    device : str or None
+        Over that of the policy, such as ``cuda:0``.
     trust : bool
         Load a ``.pt2`` file although that can run code of the file.
     versions : {"latest", "all"} or tuple of int
@@ -169,6 +172,7 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
         "source": FilePath("Model file, artifact, or folder of versions.", what="a path"),
         "policy": FilePath("Policy file.", what="a path", optional=True),
         "lock": FilePath("Lock file.", what="a path", optional=True),
+        "device": DeviceText("Device to run on, over that of the policy.", optional=True),
         "trust": Flag("Load a .pt2 file although that can run code of the file."),
         "versions": _Versions("Which versions of a folder are served."),
         "batching": Nested(BatchSettings, "How requests are put together."),
@@ -187,6 +191,7 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
     source: str = ""
     policy: str | None = None
     lock: str | None = None
+    device: str | None = None
     trust: bool = False
     versions: str | tuple[int, ...] = "latest"
     batching: BatchSettings = BatchSettings()
@@ -208,6 +213,7 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
             source: str,
             policy: str | None = None,
             lock: str | None = None,
+            device: str | None = None,
             trust: bool = False,
             versions: str | Sequence[int] = "latest",
             batching: BatchSettings | Mapping[str, Any] = ...,

@@ -39,7 +39,7 @@ def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | 
         As `InferenceSession`.
     """
     rows = settings.batching.max_batch_size if settings.batching.shapes == "fixed" else None
-    given: dict[str, Any] = {"trust": settings.trust, "registry": registry}
+    given: dict[str, Any] = {"device": settings.device, "trust": settings.trust, "registry": registry}
     if settings.lock is not None:
         session = InferenceSession(path, policy=settings.policy, lock=settings.lock, **given)
     elif rows is None:

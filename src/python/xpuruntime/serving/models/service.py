@@ -21,7 +21,7 @@ from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.models.slot import ModelSlot
 from xpuruntime.serving.monitoring.access_log import AccessLog, both_logs
 from xpuruntime.serving.monitoring.spans import request_spans
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -195,12 +195,12 @@ class Models:
         return True
 
     def ready(self) -> tuple[bool, str]:
-        """Return whether all required models make progress, else why not."""
+        """Return whether all required models make progress, else why not. One that was unloaded is not waited for."""
         if self._closed:
             return False, "the server is being stopped"
         reasons = []
         for slot in self._slots.values():
-            if slot.settings.required:
+            if slot.settings.required and not slot.withdrawn:
                 good, reason = slot.ready()
                 if not good:
                     reasons.append(reason)
@@ -261,7 +261,7 @@ class Models:
         """Return the ``plan``, ``evidence`` or ``lock`` of a model, as its JSON form."""
         _, loaded = self._loaded(model, version)
         if kind == "plan":
-            return loaded.session.plan.to_dict()
+            return _public(loaded.session.plan.to_dict())
         if kind == "lock":
             if loaded.lock is None:
                 raise ServingError(
@@ -275,7 +275,7 @@ class Models:
             raise ServingError(
                 Status.NOT_FOUND, f"there is no {kind!r} of a model{did_you_mean(kind, _KINDS, 'kinds')}"
             )
-        return evidence_of(loaded)
+        return _public(evidence_of(loaded))
 
     def index(self, ready_only: bool = False) -> Sequence[Mapping[str, Any]]:
         """Return ``name``, ``version``, ``state``, ``reason`` of each model of the repository."""
@@ -318,6 +318,12 @@ class Models:
     def _loaded(self, model: str, version: str) -> tuple[ModelSlot, ServedVersion]:
         slot = self._slot(model)
         return slot, slot.version(version)
+
+
+def _public(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return facts as JSON without folders of this machine."""
+    found: dict[str, Any] = without_folders(msgspec.to_builtins(facts))
+    return found
 
 
 _KINDS = ("plan", "evidence", "lock")

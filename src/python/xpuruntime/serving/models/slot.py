@@ -17,7 +17,7 @@ from xpuruntime.serving.models.opening import locked_size
 from xpuruntime.serving.models.pending import Pending
 from xpuruntime.serving.models.repository import find_versions, size_on_disk
 from xpuruntime.serving.models.version import ServedVersion
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -78,6 +78,8 @@ class ModelSlot:
         self._changed = changed
         self._changing = threading.RLock()
         self._asleep = settings.load == "on_demand"
+        #: Whether it was unloaded on purpose, so that nobody waits for it.
+        self.withdrawn = False
         self._state, self._reason = ("UNAVAILABLE" if self._asleep else "LOADING"), "it is not loaded yet"
         #: Why the last load failed, as it was raised below; ``None`` after one that did not.
         self.failure: BaseException | None = None
@@ -217,7 +219,7 @@ class ModelSlot:
     def _exchange(self, new: list[ServedVersion]) -> BackgroundCall[None]:
         """Serve other versions, and begin to retire those that were served before."""
         old = self.loaded
-        self._failed_at, self._closed, self._asleep = None, False, False
+        self._failed_at, self._closed, self._asleep, self.withdrawn = None, False, False, False
         self.failure = None
         self.loaded = tuple(sorted(new, key=lambda one: -one.version))
         self._state, self._reason = "READY", ""
@@ -241,7 +243,7 @@ class ModelSlot:
 
     def _unload(self) -> None:
         with self._changing:
-            self._asleep = False
+            self._asleep, self.withdrawn = False, True
             self._put_away("it was unloaded")
             self._changed()
 
@@ -295,7 +297,13 @@ class ModelSlot:
         if not self._budget.limited:
             return None
         settings = self.settings
-        where = plan(next(iter(paths.values())), policy=settings.policy, lock=settings.lock, trust=settings.trust)
+        where = plan(
+            next(iter(paths.values())),
+            policy=settings.policy,
+            device=settings.device,
+            lock=settings.lock,
+            trust=settings.trust,
+        )
         locked = locked_size(load_lock(settings.lock), where.device, settings) if settings.lock is not None else 0
         size = sum(self._sizes.get(version) or locked or size_on_disk(path) for version, path in paths.items())
         size += sum(one.memory["bytes"] for one in self.loaded)
@@ -303,7 +311,7 @@ class ModelSlot:
         return where.device
 
     def _failed(self, error: Exception, old: Sequence[ServedVersion]) -> ServingError:
-        text = str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}"
+        text = without_folders(str(error) if isinstance(error, XpuRuntimeError) else f"{type(error).__name__}: {error}")
         self._failed_at = time.monotonic()
         if not old:
             self._state, self._reason = "UNAVAILABLE", text

@@ -42,6 +42,8 @@ __all__ = ["ServedVersion"]
 
 #: Seconds past its deadline after which a request in the queue means that the model makes no progress.
 _LATE = 1.0
+#: Failed executions in a row after which inputs that ran before decide whether the model is ready.
+_MOST_FAILED = 8
 #: Refusals that no version is to blame for: the request is asked of another one, or its client has no token.
 _NOT_COUNTED = (Status.UNAVAILABLE, Status.UNAUTHENTICATED)
 
@@ -89,6 +91,10 @@ class ServedVersion:
         before = _memory_taken(device)
         self.session = open_session(path, settings, registry) if session is None else session
         self._watchers: list[Watcher] = []
+        #: Executions that failed since the last good one, and why the model is not ready for that.
+        self._failed_runs, self._failing = 0, ""
+        #: The smallest inputs that ran at the warm-up.
+        self._probe: dict[str, Any] | None = None
         try:
             self.layout = Layout.of(
                 self.session.inputs,
@@ -177,6 +183,8 @@ class ServedVersion:
         """Return whether the model makes progress, else why not."""
         if self.batcher.broken:
             return False, f"model {self.name!r}: its batcher has ended: {self.batcher.broken}"
+        if self._failing:
+            return False, f"model {self.name!r}: the last {self._failed_runs} executions failed ({self._failing})"
         state = self.batcher.state()
         bound = self.settings.max_execution
         if state.executing > bound:
@@ -211,6 +219,23 @@ class ServedVersion:
     def executed(self, execution: Execution) -> None:
         """Take one execution; see `Observer`."""
         self.statistics.executed(execution)
+        if not isinstance(execution.error, ServingError) or execution.error.code is not Status.INTERNAL:
+            if execution.error is None:
+                self._failed_runs, self._failing = 0, ""
+            return
+        self._failed_runs += 1
+        if self._failed_runs % _MOST_FAILED == 0:
+            self._failing = self._failure_of_probe(execution.error)
+
+    def _failure_of_probe(self, error: ServingError) -> str:
+        """Return why every run fails; nothing where the inputs of the last ones are to blame."""
+        if self._probe is not None:
+            try:
+                self.batcher.probe(self._probe)
+            except Exception as failed:
+                return f"{type(failed).__name__}"
+            return ""
+        return error.code.name
 
     def answered(self, job: Job, now: float) -> None:
         """Answer a request; see `Observer`."""
@@ -238,6 +263,10 @@ class ServedVersion:
         if entry.outcome == "done":
             try:
                 response = self._response(job)
+                if job.request.write is not None:
+                    response.written = job.request.write(response)
+            except ServingError as refused:  # an output that has no form in JSON
+                error = refused
             except Exception as failure:  # the request must get an answer
                 error = ServingError(Status.INTERNAL, f"model {self.name!r}: {failure}")
             else:
@@ -279,14 +308,15 @@ class ServedVersion:
         if request.parameters.get("xrt_evidence") is True:
             assert job.began is not None
             lock = self.lock
-            whole = sum(one.elements + one.padding for one in job.executions)
+            ran = [one for one in job.executions if one.error is None]  # one that failed was repeated
+            whole = sum(one.elements + one.padding for one in ran)
             parameters = {
                 "xrt_engine": f"{self.session.plan.engine}@{self.device}",
                 "xrt_lock": lock.digest if lock is not None else "",
-                "xrt_batch_size": max(one.batch.rows for one in job.executions),
-                "xrt_executions": len(job.executions),
-                "xrt_dispatch": job.executions[-1].batch.reason,
-                "xrt_padded": sum(one.padding for one in job.executions) / whole if whole else 0.0,
+                "xrt_batch_size": max(one.batch.rows for one in ran),
+                "xrt_executions": len(ran),
+                "xrt_dispatch": ran[-1].batch.reason,
+                "xrt_padded": sum(one.padding for one in ran) / whole if whole else 0.0,
                 "xrt_queue_us": int((job.began - job.entry.arrived) * 1e6),
                 "xrt_compute_us": sum(one.compute_ns for one in job.executions) // 1000,
             }
@@ -326,6 +356,8 @@ class ServedVersion:
         except XpuRuntimeError as error:
             raise _warm_up_failed(error) from error
         took = time.perf_counter() - begin
+        if self._probe is None or _size(feeds) < _size(self._probe):
+            self._probe = feeds
         shapes = {name: list(array.shape) for name, array in feeds.items()}
         self.warmed.append({"source": source, "shapes": shapes, "us": int(took * 1e6)})
         if rows is None:
@@ -356,6 +388,10 @@ class ServedVersion:
             watcher.close()
         if self._own:
             self.session.close()
+
+
+def _size(feeds: dict[str, Any]) -> int:
+    return sum(int(array.nbytes) for array in feeds.values())
 
 
 def _warm_up_failed(error: XpuRuntimeError) -> UnsupportedOperationError:

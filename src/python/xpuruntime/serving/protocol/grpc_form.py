@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from xpuruntime.serving.messages import InferRequest, InferTensor
@@ -34,7 +35,8 @@ class GrpcForm:
         between: list[tuple[int, int, bytes]],
         tensors: list[tuple[InferTensor, Datatype, int, int]],
     ) -> None:
-        self._request, self._between, self._tensors = request, between, tensors
+        #: Without its tensors, which are views of a message that is answered some time.
+        self._request, self._between, self._tensors = replace(request, inputs=()), between, tensors
 
     @classmethod
     def of(cls, request: InferRequest, message: memoryview, raw: Sequence[memoryview]) -> GrpcForm | None:

@@ -64,14 +64,19 @@ def write_infer_request(request: InferRequest, *, raw: bool = True) -> bytes:
 
 
 def write_stream_response(response: bytes = b"", error: str = "", id: str = "") -> bytes:
-    """Return a ``ModelStreamInferResponse`` of the message of a response, or of an error and the id of its request."""
+    """Return a ``ModelStreamInferResponse`` of the message of a response, or of an error and the id of its request.
+
+    Each is the last one of its request, and says so as Triton does.
+    """
     parts: list[bytes | memoryview] = []
     if error:
         _put_text(parts, 1, error)
         inner: list[bytes | memoryview] = []
         _put_text(inner, 3, id)
         response = b"".join(inner)
-    _put(parts, 2, response)
+    last: list[bytes | memoryview] = []
+    _put_parameters(last, 4, {"triton_final_response": True})
+    _put(parts, 2, b"".join((response, *last)))
     return b"".join(parts)
 
 

@@ -5,8 +5,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import msgspec
 
@@ -29,7 +29,13 @@ if TYPE_CHECKING:
 
 __all__ = ["RestRequest", "header_length", "read_raw_request", "read_request"]
 
-_Parameters = dict[str, bool | int | float | str]
+#: Optional keys and values of parameters may be null, as other servers and clients of the protocol write them.
+if TYPE_CHECKING:
+    _Parameters: TypeAlias = dict[str, bool | int | float | str]
+    _Text: TypeAlias = str
+else:
+    _Parameters = dict[str, bool | int | float | str | None] | None
+    _Text = str | None
 
 
 class _Input(msgspec.Struct, forbid_unknown_fields=True):
@@ -39,19 +45,36 @@ class _Input(msgspec.Struct, forbid_unknown_fields=True):
     parameters: _Parameters = {}
     data: msgspec.Raw = msgspec.Raw()
 
+    def __post_init__(self) -> None:
+        self.parameters = _stated(self.parameters)
+        if bytes(memoryview(self.data)[:5]) == b"null":
+            self.data = msgspec.Raw()
+
 
 class _Output(msgspec.Struct, forbid_unknown_fields=True):
     name: str
     parameters: _Parameters = {}
 
+    def __post_init__(self) -> None:
+        self.parameters = _stated(self.parameters)
+
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
     inputs: list[_Input]
-    id: str = ""
+    id: _Text = ""
     parameters: _Parameters = {}
-    outputs: list[_Output] = []
-    model_name: str = ""
-    model_version: str = ""
+    outputs: list[_Output] | None = None
+    model_name: _Text = ""
+    model_version: _Text = ""
+
+    def __post_init__(self) -> None:
+        self.parameters = _stated(self.parameters)
+        self.id = self.id or ""
+        self.model_name, self.model_version = self.model_name or "", self.model_version or ""
+
+
+def _stated(parameters: _Parameters) -> _Parameters:
+    return {name: value for name, value in parameters.items() if value is not None} if parameters else {}
 
 
 _DECODER = msgspec.json.Decoder(_Request)
@@ -142,25 +165,26 @@ def read_request(
         ) from None
     _check_model(read, model, version)
     refuse_duplicates((one.name for one in read.inputs), "input")
-    refuse_duplicates((one.name for one in read.outputs), "output")
+    outputs = read.outputs or []
+    refuse_duplicates((one.name for one in outputs), "output")
     refuse_extensions(read.parameters, "the request")
     binary_only = all(len(memoryview(one.data)) == 0 for one in read.inputs)
     inputs = _inputs(read.inputs, view[len(body) if length is None else length :])
     by_default = _flag(read.parameters.pop("binary_data_output", False), "binary_data_output", "the request")
-    binary = _binary_outputs(read.outputs, by_default)
+    binary = _binary_outputs(outputs, by_default)
     made = RestRequest(
         InferRequest(
             model,
             inputs,
             version or read.model_version,
             read.id,
-            [RequestedOutput(one.name, one.parameters) for one in read.outputs],
+            [RequestedOutput(one.name, one.parameters) for one in outputs],
             read.parameters,
             deadline_of(read.parameters, now),
             priority_of(read.parameters),
         ),
         binary,
-        by_default and not read.outputs,
+        by_default and not outputs,
     )
     if key is not None and binary_only:
         _FORMS.put(key, _Form(made, len(body) - len(key[0])))
@@ -173,7 +197,8 @@ class _Form:
     __slots__ = ("_asked", "_tensors", "size")
 
     def __init__(self, asked: RestRequest, size: int) -> None:
-        self._asked, self.size = asked, size
+        #: Without its tensors, which are views of the body of a request that is answered some time.
+        self._asked, self.size = replace(asked, request=replace(asked.request, inputs=())), size
         #: Each tensor with its datatype, number of elements and place behind the JSON.
         self._tensors: list[tuple[InferTensor, Datatype, int, int]] = []
         at = 0

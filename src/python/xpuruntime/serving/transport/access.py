@@ -5,15 +5,26 @@
 from __future__ import annotations
 
 import hmac
+import ipaddress
 import re
 from dataclasses import dataclass, field
+from urllib.parse import urlsplit
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.serving.status import ServingError, Status
 
-__all__ = ["Access", "check_model", "check_version", "read_token"]
+__all__ = ["Access", "check_model", "check_version", "is_loopback", "read_token"]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address or name is of this machine alone."""
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:  # a name
+        return host == "localhost" or host.endswith(".localhost")
+
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,128}")
 
@@ -46,6 +57,31 @@ class Access:
             which = "the key of the administrator" if token is self.admin_token else "a token"
             raise ServingError(
                 Status.UNAUTHENTICATED, f"this server asks for {which}. Fix: send Authorization: Bearer TOKEN"
+            )
+
+    def check_site(self, origin: str, site: str, host: str, *, local: bool, admin: bool) -> None:
+        """Raise where a browser sent a request for a page of another site, which a user only looked at.
+
+        Parameters
+        ----------
+        origin, site, host : str
+            The headers ``Origin``, ``Sec-Fetch-Site`` and ``Host``.
+        local, admin : bool
+            Whether it came to an address that only this machine reaches, and changes the repository: a name that was
+            rebound to that address is foreign.
+        """
+        foreign = site not in ("", "same-origin", "none")
+        try:
+            own = urlsplit(f"//{host}")
+            foreign = foreign or (origin != "" and urlsplit(origin).netloc.lower() != own.netloc.lower())
+            if self.token is None and local and host and (origin or site or admin):
+                foreign = foreign or not is_loopback(own.hostname or "")
+        except ValueError:
+            foreign = True
+        if foreign:
+            raise ServingError(
+                Status.PERMISSION_DENIED,
+                "the request is of a page of another site. Fix: send it from a program, to the server's address",
             )
 
     def check_repository(self) -> None:

@@ -14,7 +14,7 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.status import ServingError, Status, without_folders
 
 __all__ = ["failure_of"]
 
@@ -40,7 +40,7 @@ def failure_of(error: BaseException) -> ServingError:
         return ServingError(Status.CANCELLED, "the request was cancelled")
     if isinstance(error, XpuRuntimeError):
         status = next((one for kind, one in _STATUS if isinstance(error, kind)), Status.INTERNAL)
-        return ServingError(status, str(error))
+        return ServingError(status, without_folders(str(error)))
     _logger.error("a request failed", exc_info=error)
     return ServingError(
         Status.INTERNAL, f"the server failed: {type(error).__name__}. Fix: see the log of the server, and report it"
