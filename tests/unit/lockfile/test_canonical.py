@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -227,13 +226,10 @@ def test_figures_that_contradict_each_other_are_refused(figures: dict[str, Any],
 def test_a_hundred_thousand_entries_are_all_there(tmp_path: Path) -> None:
     lock = a_lock(100_000)
     path = save_lock(lock, tmp_path / "large.lock")
-    begun = time.process_time()
     found = load_lock(path)
-    took = time.process_time() - begun
     assert len(found.identity.entries) == 100_000
     assert isinstance(found.identity.entries[-1], UnitEntry)
     assert found.identity.dependents()[ENGINE][99_999] == "conv99999+relu99999"
-    assert took < 8, f"reading and checking 100,000 entries took {took:.2f} s of the processor"
 
 
 @pytest.mark.parametrize("folder", ["missing/m.lock", "."])

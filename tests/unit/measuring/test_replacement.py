@@ -87,9 +87,7 @@ def test_the_budget_ends_it_without_a_decision() -> None:
         time.sleep(0.02)
         return [1e-3 * calls] * samples
 
-    start = time.monotonic()
     found = choose({"native": slow, "ours": slow}, control="native", rule=TuningPolicy(budget="50ms"))
-    assert time.monotonic() - start < 2
     assert found.undecided
     assert found.chosen.kernel == "native"
     assert found.seconds == 0.05

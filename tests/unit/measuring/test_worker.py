@@ -73,9 +73,7 @@ def test_a_worker_that_ends_is_a_failure_with_a_name(function, options, kind, te
     before = open_files()
     worker = start(**options)
     pid = worker.facts["pid"]
-    began = time.monotonic()
     failure = worker.attempt(F + function).failure
-    assert time.monotonic() - began < 15
     assert failure is not None
     assert failure.kind == kind
     assert text in str(failure)
@@ -274,11 +272,9 @@ def test_a_call_fails_when_another_thread_kills_the_worker():
     with start(timeout=60) as worker:
         pid = worker.facts["pid"]
         threading.Timer(0.3, worker.kill).start()
-        began = time.monotonic()
         failure = worker.attempt(F + "hang").failure
         assert failure is not None
         assert (failure.kind, failure.signal) == ("crashed", "SIGKILL")
-        assert time.monotonic() - began < 10
         worker.kill()
     assert gone(pid)
 

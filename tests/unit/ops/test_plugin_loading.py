@@ -231,11 +231,9 @@ except KeyboardInterrupt:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment(tmp_path)) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "in\n"
-        start = time.monotonic()
         process.send_signal(signal.SIGINT)
         assert process.stdout.readline() == "out\n"
         assert process.wait() == 0
-    assert time.monotonic() - start < 20
 
 
 def test_all_or_none() -> None:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import fnmatch
 import random
-import time
 
 import pytest
 
@@ -260,6 +259,4 @@ def test_a_policy_is_compiled_once_and_stays_a_value() -> None:
     assert repr(policy) == repr(other)
     changed = policy.replace(rules=())
     assert changed.choose("matmul") == (("auto",), "default")
-    start = time.perf_counter()
     hash(policy)
-    assert time.perf_counter() - start < 1e-2

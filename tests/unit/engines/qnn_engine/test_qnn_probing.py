@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import time
 from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
@@ -83,12 +82,9 @@ def test_an_onnxruntime_of_before_plugins(monkeypatch: pytest.MonkeyPatch, tmp_p
     assert facts.fix == 'pip install --upgrade "onnxruntime-gpu>=1.24.2"'
 
 
-def test_the_real_wheel_is_probed_quickly_and_not_loaded() -> None:
+def test_the_real_wheel_is_probed_and_not_loaded() -> None:
     pytest.importorskip("onnxruntime_qnn")
-    probing.probe("qnn")
-    start = time.perf_counter()
     facts = probing.probe("qnn")
-    assert time.perf_counter() - start < 0.05
     assert facts.loadable, facts.reason
     assert facts.detail["sdk"]
     assert "QnnHtp" in facts.detail["libraries"]

@@ -148,10 +148,8 @@ def test_killed_between_runs(mlp: Path, first: xrt.InferenceSession) -> None:
     x = array((4, 64))
     with pytest.raises(xrt.EngineError, match=rf"worker process {pid} .*killed by signal 9.*open a new one"):
         session.run({"x": x})
-    start = time.monotonic()
     with pytest.raises(xrt.EngineError, match="runs no more"):
         session.run({"x": x})
-    assert time.monotonic() - start < 0.4
     assert _gone(pid)
     session.close()
     session.close()

@@ -61,13 +61,6 @@ def test_the_probe_finds_what_the_other_tests_assume() -> None:
         assert {k: found.detail[k] for k in RTX_FACTS.detail} == RTX_FACTS.detail
 
 
-def test_a_probe_is_cheap() -> None:
-    TensorRtRtxEngine().probe()
-    start = time.perf_counter()
-    TensorRtRtxEngine().probe()
-    assert time.perf_counter() - start < 0.1
-
-
 def test_an_engine_and_its_layers(tmp_path: Any) -> None:
     built = build(tmp_path, models.conv(batch=2))
     assert len(built.plan) > 1000
@@ -287,7 +280,7 @@ def test_ctrl_c_ends_a_build_and_leaves_nothing(tmp_path: Any) -> None:
     )
     assert process.stdout is not None
     process.stdout.readline()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not list((tmp_path / "out").glob(".xpuruntime-*.new")) and time.monotonic() < deadline:
         time.sleep(0.002)
     time.sleep(0.05)
@@ -303,7 +296,7 @@ def test_a_builder_that_is_killed_leaves_no_artifact(tmp_path: Any) -> None:
     process = subprocess.Popen([sys.executable, "-c", SLOW, tmp_path], stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
     process.stdout.readline()
-    deadline = time.monotonic() + 30
+    deadline = time.monotonic() + 120
     while not list((tmp_path / "out").glob(".xpuruntime-*.new")) and time.monotonic() < deadline:
         time.sleep(0.002)
     process.kill()

@@ -105,12 +105,10 @@ def test_everything_of_the_report_is_in_the_data(mixed):
     assert statuses == sorted(statuses, key=["substituted", "unsupported", "unobservable", "honoured"].index)
 
 
-def test_two_thousand_nodes_stay_small_and_quick(deep):
-    report, seconds = deep
-    assert len(report.graph) == 2000
-    assert sum(len(u.source_nodes) for u in report.units) == 2000
-    assert len(report.to_html().encode()) < 2_000_000
-    assert seconds < 10
+def test_two_thousand_nodes_stay_small(deep):
+    assert len(deep.graph) == 2000
+    assert sum(len(u.source_nodes) for u in deep.units) == 2000
+    assert len(deep.to_html().encode()) < 2_000_000
 
 
 def test_without_scripts_the_policy_can_still_be_read(mixed):
