@@ -104,6 +104,31 @@ def test_binding_over_there(apart: xrt.InferenceSession) -> None:
     assert binding.outputs["y"].ctypes.data == address
 
 
+@pytest.mark.parametrize("stated", ["rows", 4, None], ids=["open", "stated", "unknown rank"])
+def test_binding_over_there_an_output_of_open_size(
+    stated: str | int | None, tmp_path: Path, first: xrt.InferenceSession
+) -> None:
+    model = models.mlp(batch=4)
+    shape = model.graph.output[0].type.tensor_type.shape
+    if stated is None:
+        model.graph.output[0].type.tensor_type.ClearField("shape")
+    elif isinstance(stated, str):
+        shape.dim[0].dim_param = stated
+    with open_on(models.save(model, tmp_path), OTHER) as session:
+        assert _pid(session)
+        binding = session.bind({"x": array((4, 64))})
+        mine = np.zeros((4, 64), np.float32)
+        own = session.bind({"x": array((4, 64))}, {"y": mine})
+        for seed in (1, 2):
+            x = array((4, 64), seed)
+            want = session.run({"x": x})["y"]
+            binding.inputs["x"][...] = own.inputs["x"][...] = x
+            binding.run()
+            own.run()
+            np.testing.assert_array_equal(binding.outputs["y"], want)
+            np.testing.assert_array_equal(mine, want)
+
+
 def test_sixteen_threads(apart: xrt.InferenceSession) -> None:
     feeds = {seed: {"x": array((4, 64), seed)} for seed in range(16)}
     want = {seed: apart.run(one)["y"].tobytes() for seed, one in feeds.items()}

@@ -184,9 +184,9 @@ class _CpuBuffers(HostBuffers):
         array = self.outputs.get(name)
         if array is None:
             return True
-        if self._copies:
-            return False
-        return name in self.inputs or name in self.copied or not fits(array.shape, self._declared[name])
+        if self._copies or name in self.inputs or name in self.copied:
+            return True
+        return not fits(array.shape, self._declared[name])
 
     def run(self) -> None:
         """Run, and take what ONNX Runtime made."""
@@ -214,7 +214,7 @@ class _CpuBuffers(HostBuffers):
     def _again(self, error: Exception) -> None:
         """Run once more with outputs that ONNX Runtime makes, where the sizes in the file may be untrue; else raise."""
         places = [(place, name) for place, name in enumerate(self._model._outputs) if name in self._unproven]
-        if not places or self._copies:
+        if not places:
             raise self._failed(error) from None
         for _, name in places:
             self._io.bind_output(name, "cpu")
@@ -239,7 +239,7 @@ class _CpuBuffers(HostBuffers):
 
 
 class CopyingBinding:
-    """A binding that copies all results into its buffers after each run."""
+    """A binding whose session makes all results itself, to be copied into buffers after each run."""
 
 
 def fits(shape: tuple[int, ...], declared: Sequence[Any] | None) -> bool:

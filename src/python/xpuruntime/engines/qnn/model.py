@@ -6,8 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import numpy as np
-
 from xpuruntime.engines.onnxruntime.cpu import CopyingBinding, CpuModel
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.qnn.worker import WorkerFailed
@@ -15,6 +13,8 @@ from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+
+    import numpy as np
 
     from xpuruntime.engines.base import Observed
     from xpuruntime.engines.conversion_log import ConversionLog
@@ -73,18 +73,23 @@ class WorkerSession:
         return _Buffers()
 
     def run_with_iobinding(self, buffers: _Buffers, _: object = None) -> None:
-        """Run on the buffers of a binding, and copy the results into those of the outputs."""
-        results = self.worker.run(self._number, buffers.inputs)
-        for name, room in buffers.outputs.items():
-            np.copyto(room, results[name], casting="no")
+        """Run on the inputs of a binding, and leave the results there."""
+        buffers.results = [_Result(array) for array in self.run([one.name for one in self._outputs], buffers.inputs)]
+
+
+class _Result(NamedTuple):
+    array: np.ndarray[Any, Any]
+
+    def numpy(self) -> np.ndarray[Any, Any]:
+        return self.array
 
 
 class _Buffers(CopyingBinding):
-    """What ONNX Runtime's binding is for a session here: the buffers by name."""
+    """What ONNX Runtime's binding is for a session here: the inputs by name, and the results of the last run."""
 
     def __init__(self) -> None:
         self.inputs: dict[str, np.ndarray[Any, Any]] = {}
-        self.outputs: dict[str, np.ndarray[Any, Any]] = {}
+        self.results: list[_Result] = []
 
     @property
     def _iobinding(self) -> _Buffers:
@@ -93,8 +98,11 @@ class _Buffers(CopyingBinding):
     def bind_ortvalue_input(self, name: str, value: Any) -> None:
         self.inputs[name] = value.numpy()
 
-    def bind_ortvalue_output(self, name: str, value: Any) -> None:
-        self.outputs[name] = value.numpy()
+    def bind_output(self, name: str, place: str) -> None:
+        """Do nothing: every result is made over there."""
+
+    def get_outputs(self) -> list[_Result]:
+        return self.results
 
 
 class QnnModel(CpuModel):
