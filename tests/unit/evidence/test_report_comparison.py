@@ -145,6 +145,41 @@ def test_the_noise_is_an_option():
             compare_reports(*slow, **wrong)
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "runs", "verdict"),
+    [
+        ((90.0, 100.0, 110.0), (135.0, 150.0, 160.0), 20, "slower"),
+        ((135.0, 150.0, 160.0), (90.0, 100.0, 110.0), 20, "faster"),
+        (
+            (90.0, 100.0, 1000.0),
+            (117.0, 130.0, 140.0),
+            20,
+            "undecided",
+        ),  # the first reaches beyond
+        ((90.0, 100.0, 105.0), (50.0, 227.0, 300.0), 20, "undecided"),  # 127 %, and the second has shorter runs
+        ((90.0, 100.0, 105.0), (110.0, 130.0, 140.0), 20, "undecided"),  # apart by less than the noise
+        ((100.0, 100.0, 100.0), (300.0, 300.0, 300.0), 1, "undecided"),
+        ((90.0, 100.0, 1000.0), (94.0, 104.0, 140.0), 20, "same"),
+    ],
+)
+def test_a_difference_inside_the_spread_of_the_runs_is_not_claimed(before, after, runs, verdict):
+    """A unit that takes as long as the model spreads as far: what is not claimed of runs is not claimed of units."""
+    both = [
+        msgspec.structs.replace(
+            report(msgspec.structs.replace(unit("a"), time=Time(value=median, unit="us", kind="wall", runs=runs))),
+            latency=Latency(median_us=median, min_us=least, p90_us=most, runs=runs),
+        )
+        for least, median, most in (before, after)
+    ]
+    found = compare_reports(*both)
+    assert (found.latency.verdict, found.totals[0].verdict) == (verdict, verdict)
+    assert bool(found.groups) == (verdict in ("slower", "faster"))
+    assert ("slower" in found.headline or "faster" in found.headline) == (verdict in ("slower", "faster"))
+    assert ("speed cannot be decided" in found.headline) == (verdict == "undecided")
+    assert any("cannot be decided from" in note for note in found.notes) == (verdict == "undecided")
+    assert ("slower" in str(found) or "faster" in str(found)) == (verdict in ("slower", "faster"))
+
+
 def cycles(name, value, kind="cycles"):
     return (
         unit(name, time=None)

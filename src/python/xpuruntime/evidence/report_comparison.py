@@ -31,6 +31,7 @@ __all__ = [
     "ShapeChange",
     "SurroundingChange",
     "TimeChange",
+    "TimeVerdict",
     "UnitSide",
     "What",
 ]
@@ -39,6 +40,9 @@ COMPARISON_SCHEMA = "xpuruntime.report_comparison/1"
 
 #: What can be otherwise about a source node, or about what an engine inserted.
 What = Literal["placement", "kernel", "precision", "layout", "grouping", "folding", "inserted"]
+
+
+TimeVerdict = Literal["slower", "faster", "same", "undecided"]
 
 
 class _Change(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +73,9 @@ class TimeChange(_Change, frozen=True, kw_only=True):
     kind : {"wall", "device", "cycles", "simulated"}
     change : float or None
         ``after / before - 1``; ``None`` where `before` is zero.
-    verdict : {"slower", "faster", "same"}
-        ``"same"`` where the difference is within the noise that was stated for the comparison: nothing is claimed.
+    verdict : {"slower", "faster", "same", "undecided"}
+        ``"same"`` where the difference is within the noise that was stated for the comparison, ``"undecided"`` where it
+        is within the spread of the runs of the reports, or a report has a single run. Neither claims anything.
     """
 
     before: float
@@ -78,7 +83,7 @@ class TimeChange(_Change, frozen=True, kw_only=True):
     unit: str
     kind: Literal["wall", "device", "cycles", "simulated"]
     change: float | None
-    verdict: Literal["slower", "faster", "same"]
+    verdict: TimeVerdict
 
 
 class UnitSide(_Change, frozen=True, kw_only=True):

@@ -36,7 +36,7 @@ _COUNTED: tuple[tuple[What, str, str], ...] = (
 )
 _ROWS = 15
 _LONG = 56
-_STYLE = {"slower": "red", "faster": "green", "same": ""}
+_STYLE = {"slower": "red", "faster": "green", "same": "", "undecided": ""}
 
 
 def headline(comparison: ReportComparison) -> str:
@@ -63,9 +63,8 @@ def headline(comparison: ReportComparison) -> str:
     borders = sum(one.count_before != one.count_after for one in comparison.boundaries)
     if borders:
         said.append(f"{borders} {'boundary' if borders == 1 else 'boundaries'} changed")
-    total = comparison.latency or (comparison.totals[0] if len(comparison.totals) == 1 else None)
-    if total is not None and total.verdict != "same":
-        said.append(_speed(total))
+    if comparison.latency is not None and comparison.latency.verdict != "same":
+        said.append(_speed(comparison.latency))
     return ", ".join(said)
 
 
@@ -219,6 +218,8 @@ def change_text(time: TimeChange | None) -> str:
 
 
 def _speed(time: TimeChange) -> str:
+    if time.verdict == "undecided":
+        return "speed cannot be decided"
     if time.change is None:
         return time.verdict
     return f"{abs(time.change):.0%} {time.verdict}".replace("%", " %")

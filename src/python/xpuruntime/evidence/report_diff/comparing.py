@@ -22,6 +22,7 @@ from xpuruntime.evidence.report_comparison import (
     ReportComparison,
     ReportSide,
     TimeChange,
+    TimeVerdict,
     UnitSide,
     What,
 )
@@ -33,7 +34,7 @@ from xpuruntime.evidence.report_diff.surroundings import surroundings
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from xpuruntime.evidence.records import Unit
+    from xpuruntime.evidence.records import Latency, Unit
 
 __all__ = ["compare_reports"]
 
@@ -55,7 +56,8 @@ def compare_reports(
     noise : float
         Times that differ by at most this share of the first are not called slower or faster.
     noise_us : float
-        Nor are those that differ by at most so many microseconds. Cycles have only the share.
+        Nor are those that differ by at most so many microseconds. Cycles have only the share. Larger differences are
+        ``"undecided"`` where the runs of a report spread as far, or a report has a single run.
 
     Returns
     -------
@@ -91,6 +93,7 @@ class _Comparing:
     def __init__(self, before: Report, after: Report, names: list[str], noise: float, noise_us: float) -> None:
         self.before, self.after, self.names = before, after, names
         self.noise, self.noise_us = noise, noise_us
+        self.spreads = [_spread(one.latency) for one in (before, after)]
         self.notes: list[str] = []
         self.nodes = [{n for unit in one.units for n in unit.source_nodes} for one in (before, after)]
 
@@ -103,7 +106,7 @@ class _Comparing:
             what = _what(group, both)
             time = self._time(group.before, group.after) if timed and group.before and group.after else None
             mixed += timed and time is None and all(any(u.time for u in side) for side in (group.before, group.after))
-            if what or (time is not None and time.verdict != "same"):
+            if what or (time is not None and time.verdict in ("slower", "faster")):
                 sides = [tuple(_side(unit) for unit in side) for side in (group.before, group.after)]
                 groups.append(GroupChange(nodes=group.nodes, what=what, before=sides[0], after=sides[1], time=time))
         if mixed:
@@ -176,17 +179,18 @@ class _Comparing:
         return found[0], found[1]
 
     def _change(self, before: Time, after: Time) -> TimeChange:
+        """Compare medians; between those that differ, the nearest ends of what the runs of both took decide."""
         change = after.value / before.value - 1 if before.value else None
-        difference = abs(after.value - before.value)
-        least = self.noise_us if before.unit == "us" else 0.0
-        quiet = difference <= max(least, self.noise * before.value)
+        noise = max(self.noise_us if before.unit == "us" else 0.0, self.noise * before.value)
+        sides = zip((before, after), self.spreads, strict=True)
+        lower, higher = sorted((one.value, one.value * low, one.value * high) for one, (low, high) in sides)
+        verdict: TimeVerdict = "slower" if after.value > before.value else "faster"
+        if higher[0] - lower[0] <= noise:
+            verdict = "same"
+        elif before.kind != "simulated" and (min(before.runs, after.runs) < 2 or higher[1] - lower[2] <= noise):
+            verdict = "undecided"
         return TimeChange(
-            before=before.value,
-            after=after.value,
-            unit=before.unit,
-            kind=before.kind,
-            change=change,
-            verdict="same" if quiet else "slower" if after.value > before.value else "faster",
+            before=before.value, after=after.value, unit=before.unit, kind=before.kind, change=change, verdict=verdict
         )
 
     def _time(self, before: Iterable[Unit], after: Iterable[Unit]) -> TimeChange | None:
@@ -214,7 +218,11 @@ class _Comparing:
         if before is None or after is None:
             return None
         sides = [Time(value=one.median_us, unit="us", kind="wall", runs=one.runs) for one in (before, after)]
-        return self._change(sides[0], sides[1])
+        change = self._change(sides[0], sides[1])
+        if change.verdict == "undecided":
+            told = [f"{one.runs} runs of {one.min_us:,.1f} to {one.p90_us:,.1f} us" for one in (before, after)]
+            self.notes.append(f"the speed cannot be decided from {told[0]} and {told[1]}")
+        return change
 
     def _keys(self) -> tuple[KeyChange, ...]:
         sides = [{o.key: o for o in one.observations} for one in (self.before, self.after)]
@@ -247,7 +255,7 @@ class _Comparing:
             if timed and times[0] and times[1] and (times[0].unit, times[0].kind) == (times[1].unit, times[1].kind):
                 time = self._change(times[0], times[1])
             counts = (a.count if a else 0, b.count if b else 0)
-            if counts[0] == counts[1] and (time is None or time.verdict == "same"):
+            if counts[0] == counts[1] and (time is None or time.verdict in ("same", "undecided")):
                 continue
             found.append(
                 BoundaryChange(
@@ -315,6 +323,13 @@ def _sums(units: Iterable[Unit]) -> dict[tuple[str, str], Time] | None:
         value = time.value + (found[key].value if key in found else 0.0)
         found[key] = Time(value=value, unit=time.unit, kind=time.kind, runs=time.runs)
     return found
+
+
+def _spread(latency: Latency | None) -> tuple[float, float]:
+    """Return the shortest time and the 90th percentile of the runs of a report, as shares of their median."""
+    if latency is None or not latency.median_us:
+        return 1.0, 1.0
+    return latency.min_us / latency.median_us, latency.p90_us / latency.median_us
 
 
 def _side(unit: Unit) -> UnitSide:

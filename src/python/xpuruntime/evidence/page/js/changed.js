@@ -3,7 +3,7 @@
 // Two reports: what moved, what changed its kernel, precision or layout, what became slower or faster.
 
 const MOST = 12;
-const WORDS = { slower: "substituted", faster: "honoured", same: "unobservable", unknown: "unobservable" };
+const WORDS = { slower: "substituted", faster: "honoured", same: "unobservable", undecided: "unobservable", unknown: "unobservable" };
 const GROUPS = DATA.groups.map((group, index) => ({ ...group, index, named: group.nodes.length ? group.nodes.join(", ") : "(inserted)",
   differs: group.what.join(", ") || "time alone", by: group.time ? group.time.after - group.time.before : 0 }));
 
