@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import mmap
 import os
 import shutil
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 
 from xpuruntime.files import digest_cache, digests
 
-pytestmark = pytest.mark.skipif(os.name != "posix", reason="nothing is kept where ctime says when a file was made")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who may write to a file")
 
 SIZE = (16 << 20) + 4321
 
@@ -26,6 +27,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.delenv(digest_cache.VARIABLE, raising=False)
     monkeypatch.setattr(digest_cache, "_SETTLED", -1.0)
+    monkeypatch.setattr(digest_cache, "_WITHOUT_TIMES", ())  # wherever temporary files are
     return tmp_path / "cache" / "xpuruntime" / "digests"
 
 
@@ -127,6 +129,18 @@ def test_a_file_that_changes_while_it_is_read_is_not_kept(folder, large, monkeyp
         patch.setattr(digests, "digest_of", late)
         digests.file_digest(large)
     assert digests.file_digest(large) == right(large)
+
+
+def test_a_file_that_is_mapped_for_writing_is_not_kept(folder, large, hashed):
+    """Stores into a page that is dirty already change no time of the file."""
+    with large.open("r+b") as file, mmap.mmap(file.fileno(), 0) as view:
+        file.close()
+        for _ in range(3):
+            view[SIZE // 2] ^= 1
+            assert digests.file_digest(large) == right(large)
+    assert len(hashed) == 3
+    assert [digests.file_digest(large) for _ in range(2)] == [right(large)] * 2
+    assert len(hashed) == 4, "it is kept once nobody can write to it"
 
 
 def test_small_files_are_not_kept(folder, tmp_path):

@@ -4,7 +4,8 @@
 
 A file is the same, as for version control, while device, inode, size and the times of its last change are: of content
 (mtime) and of anything (ctime), which no program can set. A file that changed a moment before is not remembered, since
-a second change might have the same times.
+a second change might have the same times; nor is one that some process has open or mapped for writing, since stores
+into a page that is mapped and dirty leave the times as they are.
 """
 
 from __future__ import annotations
@@ -12,7 +13,10 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import signal
+import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import XpuRuntimeError
@@ -21,7 +25,7 @@ from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from typing import BinaryIO
 
 __all__ = ["VARIABLE", "recall_digest", "remember_digest"]
 
@@ -33,6 +37,8 @@ _LEAST = 16 << 20
 _SETTLED = 2.0
 #: Entries that are kept, how many of the oldest go at a time, and bytes of one.
 _MOST, _DROPPED, _SMALL = 1000, 100, 200
+#: File systems that leave the times of a file as they are when a page of it is mapped and written.
+_WITHOUT_TIMES = ("tmpfs", "ramfs", "hugetlbfs")
 _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 
@@ -51,10 +57,12 @@ def recall_digest(facts: os.stat_result) -> str | None:
     return digest if known == _state(facts) and _DIGEST.match(digest) else None
 
 
-def remember_digest(before: os.stat_result, after: os.stat_result, digest: str) -> None:
-    """Keep the digest of a file with its facts before and after it was read; where it cannot be kept, nothing is."""
+def remember_digest(file: BinaryIO, before: os.stat_result, digest: str) -> None:
+    """Keep the digest of a file that was read, with its facts before; where it cannot be kept, nothing is."""
     changed = max(before.st_mtime, before.st_ctime)
-    if not _large(before) or _state(before) != _state(after) or not 0 <= changed < time.time() - _SETTLED:
+    if not _large(before) or not 0 <= changed < time.time() - _SETTLED or not _tells_changes(file, before):
+        return
+    if _state(before) != _state(os.fstat(file.fileno())):
         return
     try:
         folder = _folder()
@@ -68,8 +76,29 @@ def remember_digest(before: os.stat_result, after: os.stat_result, digest: str) 
 
 
 def _large(facts: os.stat_result) -> bool:
-    """Whether the digest of a file is kept: on Windows the second time says when a file was made."""
-    return facts.st_size >= _LEAST and os.name == "posix" and os.environ.get(VARIABLE, "").strip().lower() != "off"
+    """Whether the digest of a file is kept: only Linux says who may write to it."""
+    enabled = os.environ.get(VARIABLE, "").strip().lower() != "off"
+    return facts.st_size >= _LEAST and sys.platform == "linux" and enabled
+
+
+def _tells_changes(file: BinaryIO, facts: os.stat_result) -> bool:
+    """Whether every change from now on shows in the times of a file.
+
+    A lease for reading is refused while a process has the file open or mapped for writing, and to all but its owner.
+    """
+    import fcntl
+
+    device = f"{os.major(facts.st_dev)}:{os.minor(facts.st_dev)}"
+    try:
+        for line in Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="replace").splitlines():
+            if line.split()[2] == device and line.partition(" - ")[2].split()[0] in _WITHOUT_TIMES:
+                return False
+        fcntl.fcntl(file, fcntl.F_SETSIG, signal.SIGURG)  # that of a lease which is broken; it is ignored by default
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
+        fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
+    except (OSError, IndexError):
+        return False
+    return True
 
 
 def _folder() -> Path:

@@ -31,7 +31,7 @@ def open_file_digest(file: BinaryIO) -> tuple[str, os.stat_result]:
     digest = recall_digest(facts)
     if digest is None:
         digest = digest_of(file, facts.st_size)
-        remember_digest(facts, os.fstat(file.fileno()), digest)
+        remember_digest(file, facts, digest)
     return digest, facts
 
 
