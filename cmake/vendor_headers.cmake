@@ -7,7 +7,7 @@
 # says so. Sets XPURUNTIME_WITH_CUBLAS, XPURUNTIME_WITH_CUDNN and XPURUNTIME_WITH_CUPTI.
 
 set(wheel_includes "")
-find_package(Python 3.10 QUIET COMPONENTS Interpreter)
+find_package(Python 3.11 QUIET COMPONENTS Interpreter)
 if(Python_EXECUTABLE)
   execute_process(
     COMMAND ${Python_EXECUTABLE} -c "import glob, sys, sysconfig

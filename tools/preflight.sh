@@ -17,11 +17,11 @@ complain() { # what, why, fix
 
 if ! command -v "$python" >/dev/null 2>&1; then
   complain "no Python" "the command '$python' was not found" \
-    "install Python 3.10 or newer (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev), or name one: make PYTHON=/path/to/python3"
+    "install Python 3.11 or newer (Debian, Ubuntu: apt-get install python3 python3-venv python3-dev), or name one: make PYTHON=/path/to/python3"
 elif ! "$python" -c 'pass' 2>/dev/null; then
   complain "Python does not run" "'$python -c pass' fails" "name one that works: make PYTHON=/path/to/python3"
-elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 10))'; then
-  complain "Python is too old" "'$python' is $("$python" -V 2>&1); 3.10 or newer is needed" \
+elif ! "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))'; then
+  complain "Python is too old" "'$python' is $("$python" -V 2>&1); 3.11 or newer is needed" \
     "name a newer one: make PYTHON=python3.12"
 else
   if ! "$python" -c 'import ensurepip, venv' 2>/dev/null; then

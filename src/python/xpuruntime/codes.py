@@ -8,12 +8,12 @@ import enum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["Code"]
 
 
-class Code(str, enum.Enum):
+class Code(enum.StrEnum):
     """A word of a closed list. It is a string: it compares, hashes, prints and is written as the word itself.
 
     Attributes
@@ -31,6 +31,4 @@ class Code(str, enum.Enum):
         code.meaning = meaning
         return code
 
-    __str__ = str.__str__
     __repr__ = str.__repr__
-    __format__ = str.__format__  # type: ignore[assignment]

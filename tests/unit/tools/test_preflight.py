@@ -47,7 +47,7 @@ def test_old_python(program):
     old = program("python3", 'case "$*" in *version_info*) exit 1 ;; -V) echo Python 3.8.9 ;; esac')
     done = preflight(old)
     assert done.returncode == 1
-    assert "Python 3.8.9; 3.10 or newer is needed" in done.stderr
+    assert "Python 3.8.9; 3.11 or newer is needed" in done.stderr
 
 
 def test_python_without_venv(program):

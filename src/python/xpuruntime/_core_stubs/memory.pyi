@@ -3,9 +3,7 @@
 """What `xpuruntime._core` has for memory."""
 
 from collections.abc import Iterable
-from typing import final
-
-from typing_extensions import Self
+from typing import Self, final
 
 from xpuruntime._core import DeviceLike, StreamLike
 

@@ -20,8 +20,7 @@ from xpuruntime.runtime.process_forks import keep_in_child
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
     from xpuruntime.engines.host_runner import HostRunner
     from xpuruntime.engines.run_threads import QueueLimits

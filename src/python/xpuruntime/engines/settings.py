@@ -11,7 +11,7 @@ import msgspec
 from xpuruntime.policies.frozen_dict import FrozenDict
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["EngineSettings"]
 

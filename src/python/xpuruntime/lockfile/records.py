@@ -359,7 +359,7 @@ class Lock(_Record, frozen=True, kw_only=True):
 
 def utc_now() -> str:
     """Return the time in UTC, ISO 8601 to the second."""
-    return datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def digest_of_identity(identity: Identity) -> str:

@@ -43,7 +43,7 @@ LEAST_GAIN = 0.02
 _RESAMPLES, _GROWTH = 2000, 4 / 3
 
 
-class RatioVerdict(str, enum.Enum):
+class RatioVerdict(enum.StrEnum):
     """What is known of the ratio: above the margin, below it, inside of it on both sides, or nothing yet."""
 
     FASTER = "faster"

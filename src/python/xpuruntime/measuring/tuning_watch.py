@@ -15,8 +15,7 @@ from xpuruntime.errors import InputError, XpuRuntimeWarning
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["TuningProgress", "TuningStep", "watch_tuning"]
 

@@ -40,7 +40,7 @@ _START = (
 _START_SECONDS, _LOOK, _END_SECONDS = 60.0, 0.05, 2.0
 #: Bytes of output that are kept, and of one answer.
 _KEPT, _LONGEST = 1 << 16, 1 << 26
-_FIX = "Fix: give the path of a Python interpreter, 3.10 or later, such as VENV/bin/python"
+_FIX = "Fix: give the path of a Python interpreter, 3.11 or later, such as VENV/bin/python"
 #: Where Python finds modules; of no use to another interpreter.
 _PATHS = ("PYTHONPATH", "PYTHONHOME", "PYTHONSTARTUP", "PYTHONUSERBASE", "VIRTUAL_ENV", "__PYVENV_LAUNCHER__")
 _CLEAN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "LD_LIBRARY_PATH")

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 __all__ = ["FailureKind", "WorkerFailure", "WorkerResult"]
 
 
-class FailureKind(str, enum.Enum):
+class FailureKind(enum.StrEnum):
     """How a call in a worker failed. After all but `EXCEPTION` and `OUT_OF_MEMORY` by an exception it has ended."""
 
     CRASHED = "crashed"

@@ -22,8 +22,7 @@ from xpuruntime.policies.tuning_policy import TuningPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["AutoStrategy", "KernelPolicy"]
 

@@ -26,8 +26,7 @@ from xpuruntime.policies.verify_policy import VerifyPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-
-    from typing_extensions import Self
+    from typing import Self
 
     from xpuruntime.policies.device_spec import DeviceSpec
 

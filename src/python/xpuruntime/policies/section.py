@@ -13,7 +13,7 @@ from xpuruntime.policies.file_path import seen_from
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["PolicySection"]
 

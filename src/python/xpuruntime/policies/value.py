@@ -17,8 +17,7 @@ from xpuruntime.policies.refusal import Refused, did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["PolicyValue", "read_fields"]
 

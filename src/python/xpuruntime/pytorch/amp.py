@@ -19,8 +19,7 @@ from xpuruntime.pytorch.dispatch import context
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from xpuruntime.policies import Policy
 

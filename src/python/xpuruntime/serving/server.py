@@ -33,8 +33,7 @@ if TYPE_CHECKING:
     import os
     import socket
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import ModelService

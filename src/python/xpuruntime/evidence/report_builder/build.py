@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import shlex
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -110,7 +110,7 @@ def build_report(
         return given if given is not None else value if isinstance(value, str) and value else None
 
     return Report(
-        created=datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        created=datetime.now(UTC).isoformat(timespec="seconds"),
         command=shlex.join(sys.orig_argv) if command is None else command,
         plan=_plain(dict(plan)),
         observations=observations(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.codes import Code
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["ClaimCode"]
 

@@ -21,8 +21,7 @@ from xpuruntime.pytorch.dispatch import context
 
 if TYPE_CHECKING:
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["GraphBlock"]
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
     from types import TracebackType
-
-    from typing_extensions import Self
+    from typing import Self
 
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.measuring.candidate_codes import CandidateCode

@@ -24,8 +24,7 @@ from xpuruntime.serving.models.model_settings import ModelSettings, check_model_
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = [
     "SCHEMA",

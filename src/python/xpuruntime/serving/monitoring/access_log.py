@@ -78,7 +78,7 @@ class AccessLog:
     ) -> None:
         """Write one line."""
         line: dict[str, Any] = {
-            "time": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds"),
+            "time": datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds"),
             "model": request.model[:128],
             "version": request.version[:32],
             "id": request.id[:128],

@@ -63,6 +63,6 @@ class Gate:
         self._empty = asyncio.Event()
         try:
             await asyncio.wait_for(self._empty.wait(), seconds)
-        except asyncio.TimeoutError:
+        except TimeoutError:
             return False
         return True

@@ -23,7 +23,7 @@ from xpuruntime.policies.value import PolicyValue, read_fields
 from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = [
     "CALLS", "OBJECTIVES", "Budget", "Constraints", "ConstraintsKind", "Decide", "KernelChoices", "Objective",

@@ -29,7 +29,7 @@ from xpuruntime.tuning.spec.parts import (
 )
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["SCHEMA", "TuneSpec"]
 

@@ -21,8 +21,7 @@ from xpuruntime.runtime.process_memory import available_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from typing_extensions import Self
+    from typing import Self
 
 __all__ = ["MetricFailed", "MetricProcess"]
 
