@@ -196,12 +196,12 @@ def test_where_layers_are_measured_there_is_one_first_node() -> None:
     ],
 )
 def test_int8_is_not_bisected_where_layers_were_measured(precision: str, first: int | None, said: str) -> None:
-    from xpuruntime.engines.precision import compare_outputs
+    from xpuruntime.engines.precision import TOLERANCES, compare_within
     from xpuruntime.inference.comparing import _measured_instead
     from xpuruntime.inference.drift import DriftReport, LayerDrift
 
     x = np.ones(3, np.float32)
-    (figures,) = compare_outputs({"y": x}, {"y": x}, rtol=0.1, atol=0.1, cosine=0.9).outputs
+    (figures,) = compare_within({"y": x}, {"y": x}, TOLERANCES["fp16"]).outputs
     drift = DriftReport(layers=(LayerDrift(place=0, name="n", op="Relu", figures=figures),), first=first)
     why = _measured_instead(drift, precision)
     assert (said in why) if said else not why

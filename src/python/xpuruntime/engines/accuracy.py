@@ -99,7 +99,8 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
     if wanted is None:
         return row
     limits = {name: getattr(wanted, name) for name in ("rtol", "atol", "cosine")}
-    return msgspec.structs.replace(row, **{name: value for name, value in limits.items() if value is not None})
+    stated = {name: value for name, value in limits.items() if value is not None}
+    return msgspec.structs.replace(row, **stated, cosine_stated=wanted.cosine is not None)
 
 
 def _was_quantised(request: Request) -> bool:

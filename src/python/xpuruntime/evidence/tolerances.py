@@ -9,7 +9,7 @@ import msgspec
 __all__ = ["TOLERANCES", "Tolerance"]
 
 
-class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
+class Tolerance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How far an output may be from the reference.
 
     Attributes
@@ -20,11 +20,15 @@ class Tolerance(msgspec.Struct, frozen=True, kw_only=True):
         `rtol` of elements may differ.
     cosine : float
         The least cosine between the two outputs as vectors.
+    cosine_stated : bool
+        Whether the user states the cosine. Such a limit is judged on outputs of any size; that of a precision only
+        where the largest difference exceeds `atol`, below which an output and its direction are noise.
     """
 
     rtol: float
     atol: float
     cosine: float
+    cosine_stated: bool = False
 
 
 #: Defaults by precision. One operation rounds with a relative error of up to 2^-11 = 5e-4 in fp16 and 2^-9 = 2e-3 in

@@ -13,7 +13,7 @@ import numpy as np
 
 from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.model.file_digests import model_digest
-from xpuruntime.engines.precision import compare_outputs
+from xpuruntime.engines.precision import Tolerance, compare_within
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.inference.plan_request import PlannedModel, plan_session
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
@@ -138,7 +138,8 @@ class SearchContext:
         """Write inputs, and what the reference answers to them."""
         arguments = self.request.on(self.plan.device, self.base)
         engine = None if self.request.model.format == "onnx" else self.registry.get(self.plan.engine)
-        compared: dict[str, bool] = {}
+        undecided: dict[str, str] = {}
+        exact = Tolerance(rtol=0.0, atol=0.0, cosine=0.0)
         for index, one in enumerate(make_references(arguments, engine, self.machine, feeds)):
             write_arrays(room / f"inputs-{index}", one.feeds)
             outputs = {name: value for name, value in one.outputs.items() if isinstance(value, np.ndarray)}
@@ -148,22 +149,21 @@ class SearchContext:
                     f"the output {missing!r} is no tensor, and candidates cannot be compared"
                 )
             write_arrays(room / f"outputs-{index}", outputs)
-            for found in compare_outputs(outputs, outputs, rtol=0.0, atol=0.0, cosine=0.0).outputs:
-                compared[found.name] = compared.get(found.name, False) or found.compared != 0
-        self._check_compared(compared)
+            for found in compare_within(outputs, outputs, exact).outputs:
+                undecided[found.name] = found.undecided and undecided.get(found.name, found.undecided)
+        self._check_compared(undecided)
         return len(feeds)
 
-    def _check_compared(self, compared: dict[str, bool]) -> None:
+    def _check_compared(self, undecided: dict[str, str]) -> None:
         """Refuse inputs for which no output can be compared with anything; those that cannot be are a note."""
-        idle = ", ".join(repr(name) for name, some in compared.items() if not some)
-        if not any(compared.values()):
+        idle = "; ".join(f"{reason} in {name!r}" for name, reason in undecided.items() if reason)
+        if all(undecided.values()):
             raise InputError(
-                f"inputs: for none of them the reference has a finite value other than zero in {idle or 'any output'}, "
-                "so that a wrong candidate could not be distinguished from a right one. Fix: give inputs like those "
-                "that the model will get"
+                f"inputs: with none of them a wrong candidate could be told from a right one: "
+                f"{idle or 'the model has no output'}. Fix: give inputs like those that the model will get"
             )
         if idle:
-            self.notes += (f"nothing was compared in {idle}: the reference has no finite value other than zero there",)
+            self.notes += (f"outputs that were not compared: {idle}",)
 
     def job(self, candidate: Candidate, samples: Mapping[int, tuple[str, int]]) -> RunnerJob:
         """Return what a runner is to do for a candidate: the same for each call, planned once.

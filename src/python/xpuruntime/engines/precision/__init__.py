@@ -9,9 +9,7 @@ from xpuruntime.engines.precision.compare import (
     OutputFigures,
     ProbeResult,
     Tolerance,
-    compare_outputs,
     compare_within,
-    verify,
 )
 from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
 from xpuruntime.engines.precision.probe import probe_feeds, probe_shape, shapes_text
@@ -24,7 +22,6 @@ __all__ = [
     "OutputFigures",
     "ProbeResult",
     "Tolerance",
-    "compare_outputs",
     "compare_within",
     "convert",
     "names_in",
@@ -32,5 +29,4 @@ __all__ = [
     "probe_shape",
     "shapes_text",
     "unnamed_dimensions",
-    "verify",
 ]

@@ -11,9 +11,9 @@ import msgspec
 from xpuruntime.evidence.tolerances import TOLERANCES, Tolerance
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Mapping
 
-__all__ = ["TOLERANCES", "OutputFigures", "ProbeResult", "Tolerance", "compare_outputs", "compare_within", "verify"]
+__all__ = ["TOLERANCES", "OutputFigures", "ProbeResult", "Tolerance", "compare_within"]
 
 
 class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -27,26 +27,29 @@ class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):
         Largest difference; for integers, strings and booleans the number of elements that differ.
     max_rel : float
         `max_abs` over the largest magnitude of the reference; for integers and the like the share that differs.
-    cosine : float
-        1 for an output without values.
+    cosine : float or None
+        ``None`` where it is not defined: for integers and the like, and where either side has no value but zero.
     nan, inf : int
         Elements that are NaN or infinite in the candidate alone.
     reason : str
         Why it did not pass; empty when it did.
     compared : int or None
         Elements whose comparison says something: all integers, strings and booleans, and the finite floats, unless
-        every one of the reference is zero, which no relative limit applies to. ``None``: not recorded.
+        `undecided`. ``None``: not recorded.
+    undecided : str
+        Why the limits do not tell a right output from a wrong output here, although it passed; empty where they do.
     """
 
     name: str
     passed: bool
     max_abs: float = 0.0
     max_rel: float = 0.0
-    cosine: float = 1.0
+    cosine: float | None = None
     nan: int = 0
     inf: int = 0
     reason: str = ""
     compared: int | None = None
+    undecided: str = ""
 
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,11 +73,15 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
             return self.not_run
         if not self.outputs:
             return "there is no output to compare"
-        idle = [o.name for o in self.outputs if o.compared == 0]
-        if not idle:
-            return None
-        named = ", ".join(map(repr, idle[:4])) + (f" and {len(idle) - 4} more" if len(idle) > 4 else "")
-        return f"nothing was compared: the reference has no finite value other than zero in {named}"
+        idle: dict[str, list[str]] = {}
+        for one in self.outputs:
+            if one.undecided:
+                idle.setdefault(one.undecided, []).append(repr(one.name))
+        said = [
+            f"{reason} in {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            for reason, names in idle.items()
+        ]
+        return f"nothing was compared: {'; '.join(said)}" if said else None
 
     @property
     def max_abs(self) -> float:
@@ -82,16 +89,17 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         return max((o.max_abs for o in self.outputs), default=0.0)
 
     @property
-    def cosine(self) -> float:
-        """The least cosine over all outputs."""
-        return min((o.cosine for o in self.outputs), default=1.0)
+    def cosine(self) -> float | None:
+        """The least cosine over all outputs that have one."""
+        return min((o.cosine for o in self.outputs if o.cosine is not None), default=None)
 
     @property
     def figures(self) -> str:
         """The first output that is out of tolerance and by how much, or the figures of those that agree."""
         worst = next((o for o in self.outputs if o.name == self.first_failing), None)
         if worst is None:
-            return f"largest difference {self.max_abs:.3g}, least cosine {self.cosine:.6f}"
+            angle = "no cosine is defined" if self.cosine is None else f"least cosine {self.cosine:.6f}"
+            return f"largest difference {self.max_abs:.3g}, {angle}"
         return f"output {worst.name!r} is out of tolerance: {worst.reason}"
 
     def __str__(self) -> str:
@@ -110,27 +118,13 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def compare_within(reference: Mapping[str, Any], candidate: Mapping[str, Any], tolerance: Tolerance) -> ProbeResult:
-    """Compare two sets of outputs by name, as `compare_outputs`, within a tolerance."""
-    limits = {"rtol": tolerance.rtol, "atol": tolerance.atol, "cosine": tolerance.cosine}
-    return compare_outputs(reference, candidate, **limits)
-
-
-def compare_outputs(
-    reference: Mapping[str, Any],
-    candidate: Mapping[str, Any],
-    *,
-    rtol: float,
-    atol: float,
-    cosine: float,
-) -> ProbeResult:
     """Compare two sets of outputs by name.
 
     Parameters
     ----------
     reference, candidate : mapping of str to array
         Arrays of any shape, or lists and dicts of arrays (sequences and maps).
-    rtol, atol, cosine : float
-        See `Tolerance`.
+    tolerance : Tolerance
 
     Returns
     -------
@@ -138,33 +132,20 @@ def compare_outputs(
         Fails where an output is missing, has another shape or dtype, has NaN or infinity where the reference has
         not, or is out of tolerance. NaN in both is equal.
     """
-    limits = Tolerance(rtol=rtol, atol=atol, cosine=cosine)
     figures: list[OutputFigures] = []
     flat, other = _flatten(reference), _flatten(candidate)
     for name, expected in flat.items():
         if name not in other:
             figures.append(OutputFigures(name=name, passed=False, reason="it is missing"))
         else:
-            figures.append(_compare(name, expected, other[name], limits))
+            figures.append(_compare(name, expected, other[name], tolerance))
     figures += [
         OutputFigures(name=name, passed=False, reason="the reference has no such output")
         for name in other
         if name not in flat
     ]
     failing = next((f.name for f in figures if not f.passed), None)
-    return ProbeResult(passed=failing is None, outputs=tuple(figures), tolerance=limits, first_failing=failing)
-
-
-def verify(
-    run_ref: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    run_new: Callable[[Mapping[str, Any]], Mapping[str, Any]],
-    feeds: Mapping[str, Any],
-    tolerance: Tolerance,
-) -> ProbeResult:
-    """Run both on the same feeds and compare. Errors of either run are passed on."""
-    return compare_outputs(
-        run_ref(feeds), run_new(feeds), rtol=tolerance.rtol, atol=tolerance.atol, cosine=tolerance.cosine
-    )
+    return ProbeResult(passed=failing is None, outputs=tuple(figures), tolerance=tolerance, first_failing=failing)
 
 
 def _flatten(outputs: Mapping[str, Any]) -> dict[str, Any]:
@@ -197,9 +178,14 @@ def _compare_exact(name: str, want: Any, got: Any, limits: Tolerance) -> OutputF
     different = int((want != got).sum())
     share = different / want.size if want.size else 0.0
     reason = "" if share <= limits.rtol else f"{different} of {want.size} elements differ"
-    passed = not reason
     return OutputFigures(
-        name=name, passed=passed, max_abs=float(different), max_rel=share, reason=reason, compared=int(want.size)
+        name=name,
+        passed=not reason,
+        max_abs=float(different),
+        max_rel=share,
+        reason=reason,
+        compared=int(want.size),
+        undecided="" if want.size else "the reference has no value",
     )
 
 
@@ -213,11 +199,7 @@ def _compare_floats(name: str, want: Any, got: Any, limits: Tolerance) -> Output
     want, got = want[both], got[both]
     largest = float(np.abs(want).max(initial=0.0))
     distance = float(np.abs(want - got).max(initial=0.0))
-    lengths = float(np.linalg.norm(want)) * float(np.linalg.norm(got))
-    if lengths:
-        cosine = float(abs(np.vdot(want, got)) / lengths if np.iscomplexobj(want) else np.dot(want, got) / lengths)
-    else:  # a vector of zeros has no direction: the distance alone decides
-        cosine = 1.0
+    cosine = _cosine(want, got)
     reasons: list[str] = []
     if nan or inf:
         reasons.append(f"{nan} elements became NaN and {inf} infinite")
@@ -225,9 +207,9 @@ def _compare_floats(name: str, want: Any, got: Any, limits: Tolerance) -> Output
         reasons.append(f"{lost} elements are finite that are not in the reference")
     if distance > limits.atol + limits.rtol * largest:
         reasons.append(f"largest difference {distance:.3g}, against a largest magnitude of {largest:.3g}")
-    # Below atol an output is noise around zero, and so is its direction.
-    if cosine < limits.cosine and distance > limits.atol:
+    if cosine is not None and cosine < limits.cosine and (limits.cosine_stated or distance > limits.atol):
         reasons.append(f"cosine {cosine:.6f}")
+    undecided = "" if reasons else _undecided(want, largest, cosine, limits)
     return OutputFigures(
         name=name,
         passed=not reasons,
@@ -237,5 +219,31 @@ def _compare_floats(name: str, want: Any, got: Any, limits: Tolerance) -> Output
         nan=nan,
         inf=inf,
         reason="; ".join(reasons),
-        compared=int(both.sum()) if largest else 0,
+        compared=0 if undecided else int(both.sum()),
+        undecided=undecided,
     )
+
+
+def _cosine(want: Any, got: Any) -> float | None:
+    """Return the cosine of two vectors, or ``None`` where either is zero and has no direction."""
+    import numpy as np
+
+    scales = [np.abs(one).max(initial=0.0) for one in (want, got)]
+    if not all(scales):
+        return None
+    want, got = want / scales[0], got / scales[1]  # squares of small and large values are out of range
+    product = np.abs(np.vdot(want, got)) if np.iscomplexobj(want) else np.dot(want, got)
+    return float(product / (np.linalg.norm(want) * np.linalg.norm(got)))
+
+
+def _undecided(want: Any, largest: float, cosine: float | None, limits: Tolerance) -> str:
+    """Return why an output that passed would pass as well were it wrong; empty where it would not."""
+    if not largest:
+        return "the reference has no finite value other than zero"
+    if cosine is None:
+        return "the candidate has no finite value other than zero, and so no cosine"
+    if limits.cosine_stated and want.size > 1 and (want == want[0]).all():
+        return "the reference has the same value everywhere, of which a cosine tells nothing,"
+    if largest <= limits.atol and not limits.cosine_stated:
+        return f"the reference has no value larger than atol {limits.atol:g}"
+    return ""

@@ -325,8 +325,9 @@ def _drift(before: str, after: str, name: str) -> tuple[str, dict[str, float]]:
     if arrays[0][name].shape != arrays[1][name].shape or arrays[0][name].dtype != arrays[1][name].dtype:
         return found.reason, {}
     figures = {"max_abs": found.max_abs, "max_rel": found.max_rel, "cosine": found.cosine}
-    said = f"drift {found.max_abs:.3g}, {found.max_rel:.2g} of the largest, cosine {found.cosine:.7f}"
-    return said, {key: float(value) for key, value in figures.items() if math.isfinite(value)}
+    said = f"drift {found.max_abs:.3g}, {found.max_rel:.2g} of the largest, cosine "
+    said += "undefined" if found.cosine is None else f"{found.cosine:.7f}"
+    return said, {key: float(value) for key, value in figures.items() if value is not None and math.isfinite(value)}
 
 
 def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: str) -> tuple[list[DiffRow], str]:

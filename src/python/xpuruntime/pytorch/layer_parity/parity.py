@@ -8,8 +8,10 @@ import math
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
+import msgspec
 import torch
 
+from xpuruntime.engines.precision import compare_within
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.tolerances import TOLERANCES
 from xpuruntime.printable import printable
@@ -18,6 +20,9 @@ from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from xpuruntime.engines.precision import OutputFigures
+    from xpuruntime.evidence.tolerances import Tolerance
 
 __all__ = ["LayerParity", "Parity", "parity"]
 
@@ -55,10 +60,13 @@ class LayerParity:
         Largest difference; of integers and booleans the number of elements that differ.
     max_rel : float
         `max_abs` over the largest magnitude of the module's result; of integers and booleans the share that differs.
-    cosine : float
+    cosine : float or None
+        ``None`` where it is not defined: of integers and booleans, and where either side has no value but zero.
     passed : bool
     reason : str
         Why it did not pass; empty where it did.
+    undecided : str
+        Why the limits do not tell a right result from a wrong result here, although it passed.
     """
 
     module: str
@@ -69,9 +77,10 @@ class LayerParity:
     shape: tuple[int, ...]
     max_abs: float
     max_rel: float
-    cosine: float
+    cosine: float | None
     passed: bool
     reason: str = ""
+    undecided: str = ""
 
     @property
     def name(self) -> str:
@@ -105,8 +114,10 @@ class Parity:
 
     @property
     def agreed(self) -> bool:
-        """Whether every layer that was compared is within tolerance, and the results of the model are among them."""
-        return all(one.passed for one in self.layers) and any(not one.module for one in self.layers)
+        """Whether every layer that was compared is within tolerance, and a result of the model was judged."""
+        return all(one.passed for one in self.layers) and any(
+            not one.module and not one.undecided for one in self.layers
+        )
 
     @property
     def first_diverging(self) -> LayerParity | None:
@@ -151,11 +162,20 @@ class Parity:
         first = self.first_diverging
         if first is not None:
             return f"first diverging layer: {first.name} ({first.kind}): {first.reason}"
-        return f"{len(self.layers)} results of modules agree"
+        idle = sum(bool(one.undecided) for one in self.layers)
+        agree = f"{len(self.layers) - idle} results of modules agree"
+        return f"{agree}, {idle} cannot be judged on these inputs" if idle else agree
 
     def _rows(self) -> list[tuple[str, ...]]:
         return [
-            (o.name, o.kind, f"{o.max_abs:.3g}", f"{o.max_rel:.3g}", f"{o.cosine:.6f}", "" if o.passed else "differs")
+            (
+                o.name,
+                o.kind,
+                f"{o.max_abs:.3g}",
+                f"{o.max_rel:.3g}",
+                "-" if o.cosine is None else f"{o.cosine:.6f}",
+                "inconclusive" if o.undecided else "" if o.passed else "differs",
+            )
             for o in self.layers
         ]
 
@@ -252,9 +272,9 @@ def parity(
     return Parity(
         model=what,
         session=f"{session.model.path} on {plan.engine}@{plan.device}",
-        rtol=limits[0],
-        atol=limits[1],
-        cosine=limits[2],
+        rtol=limits.rtol,
+        atol=limits.atol,
+        cosine=limits.cosine,
         layers=tuple(one for one in layers if one is not None),
         skipped=skipped,
     )
@@ -325,16 +345,17 @@ def _pairs(seen: _Hooks, outputs: ModuleOutputs) -> tuple[list[tuple[_Call, int,
 
 def _limits(
     model: torch.nn.Module, session: Session, rtol: float | None, atol: float | None, cosine: float | None
-) -> tuple[float, float, float]:
+) -> Tolerance:
     kinds = {_PRECISION.get(p.dtype, "fp32") for p in model.parameters() if p.is_floating_point()}
     kinds.add(session.plan.precision if session.plan.precision in TOLERANCES else "fp32")
     loosest = max((TOLERANCES[kind] for kind in kinds), key=lambda one: one.rtol)
-    given, default = (rtol, atol, cosine), (loosest.rtol, loosest.atol, loosest.cosine)
-    for name, value in zip(("rtol", "atol", "cosine"), given, strict=True):
+    given = {"rtol": rtol, "atol": atol, "cosine": cosine}
+    for name, value in given.items():
         number = isinstance(value, (int, float)) and not isinstance(value, bool)
         if value is not None and not (number and 0 <= value < math.inf):
             raise InputError(f"parity: {name} is {value!r}; pass a number from 0, or leave it out")
-    return tuple(own if value is None else float(value) for value, own in zip(given, default, strict=True))  # type: ignore[return-value]
+    stated = {name: float(value) for name, value in given.items() if value is not None}
+    return msgspec.structs.replace(loosest, **stated, cosine_stated=cosine is not None)
 
 
 def _layer(
@@ -343,7 +364,7 @@ def _layer(
     want: torch.Tensor,
     tensor: str,
     got: Any,
-    limits: tuple[float, float, float],
+    limits: Tolerance,
     skipped: dict[str, str],
 ) -> LayerParity | None:
     other = torch.as_tensor(got).detach().cpu()
@@ -353,36 +374,13 @@ def _layer(
         skipped[name] = f"it gives {list(want.shape)}, and {tensor!r} is {list(other.shape)} in the session's model"
         return None
     figures = _figures(want, other, limits)
-    return LayerParity(call.path, call.kind, call.number, index, tensor, tuple(want.shape), *figures)
+    found = (figures.max_abs, figures.max_rel, figures.cosine, figures.passed, figures.reason, figures.undecided)
+    return LayerParity(call.path, call.kind, call.number, index, tensor, tuple(want.shape), *found)
 
 
-def _figures(
-    want: torch.Tensor, got: torch.Tensor, limits: tuple[float, float, float]
-) -> tuple[float, float, float, bool, str]:
-    """Return largest difference, the same relative, cosine, whether that is within the limits, and if not why."""
-    rtol, atol, cosine = limits
-    if not want.is_floating_point():
-        count = int((want != got).sum())
-        share = count / max(want.numel(), 1)
-        passed = share <= rtol
-        return float(count), share, 1.0, passed, "" if passed else f"{count} of {want.numel()} elements differ"
-    a, b = want.double().flatten(), got.double().flatten()
-    same = (a == b) | (a.isnan() & b.isnan())  # equal infinities differ by NaN
-    odd = ~same & ~(a.isfinite() & b.isfinite())
-    gap = torch.where(same | odd, 0.0, (a - b).abs())
-    finite = torch.where(a.isfinite(), a.abs(), 0.0)
-    scale = float(finite.max()) if a.numel() else 0.0
-    worst = float(gap.max()) if a.numel() else 0.0
-    kept = a.isfinite() & b.isfinite()
-    x, y = torch.where(kept, a, 0.0), torch.where(kept, b, 0.0)
-    norms = float(x.norm() * y.norm())
-    angle = float(x @ y) / norms if norms else float(bool(x.norm() == y.norm()))
-    relative = worst / scale if scale else worst
-    if bool(odd.any()):
-        return worst, relative, angle, False, f"{int(odd.sum())} elements are NaN or infinite on one side alone"
-    allowed = atol + rtol * scale
-    if worst > allowed:
-        return worst, relative, angle, False, f"largest difference {worst:.3g}, allowed {allowed:.3g}"
-    if angle < cosine and worst > atol:
-        return worst, relative, angle, False, f"cosine {angle:.6f}, allowed {cosine:g}"
-    return worst, relative, angle, True, ""
+def _figures(want: torch.Tensor, got: torch.Tensor, limits: Tolerance) -> OutputFigures:
+    if want.is_floating_point():
+        want, got = want.double(), got.double()
+    else:
+        got = got.to(want.dtype)
+    return compare_within({"": want.numpy()}, {"": got.numpy()}, limits).outputs[0]

@@ -80,7 +80,7 @@ class RunnerJob(msgspec.Struct, frozen=True, kw_only=True):
     calibration: str | None
     samples: str
     count: int
-    tolerance: dict[str, float]
+    tolerance: dict[str, Any]
     objective: str = "latency.p50"
     batch: int = 1
     concurrency: int = 1
@@ -122,7 +122,7 @@ class Runner:
 
     def check(self) -> dict[str, Any]:
         """Compare the outputs for all inputs with the reference, in order, and those for the first once more."""
-        error, cosine = 0.0, 1.0
+        error, cosine, decided = 0.0, 1.0, False
         for index in [*range(self.job.count), 0]:
             self._calls.poison()
             run = self._calls.prepared(index)
@@ -132,11 +132,15 @@ class Runner:
             outputs = self._calls.outputs(index, results)
             found = compare_within(self._reference(index), outputs, self._tolerance)
             error = max([error, *(one.max_rel for one in found.outputs)])
-            cosine = min(cosine, found.cosine)
+            cosine = min(cosine, 1.0 if found.cosine is None else found.cosine)
             if not found.passed:
                 reason = f"for input {index}, {found.figures}"
                 return {"passed": False, "reason": reason, "error": error, "cosine": cosine, **self.facts}
+            decided = decided or not all(one.undecided for one in found.outputs)
             self._passed[index] = digest_of(outputs)
+        if not decided:
+            reason = f"its accuracy cannot be judged: {found.inconclusive}. Fix: give inputs like those of production"
+            return {"passed": False, "reason": reason, "error": error, "cosine": cosine, **self.facts}
         return {"passed": True, "reason": "", "error": error, "cosine": cosine, **self.facts}
 
     def prepare(self) -> int:

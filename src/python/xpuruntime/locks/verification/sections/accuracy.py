@@ -53,13 +53,13 @@ def _outputs(subject: Subject) -> Iterator[Claim]:
 
 
 def _output(one: OutputFigures, tolerance: Tolerance) -> Claim:
-    figures = {"max_abs": one.max_abs, "max_rel": one.max_rel, "cosine": one.cosine}
-    observed = f"max {one.max_abs:.3g}, rel {one.max_rel:.3g}, cosine {one.cosine:.6f}"
-    figures = {name: value for name, value in figures.items() if abs(value) < float("inf")}
+    stated = {"max_abs": one.max_abs, "max_rel": one.max_rel, "cosine": one.cosine}
+    observed = f"max {one.max_abs:.3g}, rel {one.max_rel:.3g}, cosine "
+    observed += "undefined" if one.cosine is None else f"{one.cosine:.6f}"
+    figures = {name: value for name, value in stated.items() if value is not None and value < float("inf")}
     requested = _requested(tolerance)
-    if one.passed and one.compared == 0:
-        reason = "the reference has no finite value other than zero in this output"
-        claim = _not_compared(one.name, requested, reason, _OTHER_INPUTS)
+    if one.undecided:
+        claim = _not_compared(one.name, requested, f"{one.undecided} in this output", _OTHER_INPUTS)
         return msgspec.structs.replace(claim, observed=observed, figures=figures)
     return Claim(
         id=f"accuracy.{one.name}",
