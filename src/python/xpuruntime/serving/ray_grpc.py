@@ -9,10 +9,11 @@ registration needs no generated code: messages pass as bytes, and what a method 
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Sequence
+    from collections.abc import AsyncIterator, Callable, Sequence
 
     from xpuruntime.serving.messages import ModelService
 
@@ -59,11 +60,16 @@ class _Aborted(Exception):  # noqa: N818 - how a call ends
     """A call that ends with a status; Ray takes it from the context, and the text from here."""
 
 
-class _Context:
+class _Context(ExitStack):
     """Ray's context of a call, as the handlers use one. It does not tell the deadline of the client."""
 
     def __init__(self, context: Any) -> None:
+        super().__init__()
         self._context = context
+
+    def add_done_callback(self, callback: Callable[[_Context], object]) -> None:
+        """Have a function called when the call has ended here."""
+        self.callback(callback, self)
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         """Return the metadata that the client sent."""
@@ -88,7 +94,7 @@ class GrpcMethods:
     models: ModelService
     _handlers: Any = None
 
-    def _handler(self, name: str) -> Any:
+    def _handler(self, name: str, context: _Context) -> Any:
         from types import SimpleNamespace
 
         if self._handlers is None:
@@ -96,18 +102,23 @@ class GrpcMethods:
             from xpuruntime.serving.transport.gate import Gate
             from xpuruntime.serving.transport.options import TransportOptions
 
-            self._handlers = Handlers(self.models, TransportOptions(), Gate())
-        return self._handlers.service(SimpleNamespace(method=f"/{_SERVICE}/{name}"))
+            options = TransportOptions()
+            self._handlers = Handlers(self.models, options, Gate(options.max_buffered))
+        details = SimpleNamespace(method=f"/{_SERVICE}/{name}", invocation_metadata=context.invocation_metadata())
+        return self._handlers.service(details)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[bytes], grpc_context: Any) -> AsyncIterator[_Reply]:  # noqa: N802
         """Answer the requests of a stream in their order."""
-        async for answer in self._handler(_STREAM).stream_stream(requests, _Context(grpc_context)):
-            yield _Reply(answer)
+        with _Context(grpc_context) as context:
+            async for answer in self._handler(_STREAM, context).stream_stream(requests, context):
+                yield _Reply(answer)
 
 
 def _unary(name: str) -> Any:
     async def method(self: GrpcMethods, request: bytes, grpc_context: Any) -> _Reply:
-        return _Reply(await self._handler(name).unary_unary(request, _Context(grpc_context)))
+        with _Context(grpc_context) as context:
+            handler = self._handler(name, context)
+            return _Reply(await (handler.unary_unary or handler.stream_unary)(request, context))
 
     method.__name__, method.__qualname__ = name, f"GrpcMethods.{name}"
     method.__doc__ = f"Answer a call of ``{name}``."

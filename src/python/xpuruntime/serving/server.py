@@ -115,7 +115,7 @@ class Server:
         self._options = options or options_for(self._service)
         self._tls = tls
         self._pages = pages_of(self._service) if pages is None else pages
-        self._gate = Gate()
+        self._gate = Gate(self._options.max_buffered)
         self._serving: BackgroundCall[None] | None = None
         self._closing: BackgroundCall[None] | None = None
         self._closing_lock, self._to_close = threading.Lock(), False
@@ -319,7 +319,7 @@ class Server:
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),
         ]
-        server = grpc.aio.server(options=limits)
+        server = grpc.aio.server(options=limits, maximum_concurrent_rpcs=self._options.max_connections)
         server.add_generic_rpc_handlers((Handlers(self._service, self._options, self._gate),))
         host, port = read_address(address, "grpc")
         try:

@@ -4,19 +4,24 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 import time
 
 import numpy as np
 import pytest
+from serving_clients import Client, until
 
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response, read_stream_response
 from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.protocol.items import MOST_ITEMS
 from xpuruntime.serving.protocol.schema import decode, encode
+from xpuruntime.serving.server import Server
+from xpuruntime.serving.transport.options import TransportOptions
 
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
 SERVICE = "/inference.GRPCInferenceService/"
@@ -178,6 +183,43 @@ def test_a_stream_that_is_cancelled_takes_its_requests_out_of_the_queue(channel,
         time.sleep(0.005)
     assert len(futures) == 3
     assert all(one.cancelled() for one in futures)
+
+
+def test_messages_of_too_many_fields_are_refused(channel):
+    for method, unknown in (("ModelInfer", MOST_ITEMS), ("ModelReady", 5000)):
+        message = b"\xa2\x06\x00" * unknown + b"\x08\x01"
+        call = channel.unary_unary(f"{SERVICE}{method}")
+        refused(lambda call=call, sent=message: call(sent, timeout=60), "INVALID_ARGUMENT", "more than .* fields")
+    health = channel.unary_unary("/grpc.health.v1.Health/Check")
+    refused(lambda: health(b"\xa2\x06\x00" * 5000, timeout=60), "INVALID_ARGUMENT", "more than 4096 fields")
+
+
+def test_http_and_grpc_have_one_limit_for_what_is_held(service):
+    """A request that waits holds its message; once it is answered, the next one is let in."""
+    wide = InferTensor("x", "FP32", (500,), np.zeros(500, np.float32))
+    sent = write_infer_request(InferRequest("slow", [wide]))
+    options = TransportOptions(max_buffered=3000)
+    with (
+        Server(service, http="127.0.0.1:0", grpc="127.0.0.1:0", options=options) as server,
+        grpc.insecure_channel(server.grpc_address) as channel,
+    ):
+        call, client = channel.unary_unary(f"{SERVICE}ModelInfer"), Client(server.http_address)
+        stated = {"name": "x", "datatype": "FP32", "shape": [500], "parameters": {"binary_data_size": 2000}}
+        head = json.dumps({"inputs": [stated]}).encode()
+
+        def over_http(model):
+            length = {"Inference-Header-Content-Length": str(len(head))}
+            return client.post(f"/v2/models/{model}/infer", head + bytes(2000), **length).status
+
+        before = len(service.waiting)
+        waiting = call.future(sent, timeout=60)
+        assert until(lambda: len(service.waiting) > before)
+        refused(lambda: call(sent, timeout=60), "RESOURCE_EXHAUSTED", "have more than 3000 bytes")
+        answers = list(channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter([sent]), timeout=60))
+        assert "have more than 3000 bytes" in read_stream_response(answers[0])[0]
+        assert over_http("slow") == 429
+        waiting.cancel()
+        assert until(lambda: over_http("two.words-x_1") == 200)
 
 
 def test_many_calls_at_once(channel):

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import ssl
+import threading
 import urllib.request
 
 import pytest
@@ -55,6 +56,30 @@ def test_tokens(service):
         assert code_of(server.grpc_address, "RepositoryIndex", {}, authorization="Bearer user") is refused
         assert code_of(server.grpc_address, "RepositoryIndex", {}, authorization="Bearer admin") is ok
     service.why_not_ready = ""
+
+
+def test_a_call_without_the_token_ends_before_its_message_is_read(service):
+    """The messages are never sent, so nobody can have waited for them."""
+    never = threading.Event()
+
+    def messages():
+        never.wait()
+        yield b""
+
+    access = Access(token="user")
+    with (
+        Server(service, http=None, grpc="127.0.0.1:0", options=TransportOptions(access=access)) as server,
+        grpc.insecure_channel(server.grpc_address) as channel,
+    ):
+        for method in METHODS:
+            call = channel.stream_unary(f"/inference.GRPCInferenceService/{method}")
+            if method in ("ServerLive", "ServerReady"):
+                assert call(messages(), timeout=60) == b"\x08\x01"
+                continue
+            with pytest.raises(grpc.RpcError, match="asks for a token") as caught:
+                call(messages(), timeout=60)
+            assert caught.value.code() is grpc.StatusCode.UNAUTHENTICATED
+        never.set()
 
 
 def test_the_repository_is_closed_by_default(service):

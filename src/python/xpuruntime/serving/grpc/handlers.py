@@ -15,14 +15,16 @@ from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_request
 from xpuruntime.serving.protocol.infer_encoding import write_infer_response, write_stream_response
+from xpuruntime.serving.protocol.items import Items
 from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, encode
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.access import check_model, check_version
 from xpuruntime.serving.transport.failures import failure_of
+from xpuruntime.serving.transport.gate import HeldBytes
 from xpuruntime.serving.transport.waiting import refuse_of, respond_of, response_of
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.transport.gate import Gate
@@ -39,6 +41,11 @@ _NOT_SERVED = {
 } | dict.fromkeys(("TraceSetting", "LogSettings"), "it is set where the server is started. Fix: set it there")
 
 _HEALTH = "/grpc.health.v1.Health/Check"
+_INFER, _STREAM = f"{_SERVICE}ModelInfer", f"{_SERVICE}ModelStreamInfer"
+#: Methods that need no token.
+_OPEN = {_HEALTH, f"{_SERVICE}ServerLive", f"{_SERVICE}ServerReady"}
+#: Fields of a message that is not for inference, at most.
+_FEW = 4096
 _HEALTH_REQUEST = Message(service=Field(1, "string"))
 _HEALTH_RESPONSE = Message(status=Field(1, Enum(UNKNOWN=0, SERVING=1, NOT_SERVING=2)))
 
@@ -65,21 +72,46 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._handlers: dict[str, Any] = {
             f"{_SERVICE}{name}": self._unary(name, method) for name, method in self._methods().items()
         }
-        self._handlers[f"{_SERVICE}ModelInfer"] = grpc.unary_unary_rpc_method_handler(self._infer)
-        self._handlers[f"{_SERVICE}ModelStreamInfer"] = grpc.stream_stream_rpc_method_handler(self._stream)
+        self._handlers |= {
+            f"{_SERVICE}{name}": _unread(name, method) for name, method in self._health_methods().items()
+        }
+        self._handlers[_INFER] = grpc.unary_unary_rpc_method_handler(self._infer)
+        self._handlers[_STREAM] = grpc.stream_stream_rpc_method_handler(self._stream)
         self._handlers[_HEALTH] = grpc.unary_unary_rpc_method_handler(self._health)
         for name, reason in _NOT_SERVED.items():
-            self._handlers[f"{_SERVICE}{name}"] = grpc.unary_unary_rpc_method_handler(_refusal(name, reason))
+            error = ServingError(Status.UNIMPLEMENTED, f"{name} is not served: {reason}")
+            self._handlers[f"{_SERVICE}{name}"] = _ending(error)
 
     def service(self, handler_call_details: grpc.HandlerCallDetails) -> Any:
-        """Return the handler of a method, or `None` for a method that there is not."""
-        return self._handlers.get(handler_call_details.method)
+        """Return the handler of a method, or `None` for a method that there is not.
+
+        That of a call without the right token ends it before its message is read, which may be long and compressed.
+        """
+        method = handler_call_details.method
+        handler = self._handlers.get(method)
+        if handler is None or method in _OPEN:
+            return handler
+        changes = method.startswith(f"{_SERVICE}Repository")
+        try:
+            self._access.check(_authorization(handler_call_details.invocation_metadata), admin=changes)
+            if changes:
+                self._access.check_repository()
+        except ServingError as error:
+            if method in (_INFER, _STREAM):
+                self._refuse(InferRequest("", ()), error)
+            return _ending(error)
+        return handler
+
+    def _health_methods(self) -> dict[str, Callable[[], Mapping[str, Any]]]:
+        service = self._service
+        return {
+            "ServerLive": lambda: {"live": service.live()},
+            "ServerReady": lambda: {"ready": service.ready()[0] and not self._gate.closed},
+        }
 
     def _methods(self) -> dict[str, Callable[[dict[str, Any]], Mapping[str, Any]]]:
         service = self._service
         return {
-            "ServerLive": lambda _: {"live": service.live()},
-            "ServerReady": lambda _: {"ready": service.ready()[0] and not self._gate.closed},
             "ModelReady": lambda asked: {"ready": service.model_ready(*_model(asked))[0]},
             "ServerMetadata": lambda _: self._options.server_metadata(service),
             "ModelMetadata": lambda asked: service.model_metadata(*_model(asked)),
@@ -97,16 +129,13 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
     def _unary(self, name: str, method: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Any:
         request, response = METHODS[name]
-        is_open = name in ("ServerLive", "ServerReady")
         changes = name.startswith("Repository")
 
         async def handler(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             try:
-                if not is_open:
-                    self._access.check(_authorization(context), admin=changes)
-                asked = decode(request, memoryview(message))
+                self._hold(message, context)
+                asked = decode(request, memoryview(message), Items(_FEW))
                 if changes:
-                    self._access.check_repository()
                     found = await asyncio.get_running_loop().run_in_executor(None, method, asked)
                 else:
                     found = method(asked)
@@ -116,14 +145,22 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
 
         return grpc.unary_unary_rpc_method_handler(handler)
 
+    def _hold(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> HeldBytes:
+        """Count a message until its call has ended."""
+        held = HeldBytes(self._gate.budget)
+        held.take(len(message))
+        context.add_done_callback(held.__exit__)
+        return held
+
     async def _infer(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         request: InferRequest | None = None
         try:
-            if self._access.token is not None:
-                self._access.check(_authorization(context))
+            held = self._hold(message, context)
             with self._gate:
                 request = _read(message)
-                return await self._respond(request, context)
+                response = await self._respond(request, context)
+            held.keep(len(response))
+            return response
         except Exception as error:
             failed = failure_of(error)
             if request is None:
@@ -143,45 +180,52 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
     ) -> AsyncIterator[bytes]:
         """Answer requests of a stream in their order. One that fails does not end it."""
-        try:
-            self._access.check(_authorization(context))
-        except ServingError as error:
-            self._refuse(InferRequest("", ()), error)
-            await _abort(context, error)
-        pending: asyncio.Queue[asyncio.Task[bytes] | None] = asyncio.Queue(_IN_FLIGHT)
+        pending: asyncio.Queue[asyncio.Task[tuple[bytes, int]] | None] = asyncio.Queue(_IN_FLIGHT)
+        held = self._hold(b"", context)
 
         async def read() -> None:
             async for message in messages:
-                await pending.put(asyncio.ensure_future(self._stream_answer(message, context)))
+                await pending.put(asyncio.ensure_future(self._stream_answer(message, context, held)))
             await pending.put(None)
 
         reader = asyncio.ensure_future(read())
-        task: asyncio.Task[bytes] | None = None
+        task: asyncio.Task[tuple[bytes, int]] | None = None
         try:
             while (task := await pending.get()) is not None:
-                yield await task
+                answer, size = await task
+                yield answer
+                held.give_back(size)
         finally:
             reader.cancel()
             while task is not None:
                 task.cancel()
                 task = None if pending.empty() else pending.get_nowait()
 
-    async def _stream_answer(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+    async def _stream_answer(
+        self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes], held: HeldBytes
+    ) -> tuple[bytes, int]:
+        """Return a response of a stream, and how many bytes are held until it is sent."""
         request: InferRequest | None = None
+        size = 0
         try:
+            held.take(len(message))
+            size = len(message)
             with self._gate:
                 request = _read(message)
-                return write_stream_response(await self._respond(request, context))
+                answer = write_stream_response(await self._respond(request, context))
         except Exception as error:
             failed = failure_of(error)
             if request is None:
                 request = _head_of(message)
                 self._refuse(request, failed)
-            return write_stream_response(error=str(failed), id=request.id)
+            answer = write_stream_response(error=str(failed), id=request.id)
+        held.keep(len(answer))
+        return answer, size + len(answer)
 
     async def _health(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
-            asked = decode(_HEALTH_REQUEST, memoryview(message)).get("service", "")
+            self._hold(message, context)
+            asked = decode(_HEALTH_REQUEST, memoryview(message), Items(_FEW)).get("service", "")
             if asked in ("", _SERVICE.strip("/")):
                 ready = self._service.ready()[0] and not self._gate.closed
             else:
@@ -202,7 +246,7 @@ def _read(message: bytes) -> InferRequest:
 def _head_of(message: bytes) -> InferRequest:
     """Return what can be read of a message that is refused: no inputs, and no names where they are malformed."""
     try:
-        return InferRequest(**{"model": "", "inputs": (), **decode(_HEAD, memoryview(message))})
+        return InferRequest(**{"model": "", "inputs": (), **decode(_HEAD, memoryview(message), Items(_FEW))})
     except ServingError:
         return InferRequest("", ())
 
@@ -212,19 +256,34 @@ def _model(asked: dict[str, Any], *, optional: bool = False) -> tuple[str, str]:
     return name if optional and not name else check_model(name), check_version(asked.get("version", ""))
 
 
-def _authorization(context: grpc.aio.ServicerContext[bytes, bytes]) -> str:
-    for key, value in context.invocation_metadata() or ():
+def _authorization(metadata: Iterable[tuple[str, str | bytes]] | None) -> str:
+    for key, value in metadata or ():
         if key == "authorization":
             return value if isinstance(value, str) else value.decode("latin-1")
     return ""
 
 
-def _refusal(name: str, reason: str) -> Callable[..., Awaitable[bytes]]:
-    async def handler(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
-        del message
-        return await _abort(context, ServingError(Status.UNIMPLEMENTED, f"{name} is not served: {reason}"))
+def _unread(name: str, method: Callable[[], Mapping[str, Any]]) -> Any:
+    """Return the handler of a method that says nothing in its message, which is not read: it needs no token."""
 
-    return handler
+    async def handler(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        del messages
+        try:
+            return encode(METHODS[name][1], method())
+        except Exception as error:
+            return await _abort(context, failure_of(error))
+
+    return grpc.stream_unary_rpc_method_handler(handler)
+
+
+def _ending(error: ServingError) -> Any:
+    """Return the handler that ends a call without reading its messages."""
+
+    async def handler(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
+        del messages
+        return await _abort(context, error)
+
+    return grpc.stream_unary_rpc_method_handler(handler)
 
 
 async def _abort(context: grpc.aio.ServicerContext[bytes, bytes], error: ServingError) -> bytes:

@@ -14,7 +14,7 @@ import msgspec
 
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, check_types
 from xpuruntime.serving.http.answers import CLOSE, JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
-from xpuruntime.serving.http.bodies import BodyBudget, HeldBytes, read_body
+from xpuruntime.serving.http.bodies import read_body
 from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
 from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.monitoring.pages import pages_of
@@ -25,7 +25,7 @@ from xpuruntime.serving.protocol.rest_response import write_response
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.access import is_loopback
 from xpuruntime.serving.transport.failures import failure_of
-from xpuruntime.serving.transport.gate import Gate
+from xpuruntime.serving.transport.gate import Gate, HeldBytes
 from xpuruntime.serving.transport.options import TransportOptions, options_for
 from xpuruntime.serving.transport.waiting import ClientGone, refuse_of, respond_of, response_of
 
@@ -71,8 +71,7 @@ class Application:
         self._refuse = refuse_of(service)
         self.options = options or TransportOptions()
         self._pages = pages or {}
-        self.gate = gate or Gate()
-        self.budget = BodyBudget(self.options.max_buffered)
+        self.gate = gate or Gate(self.options.max_buffered)
 
     async def __call__(
         self,
@@ -124,7 +123,7 @@ class Application:
             return await self._infer(route, headers, receive)
         self.options.access.check(headers.get(b"authorization"), admin=route.action in ("index", "load", "unload"))
         if route.action in ("index", "load", "unload"):
-            with HeldBytes(self.budget) as held:
+            with HeldBytes(self.gate.budget) as held:
                 return await self._repository(route, headers, receive, held)
         return self._facts(route)
 
@@ -177,7 +176,7 @@ class Application:
         asked: RestRequest | None = None
         try:
             self.options.access.check(headers.get(b"authorization"))
-            with self.gate, HeldBytes(self.budget) as held:
+            with self.gate, HeldBytes(self.gate.budget) as held:
                 asked = await self._read(route, headers, receive, held)
                 return await self._respond(asked, headers, receive)
         except ClientGone:

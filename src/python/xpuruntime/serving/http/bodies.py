@@ -13,51 +13,12 @@ from xpuruntime.serving.transport.waiting import ClientGone
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-__all__ = ["BodyBudget", "HeldBytes", "read_body", "seconds_left", "too_slow"]
+    from xpuruntime.serving.transport.gate import HeldBytes
+
+__all__ = ["read_body", "seconds_left", "too_slow"]
 
 #: Bytes per second that a body must come with, after the first seconds.
 _SLOWEST = 16 * 1024
-
-
-class BodyBudget:
-    """How many bytes of bodies are held at a time, of all requests together."""
-
-    def __init__(self, limit: int) -> None:
-        self.limit, self.used = limit, 0
-
-
-class HeldBytes:
-    """The bytes that one request holds; a context manager that gives them back."""
-
-    __slots__ = ("_budget", "_size")
-
-    def __init__(self, budget: BodyBudget) -> None:
-        self._budget, self._size = budget, 0
-
-    def take(self, size: int) -> None:
-        """Hold more. Raises where all requests together would hold too much."""
-        budget = self._budget
-        if budget.used + size > budget.limit:
-            raise ServingError(
-                Status.RESOURCE_EXHAUSTED,
-                f"the bodies of all requests together have more than {budget.limit} bytes. "
-                "Fix: send fewer at a time, or raise max_buffered of the server",
-                retry_after=1.0,
-            )
-        budget.used += size
-        self._size += size
-
-    def give_back(self, size: int) -> None:
-        """Hold so many bytes less."""
-        self._budget.used -= size
-        self._size -= size
-
-    def __enter__(self) -> HeldBytes:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._budget.used -= self._size
-        self._size = 0
 
 
 async def read_body(

@@ -16,13 +16,13 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from xpuruntime.serving.http.answers import ONE_WRITE, Answer, failed_answer, outputs_answer
-from xpuruntime.serving.http.bodies import HeldBytes
 from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
 from xpuruntime.serving.protocol.compression import response_encoding
 from xpuruntime.serving.protocol.rest_request import read_request
 from xpuruntime.serving.protocol.rest_response import write_response
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.transport.failures import failure_of
+from xpuruntime.serving.transport.gate import HeldBytes
 
 if TYPE_CHECKING:
     from xpuruntime.serving.http.application import Application
@@ -85,7 +85,7 @@ class DirectInfer:
 
     def __init__(self, application: Application) -> None:
         self._access, self._limit = application.options.access, application.options.max_body
-        self._gate, self._budget, self._respond = application.gate, application.budget, application.respond
+        self._gate, self._budget, self._respond = application.gate, application.gate.budget, application.respond
         self._refused = application.refused
         self._heads: dict[bytes, Head | None] = {}
 

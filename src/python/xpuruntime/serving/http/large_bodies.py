@@ -16,8 +16,8 @@ from xpuruntime.serving.http.bodies import seconds_left, too_slow
 from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
-    from xpuruntime.serving.http.bodies import HeldBytes
     from xpuruntime.serving.http.direct import Head
+    from xpuruntime.serving.transport.gate import HeldBytes
 
 __all__ = ["BodyReceiver", "BodyThreads", "ShortReads", "default_threads"]
 

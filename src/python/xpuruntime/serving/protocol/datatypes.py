@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from xpuruntime.serving.messages import InferTensor
+    from xpuruntime.serving.protocol.items import Items
 
 __all__ = [
     "DATATYPES",
@@ -124,16 +125,18 @@ def checked_shape(shape: Iterable[int], tensor: str) -> tuple[int, ...]:
     return dims
 
 
-def array_of_raw(datatype: Datatype, shape: tuple[int, ...], raw: memoryview, tensor: str) -> NDArray[Any]:
+def array_of_raw(
+    datatype: Datatype, shape: tuple[int, ...], raw: memoryview, tensor: str, items: Items | None = None
+) -> NDArray[Any]:
     """Return an array of raw elements: a read-only view where that is possible, not necessarily aligned.
 
     Raises
     ------
     ServingError
-        The length is not that of the shape, or an element of BYTES reaches past the end.
+        The length is not that of the shape, an element of BYTES reaches past the end, or they are too many items.
     """
     if datatype.is_bytes:
-        return _object_array(_split(raw, math.prod(shape), tensor), shape)
+        return _object_array(_split(raw, math.prod(shape), tensor, items), shape)
     expected = math.prod(shape) * datatype.size
     if len(raw) != expected:
         raise ServingError(
@@ -221,11 +224,13 @@ def _object_array(elements: Sequence[Any] | NDArray[Any], shape: tuple[int, ...]
     return made.reshape(shape)
 
 
-def _split(raw: memoryview, count: int, tensor: str) -> list[bytes]:
+def _split(raw: memoryview, count: int, tensor: str, items: Items | None) -> list[bytes]:
     """Return the elements of BYTES: each is a little-endian length of four bytes, and that many."""
     end = len(raw)
     if count * 4 > end:
         raise _wrong_bytes(tensor, f"{count} elements take at least {count * 4} bytes, and there are {end}")
+    if items is not None:
+        items.take(count)
     found = []
     at = 0
     for index in range(count):

@@ -20,6 +20,7 @@ from xpuruntime.serving.protocol.datatypes import (
 from xpuruntime.serving.protocol.forms import Forms
 from xpuruntime.serving.protocol.grpc_form import GrpcForm
 from xpuruntime.serving.protocol.grpc_messages import INFER_PARAMETER
+from xpuruntime.serving.protocol.items import Items
 from xpuruntime.serving.protocol.parameters import deadline_of, priority_of, refuse_duplicates, refuse_extensions
 from xpuruntime.serving.protocol.schema import decode
 from xpuruntime.serving.protocol.wire import (
@@ -75,24 +76,27 @@ class _TensorParts:
         self.name = self.datatype = ""
         self.shape: list[int] = []
         self.parameters: dict[str, Parameter] = {}
-        self.contents: list[memoryview] | None = None
+        self.contents: list[memoryview] = []
 
 
-def read_infer_request(message: bytes | memoryview, now: float | None = None) -> InferRequest:
+def read_infer_request(
+    message: bytes | memoryview, now: float | None = None, items: Items | None = None
+) -> InferRequest:
     """Return the request in a message. Arrays of raw contents are views of it.
 
     Raises
     ------
     ServingError
-        The message is malformed, has both raw and typed contents, or a tensor twice; or lengths, shapes and datatypes
-        do not fit.
+        The message is malformed, has too many items, both raw and typed contents, or a tensor twice; or lengths,
+        shapes and datatypes do not fit.
     """
     view = memoryview(message)
     key = (len(view), bytes(view[:_TOLD_APART]))
     form = _FORMS.get(key)
     if form is not None and form.fits(view):
         return form.request(view)
-    parts = _parts(view, raw_field=7, outputs_field=6)
+    items = Items() if items is None else items
+    parts = _parts(view, items, raw_field=7, outputs_field=6)
     refuse_duplicates((one.name for one in parts.tensors), "input")
     refuse_duplicates((one.name for one in parts.outputs), "output")
     refuse_extensions(parts.parameters, "the request")
@@ -102,7 +106,7 @@ def read_infer_request(message: bytes | memoryview, now: float | None = None) ->
         refuse_extensions(output.parameters, f"the output {output.name!r}")
     request = InferRequest(
         parts.model,
-        _tensors(parts, "raw_input_contents"),
+        _tensors(parts, "raw_input_contents", items),
         parts.version,
         parts.id,
         parts.outputs,
@@ -119,9 +123,10 @@ def read_infer_request(message: bytes | memoryview, now: float | None = None) ->
 
 def read_infer_response(message: bytes | memoryview) -> InferResponse:
     """Return the response in a message, as a client reads it. Raises as `read_infer_request`."""
-    parts = _parts(memoryview(message), raw_field=6, outputs_field=0)
+    parts = _parts(memoryview(message), None, raw_field=6, outputs_field=0)
     refuse_duplicates((one.name for one in parts.tensors), "output")
-    return InferResponse(parts.model, parts.version, _tensors(parts, "raw_output_contents"), parts.id, parts.parameters)
+    outputs = _tensors(parts, "raw_output_contents", None)
+    return InferResponse(parts.model, parts.version, outputs, parts.id, parts.parameters)
 
 
 def read_stream_response(message: bytes | memoryview) -> tuple[str, InferResponse | None]:
@@ -136,9 +141,9 @@ def read_stream_response(message: bytes | memoryview) -> tuple[str, InferRespons
     return error, response
 
 
-def _parts(message: memoryview, *, raw_field: int, outputs_field: int) -> _Parts:
+def _parts(message: memoryview, items: Items | None, *, raw_field: int, outputs_field: int) -> _Parts:
     parts = _Parts()
-    for number, wire, value in fields_of(message):
+    for number, wire, value in fields_of(message, items):
         if not 0 < number <= 7:
             continue
         if wire != LENGTH:
@@ -152,21 +157,23 @@ def _parts(message: memoryview, *, raw_field: int, outputs_field: int) -> _Parts
         elif number == 3:
             parts.id = text_of(value)
         elif number == 4:
-            _put_parameter(parts.parameters, value)
+            _put_parameter(parts.parameters, value, items)
         elif number == 5:
-            parts.tensors.append(_tensor_parts(value))
+            parts.tensors.append(_tensor_parts(value, items))
         elif number == outputs_field:
-            parts.outputs.append(_requested(value))
+            parts.outputs.append(_requested(value, items))
     return parts
 
 
-def _tensor_parts(message: memoryview) -> _TensorParts:
+def _tensor_parts(message: memoryview, items: Items | None) -> _TensorParts:
     parts = _TensorParts()
-    for number, wire, value in fields_of(message):
+    for number, wire, value in fields_of(message, items):
         if number == 3:
             if wire == VARINT:
                 parts.shape.append(signed(value))
             elif wire == LENGTH:
+                if items is not None:
+                    items.take(len(value))
                 parts.shape += [signed(one) for one in varint_list(value)]
             else:
                 raise malformed(f"a shape has the wire type {wire}")
@@ -179,16 +186,16 @@ def _tensor_parts(message: memoryview) -> _TensorParts:
         elif number == 2:
             parts.datatype = text_of(value)
         elif number == 4:
-            _put_parameter(parts.parameters, value)
+            _put_parameter(parts.parameters, value, items)
         elif len(value):  # some servers and clients send contents without any beside raw ones
-            parts.contents = [*(parts.contents or ()), value]
+            parts.contents.append(value)
     return parts
 
 
-def _requested(message: memoryview) -> RequestedOutput:
+def _requested(message: memoryview, items: Items | None) -> RequestedOutput:
     name = ""
     parameters: dict[str, Parameter] = {}
-    for number, wire, value in fields_of(message):
+    for number, wire, value in fields_of(message, items):
         if number > 2:
             continue
         if wire != LENGTH:
@@ -196,14 +203,14 @@ def _requested(message: memoryview) -> RequestedOutput:
         if number == 1:
             name = text_of(value)
         else:
-            _put_parameter(parameters, value)
+            _put_parameter(parameters, value, items)
     return RequestedOutput(name, parameters)
 
 
-def _put_parameter(parameters: dict[str, Parameter], entry: memoryview) -> None:
+def _put_parameter(parameters: dict[str, Parameter], entry: memoryview, items: Items | None) -> None:
     key = ""
     stated: dict[str, Any] = {}
-    for number, wire, value in fields_of(entry):
+    for number, wire, value in fields_of(entry, items):
         if number > 2:
             continue
         if wire != LENGTH:
@@ -211,7 +218,7 @@ def _put_parameter(parameters: dict[str, Parameter], entry: memoryview) -> None:
         if number == 1:
             key = text_of(value)
         else:
-            stated = decode(INFER_PARAMETER, value) or stated
+            stated = decode(INFER_PARAMETER, value, items) or stated
     if not stated:
         raise ServingError(
             Status.INVALID_ARGUMENT, f"the parameter {key!r} has no value. Fix: set one field of InferParameter"
@@ -219,8 +226,8 @@ def _put_parameter(parameters: dict[str, Parameter], entry: memoryview) -> None:
     (parameters[key],) = stated.values()
 
 
-def _tensors(parts: _Parts, raw_field: str) -> list[InferTensor]:
-    typed = [one.name for one in parts.tensors if one.contents is not None]
+def _tensors(parts: _Parts, raw_field: str, items: Items | None) -> list[InferTensor]:
+    typed = [one.name for one in parts.tensors if one.contents]
     if parts.raw and typed:
         raise ServingError(
             Status.INVALID_ARGUMENT,
@@ -236,9 +243,9 @@ def _tensors(parts: _Parts, raw_field: str) -> list[InferTensor]:
         datatype = datatype_named(one.datatype, one.name)
         shape = checked_shape(one.shape, one.name)
         if parts.raw:
-            array = array_of_raw(datatype, shape, parts.raw[at], one.name)
+            array = array_of_raw(datatype, shape, parts.raw[at], one.name, items)
         else:
-            array = _typed_array(datatype, shape, one)
+            array = _typed_array(datatype, shape, one, items)
         made.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
     return made
 
@@ -257,7 +264,7 @@ CONTENTS = {
 _NAMES = {number: name for name, (number, _) in CONTENTS.items()}
 
 
-def _typed_array(datatype: Datatype, shape: tuple[int, ...], one: _TensorParts) -> NDArray[Any]:
+def _typed_array(datatype: Datatype, shape: tuple[int, ...], one: _TensorParts, items: Items | None) -> NDArray[Any]:
     if datatype.only_raw:
         if not one.contents and math.prod(shape) == 0:
             return np.empty(shape, datatype.dtype)
@@ -268,8 +275,8 @@ def _typed_array(datatype: Datatype, shape: tuple[int, ...], one: _TensorParts) 
         )
     field, own = CONTENTS[datatype.contents]
     pieces: list[Any] = []
-    for contents in one.contents or ():
-        for number, wire, value in fields_of(contents):
+    for contents in one.contents:
+        for number, wire, value in fields_of(contents, items):
             if number not in _NAMES:
                 continue
             if number != field:

@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from xpuruntime.serving.protocol.items import Items
+
 __all__ = ["Enum", "Field", "Message", "decode", "encode"]
 
 _NUMBERS = {"bool", "int32", "int64", "uint32", "uint64"}
@@ -128,7 +130,7 @@ def _packed(kind: str | Enum, values: Sequence[Any]) -> bytes:
     return varints_of(np.asarray(values, np.uint64 if kind.startswith("uint") or kind == "bool" else np.int64))
 
 
-def decode(message: Message, data: memoryview) -> dict[str, Any]:
+def decode(message: Message, data: memoryview, items: Items | None = None) -> dict[str, Any]:
     """Return a message as a dictionary, which has only the fields that were sent.
 
     Unknown fields are passed over, as protobuf does; a field that comes again replaces or extends the former.
@@ -136,23 +138,23 @@ def decode(message: Message, data: memoryview) -> dict[str, Any]:
     Raises
     ------
     ServingError
-        The message is malformed, or a field has another wire type than its own.
+        The message is malformed, has too many items, or a field has another wire type than its own.
     """
     numbers = {field.number: (name, field) for name, field in message.items()}
     found: dict[str, Any] = {}
-    for number, wire, value in fields_of(data):
+    for number, wire, value in fields_of(data, items):
         known = numbers.get(number)
         if known is None:
             continue
         name, field = known
         if field.key:
             _need(wire == LENGTH, name)
-            entry = decode(message.entry(field), value)
+            entry = decode(message.entry(field), value, items)
             default = {} if isinstance(field.kind, Message) else _default(field.kind)
             found.setdefault(name, {})[entry.get("key", _default(field.key))] = entry.get("value", default)
         elif isinstance(field.kind, Message):
             _need(wire == LENGTH, name)
-            inner = decode(field.kind, value)
+            inner = decode(field.kind, value, items)
             if field.repeated:
                 found.setdefault(name, []).append(inner)
             else:

@@ -18,6 +18,8 @@ from xpuruntime.serving.status import ServingError, Status
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from xpuruntime.serving.protocol.items import Items
+
 __all__ = [
     "FIXED32",
     "FIXED64",
@@ -48,19 +50,20 @@ def malformed(reason: str) -> ServingError:
     )
 
 
-def fields_of(message: memoryview) -> list[tuple[int, int, Any]]:
-    """Return number, wire type and value of each field of a message, in order.
+def fields_of(message: memoryview, items: Items | None = None) -> list[tuple[int, int, Any]]:
+    """Return number, wire type and value of each field of a message, in order, and count them as items.
 
     Values are integers for varints (0 to 2⁶⁴-1) and fixed fields, and views for what has a length.
 
     Raises
     ------
     ServingError
-        A varint is longer than ten bytes, a length reaches past the end, a field has the number 0, or a wire type is
-        a group's or unknown.
+        A varint is longer than ten bytes, a length reaches past the end, a field has the number 0, a wire type is a
+        group's or unknown, or there are more fields than items are left.
     """
     found: list[tuple[int, int, Any]] = []
     at, end = 0, len(message)
+    most = end if items is None else items.left
     value: Any
     while at < end:
         tag = message[at]
@@ -91,6 +94,10 @@ def fields_of(message: memoryview) -> list[tuple[int, int, Any]]:
         else:
             raise malformed(f"field {number} has the wire type {kind}")
         found.append((number, kind, value))
+        if len(found) > most:
+            break
+    if items is not None:
+        items.take(len(found))
     return found
 
 

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Gate`: which requests are being answered, and whether new ones still are, while a server stops."""
+"""Which requests are being answered, and how much they hold, over all transports of a server."""
 
 from __future__ import annotations
 
@@ -14,16 +14,68 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.batching.inline import Soon
 
-__all__ = ["Gate"]
+__all__ = ["BodyBudget", "Gate", "HeldBytes"]
 
 #: Requests that have come one at a time, and for one model, before the next one is taken to do so.
 _ONE_BY_ONE = 1
 
 
-class Gate:
-    """A count of the requests that are being answered; a context manager around each. For one event loop."""
+class BodyBudget:
+    """How many bytes of bodies and messages are held at a time, of all requests of a server together."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int) -> None:
+        self.limit, self.used = limit, 0
+
+
+class HeldBytes:
+    """The bytes that one request holds; a context manager that gives them back."""
+
+    __slots__ = ("_budget", "_size")
+
+    def __init__(self, budget: BodyBudget) -> None:
+        self._budget, self._size = budget, 0
+
+    def take(self, size: int) -> None:
+        """Hold more. Raises where all requests together would hold too much."""
+        budget = self._budget
+        if budget.used + size > budget.limit:
+            raise ServingError(
+                Status.RESOURCE_EXHAUSTED,
+                f"the bodies and messages of all requests together have more than {budget.limit} bytes. "
+                "Fix: send fewer at a time, or raise max_buffered of the server",
+                retry_after=1.0,
+            )
+        self.keep(size)
+
+    def keep(self, size: int) -> None:
+        """Hold more, which is there already, such as a response."""
+        self._budget.used += size
+        self._size += size
+
+    def give_back(self, size: int) -> None:
+        """Hold so many bytes less."""
+        self._budget.used -= size
+        self._size -= size
+
+    def __enter__(self) -> HeldBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._budget.used -= self._size
+        self._size = 0
+
+
+class Gate:
+    """A count of the requests that are being answered; a context manager around each. For one event loop.
+
+    Parameters
+    ----------
+    max_buffered : int
+        Bytes that `budget` has for bodies and messages.
+    """
+
+    def __init__(self, max_buffered: int) -> None:
+        self.budget = BodyBudget(max_buffered)
         self.active = 0
         self.closed = False
         self._empty: asyncio.Event | None = None

@@ -26,13 +26,14 @@ class TransportOptions:
     max_body : int
         Largest body of an HTTP request, compressed and not, in bytes.
     max_buffered : int
-        Bytes that the bodies of all HTTP requests together may have at a time; one more is answered with 429.
+        Bytes that the bodies of HTTP requests, the messages of gRPC calls and their responses together may have at a
+        time; one more request is answered with 429, or RESOURCE_EXHAUSTED.
     max_message : int
         Largest message of a gRPC request, in bytes.
     max_header : int
         Largest head of an HTTP request, in bytes.
     max_connections : int
-        HTTP connections at a time; one more is answered with 503.
+        HTTP connections, and as many calls of gRPC, at a time; one more is answered with 503, or RESOURCE_EXHAUSTED.
     body_threads : int, optional
         Threads of the core that receive large bodies of HTTP where those come fast, so that the event loop does not: by
         default one for every four processors, at most two. With 0, and with TLS, the event loop receives all.
