@@ -15,6 +15,7 @@ from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
 from xpuruntime.pytorch.call_scope import module_names, module_paths
+from xpuruntime.pytorch.coverage.by_operators import computed_by_operators
 from xpuruntime.pytorch.coverage.unserved import MULTI_HEAD, UNSERVED
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -123,7 +124,7 @@ def coverage_gaps(
     active = active_policy() if policy is None else CompiledPolicy(coerce_policy(policy))
     if active is None:
         return ()
-    found: list[CoverageGap] = []
+    found = [CoverageGap(*one) for one in active.impossible_rules(module)]
     if module is not None:
         found += gaps_in_modules(active, module)
     if options is not None:
@@ -136,6 +137,12 @@ def gaps_in_modules(active: CompiledPolicy, module: torch.nn.Module) -> list[Cov
     found: list[CoverageGap] = []
     for part, path, _ in module_names.walk(module):
         name = path or type(part).__name__
+        own = computed_by_operators(part)
+        if own is not None and any(
+            requests_other_kernel(own.op, kernel_names)
+            for kernel_names in _asked(active, own.op, path, next(part.parameters(), None))
+        ):
+            found.append(CoverageGap(own.op, name, own.reason, own.fix))
         if isinstance(part, torch.fx.GraphModule):
             found += _gaps_in_calls(active, part.graph.nodes)
         if isinstance(part, torch.nn.RNNBase) and _asks(active, "matmul", path, part):

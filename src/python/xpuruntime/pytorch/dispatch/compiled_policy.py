@@ -21,7 +21,7 @@ from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
-from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse
+from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse, impossible_rules
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
 
 if TYPE_CHECKING:
@@ -139,6 +139,10 @@ class CompiledPolicy:
     def names_modules(self, op: str | None = None) -> bool:
         """Say whether a rule asks for the module of a call: of an operation, or of any."""
         return any(rule.match.module is not None or rule.match.node is not None for rule in self._rules(op))
+
+    def impossible_rules(self, root: torch.nn.Module | None) -> list[tuple[str, str, str, str]]:
+        """Return the rules that can match no call, with the modules of `root`: operation, rule, reason and a fix."""
+        return impossible_rules(self.policy, root)
 
     def _rules(self, op: str | None) -> list[KernelRule]:
         rules = self.policy.kernels.rules

@@ -20,7 +20,7 @@ from xpuruntime.pytorch.compiler.compile_hooks import import_graph_trees, policy
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
 from xpuruntime.pytorch.dispatch.overrides import registry
-from xpuruntime.pytorch.dispatch.unmatched_rules import report
+from xpuruntime.pytorch.dispatch.unmatched_rules import refuse_impossible, report
 from xpuruntime.pytorch.switches.policy_switches import set_switches
 from xpuruntime.runtime.process_forks import fork_lock
 
@@ -54,6 +54,8 @@ class InstalledPolicy:
     def __init__(self, active: CompiledPolicy, *, again: bool) -> None:
         self.active = active
         with contextlib.ExitStack() as undo:
+            if not again:
+                refuse_impossible(active)
             undo.callback(set_switches(active.policy, quiet=again).release)
             if active.by_module:
                 module_paths.require(active.root)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Unmatched rules: rules of modules that matched no call are reported."""
+"""Unmatched rules: rules that can match no call, and rules of modules that matched none, are reported."""
 
 from __future__ import annotations
 
@@ -9,16 +9,19 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.policies.call_facts import ANY_CALL, UNKNOWN, CallFacts
+from xpuruntime.policies.call_facts import ANY_CALL, SIZES, UNKNOWN, CallFacts
+from xpuruntime.policies.name_patterns import Glob
 from xpuruntime.policies.refusal import nearest
 from xpuruntime.pytorch.call_scope import module_names
 
 if TYPE_CHECKING:
+    import torch
+
     from xpuruntime.policies import Policy
     from xpuruntime.policies.kernel_rule import RuleMatch
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["RuleUse", "report"]
+__all__ = ["RuleUse", "impossible_rules", "refuse_impossible", "report"]
 
 _FIX = (
     "write the path as in named_modules() of the model, say with root= at which module paths begin, or leave the rule "
@@ -94,6 +97,52 @@ def _sentence(at: int, match: RuleMatch, others: list[str]) -> str:
     near = nearest(str(stated), module_names.known())
     hint = f"; did you mean {near}?" if near and near != stated else ""
     return f"kernels.rules[{at}] ({key}: {stated}) matched no call: they came from {', '.join(named)}{hint}"
+
+
+def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple[str, str, str, str]]:
+    """Return the rules that can match no call: operation, rule, reason, and a fix.
+
+    Their operation has no such size, or no module of `root` has a path that they are for.
+    """
+    found = []
+    paths = None
+    for rule in policy.kernels.compiled_rules.rules:
+        match = rule.rule.match
+        sizes = [name for name in ("m", "n", "k", "head_dim") if getattr(match, name) is not None]
+        ops = [match.op] if match.op else list(SIZES)
+        op = match.op or ""
+        if sizes and not any(set(sizes) <= set(SIZES.get(one, ())) for one in ops):
+            missing = [name for name in sizes if name not in SIZES.get(op, ())] or sizes
+            known = ", ".join(SIZES.get(op, ())) or "no sizes"
+            why = f"a call of {op} has {known}" if op else "no operation has all of these"
+            found.append((op, rule.source, f"it states {', '.join(missing)}, and {why}", f"leave {missing[0]} out"))
+            continue
+        if root is None or not rule.use:
+            continue
+        for key in ("module", "node"):
+            stated = getattr(match, key)
+            if stated is None:
+                continue
+            if paths is None:
+                paths = [path for _, path, _ in module_names.walk(root)]
+            test = Glob(stated)
+            if not any(map(test, paths)):
+                near = nearest(stated, paths)
+                why = f"root has no module {stated!r}" + (f"; did you mean {near!r}?" if near else "")
+                found.append((op, rule.source, why, "write the path as in named_modules() of root"))
+    return found
+
+
+def refuse_impossible(active: CompiledPolicy) -> None:
+    """Warn of rules that can match no call when a policy is activated. Raises where it is strict."""
+    found = active.impossible_rules(active.root)
+    if not found or active.policy.mode == "auto":
+        return
+    msg = "; ".join(f"{rule} can match no call: {why}" for _, rule, why, _ in found)
+    msg += f". Fix: {found[0][3]}"
+    if active.strict:
+        raise UnsupportedOperationError(msg, engine="torch")
+    warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
 
 
 def report(active: CompiledPolicy | None) -> None:

@@ -19,7 +19,7 @@ from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import measuring
 from xpuruntime.pytorch.explanation.length_ranges import kv_range, phase_of_call, ranged
-from xpuruntime.pytorch.explanation.requested import RequestedKernels, request_of, uncertain
+from xpuruntime.pytorch.explanation.requested import RequestedKernels, request_of, requests_other_kernel, uncertain
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -130,6 +130,9 @@ class RecordedCalls:
             self.source = f"kernels.{self.op}"
             self.kernel = NATIVE_NAMES[self.op].get(self.asked[0], DEFAULT_ID[self.op])
             self.status = "honoured"
+            libraries = self.op == "matmul" and not self.device.startswith("cuda")
+            if libraries and all(requests_other_kernel(self.op, (kernel_name,)) for kernel_name in self.asked):
+                self.status, self.by_switch, self.reason = "substituted", False, _ON_CUDA
 
     @property
     def operator(self) -> str:
@@ -142,6 +145,7 @@ class RecordedCalls:
         return " ".join(filter(None, ("xpuruntime", self.op, self.kernel, self.module)))
 
 
+_ON_CUDA = "PyTorch's BLAS libraries for CUDA are a switch of its own, which leaves products on the CPU as they are"
 #: Why a call that a policy asks something for was not decided.
 LEFT = "only PyTorch's own kernel does this, or does it for these arguments"
 

@@ -120,7 +120,8 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
         recorder = self._recorder
         rows = build_rows(recorder.kinds, attribution, served_since(self._before), recorder.asking)
         unmatched = recorder.asking.unmatched()
-        notes = list(unmatched)
+        never_ran = () if partial else recorder.asking.never_ran(rows, self._root)
+        notes = [*unmatched, *never_ran]
         if attribution.kind == "cpu" and any(row.device.startswith("cuda") for row in rows):
             notes.append(
                 "kernels ran on CUDA and the profiler saw none of them, so the times are those of the CPU: CUPTI may "
@@ -134,6 +135,7 @@ class explain(RecordedBlock["Watch"]):  # noqa: N801 - used like a function
                 policy=self._policy,
                 notes=tuple(notes),
                 unmatched=unmatched,
+                never_ran=never_ran,
                 partial=partial,
                 fast_path=fast_path().route,
             )

@@ -32,6 +32,7 @@ class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
     notes: tuple[str, ...]
     partial: bool
     unmatched: tuple[str, ...] = ()
+    never_ran: tuple[str, ...] = ()
     fast_path: str = ""
 
 
@@ -57,6 +58,8 @@ class Explanation:
         What could not be seen, and why; rules that matched no call.
     unmatched : tuple of str
         Rules for modules that matched no call, of policies that held inside; also among the notes.
+    never_ran : tuple of str
+        Operations of which a policy names a kernel, and of which no call was seen; also among the notes.
     partial : bool
         Whether the block was left by an exception.
     fast_path : str
@@ -106,6 +109,11 @@ class Explanation:
     def unmatched(self) -> tuple[str, ...]:
         """Rules for modules that matched no call."""
         return self._get().unmatched
+
+    @property
+    def never_ran(self) -> tuple[str, ...]:
+        """Operations of which a policy names a kernel, and of which no call was seen."""
+        return self._get().never_ran
 
     @property
     def partial(self) -> bool:
@@ -183,7 +191,8 @@ class Explanation:
         no_substitution : bool
             Nothing may have run by another kernel than its rule asks for.
         no_unmatched : bool
-            No rule for a module may have matched no call.
+            No rule for a module may have matched no call, and of no operation that the policy names a kernel for may
+            there have been none.
 
         Returns
         -------
@@ -210,7 +219,7 @@ class Explanation:
             wrong.append(f"{_rows(len(counts['substituted']))} ran by another kernel than was asked for")
             against.add("substituted")
         if no_unmatched:
-            wrong += self.unmatched
+            wrong += [*self.unmatched, *self.never_ran]
         covered = self.coverage.covered
         if coverage is not None and covered < coverage:
             wrong.append(

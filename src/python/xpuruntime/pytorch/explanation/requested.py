@@ -6,15 +6,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from xpuruntime.pytorch.call_scope import module_names
+from xpuruntime.pytorch.coverage.by_operators import computed_by_operators
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Sequence
+
+    import torch
 
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.policies.call_facts import CallFacts
     from xpuruntime.policies.compiled_rules import Preference
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+    from xpuruntime.pytorch.explanation.summary import Row
 
 __all__ = ["RequestedKernels", "request_of", "requests_other_kernel", "uncertain"]
 
@@ -36,6 +41,24 @@ class RequestedKernels:
         """Return a sentence for each rule of a module that no call has matched."""
         return tuple(sentence for active in self._active.values() for sentence in active.rule_use.unmatched())
 
+    def never_ran(self, rows: Sequence[Row], root: torch.nn.Module | None) -> tuple[str, ...]:
+        """Return a sentence for each operation of which a policy names a kernel, and of which no call was seen.
+
+        Rules that state a size, a type, a device or a phase may meet no call, and are no such request. Where it cannot
+        be seen what ran, it is not known whether any did.
+        """
+        if any(row.status == "opaque" for row in rows):
+            return ()
+        seen = {row.op for row in rows if row.status != "default" or row.source != "default"}
+        found: dict[str, str] = {}
+        for active in self._active.values():
+            kernels = active.policy.kernels
+            for op in sorted(DEFAULT_ID):
+                source = next((key for key, use in _named(kernels, op) if requests_other_kernel(op, use)), None)
+                if source is not None and op not in seen:
+                    found.setdefault(op, _never(op, source, root or active.root))
+        return tuple(found.values())
+
     def asked(self, facts: CallFacts) -> tuple[tuple[str, ...], str, bool]:
         """Return what is asked for a call, the key that asks, and whether that is sure.
 
@@ -46,6 +69,30 @@ class RequestedKernels:
             if found is not None:
                 return found.use, found.source, sure
         return (), "default", True
+
+
+def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...]]]:
+    """Yield the keys that name kernels for all calls of an operation, or for all of some modules."""
+    rules = kernels.compiled_rules
+    for rule in rules.rules:
+        if rule.rule.match.op == op and rule.rule.match.stated_fields().keys() <= {"op", "module", "node"}:
+            yield rule.source, rule.use
+    if op in rules.short_forms:
+        yield rules.short_forms[op].source, rules.short_forms[op].use
+
+
+def _never(op: str, source: str, root: torch.nn.Module | None) -> str:
+    """Return that a key asks for something of which nothing ran, and where the model has it out of reach."""
+    sentence = f"{source} names a kernel for {op}, and no call of {op} was seen: 0 calls obey"
+    own: dict[str, int] = {}
+    for part, _, _ in () if root is None else module_names.walk(root):
+        by = computed_by_operators(part)
+        if by is not None and by.op == op:
+            own[by.reason] = own.get(by.reason, 0) + 1
+    if not own:
+        return sentence
+    things = "attention modules" if op == "attention" else "norms"
+    return f"{sentence}; 0 of {sum(own.values())} {things} are reachable, as {'; '.join(own)}"
 
 
 def request_of(kernels: KernelPolicy, facts: CallFacts) -> tuple[Preference | None, bool]:

@@ -88,6 +88,8 @@ def _headline(explanation: Explanation) -> RenderableType:
     if coverage.opaque:
         text.append(f", {coverage.opaque:.1%} opaque", style="yellow")
     text.append(f", {coverage.other:.1%} other")
+    if explanation.never_ran:
+        text.append(f"\nasked for and never ran: {len(explanation.never_ran)}, see the notes", style="bold red")
     if explanation.partial:
         text.append("\nincomplete: the block was left by an exception", style="yellow")
     return text

@@ -121,7 +121,8 @@ def _run(
             route = _resolve(native, active, key, product, args, more, phase, module, skip)
         place = route.place
         if place is None:
-            return call_native(native.name, "matmul", native, args, more, route)
+            settled = None if not active.decides("matmul") else route  # a switch of PyTorch's decides all calls
+            return call_native(native.name, "matmul", native, args, more, settled)
         # Another thread may have kept the route a moment ago, and not its plan yet.
         plan = route.plan or GemmPlan(product)
         # Switches of PyTorch's that may change between two calls.

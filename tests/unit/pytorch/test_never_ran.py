@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What a policy names and what never runs: refused on entry where it can be known then, and else a deviation."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+
+import xpuruntime as xrt
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+
+torch = pytest.importorskip("torch")
+xt = pytest.importorskip("xpuruntime.pytorch")
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
+
+
+def strict(**kernels):
+    return xrt.Policy(mode="strict", kernels=kernels)
+
+
+class OwnNorm(torch.nn.Module):
+    def __init__(self, kind):
+        super().__init__()
+        self.weight, self.kind = torch.nn.Parameter(torch.ones(8)), kind
+
+
+class Rms(OwnNorm):
+    def _norm(self, x):
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+    def forward(self, x):
+        return self.weight * self._norm(x.float())
+
+
+class CenteredNorm(OwnNorm):
+    def forward(self, x):
+        x = x - x.mean(-1, keepdim=True)
+        return self.weight * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+
+
+class Products(OwnNorm):
+    def forward(self, x):
+        return (x @ x.transpose(-1, -2)).softmax(-1) @ x
+
+
+class Calls(OwnNorm):
+    def forward(self, x):
+        x = torch.nn.functional.rms_norm(torch.nn.functional.layer_norm(x, (8,)), (8,), self.weight)
+        return torch.nn.functional.scaled_dot_product_attention(x, x, x).softmax(-1) @ x.transpose(-1, -2)
+
+
+@pytest.mark.parametrize(("kind", "op"), [(Rms, "rms_norm"), (CenteredNorm, "layer_norm"), (Products, "attention")])
+def test_a_module_that_computes_an_operation_by_others_is_a_gap_and_a_deviation(kind, op):
+    model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), kind(op), kind(op)), torch.randn(2, 4, 8)
+    policy = strict(**{op: "cpu.reference"})
+    gaps = xt.coverage_gaps(policy, module=model)
+    assert [(gap.op, gap.what) for gap in gaps] == [(op, "1"), (op, "2")]
+    assert kind.__qualname__ in gaps[0].reason
+    with xt.kernel_policy(policy), xt.explain(root=model) as found:
+        model(x).sum().backward()
+    (sentence,) = found.never_ran
+    assert "0 calls obey" in sentence
+    assert "0 of 2" in sentence
+    assert kind.__qualname__ in sentence
+    assert "never ran" in str(found)
+    with pytest.raises(UnsupportedOperationError, match="0 calls obey"):
+        found.require()
+    assert xt.coverage_gaps(strict(**{op: "torch"}), module=model) == ()
+
+
+def test_a_module_that_calls_them_is_none():
+    policy = strict(rms_norm="cpu.reference", layer_norm="cpu.reference", attention="cpu.reference")
+    model = torch.nn.Sequential(Calls(""), torch.nn.RMSNorm(8), torch.nn.LayerNorm(8), torch.nn.Softmax(-1))
+    assert xt.coverage_gaps(policy, module=model) == ()
+    with xt.kernel_policy(policy), xt.explain() as found:
+        Calls("")(torch.randn(1, 1, 8, 8))
+    assert found.require().never_ran == ()
+
+
+def test_rules_of_sizes_and_phases_may_meet_no_call():
+    rules = [{"match": {"op": "attention", "head_dim": 64}, "use": "cpu.reference"}]
+    with xt.kernel_policy(rules=rules), xt.explain() as found:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    assert found.require().never_ran == ()
+
+
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_the_norms_and_eager_attention_of_hugging_face(monkeypatch, attention):
+    monkeypatch.setitem(sys.modules, "torchvision", None)
+    transformers = pytest.importorskip("transformers")
+    config = transformers.LlamaConfig(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2,
+        vocab_size=32, attn_implementation=attention,
+    )  # fmt: skip
+    model = transformers.LlamaForCausalLM(config)
+    gaps = xt.coverage_gaps(strict(rms_norm="cpu.reference", attention="cpu.reference"), module=model)
+    norms = [gap for gap in gaps if gap.op == "rms_norm"]
+    assert len(norms) == 5
+    assert all("LlamaRMSNorm" in gap.reason for gap in norms)
+    others = [gap for gap in gaps if gap.op == "attention"]
+    assert len(others) == (2 if attention == "eager" else 0)
+    assert all("attn_implementation='sdpa'" in gap.fix for gap in others)
+    with xt.kernel_policy(strict(rms_norm="cpu.reference")), xt.explain(root=model) as found:
+        model(torch.ones(1, 4, dtype=torch.int64))
+    assert "0 of 5 norms are reachable" in found.never_ran[0]
+    assert "LlamaRMSNorm" in found.never_ran[0]
+
+
+IMPOSSIBLE = [
+    {"op": "attention", "m": "<=1"}, {"op": "layer_norm", "m": "<=4"}, {"op": "conv", "n": "<=4"},
+    {"op": "matmul", "head_dim": "<=64"}, {"m": 1, "head_dim": 64},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("match", IMPOSSIBLE)
+def test_a_rule_whose_keys_its_operation_lacks(match):
+    kernels = {"rules": [{"match": match, "use": "torch"}]}
+    with pytest.raises(UnsupportedOperationError, match=r"kernels.rules\[0\] can match no call"):
+        xt.set_kernel_policy(strict(**kernels))
+    assert xt.get_kernel_policy() is None
+    with pytest.warns(XpuRuntimeWarning, match="can match no call"), xt.kernel_policy(xrt.Policy(kernels=kernels)):
+        pass
+    assert [gap.what for gap in xt.coverage_gaps(xrt.Policy(kernels=kernels))] == ["kernels.rules[0]"]
+
+
+def test_a_rule_of_a_module_that_the_root_lacks_is_refused_before_anything_runs():
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8))
+    policy = strict(rules=[{"match": {"op": "matmul", "module": "layer.0"}, "use": "cpu.reference"}])
+    with pytest.raises(UnsupportedOperationError, match=r"root has no module 'layer\.0'"):
+        xt.set_kernel_policy(policy, root=model)
+    assert [gap.what for gap in xt.coverage_gaps(policy, module=model)] == ["kernels.rules[0]"]
+    named = strict(rules=[{"match": {"op": "matmul", "module": "0"}, "use": "cpu.reference"}])
+    with xt.kernel_policy(named, root=model), xt.explain(root=model) as found:
+        model(torch.randn(2, 8))
+    found.require()
+
+
+@pytest.mark.skipif(torch.backends.cuda.is_built(), reason="this PyTorch has cuBLASLt")
+@pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
+def test_a_library_that_this_pytorch_lacks_is_no_default():
+    with xt.kernel_policy(matmul="cublasLt"), xt.explain() as found:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    (row,) = (row for row in found.rows if row.op == "matmul")
+    assert (row.requested, row.source, row.status) == (("cublasLt",), "kernels.matmul", "substituted")
+    with xt.kernel_policy(matmul=["cublasLt", "auto"]), xt.explain() as found:
+        torch.ones(2, 2) @ torch.ones(2, 2)
+    found.require()
