@@ -36,7 +36,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-killed-clients test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-killed-clients test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns sweep fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -112,6 +112,11 @@ fuzz: $(STAMPS)/install $(STAMPS)/test ## Fuzz models, files, calls and requests
 test-patterns: $(STAMPS)/install $(STAMPS)/test ## Run all operator patterns and ONNX's own test cases; make test runs a part
 	XPURUNTIME_ALL_PATTERNS=1 $(PY) -m pytest --timeout 900 tests/conformance/test_operator_patterns.py tests/conformance/test_onnx_backend.py \
 	  tests/unit/engines/onnxruntime_engine/test_rewriting_suite.py $(PYTEST)
+
+# The engine whose operators are compared with ONNX Runtime.
+SWEEP ?= openvino
+sweep: $(STAMPS)/install $(STAMPS)/engines ## Compare every operator that the engine SWEEP takes with ONNX Runtime (10 minutes)
+	$(PY) -W ignore tools/engine_sweep.py $(SWEEP)
 
 # TORCH: the version to install first, such as torch==2.11.*; TORCH_INSTALL: what installs it.
 TORCH_INSTALL ?= $(PIP) install

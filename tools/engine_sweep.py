@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Compare every operator that an engine takes with ONNX Runtime, and the differences with the engine's known errors.
+
+``python tools/engine_sweep.py openvino`` makes its models of the single-node test cases of the `onnx` package and of
+`RECURRENT`: each with every element type that the operator's schema allows, in every version of the operator from opset
+13 on, with static and open sizes, with operands that are inputs or constants, and with the case's own and with edge
+values. It fails on a difference that no row of the engine's ``known_errors.json`` is about, and on a row that no case
+shows. Cases run in processes of their own, so that one which ends its process costs only itself.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import warnings
+from collections import Counter, defaultdict
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import onnx
+from onnx import defs, helper, numpy_helper
+from onnx_backend_suite import cases, directly, load, version
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Sequence
+
+OLDEST = 13
+TYPES = {
+    f"tensor({name})": np.dtype(kind)
+    for name, kind in (
+        ("float", "float32"),
+        *((one, one) for one in ("float16", "bool")),
+        *((f"{sign}int{bits}",) * 2 for sign in ("", "u") for bits in (8, 16, 32, 64)),
+    )
+}
+#: Edge values; those of 64 bits and of uint32 fit into int32, in which OpenVINO computes them, as its page says.
+EDGES = {
+    "f": [0.5, -0.0, 1.5, -2.5, 2.5, -1e-3, 33.0, -88.5, 3.0, -1.0, 1e4, -7.25],
+    "i8": [-127, 127, -7, 5, 100, -100, 3, -1, 0, 64, -64, 2],
+    "u8": [255, 7, 200, 3, 128, 0, 129, 1, 64, 250, 5, 2],
+    "i16": [-32767, 32767, -7, 300, 181, -200, 3, -1, 0, 2, 30000, 5],
+    "u16": [65535, 7, 300, 40000, 256, 0, 3, 1, 255, 2, 60000, 5],
+    "i32": [2**24 + 1, -(2**24) - 3, 777777777, -7, 1900000000, 4099, 3, -1, 0, -999999999, 2**31 - 1, 5],
+    "u32": [2**24 + 1, 7, 777777777, 2**31 - 1, 4099, 0, 3, 1, 46341, 2, 1900000000, 5],
+}
+#: What an edge value becomes in an operand that has a domain: operator to the operand and the change.
+DOMAINS = {
+    "Div": (1, lambda x: np.where((x == 0) | (x == -1), 3, x)),
+    "Mod": (1, lambda x: np.where((x == 0) | (x == -1), 3, x)),
+    "Pow": (1, lambda x: np.abs(x.astype(np.float64)) % 4),
+    "BitShift": (1, lambda x: x % (8 * x.itemsize)),
+}
+#: Operators whose operands are sizes, places or scales, which edge values would only make invalid or huge.
+NO_EDGES = {"Range", "ConstantOfShape", "QuantizeLinear", "DequantizeLinear", "GroupNormalization", "Resize", "OneHot"}
+#: Made of random numbers, or of more than their inputs.
+UNCOMPARED = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
+RECURRENT = {"LSTM": 4, "GRU": 3, "RNN": 1}
+
+
+class Base(NamedTuple):
+    """A model of one node, and its inputs by name."""
+
+    model: Any
+    feeds: dict[str, Any]
+
+
+class Case(NamedTuple):
+    """A variant of a base."""
+
+    name: str
+    model: Any
+    feeds: dict[str, Any]
+
+
+def bases() -> list[Base]:
+    """Return a base for each operator, attributes, and ranks of inputs that the test cases of `onnx` have."""
+    found: dict[str, Base] = {}
+    for case in cases():
+        if case.kind != "node" or len(case.model.graph.node) != 1 or case.model.graph.node[0].domain:
+            continue
+        node = case.model.graph.node[0]
+        if not node.input or node.op_type in UNCOMPARED or any(a.type in (5, 10) for a in node.attribute):
+            continue
+        _, sets = load(case)
+        values = sets[0][0]
+        if not all(isinstance(one, np.ndarray) and one.dtype in TYPES.values() for one in values):
+            continue
+        ranks = [one.ndim for one in values], [bool(name) for name in node.input]
+        key = repr((node.op_type, sorted(map(str, node.attribute)), ranks))
+        names = [value.name for value in case.model.graph.input]
+        found.setdefault(key, Base(case.model, dict(zip(names, values, strict=False))))
+    return [*found.values(), *_recurrent()]
+
+
+def _recurrent() -> Iterator[Base]:
+    random = np.random.default_rng(0)
+    for op, gates in RECURRENT.items():
+        for direction in ("forward", "reverse", "bidirectional"):
+            ways = 1 + (direction == "bidirectional")
+            shapes = {"x": (6, 3, 4), "w": (ways, gates * 8, 4), "r": (ways, gates * 8, 8)}
+            feeds: dict[str, Any] = {k: random.standard_normal(v).astype(np.float32) for k, v in shapes.items()}
+            feeds["lengths"] = np.array([6, 2, 4], np.int32)
+            inputs = ["x", "w", "r", "", "lengths"]
+            made = ["y", "last"]
+            node = helper.make_node(op, inputs, made, hidden_size=8, direction=direction)
+            values = [helper.make_tensor_value_info(k, _code(v.dtype), v.shape) for k, v in feeds.items()]
+            graph = helper.make_graph([node], "g", values, [onnx.ValueInfoProto(name=name) for name in made])
+            yield Base(helper.make_model(graph), feeds)
+
+
+def variants(ops: Collection[str] = ()) -> Iterator[Case]:
+    """Yield every case, or those of some operators, in an order that does not change."""
+    random = np.random.default_rng(0)
+    for base in bases():
+        node = base.model.graph.node[0]
+        opsets = _opsets(node.op_type)
+        if not opsets or (ops and node.op_type not in ops):
+            continue
+        newest = defs.get_schema(node.op_type, opsets[-1])
+        for opset in opsets:
+            kinds = _types(node, newest) if opset == opsets[-1] else [("", None)]
+            for variable, kind in kinds:
+                for edge in (False, True):
+                    feeds = _feeds(node, newest, base.feeds, variable, kind, random if edge else None)
+                    if feeds is None:
+                        continue
+                    for fixed in (False, True) if len(feeds) > 1 else (False,):
+                        for opened in (False, True):
+                            model = _model(node, opset, feeds, fixed=fixed, opened=opened)
+                            if model is not None:
+                                given = {value.name: feeds[value.name] for value in model.graph.input}
+                                words = [node.op_type, f"opset {opset}", _signature(model, feeds)]
+                                words += ["constants"] * fixed + ["open"] * opened + ["edge values"] * edge
+                                words += [_text(one) for one in node.attribute]
+                                yield Case(" | ".join(words), model, given)
+
+
+def _signature(model: Any, feeds: dict[str, Any]) -> str:
+    return ", ".join(str(feeds[name].dtype) if name in feeds else "-" for name in model.graph.node[0].input)
+
+
+def _text(attribute: Any) -> str:
+    value = helper.get_attribute_value(attribute)
+    return f"{attribute.name}={value.decode() if isinstance(value, bytes) else value}"
+
+
+def _opsets(op: str) -> list[int]:
+    """Return an opset for each version of an operator from `OLDEST` on."""
+    found = {
+        max(OLDEST, one.since_version)
+        for one in defs.get_all_schemas_with_history()
+        if (one.name, one.domain) == (op, "")
+    }
+    last = max(found)
+    return sorted(one for one in found if not defs.get_schema(op, min(one, last)).deprecated)
+
+
+def _types(node: Any, schema: Any) -> list[tuple[str, Any]]:
+    """Return type variables of a schema and the types that they can have; first none, for the base's own."""
+    variables = {_formal(schema, place).type_str for place, name in enumerate(node.input) if name}
+    found: list[tuple[str, Any]] = [("", None)]
+    for constraint in schema.type_constraints:
+        if constraint.type_param_str in variables:
+            kinds = [TYPES[one] for one in sorted(constraint.allowed_type_strs) if one in TYPES]
+            found += [(constraint.type_param_str, kind) for kind in kinds]
+    return found
+
+
+def _formal(schema: Any, place: int) -> Any:
+    return schema.inputs[min(place, len(schema.inputs) - 1)]
+
+
+def _feeds(node: Any, schema: Any, own: dict[str, Any], variable: str, kind: Any, random: Any) -> dict[str, Any] | None:
+    """Return the inputs with the types and values of a variant; ``None`` where it is no other than an earlier one."""
+    feeds = dict(own)
+    places = {name: place for place, name in enumerate(node.input) if name in own}
+    first = _formal(schema, 0).type_str
+    for name, place in places.items():
+        value, formal = own[name], _formal(schema, place).type_str
+        if variable and formal == variable:
+            value = _cast(value, kind)
+        if random is not None and formal == first and node.op_type not in NO_EDGES:
+            edges = _edges(value.dtype)
+            if edges is not None:
+                picked = random.choice(edges, value.shape).astype(value.dtype)
+                operand, change = DOMAINS.get(node.op_type, (-1, None))
+                value = change(picked).astype(value.dtype) if operand == place and change else picked
+        feeds[name] = value
+    same = all(
+        feeds[name] is own[name] or (feeds[name].dtype == own[name].dtype and np.array_equal(feeds[name], own[name]))
+        for name in own
+    )
+    return None if same and (variable or random is not None) else feeds
+
+
+def _cast(value: Any, kind: Any) -> Any:
+    if value.dtype == kind:
+        return value
+    if kind.kind in "iu" and value.dtype.kind == "f":
+        value = np.nan_to_num(np.round(value * 3))
+    with np.errstate(invalid="ignore", over="ignore"):
+        return (np.abs(value.astype(np.float64)) if kind.kind == "u" else value).astype(kind)
+
+
+def _edges(kind: Any) -> Any:
+    if kind.kind == "f":
+        return np.array(EDGES["f"])
+    if kind.kind in "iu":
+        return np.array(EDGES[f"{kind.kind}{min(32, 8 * kind.itemsize)}"], np.int64)
+    return None
+
+
+def _code(kind: Any) -> int:
+    return int(helper.np_dtype_to_tensor_dtype(kind))
+
+
+def _model(node: Any, opset: int, feeds: dict[str, Any], *, fixed: bool, opened: bool) -> Any:
+    """Return a model of a node in an opset; ``None`` where the opset does not have it."""
+    schema = defs.get_schema(node.op_type, opset)
+    newest = defs.get_schema(node.op_type)
+    inner = onnx.NodeProto()
+    inner.CopyFrom(node)
+    inner.name = "node"
+    while len(inner.input) > schema.max_input:  # such as axes, which were an attribute
+        name, formal = inner.input.pop(), _formal(newest, len(inner.input)).name
+        if name and (formal not in schema.attributes or name not in feeds or not feeds[name].size):
+            return None
+        if name:
+            inner.attribute.append(helper.make_attribute(formal, feeds[name].tolist()))
+    if any(one.name not in schema.attributes for one in inner.attribute):
+        return None
+    used = list(dict.fromkeys(name for name in inner.input if name))
+    constants = used[1:] if fixed else []
+    if fixed and not constants:
+        return None
+    inputs = [
+        helper.make_tensor_value_info(name, _code(feeds[name].dtype), _sizes(name, feeds[name].shape, opened=opened))
+        for name in used
+        if name not in constants
+    ]
+    if opened and not any(feeds[value.name].ndim for value in inputs):
+        return None
+    outputs = [onnx.ValueInfoProto(name=name) for name in inner.output if name]
+    tensors = [numpy_helper.from_array(feeds[name], name) for name in constants]
+    graph = helper.make_graph([inner], "g", inputs, outputs, tensors)
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", opset)], ir_version=10)
+    try:
+        kinds = {one.name: one.type for one in onnx.shape_inference.infer_shapes(model, strict_mode=True).graph.output}
+        for value in model.graph.output:
+            value.type.CopyFrom(kinds[value.name])
+    except Exception:  # inference has errors of many types
+        return None
+    return model
+
+
+def _sizes(name: str, shape: tuple[int, ...], *, opened: bool) -> list[int | str]:
+    """Return the sizes of an input: open are all, but for the last of several, which weights often fix."""
+    keep = len(shape) - 1 if len(shape) > 1 else -1
+    return [f"{name}_{at}" if opened and at != keep else size for at, size in enumerate(shape)]
+
+
+def truths(case: Case) -> list[list[Any]]:
+    """Return what ONNX Runtime computes, and ONNX's reference: where they differ, an engine may follow either."""
+    found = []
+    names = list(case.feeds)
+    for compute in (
+        lambda: directly("onnxruntime", case.model)([case.feeds[name] for name in names]),
+        lambda: onnx.reference.ReferenceEvaluator(case.model).run(None, case.feeds),
+    ):
+        try:
+            found.append([np.asarray(one) for one in compute()])
+        except Exception:
+            continue
+    return found
+
+
+def difference(want: Any, got: Any, half: bool) -> str:
+    """Say where two results differ; integers exactly, but for those outside of int32. Empty where they do not."""
+    if want.dtype not in TYPES.values():
+        return ""
+    if want.shape != got.shape:
+        return f"shape {list(got.shape)} instead of {list(want.shape)}"
+    exact, near = want.astype(np.float64), got.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        if want.dtype.kind == "f":
+            unit, top = (2e-2, 6e4) if half else (1e-3, 1e30)
+            scale = np.abs(exact[np.isfinite(exact)]).max(initial=0)
+            same = np.isclose(near, exact, rtol=unit, atol=unit / 10 * (1 + scale), equal_nan=True) | (
+                np.abs(exact) > top
+            )
+        else:
+            same = (want == got.astype(want.dtype)) | (exact >= 2**31) | (exact < -(2**31))
+    return "" if same.all() else f"{got[~same][:3].tolist()} instead of {want[~same][:3].tolist()}"
+
+
+def wrong(engine: str, case: Case) -> str:
+    """Return how an engine's results differ from ONNX's; empty where they do not, or it refuses the model."""
+    half = engine == "qnn" or any(value.dtype == np.float16 for value in case.feeds.values())
+    try:
+        got = directly(engine, case.model)(list(case.feeds.values()))
+    except Exception:
+        return ""
+    wanted = truths(case)
+
+    def off(want: list[Any]) -> str:
+        pairs = zip(want, map(np.asarray, got), strict=False)
+        return next((text for value, result in pairs if (text := difference(value, result, half))), "")
+
+    said = [off(want) for want in wanted]
+    return said[0] if said and all(said) else ""
+
+
+def work(engine: str, first: int, every: int, out: Path, ops: Collection[str]) -> None:
+    """Run each `every`th case from `first` on: a line of JSON before each, and one behind each that differs."""
+    from xpuruntime.engines.known_errors import known_errors, nodes_with_errors
+    from xpuruntime.engines.model import inspect_bytes
+    from xpuruntime.errors import ModelError
+
+    warnings.simplefilter("ignore")
+    rows = known_errors(engine)
+    with out.open("a", encoding="utf-8") as file:
+        for index, case in enumerate(variants(ops)):
+            if index < first or (index - first) % every:
+                continue
+            file.write(json.dumps({"index": index}) + "\n")
+            file.flush()
+            found = wrong(engine, case)
+            try:
+                named = [row.id for _, row in nodes_with_errors(inspect_bytes(case.model), rows)]
+            except ModelError:
+                continue
+            if found or named:
+                file.write(json.dumps({"case": case.name, "wrong": found, "rows": named}) + "\n")
+        file.write(json.dumps({"count": index + 1}) + "\n")
+
+
+def sweep(engine: str, processes: int, ops: Collection[str] = ()) -> list[dict[str, Any]]:
+    """Return the cases that differ, or that rows are about."""
+    with ThreadPoolExecutor(processes) as pool:
+        parts = pool.map(lambda first: _part(engine, first, processes, ops), range(processes))
+        return [row for part in parts for row in part]
+
+
+def _part(engine: str, first: int, every: int, ops: Collection[str]) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "rows.jsonl"
+        while True:
+            out.unlink(missing_ok=True)
+            command = [sys.executable, __file__, "--work", engine, str(first), str(every), str(out), *ops]
+            env = {**os.environ, "OMP_NUM_THREADS": "1"}
+            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, check=False)
+            lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
+            rows += [line for line in lines if "case" in line]
+            if done.returncode == 0:
+                return rows + lines[-1:]
+            if not lines or "index" not in lines[-1]:
+                raise SystemExit(done.stderr.decode()[-2000:])
+            rows.append({"crashed": lines[-1]["index"]})
+            first = lines[-1]["index"] + every
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Sweep engines, print what differs, and fail where that is not what their tables say."""
+    if arguments[:1] == ["--work"]:
+        engine, first, every, out, *ops = arguments[1:]
+        work(engine, int(first), int(every), Path(out), ops)
+        return 0
+    from xpuruntime.engines.known_errors import known_errors
+
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engines", nargs="+")
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--json", type=Path, help="write the cases that differ, a line each")
+    parser.add_argument("--ops", nargs="*", default=[], help="operators, where not all")
+    given = parser.parse_args(arguments)
+    failed = False
+    for engine in given.engines:
+        rows = sweep(engine, given.jobs, given.ops)
+        if given.json:
+            given.json.write_text("\n".join(json.dumps(row) for row in rows), encoding="utf-8")
+        crashed = [row["crashed"] for row in rows if "crashed" in row]
+        new = [row for row in rows if row.get("wrong") and not row["rows"]]
+        shown = Counter(one for row in rows if row.get("wrong") for one in row["rows"])
+        refused = Counter(one for row in rows for one in row.get("rows", ()))
+        print(f"{version(engine)}: {len(crashed)} cases ended their process; {len(new)} differ and are in no row")
+        for name in sorted(refused):
+            print(f"  {name}: {shown[name]} of {refused[name]} cases that it is about differ")
+        groups: dict[tuple[str, ...], list[dict[str, Any]]] = defaultdict(list)
+        for row in new:
+            words = row["case"].split(" | ")
+            groups[words[0], words[2]].append(row)
+        for (op, kinds), found in sorted(groups.items()):
+            print(f"  new: {op} ({kinds}), {len(found)} cases, such as {found[0]['case']}: {found[0]['wrong']}")
+        gone = [row.id for row in known_errors(engine) if row.id in refused and not shown[row.id]]
+        failed |= bool(new or gone)
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
