@@ -19,7 +19,12 @@ from onnx.reference import ReferenceEvaluator
 import xpuruntime as xrt
 from xpuruntime.engines.known_errors import KEY, applies_to, known_errors, nodes_with_errors
 from xpuruntime.engines.model import inspect_model
+from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.planning import PlanRequest, resolve
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -246,8 +251,9 @@ def test_plans_and_reports_say_so(row: str, tmp_path: Path) -> None:
     model = OPENVINO[row]()[0]
     path, feeds = saved(model, tmp_path), feeds_of(model)
     execution = {"engine": "openvino", "device": "cpu", "precision": "fp32"}
-    with pytest.raises(UnsupportedOperationError, match="'node' "):
+    with pytest.raises(UnsupportedOperationError, match="'node' ") as refused:
         xrt.InferenceSession(path, policy={"mode": "strict", "execution": execution})
+    assert "(execution: {engine: onnxruntime, device: cpu})" in str(refused.value)
     with pytest.warns(xrt.XpuRuntimeWarning, match="known to compute some nodes wrongly"):
         session = xrt.InferenceSession(path, policy={"execution": execution})
     with session:
@@ -312,6 +318,37 @@ def test_every_table_can_be_read() -> None:
     for engine in tables:
         rows = known_errors(engine)
         assert len({row.id for row in rows}) == len(rows)
+
+
+@pytest.mark.parametrize(("version", "known"), [("2026.4.1", True), ("2026.4.1-22982-abc", True), ("2027.0.0", False)])
+def test_a_plan_says_that_a_version_was_not_swept(version: str, known: bool, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    facts = EngineFacts(name="openvino", version=version, loadable=True, providers=("CPU",))
+    request = PlanRequest(model=inspect_model(saved(RIGHT[0](), tmp_path)))
+    policy = Policy.coerce({"execution": {"engine": "openvino", "device": "cpu", "precision": "fp32"}})
+    machine = machine_snapshot().with_engines({"openvino": facts})
+    notes = resolve(request, policy, machine, default_registry().engines()).notes
+    assert any("2027.0.0 was not swept" in one for one in notes) != known
+
+
+OUT_OF_8_BITS = (
+    "g (uint8[n] x) => (uint8[n] y) <uint8[1] k = {5}> "
+    "{ a = Cast <to = 6> (x) b = Cast <to = 6> (k) c = Sub (a, b) y = Cast <to = 2> (c) }"
+)
+OUT_OF_FP32 = (
+    "g (int32[n] x) => (int32[1] y) { a = Cast <to = 1> (x) b = ReduceMax <keepdims = 1> (a) y = Cast <to = 6> (b) }"
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "x"), [(OUT_OF_8_BITS, np.arange(8, dtype=np.uint8)), (OUT_OF_FP32, np.int32([3, 2**24]))]
+)
+def test_the_casts_of_the_fixes_make_it_right(text: str, x: Any, tmp_path: Path) -> None:
+    pytest.importorskip("openvino")
+    model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["" : 18]> {text}')
+    execution = {"engine": "openvino", "device": "cpu", "precision": "fp32"}
+    with xrt.InferenceSession(saved(model, tmp_path), policy={"mode": "strict", "execution": execution}) as session:
+        assert not differs(truth(model, {"x": x}), session.run({"x": x})["y"])
 
 
 def text_model(text: str, folder: Path) -> list[str]:

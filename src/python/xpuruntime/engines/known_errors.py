@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
 
-__all__ = ["KEY", "KnownError", "applies_to", "control_of", "known_errors", "nodes_with_errors"]
+__all__ = ["KEY", "KnownError", "applies_to", "control_of", "known_errors", "nodes_with_errors", "not_swept"]
 
 #: The key under which plans and reports name such nodes; it is in no policy file.
 KEY = "execution.operators"
@@ -77,6 +77,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Whether it is about 8-bit products of a processor that cuts their sums off, see `saturating_nodes`.
     reference : str
         An issue of the engine's tracker, or the case of the ONNX backend tests that shows it.
+    instead : str
+        What makes it right on this engine, as the end of a list of things to do; empty where nothing does.
     """
 
     id: str
@@ -97,15 +99,38 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     open: bool = False
     large: bool = False
     saturates: bool = False
+    instead: str = ""
+
+
+class _Table(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The rows of an engine, and the versions whose every operator was compared with ONNX Runtime to make them."""
+
+    swept: tuple[str, ...] = ()
+    rows: tuple[KnownError, ...] = ()
 
 
 @cache
-def known_errors(engine: str) -> tuple[KnownError, ...]:
-    """Return the rows of an engine; empty for one without a table."""
+def _table(engine: str) -> _Table:
     path = Path(__file__).parent / engine / "known_errors.json"
     if not engine.isidentifier() or not path.is_file():
-        return ()
-    return msgspec.json.decode(path.read_bytes(), type=tuple[KnownError, ...])
+        return _Table()
+    return msgspec.json.decode(path.read_bytes(), type=_Table)
+
+
+def known_errors(engine: str) -> tuple[KnownError, ...]:
+    """Return the rows of an engine; empty for one without a table."""
+    return _table(engine).rows
+
+
+def not_swept(engine: str, version: str | None) -> str | None:
+    """Say that nobody compared the operators of an engine's version; ``None`` where somebody did, or has no table."""
+    swept = _table(engine).swept
+    if not swept or version is None or any(_numbers(version)[: len(_numbers(one))] == _numbers(one) for one in swept):
+        return None
+    return (
+        f"{engine} {version} was not swept for silent errors: the known ones are of {', '.join(swept)}. "
+        "See xrt compare for whether it computes this model right"
+    )
 
 
 def applies_to(error: KnownError, version: str | None, device: str) -> bool:
@@ -166,6 +191,7 @@ def control_of(
         return None
     named = "; ".join(f"{name!r} {error.wrong} ({error.reference})" for name, error in found[:_NAMED])
     which = engine if version is None else f"{engine} {version}"
+    ways = dict.fromkeys(error.instead for _, error in found if error.instead)
     more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return Control(
         key=KEY,
@@ -173,8 +199,7 @@ def control_of(
         resolved="-",
         enforceability="unsupported",
         reason=f"{which} is known to compute some nodes wrongly, and without an error: {named}{more}",
-        fix="use another engine, or export the model with other operators"
-        + (", or fix its sizes with execution.shapes" if any(error.open for _, error in found) else ""),
+        fix=", or ".join(["take another engine (execution: {engine: onnxruntime, device: cpu})", *ways]),
     )
 
 

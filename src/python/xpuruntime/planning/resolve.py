@@ -12,7 +12,7 @@ import msgspec
 from xpuruntime.artifacts.checks import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.judging import judge
-from xpuruntime.engines.known_errors import control_of
+from xpuruntime.engines.known_errors import control_of, not_swept
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.evidence.records import Control, Verdict
@@ -155,7 +155,7 @@ def plan_of(
         settings=msgspec.json.decode(json_bytes(judgement.settings, enc_hook=str)),  # as it is read back
         calibration=calibration_digest(request.on(winner.device, policy)),
         warnings=tuple(_warnings(policy, winner, judgement, verdicts)),
-        notes=tuple(_notes(request, policy, winner, judgement, verdicts)),
+        notes=tuple(_notes(request, policy, machine, winner, judgement, verdicts)),
         execution=execution_facts(engines[winner.engine], winner.device, machine),
     )
 
@@ -378,11 +378,19 @@ _NOTED = 8
 
 
 def _notes(
-    request: PlanRequest, policy: Policy, winner: EngineCandidate, judgement: Judgement, verdicts: Sequence[Verdict]
+    request: PlanRequest,
+    policy: Policy,
+    machine: Machine,
+    winner: EngineCandidate,
+    judgement: Judgement,
+    verdicts: Sequence[Verdict],
 ) -> list[str]:
     before = [v for v in verdicts if not v.accepted and v.code != VerdictCode.NOT_TRIED]
     which = "the only candidate" if len(verdicts) == 1 else "the first candidate that can run it"
     lines = [f"{winner} is {which}: {judgement.verdict.reason}"]
+    facts = machine.engines.get(winner.engine)
+    if facts is not None and (unknown := not_swept(winner.engine, facts.version)) is not None:
+        lines.append(unknown)
     if request.artifact is not None:
         lines.append(f"loaded from artifact {request.artifact.folder}")
     lines.extend(f"the file is not as the ONNX standard wants it: {note}" for note in request.model.notes[:_NOTED])
