@@ -88,6 +88,14 @@ def test_a_device_that_cannot_be_had(machine: Machine, device: str, error: type[
         assert text in str(caught.value)
 
 
+def test_options_of_a_misspelt_engine_name_the_nearest_one() -> None:
+    asked = {"engine": "onnxruntime", "device": "cpu", "provider_options": {"openvin": {"num_streams": "1"}}}
+    with pytest.raises(
+        UnsupportedOperationError, match=r"Fix: write execution\.provider_options\.openvino\.num_streams"
+    ):
+        settle(LAPTOP, {"mode": "strict", "execution": asked})
+
+
 def test_a_fallback_is_taken_only_when_listed() -> None:
     wanted = {"engine": "onnxruntime", "device": "cuda:0", "fallback": ["onnxruntime@cpu"]}
     plan = settle(WITHOUT_CUDNN, {"execution": wanted})

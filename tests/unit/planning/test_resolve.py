@@ -315,10 +315,26 @@ class TestRefusal:
         with pytest.raises(PolicyError, match=r"did you mean 'onnxruntime'\?.*registered: onnxruntime"):
             settle({"execution": {"engine": "onnxruntme"}}, CPU, engine)
 
-    def test_an_unknown_engine_beside_a_known_one_is_a_warning(self) -> None:
-        plan = settle({"execution": {"engine": ["alhpa", "alpha"]}})
-        assert plan.engine == "alpha"
-        assert "did you mean 'alpha'?" in plan.warnings[0]
+    @pytest.mark.parametrize("mode", ["strict", "prefer", "auto"])
+    @pytest.mark.parametrize(
+        ("execution", "written"),
+        [
+            ({"engine": ["alhpa", "alpha"]}, "alpha in execution.engine"),
+            ({"engine": ["alpha", "alhpa"]}, "alpha in execution.engine"),
+            ({"engine": "alpha", "fallback": "alhpa@cpu"}, "alpha@cpu in execution.fallback"),
+            ({"fallback": ["alpha@cpu", "alhpa@cuda:1"]}, "alpha@cuda:1 in execution.fallback"),
+        ],
+    )
+    def test_a_misspelt_engine_is_refused_wherever_it_stands(self, mode: str, execution: dict, written: str) -> None:
+        with pytest.raises(PolicyError, match=rf"did you mean 'alpha'\?.*Fix: write {written}"):
+            settle({"mode": mode, "execution": execution})
+        with pytest.raises(
+            PolicyError, match=r"no engine is named 'allow'; registered: alpha\. Fix: write alpha@cpu in"
+        ):
+            settle({"mode": mode, "execution": {"fallback": "allow@cpu"}})
+        assert settle({"mode": mode, "execution": {"fallback": "torch@cpu"}}).engine == "alpha", (
+            "torch can be installed"
+        )
 
     def test_an_engine_with_no_device_here_gives_its_own_reason(self) -> None:
         reason = ("engine_broken", "the package does not import", "reinstall it")

@@ -225,6 +225,13 @@ YAML = [
         "execution: {fallback: onnxruntime}",
         "1:23: execution.fallback: 'onnxruntime' names no device; write 'engine@device', such as 'onnxruntime@cpu'",
     ),
+    *(
+        (
+            f"execution: {{fallback: {word}}}",
+            f"1:23: execution.fallback: '{word}' names no device; write 'engine@device', such as 'onnxruntime@cpu'",
+        )
+        for word in ("allow", "warn")
+    ),
     (
         "execution: {fallback: 'cuda:0'}",
         "1:23: execution.fallback: 'cuda:0' names no engine; write 'engine@device', such as 'onnxruntime@cuda:0'",

@@ -8,6 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.records import Control
+from xpuruntime.policies.refusal import nearest
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
@@ -147,13 +148,10 @@ class ControlBuilder:
             elif engine in listed or engine in default_registry():
                 self.add(key, "-", "enforced", f"used when {engine} runs, and only then")
             else:
-                self.add(
-                    key,
-                    "-",
-                    "unsupported",
-                    f"{names[0]} runs, and the policy names no engine {engine!r}",
-                    f"remove the key, or write {where} if {engine!r} was meant to be that",
-                )
+                near = nearest(engine, default_registry().names())
+                home = f"execution.provider_options.{near}" if near else where
+                reason = f"{names[0]} runs, and no engine is named {engine!r}"
+                self.add(key, "-", "unsupported", reason, f"write {home}.{key.split('.', 3)[3]}")
 
     def finish(self, engine: str) -> tuple[Control, ...]:
         """Return the controls; a stated key that none was added for is one that the engine has no means for."""

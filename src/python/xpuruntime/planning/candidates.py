@@ -4,11 +4,11 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.policies.refusal import nearest
 from xpuruntime.runtime.plugin_points import guarded
 
 if TYPE_CHECKING:
@@ -68,13 +68,12 @@ def find_engine(name: str, engines: Mapping[str, Engine]) -> str | None:
     return next((key for key, engine in engines.items() if name == engine.name or name in engine.aliases), None)
 
 
-def nearest_engine(name: str, engines: Mapping[str, Engine]) -> str:
-    """Return a sentence that helps with an unknown engine name: the nearest name, and all of them."""
+def nearest_engine(name: str, engines: Mapping[str, Engine]) -> str | None:
+    """Return the engine that an unknown name was probably meant to be, or ``None``."""
     words = {word: word for word in KNOWN_EXTRAS}
     words.update({word: key for key, engine in engines.items() for word in (key, *engine.aliases)})
-    close = difflib.get_close_matches(name.lower(), words, n=1)
-    hint = f"did you mean '{words[close[0]]}'? " if close else ""
-    return f"{hint}registered: {', '.join(engines) or 'none'}"
+    near = nearest(name, words)
+    return None if near is None else words[near]
 
 
 def list_candidates(

@@ -51,7 +51,7 @@ def refusal(
     Returns
     -------
     XpuRuntimeError
-        `PolicyError` when every engine is unknown or refuses an option's value, `CudaError` when the CUDA device is
+        `PolicyError` when an engine is unknown or refuses an option's value, `CudaError` when the CUDA device is
         not there, `EngineUnavailable` when engines, their libraries or another device are missing, `EngineError` when a
         compiled artifact does not fit, `UnsupportedOperationError` otherwise.
     """
@@ -84,7 +84,7 @@ def refusal(
         return EngineUnavailable(message, device=device, engine=engine)  # one engine could, once its fault is fixed
     if codes & _ARTIFACT_CODES:
         return EngineError(message, device=device, engine=engine)
-    if codes <= _ENGINE_CODES | {VerdictCode.ENGINE_UNKNOWN} and codes & _ENGINE_CODES:
+    if codes <= _ENGINE_CODES:
         return EngineUnavailable(message, device=device, engine=engine)
     return UnsupportedOperationError(message, device=device, engine=engine)
 
@@ -107,6 +107,8 @@ def control_lines(controls: Sequence[Control], mode: str = "strict") -> list[str
 def _summary(codes: set[str], count: int) -> str:
     if codes == {VerdictCode.NOT_ENFORCEABLE}:
         return "mode is strict, and a key of the policy cannot be enforced"
+    if codes == {VerdictCode.ENGINE_UNKNOWN}:
+        return "the policy names an engine that is not registered"
     return "the one candidate was rejected" if count == 1 else f"all {count} candidates were rejected"
 
 

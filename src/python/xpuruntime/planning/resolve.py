@@ -82,7 +82,7 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     Raises
     ------
     PolicyError
-        Every engine the policy names is unknown.
+        An engine that the policy names, as a fallback or otherwise, is unknown.
     CudaError
         The CUDA device asked for is not there.
     EngineError
@@ -97,6 +97,9 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     `Plan.warnings`.
     """
     candidates = list_candidates(policy, machine, engines, request.model.format)
+    unknown = [one for one in candidates if not one.known and one.engine not in KNOWN_EXTRAS]
+    if unknown:  # a mistake in the policy, whether or not it would be tried
+        raise refusal(unknown, [_unknown(one, engines) for one in unknown], {}, str(request.model.path))
     verdicts: list[Verdict] = []
     unmet: dict[str, Sequence[Control]] = {}
     chosen: tuple[EngineCandidate, Judgement] | None = None
@@ -335,10 +338,14 @@ def _unknown(candidate: EngineCandidate, engines: Mapping[str, Engine]) -> Verdi
             f"no adapter for {candidate.engine} is registered (registered: {', '.join(engines) or 'none'})",
             f"install a package that registers {candidate.engine}; the vendor's own package comes with {install}",
         ).verdict(candidate.engine, candidate.device)
+    near = nearest_engine(candidate.engine, engines)
+    hint = f"did you mean '{near}'? " if near else ""
+    written = f"{near or next(iter(engines), 'onnxruntime')}" + f"@{candidate.device}" * candidate.fallback
     return Refusal(
         VerdictCode.ENGINE_UNKNOWN,
-        f"no engine is named '{candidate.engine}'; {nearest_engine(candidate.engine, engines)}",
-        "correct the name in execution.engine, or install the package that registers it",
+        f"no engine is named '{candidate.engine}'; {hint}registered: {', '.join(engines) or 'none'}",
+        f"write {written} in execution.{'fallback' if candidate.fallback else 'engine'}, or install the package that "
+        f"registers {candidate.engine}",
     ).verdict(candidate.engine, candidate.device)
 
 
@@ -364,9 +371,7 @@ def _warnings(policy: Policy, winner: EngineCandidate, judgement: Judgement, ver
     if winner.fallback:
         lines.append(f"execution.fallback was used: {winner} runs, because " + "; ".join(map(_why, before)))
     else:
-        lines.extend(
-            f"{_why(v)}; {winner} runs instead" for v in before if v.code in _MENDABLE | {VerdictCode.ENGINE_UNKNOWN}
-        )
+        lines.extend(f"{_why(v)}; {winner} runs instead" for v in before if v.code in _MENDABLE)
     if policy.mode == "prefer":
         short = [control for control in judgement.controls if control.enforceability != "enforced"]
         lines.extend(line.strip() for line in control_lines(short, policy.mode))

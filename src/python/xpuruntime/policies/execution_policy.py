@@ -57,11 +57,11 @@ def _check_candidate(text: str) -> str:
     if not at and re.fullmatch(DEVICE_PATTERN, text):
         raise Refused(f"{quote(text)} names no engine; write 'engine@device', such as 'onnxruntime@{text}'")
     if not at:
-        raise Refused(f"{quote(text)} names no device; write 'engine@device', such as '{text[:40]}@cpu'")
+        raise Refused(f"{quote(text)} names no device; write 'engine@device', such as 'onnxruntime@cpu'")
     check_engine(engine)
     check_device(device)
     if device == "auto":
-        raise Refused(f"{quote(text)} names no certain device; write 'engine@device', such as '{engine}@cpu'")
+        raise Refused(f"{quote(text)} names no certain device; write 'engine@device', such as 'onnxruntime@cpu'")
     return text
 
 
