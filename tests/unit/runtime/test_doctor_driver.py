@@ -10,7 +10,7 @@ from doctor_facts import DRIVER, GPU, LAPTOP, ORT, facts, only
 
 from xpuruntime import _core
 from xpuruntime.runtime.doctor import examine
-from xpuruntime.runtime.doctor.facts import BuildFacts, DriverFacts, build_facts
+from xpuruntime.runtime.doctor.facts import BuildFacts, DriverFacts, TorchFacts, build_facts
 
 GPU_CORE = bool(_core.DeviceManager.built_with_cuda())
 
@@ -86,3 +86,18 @@ class TestDriver:
     def test_core_that_does_not_import(self) -> None:
         found = only(facts(core_error="undefined symbol: x"))
         assert (found.code, found.why) == ("core_missing", "undefined symbol: x")
+
+
+class TestAdvisories:
+    def test_kernels_that_are_known_to_be_wrong(self) -> None:
+        torch = TorchFacts(version="2.13.0+cu130", route="addon", cudnn=(9, 20, 0))
+        found = examine(facts(torch=torch)).findings
+        assert {(one.code, one.severity) for one in found} == {("kernel_advisory", "warning")}
+        assert any("cudnn.sdpa" in one.what and "issues/196678" in one.why and "H200" in one.why for one in found)
+        assert all("attention: auto" in str(one.fix) for one in found)
+
+    def test_none_without_cudnn_or_its_devices(self) -> None:
+        torch = TorchFacts(version="2.14.0", route="addon", cudnn=(9, 26, 0))
+        ampere = msgspec.structs.replace(GPU.cuda[0], compute_capability=(8, 0))
+        assert not examine(facts(torch=TorchFacts(version="2.13.0+cpu", route="addon"))).findings
+        assert not examine(facts(torch=torch, machine=msgspec.structs.replace(GPU, cuda=(ampere,)))).findings

@@ -14,9 +14,10 @@ from xpuruntime import _core
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention import timed_calls
+from xpuruntime.pytorch.attention import advised, timed_calls
 from xpuruntime.pytorch.attention.call import AttentionCall
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, is_enabled, rejection, whole
+from xpuruntime.pytorch.attention.entry_points import SDPA, EntryPoint
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, rejection, whole
 from xpuruntime.pytorch.dispatch import call_state, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 __all__ = ["default_policy", "deterministic", "find_route", "four", "policy_for_xrt", "xrt_rejection"]
 
 #: What serves `fused_attention` and compiled graphs without a policy: xpuruntime where it can, else PyTorch's.
-DEFAULT_NAMES = ("cuda_raw.flash_attention_v2", "torch")
+DEFAULT_NAMES = ("cuda_raw.flash_attention_v2", "auto")
 
 
 def deterministic(active: CompiledPolicy) -> bool:
@@ -109,8 +110,13 @@ def find_route(
         The policy is strict and nothing that it asks for can serve.
     """
     exact = deterministic(active)
+    entry = _entry_of(call)
     while True:
-        route = active.resolve(key, call.facts(), deterministic=exact, skip=skip, description=str(call), keep=False)
+        route = active.resolve(
+            key, call.facts(), deterministic=exact, skip=skip, description=str(call), entry=entry, keep=False
+        )
+        if route.kernel == SDPA.default:
+            advised.warn_of_own_choice(active, call)
         if route.open:
             return _settle(active, key, route, call, natively, exact, {kernel_name for kernel_name, _ in skip})
         if route.place is None:
@@ -132,6 +138,15 @@ def four(x: Tensor) -> Tensor:
     return x.view(-1, *x.shape[-3:])
 
 
+def _entry_of(call: AttentionCall) -> EntryPoint:
+    """Return `SDPA`, its default another kernel of PyTorch's where the one that it chooses is known to be wrong."""
+    if not advised.rows_on(call.q.device) or advised.advisory_of(own := advised.own_choice(call), call) is None:
+        return SDPA
+    kernels = ("torch.flash", "torch.efficient", "torch.math")
+    able = [id_ for id_ in kernels if id_ != own and not native_rejection(id_, call)]
+    return SDPA._replace(default=next(filter(is_enabled, able), able[0]))
+
+
 def _word_of(route: Route) -> str:
     """Return the kernel name that stands for PyTorch's kernel that a route has, or nothing where none does."""
     passed = {name for name, _ in route.passed_over}
@@ -145,6 +160,8 @@ def native_rejection(kernel: str, call: AttentionCall) -> str:
         return ""
     if call.backward and call.dropout_p > 0:
         return "with dropout, the gradient is by the kernel of the forward"
+    if (found := advised.advisory_of(kernel, call)) is not None:
+        return str(found)
     return rejection(
         kernel, call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal,
         scale=call.scale, enable_gqa=call.enable_gqa,
@@ -165,7 +182,12 @@ def xrt_rejection(kernel_name: str, call: AttentionCall, exact: bool) -> str:
             answers = registry.supports(_description(op, call, exact))
         except ValueError:
             return ""
-        found = [(ok, reason) for name, ok, reason in answers if name in ids]
+        wrong = {name: str(row) for name in ids if (row := advised.advisory_of(name, call)) is not None}
+        found = [
+            (ok and name not in wrong, wrong.get(name, reason) if ok else reason)
+            for name, ok, reason in answers
+            if name in ids
+        ]
         if not any(ok for ok, _ in found):
             said = "; ".join(dict.fromkeys(reason for _, reason in found)) or "it has no such kernel"
             return said if op == "attention" or call.backward else f"its gradient: {said}"
@@ -235,7 +257,7 @@ def _settle(
     moved = bool(call_state.transforms()) or _private_api.forward_level() >= 0
     fixed = bool(call.unfit) or call.dropout_p > 0 or moved
     xrt_kernel = [] if fixed else [id_ for id_ in _xpuruntime_kernels_for(call, exact) if id_ not in skip]
-    others = [] if fixed or call.backward else others_of_pytorch(call)
+    others = [] if fixed or call.backward else [id_ for id_ in others_of_pytorch(call) if id_ != route.kernel]
     best: str | None = route.kernel
     times: tuple[tuple[str, float], ...] = ()
     if call.backward:  # of a graph that has the xpuruntime operator: the forward is done
@@ -245,7 +267,8 @@ def _settle(
             id_: active.place("attention", id_, route.source, call.module, allow_tf32=False, deterministic=exact)
             for id_ in xrt_kernel
         }
-        candidates = [(route.kernel, lambda: timed_calls.call_native(call, natively))]
+        own = route.kernel if route.kernel in BACKENDS else None
+        candidates = [(route.kernel, lambda: timed_calls.call_by_backend(call, own, natively))]
         candidates += [(id_, lambda id_=id_: timed_calls.call_by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
         candidates += [
             (id_, lambda place=place: timed_calls.call_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
@@ -281,12 +304,8 @@ def others_of_pytorch(call: AttentionCall) -> list[str]:
     That one keeps the weights of all pairs, so that a long call could not even be measured. What is switched off in
     PyTorch is left out.
     """
-    with by_backend(None):
-        own = _private_api.sdp_choice(
-            call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal, scale=call.scale,
-            enable_gqa=call.enable_gqa,
-        )  # fmt: skip
-    rest = (id_ for id_, number in BACKENDS.items() if id_ != "torch.math" and number != own and is_enabled(id_))
+    own = advised.own_choice(call)
+    rest = (id_ for id_ in BACKENDS if id_ not in ("torch.math", own) and is_enabled(id_))
     return [id_ for id_ in rest if not native_rejection(id_, call)]
 
 

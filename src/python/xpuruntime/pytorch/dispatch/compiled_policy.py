@@ -16,6 +16,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.call_context import CallContext
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.kernel_ids import FAMILIES
+from xpuruntime.pytorch.attention.advised import some_hold
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
@@ -70,6 +71,9 @@ class CompiledPolicy:
         attention that no switch settles; under ``strict`` the operators that nothing can stand in for.
     attention_kernels : frozenset of str
         All that it asks for in attention, in its short form and its rules.
+    avoids : bool
+        Whether calls of attention have to be looked at although PyTorch's choice is taken, since ``auto`` leaves out
+        kernels that an advisory concerns.
     keys : dict of str to str
         What messages call a key of this policy, where it was made of another one.
     strict : bool
@@ -106,6 +110,9 @@ class CompiledPolicy:
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_kernels = self._kernel_names("attention")
         self.overrides = self.ops | (_ENTRIES if self.attention_kernels - _FREE else frozenset())
+        if some_hold():
+            self.overrides |= {"attention"}
+        self.avoids = some_hold() and "auto" in self.attention_kernels
         if self.strict:
             self.overrides |= {f"unserved_{op}" for op in FAMILIES if requests_other_kernel(op, self._kernel_names(op))}
         self.routes: dict[Any, Route] = {}
@@ -224,7 +231,7 @@ class CompiledPolicy:
             found = Route(
                 op, asked, source, kernel, place=place, passed_over=tuple(passed_over), module=module, phase=phase
             )
-            found.open = self.tunes and name == "auto" and entry in (None, SDPA)
+            found.open = self.tunes and name == "auto" and (entry is None or entry.name == SDPA.name)
             break
         if found is None:
             default = DEFAULT_ID[op] if entry is None else entry.default
@@ -311,14 +318,18 @@ class CompiledPolicy:
         """Return what to give `route` as `skip` after an xpuruntime kernel has refused: name and reason."""
         return (*route.passed_over, (route.kernel, reason_of(error, route.op, route.kernel)))
 
+    def is_first(self, mark: tuple[Any, ...]) -> bool:
+        """Say whether what a mark stands for is to be warned of, which is once."""
+        with self._lock:
+            first = mark not in self._warned
+            self._warned.add(mark)
+        return first
+
     def _warn(self, route: Route, description: str) -> None:
         if self.policy.mode == "auto":  # asks for no word about it
             return
-        mark = (route.op, route.source, route.passed_over)
-        with self._lock:
-            if mark in self._warned:
-                return
-            self._warned.add(mark)
+        if not self.is_first((route.op, route.source, route.passed_over)):
+            return
         key = self.keys.get(route.source, route.source)
         msg = (
             f"{description or route.op} runs by {route.kernel}, though {key} asks for {', '.join(route.asked)}: "

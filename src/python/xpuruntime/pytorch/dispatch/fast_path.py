@@ -28,6 +28,7 @@ from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.folders import not_private
 from xpuruntime.pytorch import _private_api, build_addon
+from xpuruntime.pytorch.attention.advised import cudnn_version
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.isolation import self_test
 from xpuruntime.runtime.doctor.facts import TorchFacts
@@ -79,7 +80,9 @@ def fast_path() -> FastPath:
 def facts() -> TorchFacts:
     """Return the route for ``xrt doctor``."""
     found = CONTEXT.fast_path or _find(os.environ.get(VARIABLE, ""))
-    return TorchFacts(version=str(torch.__version__), route=found.route, reason=found.reason, fix=found.fix)
+    return TorchFacts(
+        version=str(torch.__version__), route=found.route, reason=found.reason, fix=found.fix, cudnn=cudnn_version()
+    )
 
 
 def choose(stated: str) -> FastPath:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.files.paths import json_text
+from xpuruntime.policies.advisories import Platform, holding
 from xpuruntime.printable import printable
 from xpuruntime.runtime.doctor import cuda, packages
 from xpuruntime.runtime.doctor.facts import Facts, gather
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from xpuruntime.policies.advisories import Advisory
     from xpuruntime.runtime.doctor.facts import BuildFacts, TorchFacts
     from xpuruntime.runtime.machine import EngineFacts
     from xpuruntime.runtime.snapshot import Probed
@@ -183,6 +185,26 @@ def check_torch(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def check_advisories(facts: Facts) -> Iterator[Finding]:
+    """Name the kernels that are known to give wrong numbers here."""
+    if facts.torch is None or not facts.torch.cudnn:
+        return
+    version = tuple(int(part) for part in facts.torch.version.split(".")[:2])
+    rows: dict[Advisory, list[str]] = {}
+    for device in facts.machine.cuda:
+        arch = "sm{}{}".format(*device.compute_capability)
+        for row in holding(Platform(version, facts.torch.cudnn, arch)):
+            rows.setdefault(row, []).append(device.name)
+    for row, devices in rows.items():
+        yield Finding(
+            code=FindingCode.KERNEL_ADVISORY,
+            severity="warning",
+            what=f"{' and '.join(row.kernels)}: {row.wrong}",
+            why=f"known of these versions on {', '.join(dict.fromkeys(devices))}: {row.reference}",
+            fix="state `kernels: {attention: auto}` in the policy, which takes another kernel for such calls",
+        )
+
+
 def check_environment(facts: Facts) -> Iterator[Finding]:
     """Name the variables that change what engines do without being in a policy."""
     for name, value in facts.environment.items():
@@ -235,5 +257,6 @@ CHECKS: tuple[Callable[[Facts], Iterator[Finding]], ...] = (
     check_engines,
     check_plugins,
     check_torch,
+    check_advisories,
     check_environment,
 )

@@ -124,12 +124,15 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
         ``"addon"``, ``"stable"``, ``"python"``; empty where the one that the environment states cannot be had.
     reason, fix : str
         Why it is no faster one, and what gives one; empty for the addon.
+    cudnn : tuple of int
+        Version of the cuDNN that PyTorch has loaded; empty without one.
     """
 
     version: str
     route: str
     reason: str = ""
     fix: str = ""
+    cudnn: tuple[int, ...] = ()
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):

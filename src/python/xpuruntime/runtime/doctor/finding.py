@@ -51,6 +51,7 @@ class FindingCode(Code):
     PROVIDER_BROKEN = "provider_broken", "A provider of an engine is installed and cannot be loaded."
     PLUGIN_FAILED = "plugin_failed", "A plugin for engines or kernels failed to load; all else goes on."
     TORCH_FAST_PATH = "torch_fast_path", "Policies could reach PyTorch's operators at less cost, by the addon."
+    KERNEL_ADVISORY = "kernel_advisory", "A kernel of a vendor is known to give wrong numbers on this machine."
     ENVIRONMENT_OVERRIDE = "environment_override", "A variable changes what an engine does, and no policy can see it."
 
 

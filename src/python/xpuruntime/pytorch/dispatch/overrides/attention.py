@@ -18,6 +18,7 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.advised import warn_of_own_choice
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
@@ -73,7 +74,7 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any] | FastKe
         active = active_policy()
         if active is not None:
             given = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-            if "attention" in active.ops:
+            if "attention" in active.ops or active.avoids:
                 return attend(active, natively, given)
             _keep_native(active, given)
         return _natively(None, natively, (query, key, value))
@@ -192,9 +193,11 @@ def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -
 
 def _keep_native(active: CompiledPolicy, given: Arguments) -> None:
     """Keep that a call is PyTorch's own, which the policy does not decide, so that the fast kernel knows it."""
-    known, plain, _ = _key_of(active, given, *active.call_context())
-    if plain and known not in active.routes:
-        active.keep_native(known, "attention")
+    known, plain, needs_grad = _key_of(active, given, *active.call_context())
+    if known not in active.routes:
+        warn_of_own_choice(active, AttentionCall(*given, needs_grad))
+        if plain:
+            active.keep_native(known, "attention")
 
 
 def _natively(route: Route | None, natively: Callable[[], Tensor], tensors: tuple[Tensor, Tensor, Tensor]) -> Tensor:

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Kernels of attention that are known to be wrong, where they are: the rows are true, and `auto` avoids them."""
+
+from __future__ import annotations
+
+import math
+import warnings
+
+import pytest
+import torch
+
+import xpuruntime as xrt
+import xpuruntime.pytorch as xt
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.policies.advisories import ADVISORIES
+from xpuruntime.pytorch.attention import advised
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
+
+DEVICE = torch.device("cuda", 0)
+OF_KEYS, OF_ONE_QUERY, OF_BOOLEAN_MASKS, OF_OTHER_TYPES = ADVISORIES
+attend = torch.nn.functional.scaled_dot_product_attention
+
+
+def needs(row):
+    if row not in advised.rows_on(DEVICE):
+        pytest.skip("the versions or the device are not those of the advisory")
+
+
+def operands(queries, keys, *, low=True):
+    """Return q, k and v; with `low` all scores are about -120."""
+    torch.manual_seed(0)
+    sizes = ((queries, 0.1), (keys, 0.1), (keys, 1.0))
+    q, k, v = (torch.randn(1, 2, n, 64, device=DEVICE, dtype=torch.bfloat16) * scale for n, scale in sizes)
+    if low:
+        q[..., 0], k[..., 0] = 1.0, -120 * math.sqrt(64)
+    return [x.requires_grad_() for x in (q, k, v)]
+
+
+def run(operands, mask):
+    out = attend(*operands, attn_mask=mask)
+    return out, torch.autograd.grad(out, operands, torch.ones_like(out))
+
+
+def finite(tensors):
+    return all(bool(x.isfinite().all()) for x in tensors)
+
+
+@pytest.mark.parametrize(("row", "queries", "keys"), [(OF_KEYS, 192, 192), (OF_KEYS, 256, 192), (OF_ONE_QUERY, 1, 128)])
+def test_gradients_are_nan_without_a_policy_and_not_under_auto(row, queries, keys):
+    needs(row)
+    tensors = operands(queries, keys)
+    mask = torch.ones(queries, keys, device=DEVICE, dtype=torch.bool)
+    _, gradients = run(tensors, mask)
+    assert not finite(gradients), "the row is no longer true of these versions"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with xt.kernel_policy(attention="auto"):
+            out, gradients = run(tensors, mask)
+    assert finite((out, *gradients))
+
+
+def test_kernels_that_are_named_are_refused():
+    needs(OF_KEYS)
+    tensors = operands(192, 192)
+    mask = torch.zeros(192, 192, device=DEVICE, dtype=torch.bfloat16)
+    for kernel in OF_KEYS.kernels:
+        policy = xrt.Policy(kernels={"attention": kernel}, mode="strict")
+        with xt.kernel_policy(policy), pytest.raises(UnsupportedOperationError, match="NaN"):
+            run(tensors, mask)
+
+
+def test_what_is_left_to_pytorch_is_warned_of():
+    needs(OF_KEYS)
+    tensors = operands(192, 192)
+    with pytest.warns(XpuRuntimeWarning, match="which PyTorch chooses"), xt.kernel_policy(matmul="cublasLt"):
+        run(tensors, None)
+
+
+def test_compiled_code_takes_another_kernel_under_auto():
+    needs(OF_KEYS)
+    tensors = operands(192, 192)
+    mask = torch.ones(192, 192, device=DEVICE, dtype=torch.bool)
+    with xt.kernel_policy(attention="auto"):
+        out = torch.compile(attend)(*tensors, attn_mask=mask)
+        gradients = torch.autograd.grad(out, tensors, torch.ones_like(out))
+    assert finite((out, *gradients))
+
+
+@pytest.mark.parametrize("row", [OF_BOOLEAN_MASKS, OF_OTHER_TYPES])
+def test_masks_count_under_auto(row):
+    needs(row)
+    tensors = operands(256, 256, low=False)
+    mask = torch.ones(256, 256, device=DEVICE, dtype=torch.bool)
+    mask[:4] = False
+    if row is OF_OTHER_TYPES:
+        mask = torch.zeros(256, 256, device=DEVICE).masked_fill_(~mask, -torch.inf)
+    wide = [x.detach().double().requires_grad_() for x in tensors]
+    expected, _ = run(wide, mask if mask.dtype == torch.bool else mask.double())
+
+    def error():
+        return (run(tensors, mask)[0].double() - expected).abs().nan_to_num(math.inf).max().item()
+
+    assert error() > 0.05, "the row is no longer true of these versions"
+    with xt.kernel_policy(attention="auto"):
+        assert error() < 0.02

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Kernels of attention that are known to be wrong, on stated machines: none is taken where it was not named."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+
+torch = pytest.importorskip("torch")
+
+import xpuruntime as xrt  # noqa: E402
+import xpuruntime.pytorch as xt  # noqa: E402
+from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
+from xpuruntime.policies.advisories import AdvisedCall, Advisory, Platform, holding  # noqa: E402
+from xpuruntime.pytorch.attention import advised, selection  # noqa: E402
+from xpuruntime.pytorch.attention.call import AttentionCall  # noqa: E402
+from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import active_policy  # noqa: E402
+
+pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
+
+H200 = Platform((2, 11), (9, 19, 0), "sm90")
+MASKED = AdvisedCall(gradient=True, mask="same", causal=False, queries=192, keys=192)
+TORCH, OURS = "torch.cudnn", "cudnn.sdpa"
+attend = torch.nn.functional.scaled_dot_product_attention
+
+
+def concerned(kernel, call, platform=H200):
+    return [row for row in holding(platform) if row.concerns(kernel, call)]
+
+
+@pytest.mark.parametrize("kernel", [TORCH, OURS])
+@pytest.mark.parametrize(
+    ("changes", "wrong"),
+    [
+        ({}, True),
+        ({"mask": ""}, True),
+        ({"queries": 256}, True),
+        ({"keys": 256}, False),
+        ({"keys": 200}, False),
+        ({"gradient": False}, False),
+        ({"mask": "", "causal": True}, False),
+        ({"queries": 1, "keys": 200}, True),
+        ({"queries": 1, "keys": 200, "gradient": False}, False),
+    ],
+)
+def test_calls_that_are_concerned(kernel, changes, wrong):
+    assert bool(concerned(kernel, MASKED._replace(**changes))) is wrong
+
+
+def test_masks_that_only_pytorch_passes_on_wrongly():
+    for mask in ("boolean", "other"):
+        call = AdvisedCall(gradient=False, mask=mask, causal=False, queries=256, keys=256)
+        assert concerned(TORCH, call)
+        assert not concerned(OURS, call)
+    boolean = call._replace(mask="boolean")
+    assert not concerned(TORCH, boolean, H200._replace(torch=(2, 12)))
+
+
+@pytest.mark.parametrize(
+    ("platform", "left"),
+    [
+        (H200, 4),
+        (H200._replace(arch=""), 4),
+        (H200._replace(torch=(2, 13), cudnn=(9, 20, 0)), 3),
+        (H200._replace(torch=(2, 14), cudnn=(9, 26, 0)), 1),
+        (H200._replace(arch="sm80"), 2),
+    ],
+)
+def test_versions_and_devices(platform, left):
+    assert len(holding(platform)) == left
+
+
+@pytest.fixture
+def on_an_h200(monkeypatch):
+    """The CPU stands for an H200 whose PyTorch chooses cuDNN."""
+    monkeypatch.setattr(advised, "rows_on", lambda _: holding(H200))
+    monkeypatch.setattr(advised, "own_choice", lambda _: TORCH)
+    for module in ("xpuruntime.pytorch.attention.advised", "xpuruntime.pytorch.dispatch.compiled_policy"):
+        monkeypatch.setattr(f"{module}.some_hold", lambda: True)
+
+
+def operands(length=192):
+    x = [torch.randn(1, 2, length, 16, requires_grad=True) for _ in range(3)]
+    return *x, torch.zeros(length, length)
+
+
+def kernels():
+    return {route.kernel for route in active_policy().routes.values()}
+
+
+@pytest.mark.usefixtures("on_an_h200")
+@pytest.mark.parametrize("policy", [{"attention": "auto"}, {"attention": ["cuda_raw.flash_attention_v2", "auto"]}])
+def test_auto_takes_another_kernel_of_pytorch(policy):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with xt.kernel_policy(xrt.Policy(kernels=policy, mode="auto")):
+            attend(*operands()).sum().backward()
+            assert kernels() == {"torch.flash"}
+            attend(*operands(256)).sum().backward()
+            assert kernels() == {"torch.flash", "torch.sdpa"}
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_what_cannot_serve_is_replaced_by_none_that_is_wrong():
+    policy = xrt.Policy(kernels={"rules": [{"match": {"op": "attention"}, "use": "torch.efficient"}]})
+    with pytest.warns(XpuRuntimeWarning, match="runs by torch.flash"), xt.kernel_policy(policy):
+        attend(*operands())
+
+
+@pytest.mark.usefixtures("on_an_h200")
+@pytest.mark.parametrize("policy", [{"matmul": "cpu.blas"}, {"attention": "torch", "matmul": "cpu.blas"}])
+def test_what_pytorch_chooses_by_itself_is_warned_of_once(policy):
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        with xt.kernel_policy(xrt.Policy(kernels=policy)):
+            for length in (256, 192, 192, 320):
+                attend(*operands(length))
+            assert "torch.flash" not in kernels()
+    (found,) = [str(one.message) for one in said if one.category is XpuRuntimeWarning]
+    assert "torch.cudnn, which PyTorch chooses" in found
+    assert "issues/196678" in found
+    assert "attention: auto" in found
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_a_rule_that_leaves_it_to_pytorch_is_warned_of():
+    policy = xrt.Policy(kernels={"rules": [{"match": {"op": "attention"}, "use": "torch"}]})
+    q, k, v, _ = operands(200)
+    with pytest.warns(XpuRuntimeWarning, match="issues/1072"), xt.kernel_policy(policy):
+        attend(q[:, :, :1], k, v)
+
+
+def test_without_an_advisory_nothing_is_looked_at():
+    with xt.kernel_policy(xrt.Policy(kernels={"attention": "auto", "matmul": "cpu.blas"})):
+        attend(*operands())
+        assert "attention" not in active_policy().overrides
+        assert not active_policy().routes
+
+
+@pytest.mark.usefixtures("on_an_h200")
+@pytest.mark.parametrize("kernel", [TORCH])
+def test_a_named_kernel_cannot_serve_such_a_call(kernel):
+    q, k, v, mask = operands()
+    call = AttentionCall(q, k, v, mask, needs_grad=True)
+    assert "issues/196678" in selection.native_rejection(kernel, call)
+
+
+@pytest.fixture
+def our_reference_is_wrong(monkeypatch):
+    row = Advisory(kernels=("cpu.reference",), wrong="it is off", reference="https://tracker/1", gradient=True)
+    monkeypatch.setattr(advised, "rows_on", lambda _: (row,))
+
+
+@pytest.mark.usefixtures("our_reference_is_wrong")
+def test_ours_is_refused_by_name_and_the_next_is_taken():
+    with xt.kernel_policy(xrt.Policy(kernels={"attention": "cpu.reference"}, mode="strict")):
+        with pytest.raises(UnsupportedOperationError, match=r"it is off \(https://tracker/1\)"):
+            attend(*operands())
+        with torch.no_grad():
+            attend(*operands())
+    with xt.kernel_policy(xrt.Policy(kernels={"attention": ["cpu.reference", "torch.math"]}, mode="auto")):
+        attend(*operands()).sum().backward()
+        assert kernels() == {"torch.math"}
+
+
+@pytest.mark.usefixtures("our_reference_is_wrong", "nothing_is_tuned")
+def test_measured_times_never_choose_it(monkeypatch):
+    seen = []
+
+    def pick(op, key, candidates, device, **more):
+        del op, key, device, more
+        seen.extend(name for name, _ in candidates)
+        return candidates[-1][0]
+
+    monkeypatch.setattr(tuning, "pick", pick)
+    with xt.kernel_policy(auto_strategy="best_performance"):
+        attend(*operands())
+        with torch.no_grad():
+            before = len(seen)
+            attend(*operands())
+    assert "cpu.reference" not in seen[:before]
+    assert "cpu.reference" in seen[before:]
