@@ -167,7 +167,7 @@ def test_what_a_transport_refuses_is_counted_and_logged(used: Models, tmp_path: 
         ("gone", "", "INVALID_ARGUMENT"),
         ("mlp", "", "INVALID_ARGUMENT"),
         ("", "", "INVALID_ARGUMENT"),
-        ("mlp", "", "UNAUTHENTICATED"),
+        ("", "", "UNAUTHENTICATED"),  # its message, which names the model, is not read
         ("", "", "UNAUTHENTICATED"),
     ]
     assert [one["id"] for one in lines].count("g") == 2

@@ -39,6 +39,13 @@ def connect(served) -> socket.socket:
     return made
 
 
+def strings(count: int) -> tuple[bytes, int]:
+    """Return a request of strings, and the length of its JSON."""
+    stated = {"name": "BYTES", "shape": [count], "datatype": "BYTES", "parameters": {"binary_data_size": 20 * count}}
+    head = json.dumps({"inputs": [stated], "parameters": {"binary_data_output": True}}).encode()
+    return head + (b"\x10\0\0\0" + b"a" * 16) * count, len(head)
+
+
 def read_responses(sock: socket.socket, count: int) -> list[tuple[int, dict[str, str], bytes]]:
     found, data = [], b""
     while len(found) < count:
@@ -213,3 +220,15 @@ def test_a_token_is_asked_for(own):
                     assert answer[1]["connection"] == "close"
                     assert sock.recv(1) == b""
     assert len(own.requests) == 1
+
+
+@pytest.mark.parametrize("count", [20, 3000, 5000, 20_000])
+def test_strings_that_take_long_to_decode_take_the_long_way(served, count):
+    """They are answered as others are, also behind and before a request that is not long."""
+    made, length = strings(count)
+    sent = request(made, "echo", Inference_Header_Content_Length=str(length))
+    with connect(served) as sock:
+        sock.sendall(request(body(1)) + sent + request(body(2)))
+        first, found, last = read_responses(sock, 3)
+    assert [json.loads(one[2])["id"] for one in (first, last)] == ["1", "2"]
+    assert (found[0], found[2][int(found[1]["inference-header-content-length"]) :]) == (200, made[length:])

@@ -157,7 +157,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         try:
             held = self._hold(message, context)
             with self._gate:
-                request = _read(message)
+                request = await self._read(message)
                 response = await self._respond(request, context)
             held.keep(len(response))
             return response
@@ -167,6 +167,13 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
                 self._refuse(_head_of(message), failed)
             return await _abort(context, failed)
 
+    async def _read(self, message: bytes) -> InferRequest:
+        """Return the request in a message. Raises `ServingError`."""
+        request = await self._gate.decoded(read_infer_request, message, time.monotonic())
+        check_model(request.model)
+        check_version(request.version)
+        return request
+
     async def _respond(self, request: InferRequest, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         left = context.time_remaining()
         if left is not None:
@@ -174,7 +181,10 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             request.deadline = deadline if request.deadline is None else min(request.deadline, deadline)
         if self._traced:
             request.trace = {key: value for key, value in context.invocation_metadata() or () if key in TRACE_HEADERS}
-        return write_infer_response(await response_of(self._ask(request, self._gate.soon(request.model))))
+        request.write = write_infer_response
+        response = await response_of(self._ask(request, self._gate.soon(request.model)))
+        written: bytes = response.written or write_infer_response(response)
+        return written
 
     async def _stream(
         self, messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]
@@ -211,7 +221,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             held.take(len(message))
             size = len(message)
             with self._gate:
-                request = _read(message)
+                request = await self._read(message)
                 answer = write_stream_response(await self._respond(request, context))
         except Exception as error:
             failed = failure_of(error)
@@ -233,14 +243,6 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             return encode(_HEALTH_RESPONSE, {"status": "SERVING" if ready else "NOT_SERVING"})
         except Exception as error:
             return await _abort(context, failure_of(error))
-
-
-def _read(message: bytes) -> InferRequest:
-    """Return the request in a message. Raises `ServingError`."""
-    request = read_infer_request(message, time.monotonic())
-    check_model(request.model)
-    check_version(request.version)
-    return request
 
 
 def _head_of(message: bytes) -> InferRequest:

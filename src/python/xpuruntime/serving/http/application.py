@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Application", "asgi_app"]
 
-#: Longer bodies are decoded, and longer responses compressed, in a thread: others are answered meanwhile.
-_LONG = 1 << 20
+#: Longer responses are compressed in a thread: others are answered meanwhile.
 _SHORT_COMPRESSED = 64 << 10
 _PAUSE = 0.05
+#: Bytes of a body that is not for inference.
+_LONGEST_CONTROL = 256 << 10
 #: Seconds and bytes of a refused body that are still taken.
 _LINGER, _LINGERED = 2.0, 64 << 20
 
@@ -156,7 +157,7 @@ class Application:
         self, route: Endpoint, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
     ) -> Answer:
         self.options.access.check_repository()
-        body = await self._body(headers, receive, held)
+        body = await self._body(headers, receive, held, min(self.options.max_body, _LONGEST_CONTROL))
         try:
             asked = msgspec.json.decode(body, type=dict[str, Any]) if body.strip() else {}
         except (ValueError, msgspec.MsgspecError, RecursionError) as error:
@@ -195,17 +196,12 @@ class Application:
         self, route: Endpoint, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes
     ) -> RestRequest:
         arrived = time.monotonic()
-        body = await self._body(headers, receive, held)
+        body = await self._body(headers, receive, held, self.options.max_body)
         length = header_length(headers.find(b"inference-header-content-length"), len(body))
         if length == 0:
             asked = self._raw(route, body)
-        elif (len(body) if length is None else length) > _LONG:
-            asked = await asyncio.get_running_loop().run_in_executor(
-                None, read_request, body, route.model, route.version, length, arrived
-            )
         else:
-            asked = read_request(body, route.model, route.version, length, arrived)
-
+            asked = await self.gate.decoded(read_request, body, route.model, route.version, length, arrived)
         asked.request.trace = headers.trace()
         return asked
 
@@ -222,8 +218,7 @@ class Application:
         if encoding:
             answer.headers.append((b"content-encoding", encoding.encode()))
             if written.length > _SHORT_COMPRESSED:
-                loop = asyncio.get_running_loop()
-                answer.chunks = [await loop.run_in_executor(None, compress, written.chunks, encoding)]
+                answer.chunks = [await self.gate.apart(compress, written.chunks, encoding)]
             else:
                 answer.chunks = [compress(written.chunks, encoding)]
         return answer
@@ -233,19 +228,19 @@ class Application:
         batched = int(self._service.model_config(model, version).get("max_batch_size", 0)) > 0
         return read_raw_request(body, self._service.model_metadata(model, version), model, version, batched=batched)
 
-    async def _body(self, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes) -> bytes:
-        options = self.options
+    async def _body(
+        self, headers: _Headers, receive: Callable[[], Awaitable[Any]], held: HeldBytes, limit: int
+    ) -> bytes:
         stated = headers.find(b"content-length")
         length = int(stated) if stated is not None and stated.isascii() and stated.isdecimal() else None
-        body = await read_body(receive, length, options.max_body, options.body_seconds, held)
+        body = await read_body(receive, length, limit, self.options.body_seconds, held)
         encoding = headers.get(b"content-encoding")
         if not encoding:
             return body
         if len(body) < _SHORT_COMPRESSED // 16:
-            plain = decompress(body, encoding, options.max_body)
+            plain = decompress(body, encoding, limit)
         else:
-            loop = asyncio.get_running_loop()
-            plain = await loop.run_in_executor(None, decompress, body, encoding, options.max_body)
+            plain = await self.gate.apart(decompress, body, encoding, limit)
         held.take(len(plain))
         return plain
 

@@ -71,7 +71,8 @@ async def read_body(
 
 def _too_large(limit: int) -> ServingError:
     return ServingError(
-        Status.TOO_LARGE, f"the body is longer than {limit} bytes. Fix: send less, or raise max_body of the server"
+        Status.TOO_LARGE,
+        f"the body is longer than {limit} bytes. Fix: send less, or raise max_body of the server for inference",
     )
 
 

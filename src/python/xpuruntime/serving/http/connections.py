@@ -133,8 +133,12 @@ class Connection(HttpToolsProtocol):
                 return
             self._stop_part_timer()
             self._stop_timer()
-            whole, data = data[end:stop], data[stop:]
-            if not self._begun(self.direct.begin(head, whole, self._good_line()), data):
+            found = self.direct.begin(head, data[end:stop], self._good_line())
+            if found is None:
+                self._feed(data)
+                return
+            data = data[stop:]
+            if not self._begun(found, data):
                 return
             if not data or self.transport.is_closing():
                 return
@@ -272,7 +276,11 @@ class Connection(HttpToolsProtocol):
         self._received()
         if self.threads.count and self.scheme == "http":
             self.repeated = receiver.head
-        self._begun(self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held))
+        found = self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held)
+        if found is None:
+            self._feed(receiver.head.raw + receiver.body)
+        else:
+            self._begun(found)
 
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None:
         """Answer a request whose body came too slowly, or is too much."""

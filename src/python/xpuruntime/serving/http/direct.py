@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.serving.http.answers import ONE_WRITE, Answer, failed_answer, outputs_answer
 from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
 from xpuruntime.serving.protocol.compression import response_encoding
+from xpuruntime.serving.protocol.items import INLINE_BYTES, NotInline
 from xpuruntime.serving.protocol.rest_request import read_request
 from xpuruntime.serving.protocol.rest_response import write_response
 from xpuruntime.serving.status import ServingError, Status
@@ -130,8 +131,8 @@ class DirectInfer:
 
     def begin(
         self, head: Head, body: bytes | memoryview, line: bytes, held: HeldBytes | None = None
-    ) -> bytes | Answer | Waiting:
-        """Return the response to a request, or that it is answered later.
+    ) -> bytes | Answer | Waiting | None:
+        """Return the response to a request, or that it is answered later; `None` where it takes long to decode.
 
         Parameters
         ----------
@@ -150,7 +151,7 @@ class DirectInfer:
                 self._access.check(head.authorization)
                 self._gate.__enter__()
                 entered = True
-            asked = read_request(body, head.model, head.version, head.json_length, time.monotonic())
+            asked = read_request(body, head.model, head.version, head.json_length, time.monotonic(), inline=True)
             asked.request.trace = head.trace
             asked.request.write = partial(write_response, asked=asked)
             found = self._respond(asked.request, self._gate.soon(head.model))
@@ -167,6 +168,8 @@ class DirectInfer:
                     return Waiting(asked, found, held)
                 found = found.result()
             return _good(found, asked, line)
+        except NotInline:
+            return None
         except Exception as error:
             failed = failure_of(error)
             if asked is None:
@@ -239,6 +242,8 @@ def _read(head: bytes, most: int) -> Head | None:
         json_length = _number(stated)
         if not json_length or json_length > length:
             return None
+    if (json_length or length) > INLINE_BYTES:
+        return None
     trace = None
     if b"traceparent" in found:
         trace = {name: found.get(name.encode(), b"").decode() for name in TRACE_HEADERS}

@@ -26,6 +26,7 @@ __all__ = [
     "Datatype",
     "array_at",
     "array_of_elements",
+    "array_of_pieces",
     "array_of_raw",
     "checked_shape",
     "datatype_named",
@@ -168,38 +169,57 @@ def array_of_elements(
     ServingError
         The number of elements is not that of the shape, or one is out of range.
     """
-    if len(elements) != math.prod(shape):
-        raise ServingError(
-            Status.INVALID_ARGUMENT,
-            f"tensor {tensor!r} has {len(elements)} elements, and the shape {list(shape)} has "
-            f"{math.prod(shape)}. Fix: send the elements of that shape, or correct it",
-        )
     if datatype.is_bytes:
+        _check_count(len(elements), shape, tensor)
         return _object_array(elements, shape)
-    kind = datatype.dtype.kind
+    return array_of_pieces(datatype, shape, (elements,), tensor)
+
+
+def array_of_pieces(
+    datatype: Datatype, shape: tuple[int, ...], pieces: Iterable[Sequence[Any] | NDArray[Any]], tensor: str
+) -> NDArray[Any]:
+    """Return an array of numbers that come in pieces; see `array_of_elements`."""
     try:
-        if kind in "iu" and datatype.name != "UINT64":
-            wide = np.asarray(elements, np.int64)
-            limits = np.iinfo(datatype.dtype)
-            if wide.size and (int(wide.min()) < limits.min or int(wide.max()) > limits.max):
-                raise OverflowError
-            return wide.astype(datatype.dtype).reshape(shape)
-        if kind == "u":
-            if not isinstance(elements, np.ndarray) and any(one < 0 for one in elements):
-                raise OverflowError
-            return np.asarray(elements, datatype.dtype).reshape(shape)
-        if kind == "f":
-            with np.errstate(over="ignore"):
-                made = np.asarray(elements, datatype.dtype)
-            if not isinstance(elements, np.ndarray) and np.isinf(made).any():  # JSON has no infinity
-                raise OverflowError
-            return made.reshape(shape)
+        arrays = [_exact(datatype, one) for one in pieces]
     except OverflowError:
         raise ServingError(
             Status.INVALID_ARGUMENT,
             f"tensor {tensor!r} has an element that {datatype.name} cannot hold. Fix: send values of its range",
         ) from None
-    return np.asarray(elements, datatype.dtype).reshape(shape)
+    made = arrays[0] if len(arrays) == 1 else np.concatenate([np.empty(0, datatype.dtype), *arrays])
+    _check_count(made.size, shape, tensor)
+    return made.reshape(shape)
+
+
+def _check_count(count: int, shape: tuple[int, ...], tensor: str) -> None:
+    if count != math.prod(shape):
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"tensor {tensor!r} has {count} elements, and the shape {list(shape)} has {math.prod(shape)}. "
+            "Fix: send the elements of that shape, or correct it",
+        )
+
+
+def _exact(datatype: Datatype, elements: Sequence[Any] | NDArray[Any]) -> NDArray[Any]:
+    """Return numbers as a flat array. Raises OverflowError where the datatype cannot hold one."""
+    kind = datatype.dtype.kind
+    if kind in "iu" and datatype.name != "UINT64":
+        wide = np.asarray(elements, np.int64)
+        limits = np.iinfo(datatype.dtype)
+        if wide.size and (int(wide.min()) < limits.min or int(wide.max()) > limits.max):
+            raise OverflowError
+        return wide.astype(datatype.dtype)
+    if kind == "u":
+        if not isinstance(elements, np.ndarray) and any(one < 0 for one in elements):
+            raise OverflowError
+        return np.asarray(elements, datatype.dtype)
+    if kind == "f":
+        with np.errstate(over="ignore"):
+            made = np.asarray(elements, datatype.dtype)
+        if not isinstance(elements, np.ndarray) and np.isinf(made).any():  # JSON has no infinity
+            raise OverflowError
+        return made
+    return np.asarray(elements, datatype.dtype)
 
 
 def raw_of(tensor: InferTensor) -> bytes | memoryview:

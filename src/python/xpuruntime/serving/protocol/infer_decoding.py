@@ -79,10 +79,16 @@ class _TensorParts:
         self.contents: list[memoryview] = []
 
 
-def read_infer_request(
-    message: bytes | memoryview, now: float | None = None, items: Items | None = None
-) -> InferRequest:
+def read_infer_request(message: bytes | memoryview, now: float | None = None, *, inline: bool = False) -> InferRequest:
     """Return the request in a message. Arrays of raw contents are views of it.
+
+    Parameters
+    ----------
+    message : bytes or memoryview
+    now : float, optional
+        When the request arrived, on the clock of `time.monotonic`.
+    inline : bool
+        Whether an event loop waits, so that `NotInline` is raised for what takes long.
 
     Raises
     ------
@@ -95,7 +101,7 @@ def read_infer_request(
     form = _FORMS.get(key)
     if form is not None and form.fits(view):
         return form.request(view)
-    items = Items() if items is None else items
+    items = Items(inline=inline)
     parts = _parts(view, items, raw_field=7, outputs_field=6)
     refuse_duplicates((one.name for one in parts.tensors), "input")
     refuse_duplicates((one.name for one in parts.outputs), "output")
@@ -167,6 +173,8 @@ def _parts(message: memoryview, items: Items | None, *, raw_field: int, outputs_
 
 def _tensor_parts(message: memoryview, items: Items | None) -> _TensorParts:
     parts = _TensorParts()
+    if items is not None:
+        items.take_tensor()
     for number, wire, value in fields_of(message, items):
         if number == 3:
             if wire == VARINT:
@@ -195,6 +203,8 @@ def _tensor_parts(message: memoryview, items: Items | None) -> _TensorParts:
 def _requested(message: memoryview, items: Items | None) -> RequestedOutput:
     name = ""
     parameters: dict[str, Parameter] = {}
+    if items is not None:
+        items.take_tensor()
     for number, wire, value in fields_of(message, items):
         if number > 2:
             continue
@@ -273,6 +283,8 @@ def _typed_array(datatype: Datatype, shape: tuple[int, ...], one: _TensorParts, 
             f"tensor {one.name!r} is {datatype.name}, which typed contents have no field for. "
             "Fix: send raw_input_contents",
         )
+    if items is not None:
+        items.convert(sum(map(len, one.contents)))
     field, own = CONTENTS[datatype.contents]
     pieces: list[Any] = []
     for contents in one.contents:

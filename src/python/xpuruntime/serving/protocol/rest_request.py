@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import math
+import threading
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +21,7 @@ from xpuruntime.serving.protocol.datatypes import (
     datatype_named,
 )
 from xpuruntime.serving.protocol.forms import LONGEST, Forms
+from xpuruntime.serving.protocol.items import Items
 from xpuruntime.serving.protocol.json_data import array_of_json, reason_of
 from xpuruntime.serving.protocol.parameters import deadline_of, priority_of, refuse_duplicates, refuse_extensions
 from xpuruntime.serving.status import ServingError, Status
@@ -27,57 +29,88 @@ from xpuruntime.serving.status import ServingError, Status
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from xpuruntime.serving.messages import Parameter
+
 __all__ = ["RestRequest", "header_length", "read_raw_request", "read_request"]
 
 #: Optional keys and values of parameters may be null, as other servers and clients of the protocol write them.
 if TYPE_CHECKING:
-    _Parameters: TypeAlias = dict[str, bool | int | float | str]
     _Text: TypeAlias = str
 else:
-    _Parameters = dict[str, bool | int | float | str | None] | None
     _Text = str | None
+
+
+class _Counted(threading.local):
+    """The items of the request that this thread decodes: structures count themselves as they are made."""
+
+    items = Items()
+
+
+_COUNTED = _Counted()
 
 
 class _Input(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    shape: list[int]
+    shape: msgspec.Raw
     datatype: str
-    parameters: _Parameters = {}
+    parameters: msgspec.Raw = msgspec.Raw()
     data: msgspec.Raw = msgspec.Raw()
 
     def __post_init__(self) -> None:
-        self.parameters = _stated(self.parameters)
+        _COUNTED.items.take_tensor()
         if bytes(memoryview(self.data)[:5]) == b"null":
             self.data = msgspec.Raw()
 
 
 class _Output(msgspec.Struct, forbid_unknown_fields=True):
     name: str
-    parameters: _Parameters = {}
+    parameters: msgspec.Raw = msgspec.Raw()
 
     def __post_init__(self) -> None:
-        self.parameters = _stated(self.parameters)
+        _COUNTED.items.take_tensor()
 
 
 class _Request(msgspec.Struct, forbid_unknown_fields=True):
     inputs: list[_Input]
     id: _Text = ""
-    parameters: _Parameters = {}
+    parameters: msgspec.Raw = msgspec.Raw()
     outputs: list[_Output] | None = None
     model_name: _Text = ""
     model_version: _Text = ""
 
     def __post_init__(self) -> None:
-        self.parameters = _stated(self.parameters)
         self.id = self.id or ""
         self.model_name, self.model_version = self.model_name or "", self.model_version or ""
 
 
-def _stated(parameters: _Parameters) -> _Parameters:
-    return {name: value for name, value in parameters.items() if value is not None} if parameters else {}
-
-
 _DECODER = msgspec.json.Decoder(_Request)
+_SHAPE = msgspec.json.Decoder(list[int])
+_PARAMETERS = msgspec.json.Decoder(dict[str, bool | int | float | str | None] | None)
+#: Bytes of JSON of a shape, and of the parameters of a request or tensor, at most.
+_LONGEST_SHAPE, _LONGEST_PARAMETERS = 4 << 10, 64 << 10
+
+
+def _decoded(decoder: msgspec.json.Decoder[Any], text: msgspec.Raw, longest: int, where: str) -> Any:
+    """Return a short part of a request. Raises `ServingError` where it is long, or has another type."""
+    if len(view := memoryview(text)) > longest:
+        raise ServingError(
+            Status.INVALID_ARGUMENT, f"{where} have {len(view)} bytes of JSON. Fix: at most {longest} are decoded"
+        )
+    try:
+        return decoder.decode(view)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise _wrong(f"{where}: {reason_of(error)}") from None
+
+
+def _parameters(text: msgspec.Raw, where: str) -> dict[str, Parameter]:
+    """Return the parameters that are stated, which have to be none of an extension."""
+    if not len(memoryview(text)):
+        return {}
+    read = _decoded(_PARAMETERS, text, _LONGEST_PARAMETERS, f"the parameters of {where}") or {}
+    _COUNTED.items.take(len(read))
+    found = {name: value for name, value in read.items() if value is not None}
+    refuse_extensions(found, where)
+    return found
 
 
 @dataclass(slots=True)
@@ -127,7 +160,13 @@ def header_length(stated: str | None, body: int) -> int | None:
 
 
 def read_request(
-    body: bytes | memoryview, model: str, version: str = "", length: int | None = None, now: float | None = None
+    body: bytes | memoryview,
+    model: str,
+    version: str = "",
+    length: int | None = None,
+    now: float | None = None,
+    *,
+    inline: bool = False,
 ) -> RestRequest:
     """Return the request in a body.
 
@@ -141,12 +180,14 @@ def read_request(
         What `header_length` returned.
     now : float, optional
         When the request arrived, on the clock of `time.monotonic`.
+    inline : bool
+        Whether an event loop waits, so that `NotInline` is raised for what takes long.
 
     Raises
     ------
     ServingError
-        The JSON is malformed, has an unknown key, names a tensor twice or another model than the path, or the tensors
-        behind it have another length than stated.
+        The JSON is malformed, has too many items, an unknown key, names a tensor twice or another model than the path,
+        or the tensors behind it have another length than stated.
     """
     view = memoryview(body)
     key = None
@@ -155,33 +196,31 @@ def read_request(
         form = _FORMS.get(key)
         if form is not None and len(body) - length == form.size:
             return form.request(body, length, now)
+    items = _COUNTED.items = Items(inline=inline)
+    items.convert(len(body) if length is None else length)
     try:
         read = _DECODER.decode(body if length is None else view[:length])
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
-        raise ServingError(
-            Status.INVALID_ARGUMENT,
-            f"the body is not a request of the protocol: {reason_of(error)}. "
-            'Fix: send {"inputs": [{"name": ..., "shape": [...], "datatype": ..., "data": [...]}]}',
-        ) from None
+        raise _wrong(reason_of(error)) from None
     _check_model(read, model, version)
     refuse_duplicates((one.name for one in read.inputs), "input")
-    outputs = read.outputs or []
-    refuse_duplicates((one.name for one in outputs), "output")
-    refuse_extensions(read.parameters, "the request")
+    named = read.outputs or []
+    refuse_duplicates((one.name for one in named), "output")
+    parameters = _parameters(read.parameters, "the request")
     binary_only = all(len(memoryview(one.data)) == 0 for one in read.inputs)
-    inputs = _inputs(read.inputs, view[len(body) if length is None else length :])
-    by_default = _flag(read.parameters.pop("binary_data_output", False), "binary_data_output", "the request")
-    binary = _binary_outputs(outputs, by_default)
+    inputs = _inputs(read.inputs, view[len(body) if length is None else length :], items)
+    by_default = _flag(parameters.pop("binary_data_output", False), "binary_data_output", "the request")
+    outputs, binary = _outputs(named, by_default)
     made = RestRequest(
         InferRequest(
             model,
             inputs,
             version or read.model_version,
             read.id,
-            [RequestedOutput(one.name, one.parameters) for one in outputs],
-            read.parameters,
-            deadline_of(read.parameters, now),
-            priority_of(read.parameters),
+            outputs,
+            parameters,
+            deadline_of(parameters, now),
+            priority_of(parameters),
         ),
         binary,
         by_default and not outputs,
@@ -245,14 +284,14 @@ def _check_model(read: _Request, model: str, version: str) -> None:
             )
 
 
-def _inputs(read: list[_Input], binary: memoryview) -> list[InferTensor]:
+def _inputs(read: list[_Input], binary: memoryview, items: Items) -> list[InferTensor]:
     tensors = []
     at = 0
     for one in read:
         datatype = datatype_named(one.datatype, one.name)
-        shape = checked_shape(one.shape, one.name)
-        refuse_extensions(one.parameters, f"the input {one.name!r}")
-        size = one.parameters.pop("binary_data_size", None)
+        shape = checked_shape(_decoded(_SHAPE, one.shape, _LONGEST_SHAPE, f"the dimensions of {one.name!r}"), one.name)
+        parameters = _parameters(one.parameters, f"the input {one.name!r}")
+        size = parameters.pop("binary_data_size", None)
         data = memoryview(one.data)
         if size is None:
             if not data:
@@ -260,7 +299,7 @@ def _inputs(read: list[_Input], binary: memoryview) -> list[InferTensor]:
                     Status.INVALID_ARGUMENT,
                     f"the input {one.name!r} has no data. Fix: give data, or binary_data_size and the bytes",
                 )
-            array = array_of_json(datatype, shape, data, one.name)
+            array = array_of_json(datatype, shape, data, one.name, items)
         else:
             if data:
                 raise ServingError(
@@ -268,9 +307,9 @@ def _inputs(read: list[_Input], binary: memoryview) -> list[InferTensor]:
                     f"the input {one.name!r} has both data and binary_data_size. Fix: give one of them",
                 )
             length = _size(size, one.name, len(binary) - at)
-            array = array_of_raw(datatype, shape, binary[at : at + length], one.name)
+            array = array_of_raw(datatype, shape, binary[at : at + length], one.name, items)
             at += length
-        tensors.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
+        tensors.append(InferTensor(one.name, datatype.name, shape, array, parameters))
     if at != len(binary):
         raise ServingError(
             Status.INVALID_ARGUMENT,
@@ -295,14 +334,24 @@ def _size(stated: Any, name: str, left: int) -> int:
     return stated
 
 
-def _binary_outputs(outputs: list[_Output], by_default: bool) -> frozenset[str]:
-    found = []
-    for one in outputs:
+def _outputs(read: list[_Output], by_default: bool) -> tuple[list[RequestedOutput], frozenset[str]]:
+    """Return the outputs that a request names, and the names of those that are to be binary."""
+    outputs, binary = [], []
+    for one in read:
         where = f"the output {one.name!r}"
-        refuse_extensions(one.parameters, where)
-        if _flag(one.parameters.pop("binary_data", by_default), "binary_data", where):
-            found.append(one.name)
-    return frozenset(found)
+        parameters = _parameters(one.parameters, where)
+        if _flag(parameters.pop("binary_data", by_default), "binary_data", where):
+            binary.append(one.name)
+        outputs.append(RequestedOutput(one.name, parameters))
+    return outputs, frozenset(binary)
+
+
+def _wrong(reason: str) -> ServingError:
+    return ServingError(
+        Status.INVALID_ARGUMENT,
+        f"the body is not a request of the protocol: {reason}. "
+        'Fix: send {"inputs": [{"name": ..., "shape": [...], "datatype": ..., "data": [...]}]}',
+    )
 
 
 def _flag(stated: Any, name: str, where: str) -> bool:

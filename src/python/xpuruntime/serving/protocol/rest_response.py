@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -16,12 +16,13 @@ from xpuruntime.serving.protocol.json_data import elements_of
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.serving.messages import InferResponse
+    from xpuruntime.serving.messages import InferResponse, InferTensor
     from xpuruntime.serving.protocol.rest_request import RestRequest
 
 __all__ = ["RestResponse", "error_body", "write_response"]
 
 _ENCODER = msgspec.json.Encoder()
+_PIECE = 16 << 10
 #: JSON of responses whose outputs are all binary.
 _HEADS: Forms[bytes] = Forms()
 
@@ -76,7 +77,7 @@ def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
         else:
             if tensor.parameters:
                 one["parameters"] = tensor.parameters
-            one["data"] = elements_of(tensor)
+            one["data"] = _data(tensor)
         outputs.append(one)
     written: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
     if response.id:
@@ -88,6 +89,15 @@ def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
     if key is not None and not any(one.parameters for one in response.outputs):
         _HEADS.put(key, head)
     return RestResponse(chunks, len(chunks[0]) if len(chunks) > 1 else None)
+
+
+def _data(tensor: InferTensor) -> list[Any] | msgspec.Raw:
+    """Return the elements of an output, of which many are encoded in pieces, between which other threads run."""
+    if tensor.data.size <= _PIECE:
+        return elements_of(tensor)
+    flat = tensor.data.ravel()
+    pieces = (replace(tensor, data=flat[at : at + _PIECE]) for at in range(0, flat.size, _PIECE))
+    return msgspec.Raw(b"[" + b",".join(_ENCODER.encode(elements_of(one))[1:-1] for one in pieces) + b"]")
 
 
 def error_body(message: str) -> bytes:

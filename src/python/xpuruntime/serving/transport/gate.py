@@ -5,11 +5,13 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from xpuruntime.serving.protocol.items import NotInline
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
     from xpuruntime.serving.batching.inline import Soon
@@ -18,6 +20,7 @@ __all__ = ["BodyBudget", "Gate", "HeldBytes"]
 
 #: Requests that have come one at a time, and for one model, before the next one is taken to do so.
 _ONE_BY_ONE = 1
+_Read = TypeVar("_Read")
 
 
 class BodyBudget:
@@ -79,6 +82,7 @@ class Gate:
         self.active = 0
         self.closed = False
         self._empty: asyncio.Event | None = None
+        self._apart = asyncio.Semaphore(2)
         #: How many of the last requests were for this model while no other one was being answered.
         self._alone, self._model = 0, ""
 
@@ -106,6 +110,21 @@ class Gate:
             return None
         self._alone += 1
         return asyncio.get_running_loop().call_soon if self._alone > _ONE_BY_ONE else None
+
+    async def decoded(self, read: Callable[..., _Read], *args: Any) -> _Read:
+        """Return what a decoder makes of its arguments: at once where that takes no time, else in a thread."""
+        try:
+            return read(*args, inline=True)
+        except NotInline:
+            return await self.apart(read, *args)
+
+    async def apart(self, call: Callable[..., _Read], *args: Any) -> _Read:
+        """Return what a function returns that takes long, in a thread.
+
+        Two run at a time: each may have the interpreter for milliseconds before the event loop has its turn.
+        """
+        async with self._apart:
+            return await asyncio.get_running_loop().run_in_executor(None, call, *args)
 
     async def drain(self, seconds: float) -> bool:
         """Refuse new requests, and wait for those that were accepted; return whether all were answered in time."""
