@@ -229,6 +229,39 @@ def test_import_starts_no_thread():
     assert run_python("import threading, xpuruntime; print(threading.active_count())").strip() == "1"
 
 
+#: What a session that is opened and run does not need: other engines, and what compares, tunes, observes and renders.
+UNUSED = (
+    "artifacts.cache", "artifacts.store", "cli", "engines.native_export", "engines.onnxruntime.artifact",
+    "engines.onnxruntime.observing", "engines.onnxruntime.rewriting.graph_edit",
+    "engines.onnxruntime.rewriting.loading", "engines.onnxruntime.rewriting.tuning", "engines.onnxruntime.trial",
+    "engines.openvino.controls", "engines.openvino.probing", "engines.precision.conversion",
+    "engines.precision.probe", "engines.qnn.controls", "engines.qnn.probing", "engines.quantisation.calibration",
+    "engines.quantisation.quantised", "engines.tensorrt.controls", "engines.tensorrt.probing",
+    "engines.torch.controls", "evidence.profile", "evidence.render_text", "evidence.report", "inference.bisect",
+    "inference.comparing", "inference.compiling", "inference.explain", "inference.profiling",
+    "inference.session_spec", "lockfile", "locks", "measuring", "ops", "pytorch", "serving", "testing", "tuning",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("engine", ["auto", "onnxruntime"])
+def test_a_session_loads_no_more_than_it_runs(engine: str):
+    pytest.importorskip("onnxruntime")
+    code = (
+        "import json, sys, numpy, xpuruntime as xrt\n"
+        f"with xrt.InferenceSession(xrt.demo_model_path(), device='cpu', engine={engine!r}) as session:\n"
+        "    session.run({'image': numpy.zeros((1, 1, 8, 8), numpy.float32)})\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    loaded = set(json.loads(run_python(code)))
+    unused = {f"xpuruntime.{name}" for name in UNUSED}
+    assert unused <= {".".join(path.relative_to(SOURCE.parent).with_suffix("").parts) for path in modules()} | {
+        ".".join(path.parent.relative_to(SOURCE.parent).parts) for path in modules()
+    }, "the list names what there is"
+    wrong = {one for one in loaded if any(one == name or one.startswith(f"{name}.") for name in unused)}
+    assert not wrong, sorted(wrong)
+    assert not loaded & {"packaging", "rich", "torch", "typer", "openvino", "tensorrt", "yaml"}
+
+
 #: Engines that are built on another: QNN is a provider of ONNX Runtime.
 BUILT_ON = {"qnn": {"onnxruntime"}}
 

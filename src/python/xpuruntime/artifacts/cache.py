@@ -21,7 +21,7 @@ from xpuruntime.files.paths import json_bytes, kind_of, with_home
 
 if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact
-    from xpuruntime.artifacts.store import Recipe
+    from xpuruntime.engines.judging import Recipe
     from xpuruntime.policies import Policy
 
 __all__ = ["artifact_cache", "cache_key", "cached"]

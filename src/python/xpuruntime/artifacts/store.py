@@ -8,7 +8,7 @@ import os
 import shutil
 import sys
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
@@ -31,8 +31,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from xpuruntime.engines.accuracy import AccuracyCheck, Reference
-    from xpuruntime.engines.base import Engine, Judgement, Request
+    from xpuruntime.engines.base import Engine, Request
     from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.judging import Recipe
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.runtime.machine import Machine
@@ -40,16 +41,7 @@ if TYPE_CHECKING:
 #: The folder in its staging folder while it is written.
 _NEW = "folder.part"
 
-__all__ = ["Recipe", "build", "copy_artifact", "usable"]
-
-
-class Recipe(NamedTuple):
-    """All that a compilation needs. The judgement is the engine's own, of this request."""
-
-    engine: Engine
-    request: Request
-    judgement: Judgement
-    machine: Machine
+__all__ = ["build", "copy_artifact", "usable"]
 
 
 def build(

@@ -4,23 +4,18 @@
 
 from __future__ import annotations
 
-import io
-import zipfile
-import zlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.precision import TOLERANCES, Tolerance, compare_within, probe_feeds
 from xpuruntime.errors import AccuracyError, EngineError, InputError, ModelError, XpuRuntimeError
-from xpuruntime.files.archives import unpacked_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from pathlib import Path
 
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
-    from xpuruntime.engines.precision import ProbeResult
+    from xpuruntime.engines.precision import ProbeResult, Tolerance
     from xpuruntime.runtime.machine import Machine
 
 __all__ = [
@@ -92,6 +87,8 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
 
     `computes` is the precision of the arithmetic, where that is not the one asked for.
     """
+    from xpuruntime.engines.precision import TOLERANCES
+
     precision, wanted = computes or request.policy.execution.precision, request.policy.accuracy
     if request.model.quantisation.scheme != "none":  # one step of its own quantisers is more than any float rounds
         precision = "int8"
@@ -187,6 +184,7 @@ def _without_probe(request: Request, fix: str | None) -> str:
 
 def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
     from xpuruntime.engines.model import with_shapes
+    from xpuruntime.engines.precision import probe_feeds
 
     if request.calibration is not None:
         return [next(iter(request.calibration))], "the first calibration input"
@@ -227,6 +225,8 @@ def check_accuracy(
     XpuRuntimeError
         The model fails on the probe input.
     """
+    from xpuruntime.engines.precision import compare_within
+
     answer, tolerance = loaded.run(reference.feeds), check.tolerance
     result = compare_within(reference.outputs, answer, tolerance)
     if not result.passed and check.refuses:
@@ -243,6 +243,9 @@ def write_reference(reference: Reference, path: Path) -> bool:
     ------
     OSError
     """
+    import io
+    import zipfile
+
     import numpy as np
 
     arrays = {f"in/{name}": array for name, array in reference.feeds.items()}
@@ -266,7 +269,13 @@ def read_reference(path: Path) -> Reference:
     ModelError
         The file is not one of those.
     """
+    import io
+    import zipfile
+    import zlib
+
     import numpy as np
+
+    from xpuruntime.files.archives import unpacked_too_large
 
     parts: dict[str, dict[str, Any]] = {"in": {}, "out": {}}
     origin = "generated"

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.refusal import Refusal
@@ -15,7 +15,16 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Engine, Request
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["judge"]
+__all__ = ["Recipe", "judge"]
+
+
+class Recipe(NamedTuple):
+    """All that loading or compiling needs. The judgement is the engine's own, of this request."""
+
+    engine: Engine
+    request: Request
+    judgement: Judgement
+    machine: Machine
 
 
 def judge(engine: Engine, request: Request, machine: Machine) -> Judgement:

@@ -8,7 +8,6 @@ import hashlib
 import os
 from typing import TYPE_CHECKING
 
-from xpuruntime.files.digest_cache import recall_digest, remember_digest
 from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
@@ -27,6 +26,8 @@ def file_digest(path: str | os.PathLike[str]) -> str:
 
 def open_file_digest(file: BinaryIO) -> tuple[str, os.stat_result]:
     """Return the SHA-256 of a file that was just opened, in hex, and the facts that it is of. Raises OSError."""
+    from xpuruntime.files.digest_cache import recall_digest, remember_digest
+
     facts = os.fstat(file.fileno())
     digest = recall_digest(facts)
     if digest is None:

@@ -4,12 +4,37 @@
 
 from __future__ import annotations
 
-from xpuruntime.inference.comparing import compare_engines
-from xpuruntime.inference.comparison import Comparison
-from xpuruntime.inference.compiling import compile_model
-from xpuruntime.inference.plan_request import plan
-from xpuruntime.inference.profiling import profile
-from xpuruntime.inference.session import InferenceSession
-from xpuruntime.inference.session_spec import SessionSpec
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.lazy_names import load_name as _load_name
+
+if TYPE_CHECKING:
+    from xpuruntime.inference.comparing import compare_engines
+    from xpuruntime.inference.comparison import Comparison
+    from xpuruntime.inference.compiling import compile_model
+    from xpuruntime.inference.plan_request import plan
+    from xpuruntime.inference.profiling import profile
+    from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.inference.session_spec import SessionSpec
 
 __all__ = ["Comparison", "InferenceSession", "SessionSpec", "compare_engines", "compile_model", "plan", "profile"]
+
+#: Public name to the module that has it; loaded on first use.
+_LAZY = {
+    "Comparison": "comparison",
+    "InferenceSession": "session",
+    "SessionSpec": "session_spec",
+    "compare_engines": "comparing",
+    "compile_model": "compiling",
+    "plan": "plan_request",
+    "profile": "profiling",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, _LAZY)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

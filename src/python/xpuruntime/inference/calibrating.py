@@ -43,12 +43,12 @@ def calibration_of(
     InputError
         They cannot be read, or do not fit the model.
     """
-    from xpuruntime.engines.model import with_shapes
-    from xpuruntime.engines.quantisation import Calibration
-
     stated = policy.calibration
     if given is None and (stated is None or artifact is not None):
         return None
+    from xpuruntime.engines.model import with_shapes
+    from xpuruntime.engines.quantisation import Calibration
+
     if artifact is None:
         info = with_shapes(info, policy)
     if given is None:

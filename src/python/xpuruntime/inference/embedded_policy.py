@@ -17,7 +17,6 @@ from xpuruntime.evidence.model_metadata.policy import (
     module_of_node,
     read_policy,
 )
-from xpuruntime.lockfile.export_lock import ExportLock
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -25,6 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.records import Unit
     from xpuruntime.inference.session_arguments import SessionArguments
+    from xpuruntime.lockfile.export_lock import ExportLock
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
 
@@ -107,6 +107,8 @@ def check_export_lock(info: ModelInfo, plan: Plan) -> Plan:
     text = info.metadata.get(LOCK_KEY)
     if text is None:
         return plan
+    from xpuruntime.lockfile.export_lock import ExportLock
+
     warnings: list[str] = []
     notes: list[str] = []
     try:
@@ -143,6 +145,8 @@ def compare_kernels(info: ModelInfo, plan: Plan, arch: str | None, units: Sequen
     units : sequence of Unit
         What ran.
     """
+    from xpuruntime.lockfile.export_lock import ExportLock
+
     try:
         lock = ExportLock.from_json(info.metadata[LOCK_KEY], info.path)
     except (KeyError, LockError):  # nothing to compare with; the plan has said so

@@ -9,13 +9,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.artifacts.cache import cached
 from xpuruntime.artifacts.manifest import PROBE
-from xpuruntime.artifacts.store import Recipe
 from xpuruntime.engines.accuracy import ProbeRefusedError, check_accuracy, check_due, make_reference, read_reference
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.model.file_digests import model_digest
-from xpuruntime.engines.precision import ProbeResult
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
 from xpuruntime.printable import printable
@@ -26,6 +23,8 @@ if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.accuracy import Reference
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
+    from xpuruntime.engines.judging import Recipe
+    from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 
@@ -58,6 +57,8 @@ def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
     engine, request, judgement, machine = recipe
     cache = plan.control("execution.artifacts.cache")
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
+        from xpuruntime.artifacts.cache import cached
+
         artifact, made, warning = cached(recipe)
         request = msgspec.structs.replace(request, artifact=artifact)
         judgement = judge(engine, request, machine)
@@ -105,6 +106,8 @@ def _prove(
     check = check_due(request, judgement)
     if check is None:
         return None, ()
+    from xpuruntime.engines.precision import ProbeResult
+
     what = "a probe input was compared with fp32 on the CPU"
     before = request.artifact.manifest.accuracy if request.artifact is not None else None
     if before is not None and before.passed and before.tolerance == check.tolerance:

@@ -165,7 +165,7 @@ class InferenceSession:
         info, open_batch = planned.request.model, self.policy.execution.static_batch is not None
         self._model = with_open_batch(info) if open_batch else info
         warn_of(self.plan, stacklevel=3)
-        from xpuruntime.artifacts.store import Recipe
+        from xpuruntime.engines.judging import Recipe
         from xpuruntime.inference.loading import load_planned
 
         self._engine = engines.get(self.plan.engine)

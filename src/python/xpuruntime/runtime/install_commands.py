@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import functools
 import json
-from importlib import metadata
 
 __all__ = ["install_command", "reinstall_command"]
 
@@ -24,6 +23,8 @@ def install_command(extra: str) -> str:
     extra : str
         Such as ``"openvino"``.
     """
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     try:
@@ -41,6 +42,8 @@ def install_command(extra: str) -> str:
 
 def reinstall_command(options: str = "") -> str:
     """Return the command that builds and installs this package again, from where it came from."""
+    from importlib import metadata
+
     try:
         text = metadata.distribution(_PACKAGE).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 __all__ = [
     "Probed",
     "core_problem",
+    "has_cuda",
     "load_machine",
     "machine_from_json",
     "machine_snapshot",
@@ -107,7 +108,7 @@ def probed(engine: Probed) -> EngineFacts:
         files = getattr(engine, "library_files", ())
         if not files or facts.version is None or facts.libraries:
             return facts
-        libraries, cuda_libraries = package_libraries(files, cuda=_has_cuda())
+        libraries, cuda_libraries = package_libraries(files, cuda=has_cuda())
         return msgspec.structs.replace(facts, libraries=libraries, cuda_libraries=cuda_libraries)
 
     return guarded(engine, call, failed)
@@ -173,7 +174,8 @@ def _core() -> Any:
     return importlib.import_module("xpuruntime._core")
 
 
-def _has_cuda() -> bool:
+def has_cuda() -> bool:
+    """Say whether this machine has a CUDA device that the core sees."""
     return core_problem() is None and len(_core().DeviceManager.instance().get_all_devices()) > 1
 
 

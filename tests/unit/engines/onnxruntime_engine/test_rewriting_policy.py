@@ -313,7 +313,9 @@ def test_equal_operations_are_measured_once_and_not_again() -> None:
     weights = {f"w{i}": normal(64, 64, seed=i) for i in range(4)}
     body = "\n".join(f"t{i} = MatMul({'x' if i == 0 else f't{i - 1}'}, w{i})" for i in range(4))
     model = graph("float[8, 64] x", "float[8, 64] t3", body, weights)
-    from xpuruntime.engines.onnxruntime.rewriting import RuleQuery, Terms, find_rewrites
+    from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
+    from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
+    from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
 
     free = find_rewrites(model, RuleQuery(xrt.KernelPolicy(), "cpu", None), Terms("cpu"), tune=True).free
     opened: list[bytes] = []

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.control_builder import ControlBuilder, show
 from xpuruntime.engines.onnxruntime.kernel_controls import KernelKeys
 from xpuruntime.engines.onnxruntime.options import (
+    CONFUSED_BY_CASTS,
     CPU_OPTIONS,
     CUDA_OPTIONS,
+    DISABLED,
     NAMES,
+    SAFE_LEVEL,
     SESSION_OPTIONS,
 )
 from xpuruntime.engines.onnxruntime.precision_controls import on_unless_stated, resolve_precision
 from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
-from xpuruntime.engines.onnxruntime.trial import CONFUSED_BY_CASTS, DISABLED, SAFE_LEVEL
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 

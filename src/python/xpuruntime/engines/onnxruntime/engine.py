@@ -70,6 +70,8 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
         """Import the wheel and look which providers can be loaded here; finds libraries without loading them."""
         from importlib import metadata
 
+        from xpuruntime.runtime.snapshot import has_cuda
+
         installed = {}
         for wheel in WHEELS:
             try:
@@ -92,11 +94,13 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
                 name=self.name, version=version, reason=f"the wheel {wheel} does not import: {error}",
                 fix=f"pip install --force-reinstall {wheel}",
             )  # fmt: skip
-        broken = {}
-        if _CUDA in available:
+        broken, fix = {}, None
+        if _CUDA in available and not has_cuda():
+            broken[_CUDA] = "its libraries were not looked for: this machine has no CUDA device"
+        elif _CUDA in available:
             missing = _missing_cuda_libraries(Path(ort.__file__).parent)
             if missing:
-                broken[_CUDA] = f"{', '.join(missing)} not found"
+                broken[_CUDA], fix = f"{', '.join(missing)} not found", install_command("cuda")
         detail = {"wheel": " and ".join(f"{name} {v}" for name, v in installed.items())}
         if built_for:
             detail["cuda"] = built_for
@@ -106,7 +110,7 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
             loadable=True,
             providers=tuple(p for p in available if p not in broken and p != "TensorrtExecutionProvider"),
             broken=broken,
-            fix=install_command("cuda") if broken else None,
+            fix=fix,
             detail=detail,
         )
 

@@ -11,9 +11,8 @@ import msgspec
 
 from xpuruntime.engines.control_builder import ENGINE_CHOICE
 from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_SEARCH
-from xpuruntime.engines.onnxruntime.rewriting import FoundRewrites, Rewrite, RuleQuery, UnrewrittenNode, find_rewrites
-from xpuruntime.engines.onnxruntime.rewriting.graph_edit import arch_of, terms_of
-from xpuruntime.engines.onnxruntime.rewriting.records import by_key
+from xpuruntime.engines.onnxruntime.rewriting.records import FoundRewrites, Rewrite, UnrewrittenNode, by_key
+from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, xpuruntime_threads
 from xpuruntime.engines.written_out import NOTHING, written_out
 from xpuruntime.policies.quantities import share_text
@@ -68,7 +67,7 @@ class KernelKeys:
         self._cuda = request.device.startswith("cuda")
         self._policy = request.policy.kernels
         self._settings = settings = settings.replace(capability=capability)
-        self._query = RuleQuery(self._policy, request.device, arch_of(settings))
+        self._query = RuleQuery(self._policy, request.device, settings.arch)
         self._why_not = _why_not(request, settings)
         tune = self._policy.auto_strategy == "best_performance" and self._why_not is None
         self._found = self._find(capability, tune=tune) if self._why_not is None else FoundRewrites()
@@ -121,6 +120,8 @@ class KernelKeys:
         if not (tune or self._query.requests_kernels):
             return FoundRewrites()
         from xpuruntime.engines.model.shapes import with_shapes
+        from xpuruntime.engines.onnxruntime.rewriting.graph_edit import terms_of
+        from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
 
         request, settings = self._request, self._settings
         return find_rewrites(

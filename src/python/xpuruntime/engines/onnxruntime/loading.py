@@ -13,11 +13,9 @@ import msgspec
 from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
-from xpuruntime.engines.onnxruntime.artifact import artifact_source, source_graph
 from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
 from xpuruntime.engines.onnxruntime.opening import Opened, open_session, session_options
-from xpuruntime.engines.onnxruntime.rewriting.loading import arch_of, as_it_runs, check, left_alone, public, rewritten
-from xpuruntime.engines.onnxruntime.trial import DISABLED, LAYER_FUSIONS
+from xpuruntime.engines.onnxruntime.options import DISABLED, LAYER_FUSIONS
 from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
 
 if TYPE_CHECKING:
@@ -47,12 +45,37 @@ def load_model(request: Request, settings: OnnxRuntimeSettings) -> LoadedModel:
         from xpuruntime.engines.onnxruntime.pass_through import refuse_shared_caches
 
         refuse_shared_caches(settings)
-        rewriting = rewritten(request, settings, source, log)
-        opened, settings = _open(settings, as_it_runs(source, rewriting), request.device, log)
-        check(rewriting, request, settings, opened.session, log)
+        rewriting = _rewritten(request, settings, source, log)
+        opened, settings = _open(settings, _as_it_runs(source, rewriting), request.device, log)
+        _check(rewriting, request, settings, opened, log)
         observer = _observer(request, settings, source, rewriting)
         return CpuModel(opened, request.model, strict=settings.strict, observer=observer, log=log)
     return _load_cuda(request, settings, source, log)
+
+
+def _rewritten(
+    request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog
+) -> Rewriting | None:
+    """Return the model with xpuruntime operators as the plan says; ``None`` where the policy asks for none."""
+    if request.artifact is not None or not (settings.rewrites or settings.tune):
+        return None
+    from xpuruntime.engines.onnxruntime.rewriting.loading import rewritten
+
+    return rewritten(request, settings, source, log)
+
+
+def _as_it_runs(source: ModelSource, rewriting: Rewriting | None) -> ModelSource:
+    """Return the model that is opened: the rewritten one, where there is one."""
+    return source if rewriting is None or not rewriting.rewrites else rewriting.source
+
+
+def _check(
+    rewriting: Rewriting | None, request: Request, settings: OnnxRuntimeSettings, opened: Opened, log: ConversionLog
+) -> None:
+    if rewriting is not None:
+        from xpuruntime.engines.onnxruntime.rewriting.loading import check
+
+        check(rewriting, request, settings, opened.session, log)
 
 
 def _open(
@@ -97,8 +120,8 @@ def _open_cuda(request: Request, settings: OnnxRuntimeSettings, source: ModelSou
     from xpuruntime import _core
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
-    rewriting = rewritten(request, settings, source, log)
-    runs = as_it_runs(source, rewriting)
+    rewriting = _rewritten(request, settings, source, log)
+    runs = _as_it_runs(source, rewriting)
     stream = None
     allocator = _allocator(request, settings)
     if allocator is None:
@@ -121,7 +144,7 @@ def _open_cuda(request: Request, settings: OnnxRuntimeSettings, source: ModelSou
         options = {name: value for name, value in settings.options.items() if name != "enable_cuda_graph"}
         opened, settings = _open(settings.replace(options=options), runs, request.device, log)
         log.add("CUDA graphs are off in this session", graph_refused)
-    check(rewriting, request, settings, opened.session, log)
+    _check(rewriting, request, settings, opened, log)
     return CudaModel(
         opened,
         request.model,
@@ -175,16 +198,21 @@ def _with_reason(error: XpuRuntimeError, allocator: Any) -> XpuRuntimeError:
 def model_source(request: Request, settings: OnnxRuntimeSettings, log: ConversionLog) -> ModelSource:
     """Return the model as ONNX Runtime gets it: converted where the policy says so, or that of an artifact."""
     if request.artifact is not None:
-        return artifact_source(request.artifact, request.model.path)
-    from xpuruntime.engines.onnxruntime.kernels import CUDA_BF16_OPS
+        from xpuruntime.engines.onnxruntime.artifact import artifact_source
 
+        return artifact_source(request.artifact, request.model.path)
+    supported = None
+    if settings.convert == "bf16":
+        from xpuruntime.engines.onnxruntime import kernels
+
+        supported = kernels.CUDA_BF16_OPS
     return prepare_source(
         request,
         log,
         convert=settings.convert,
         qdq=settings.qdq,
         keep_fp32=settings.keep_fp32,
-        supported_ops=CUDA_BF16_OPS if settings.convert == "bf16" else None,
+        supported_ops=supported,
     )
 
 
@@ -192,18 +220,18 @@ def _observer(
     request: Request, settings: OnnxRuntimeSettings, source: ModelSource, rewriting: Rewriting | None
 ) -> Callable[[Mapping[str, Any], int], Observed]:
     """Return what makes an instrumented copy of the session and watches it run. Keeps the rules of `rewriting`."""
-    copy = public(settings)
+    copy = settings.public()
 
     def observer(feeds: Mapping[str, Any], runs: int) -> Observed:
-        from xpuruntime.engines.onnxruntime.observing import instrument, observe
         from xpuruntime.engines.onnxruntime.observing.decisions import rewrite_decisions, unreplaced_decisions
+        from xpuruntime.engines.onnxruntime.observing.instrumented_run import instrument, observe
         from xpuruntime.engines.onnxruntime.observing.kernels import DecidedKernels
         from xpuruntime.engines.onnxruntime.readback import attention_kernels, read_back
 
         effective: dict[str, str] = {}
         decided = None
         if rewriting is not None and rewriting.rewrites:
-            decided = DecidedKernels(rewriting, request.device, arch_of(settings))
+            decided = DecidedKernels(rewriting, request.device, settings.arch)
         current = source if decided is None else decided.source
 
         def make(prefix: str | None, optimized: str | None) -> Any:
@@ -237,6 +265,8 @@ def _observer(
             seen = msgspec.structs.replace(seen, units=units)
         seen = kernels.attach(seen, effective)
         if rewriting is None:
+            from xpuruntime.engines.onnxruntime.rewriting.graph_edit import left_alone
+
             left = unreplaced_decisions(left_alone(request, settings, source), request.device)
             return msgspec.structs.replace(seen, decisions=left)
         rewriting.release()
@@ -253,4 +283,8 @@ def source_graph_of(request: Request, source: ModelSource) -> Any:
         import onnx
 
         return onnx.load_model_from_string(source.quantised.data)
-    return request.model if request.artifact is None else source_graph(request.artifact)
+    if request.artifact is None:
+        return request.model
+    from xpuruntime.engines.onnxruntime.artifact import source_graph
+
+    return source_graph(request.artifact)

@@ -89,7 +89,7 @@ class OnnxRuntimeExporter(NativeExporter):
             return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
 
     def _observed(self, feeds: Mapping[str, Any], value: dict[str, Any]) -> Observed:
-        from xpuruntime.engines.onnxruntime.observing import observe
+        from xpuruntime.engines.onnxruntime.observing.instrumented_run import observe
         from xpuruntime.engines.quantisation import in_source_terms
 
         settings, request, source = self.settings_as(OnnxRuntimeSettings), self.job.request, self._source

@@ -8,16 +8,13 @@ that does the same, and a CUDA provider whose library cannot be loaded, which is
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.onnxruntime.failures import translate
-from xpuruntime.engines.onnxruntime.observing import assignment
-from xpuruntime.engines.onnxruntime.trial import refuse_crash
 from xpuruntime.errors import EngineError, EngineUnavailable, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned
     from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
 __all__ = ["LEVELS", "NO_CPU", "Opened", "open_session", "session_options"]
@@ -32,6 +29,15 @@ LEVELS = {
 _WARNING, _ERROR, _FATAL = 2, 3, 4
 _ASSIGNMENT = "session.record_ep_graph_assignment_info"
 NO_CPU = "session.disable_cpu_ep_fallback"
+
+
+class Assigned(NamedTuple):
+    """One node and the provider that ONNX Runtime assigned it to, before fusion."""
+
+    provider: str
+    name: str
+    op: str
+    domain: str
 
 
 class Opened:
@@ -77,7 +83,10 @@ def open_session(settings: OnnxRuntimeSettings, source: ModelSource, device: str
     if options is None:
         options = session_options(settings, source)
         options.add_session_config_entry(_ASSIGNMENT, "1")
-    refuse_crash(settings, source, LEVELS[settings.level], device)
+    if source.changed:
+        from xpuruntime.engines.onnxruntime.trial import refuse_crash
+
+        refuse_crash(settings, source, LEVELS[settings.level], device)
     cuda = settings.provider != "CPUExecutionProvider"
     if cuda and not settings.allow_cpu_ops:
         options.add_session_config_entry(NO_CPU, "1")
@@ -101,6 +110,28 @@ def open_session(settings: OnnxRuntimeSettings, source: ModelSource, device: str
         if strays:
             raise _refusal(strays, settings, device)
     return Opened(session, placements)
+
+
+def assignment(session: Any) -> list[Assigned] | None:
+    """Return which provider each node was given to, before fusion.
+
+    Returns
+    -------
+    list of Assigned or None
+        ``None`` when this ONNX Runtime has no such call, or the session was made without
+        ``session.record_ep_graph_assignment_info=1``.
+    """
+    read = getattr(session, "get_provider_graph_assignment_info", None)
+    if read is None:
+        return None
+    try:
+        return [
+            Assigned(str(part.ep_name), str(node.name), str(node.op_type), str(node.domain))
+            for part in read()
+            for node in part.get_nodes()
+        ]
+    except Exception:  # the binding raises its own types, which are not importable everywhere
+        return None
 
 
 def _construct(settings: OnnxRuntimeSettings, source: ModelSource, options: Any) -> Any:

@@ -12,18 +12,31 @@ from __future__ import annotations
 from xpuruntime.engines.options import BOOL, Option
 
 __all__ = [
+    "CONFUSED_BY_CASTS",
     "COREML_OPTIONS",
     "CPU_OPTIONS",
     "CUDA_OPTIONS",
+    "DISABLED",
     "DML_OPTIONS",
     "DML_SESSION_OPTIONS",
+    "LAYER_FUSIONS",
     "MIGRAPHX_OPTIONS",
     "NAMES",
+    "SAFE_LEVEL",
     "SESSION_OPTIONS",
 ]
 
 #: What a policy may call this engine.
 NAMES = ("onnxruntime", "ort", "onnxrt")
+
+#: The level of converted graphs on the CPU where none is stated. Fusions above it look through casts and end the
+#: process: MatmulTransposeFusion followed by NchwcTransformer.
+SAFE_LEVEL = "basic"
+#: Fusions at that level that look through casts too, and make invalid graphs.
+CONFUSED_BY_CASTS = ("LayerNormFusionL1", "GeluFusionL1")
+#: The same at all levels.
+LAYER_FUSIONS = (*CONFUSED_BY_CASTS, "LayerNormFusionL2", "GeluFusionL2", "SimplifiedLayerNormFusion")
+DISABLED = "optimization.disable_specified_optimizers"
 
 CUDA_OPTIONS: dict[str, Option] = {
     "device_id": Option(meaning="device index", owned_by="execution.device"),

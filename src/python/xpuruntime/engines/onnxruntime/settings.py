@@ -11,6 +11,16 @@ from xpuruntime.engines.settings import EngineSettings
 
 __all__ = ["OnnxRuntimeSettings", "uncompilable"]
 
+#: Options that belong to one session and not to a copy of it.
+_PRIVATE = (
+    "user_compute_stream",
+    "has_user_compute_stream",
+    "gpu_external_alloc",
+    "gpu_external_free",
+    "gpu_external_empty_cache",
+    "enable_cuda_graph",
+)
+
 
 class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
     """What `load` hands to ONNX Runtime.
@@ -73,6 +83,16 @@ class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
     rewrites: Mapping[str, str] = {}
     left: Mapping[str, str] = {}
     tune: bool = False
+
+    @property
+    def arch(self) -> str | None:
+        """The architecture of the CUDA device as a policy names it, such as ``"sm90"``."""
+        return None if self.capability is None else "sm{}{}".format(*self.capability)
+
+    def public(self) -> OnnxRuntimeSettings:
+        """Return the settings for a session beside the one they were made for: without its stream, pool and graph."""
+        options = {key: value for key, value in self.options.items() if key not in _PRIVATE}
+        return self.replace(options=options, pool="engine", pool_limit=None, graph="off")
 
     def with_options(self, options: Mapping[str, str]) -> OnnxRuntimeSettings:
         """Return the same settings with these provider options, which replace others of the same names."""

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.graph import graphs
+from xpuruntime.engines.onnxruntime.options import SAFE_LEVEL
 from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import EngineFailed, XpuRuntimeError
@@ -32,16 +33,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
-__all__ = ["CONFUSED_BY_CASTS", "DISABLED", "LAYER_FUSIONS", "SAFE_LEVEL", "refuse_crash"]
+__all__ = ["refuse_crash"]
 
-#: The level of converted graphs on the CPU where none is stated. Fusions above it look through casts and end the
-#: process: MatmulTransposeFusion followed by NchwcTransformer.
-SAFE_LEVEL = "basic"
-#: Fusions at that level that look through casts too, and make invalid graphs.
-CONFUSED_BY_CASTS = ("LayerNormFusionL1", "GeluFusionL1")
-#: The same at all levels.
-LAYER_FUSIONS = (*CONFUSED_BY_CASTS, "LayerNormFusionL2", "GeluFusionL2", "SimplifiedLayerNormFusion")
-DISABLED = "optimization.disable_specified_optimizers"
 _SECONDS = 600.0
 _SMALL = 4096
 #: A model of more bytes, or with larger inputs, is opened and not run; a run that takes longer is given up.

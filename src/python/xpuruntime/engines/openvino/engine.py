@@ -7,10 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Request
-from xpuruntime.engines.openvino import probing
-from xpuruntime.engines.openvino.controls import resolve_settings
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
-from xpuruntime.engines.openvino.settings import OpenVinoSettings
 from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
@@ -25,6 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.native_export.native_config import NativeExporter
+    from xpuruntime.engines.openvino.settings import OpenVinoSettings
     from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -44,7 +42,7 @@ _FP16_CPU = frozenset({"avx512_fp16", "amx_fp16", "fphp", "asimdhp"})
 _BF16_CPU = frozenset({"avx512bw", "avx512_bf16", "amx_bf16"})
 
 
-class OpenVinoEngine(Engine[OpenVinoSettings]):
+class OpenVinoEngine(Engine["OpenVinoSettings"]):
     """OpenVINO's native runtime on ``cpu``, ``gpu``, ``gpu:N`` and ``npu``."""
 
     name: ClassVar[str] = NAMES[0]
@@ -56,20 +54,26 @@ class OpenVinoEngine(Engine[OpenVinoSettings]):
 
     def probe(self) -> EngineFacts:
         """Say what is installed, and which devices OpenVINO has."""
-        return probing.probe()
+        from xpuruntime.engines.openvino.probing import probe
+
+        return probe()
 
     def devices(self, machine: Machine) -> tuple[str, ...]:
         """Return the NPU, the GPUs, then the CPU."""
         facts = machine.engines.get(self.name)
         if facts is None or not facts.loadable:
             return ()
-        found = [probing.our_device(word) for word in facts.providers]
+        from xpuruntime.engines.openvino.probing import our_device
+
+        found = [our_device(word) for word in facts.providers]
         found = [device for device in found if device.partition(":")[0] in _ORDER]
         return tuple(sorted(found, key=lambda device: (_order(device), device)))
 
     def device_name(self, device: str, machine: Machine) -> str | None:
         """Return OpenVINO's full name of a GPU or NPU."""
-        return machine.engines[self.name].detail.get(probing.device_word(device))
+        from xpuruntime.engines.openvino.probing import device_word
+
+        return machine.engines[self.name].detail.get(device_word(device))
 
     def option_table(self, device: str) -> Mapping[str, Option]:
         """Return the properties of the device's plugin, and how the graph is prepared."""
@@ -78,6 +82,8 @@ class OpenVinoEngine(Engine[OpenVinoSettings]):
 
     def judge(self, request: Request, machine: Machine) -> Judgement[OpenVinoSettings]:
         """Accept or reject from facts."""
+        from xpuruntime.engines.openvino.controls import resolve_settings
+
         refusal = self._refuse(request, machine)
         if refusal is not None:
             return refusal.judgement(self.name, request.device)
@@ -157,8 +163,10 @@ def _order(device: str) -> int:
 
 
 def _refuse_device(device: str, facts: EngineFacts) -> Refusal | None:
+    from xpuruntime.engines.openvino.probing import our_device
+
     kind, _, index = device.partition(":")
-    have = [probing.our_device(word) for word in facts.providers]
+    have = [our_device(word) for word in facts.providers]
     if device in have or (not index and any(one.startswith(f"{kind}:") for one in have)):
         return None
     if index == "0" and kind in have:

@@ -4,16 +4,21 @@
 
 from __future__ import annotations
 
-from xpuruntime.engines.precision.compare import (
-    TOLERANCES,
-    OutputFigures,
-    ProbeResult,
-    Tolerance,
-    compare_within,
-)
-from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
-from xpuruntime.engines.precision.probe import probe_feeds, probe_shape, shapes_text
-from xpuruntime.engines.precision.probe_sizes import names_in, unnamed_dimensions
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.lazy_names import load_name as _load_name
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.precision.compare import (
+        TOLERANCES,
+        OutputFigures,
+        ProbeResult,
+        Tolerance,
+        compare_within,
+    )
+    from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
+    from xpuruntime.engines.precision.probe import probe_feeds, probe_shape, shapes_text
+    from xpuruntime.engines.precision.probe_sizes import names_in, unnamed_dimensions
 
 __all__ = [
     "TOLERANCES",
@@ -30,3 +35,25 @@ __all__ = [
     "shapes_text",
     "unnamed_dimensions",
 ]
+
+#: Public name to the module that has it; loaded on first use.
+_LAZY = {
+    "TOLERANCES": "compare",
+    "ConvertedModel": "conversion",
+    "KeptNode": "conversion",
+    "OutputFigures": "compare",
+    "ProbeResult": "compare",
+    "Tolerance": "compare",
+    "compare_within": "compare",
+    "convert": "conversion",
+    "names_in": "probe_sizes",
+    "probe_feeds": "probe",
+    "probe_shape": "probe",
+    "shapes_text": "probe",
+    "unnamed_dimensions": "probe_sizes",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, _LAZY)

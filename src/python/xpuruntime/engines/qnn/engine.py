@@ -7,11 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement
-from xpuruntime.engines.qnn.controls import BF16_SOC, chip_options, resolve_settings
 from xpuruntime.engines.qnn.options import NAMES
-from xpuruntime.engines.qnn.probing import missing, probe
-from xpuruntime.engines.qnn.settings import QnnSettings
-from xpuruntime.engines.qnn.targets import resolve_target, state_one
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
@@ -22,6 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import LoadedModel, Request
     from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.qnn.settings import QnnSettings
     from xpuruntime.engines.qnn.targets import Target
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -30,7 +27,7 @@ __all__ = ["QnnEngine"]
 _NO_ARRAYS = ("float8e", "float6e", "float4e", "int4", "uint4", "int2", "uint2", "complex", "string", "bfloat16")
 
 
-class QnnEngine(Engine[QnnSettings]):
+class QnnEngine(Engine["QnnSettings"]):
     """QNN's HTP backend as ``npu``: a Qualcomm device, or the simulator of x86-64."""
 
     name: ClassVar[str] = NAMES[0]
@@ -41,6 +38,8 @@ class QnnEngine(Engine[QnnSettings]):
 
     def probe(self) -> EngineFacts:
         """Look for the wheel and its libraries; loads none of them."""
+        from xpuruntime.engines.qnn.probing import probe
+
         return probe(self.name)
 
     def devices(self, machine: Machine) -> tuple[str, ...]:
@@ -55,6 +54,9 @@ class QnnEngine(Engine[QnnSettings]):
 
     def judge(self, request: Request, machine: Machine) -> Judgement[QnnSettings]:
         """Accept or reject from facts."""
+        from xpuruntime.engines.qnn.controls import chip_options, resolve_settings
+        from xpuruntime.engines.qnn.probing import missing
+        from xpuruntime.engines.qnn.targets import resolve_target, state_one
 
         def refuse(code: VerdictCode, reason: str, fix: str | None = None) -> Judgement[QnnSettings]:
             return Refusal(code, reason, fix).judgement(self.name, request.device)
@@ -127,6 +129,7 @@ class QnnEngine(Engine[QnnSettings]):
 
 def _refuse_model(request: Request, target: Target) -> Refusal | None:
     from xpuruntime.engines.model import open_dimensions
+    from xpuruntime.engines.qnn.controls import BF16_SOC
     from xpuruntime.engines.quantisation.judge import refuse_int8
 
     precision = request.policy.execution.precision

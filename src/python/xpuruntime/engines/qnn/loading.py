@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.model.file import parse, read
 from xpuruntime.engines.model_source import ModelSource, prepare_source
-from xpuruntime.engines.onnxruntime.trial import LAYER_FUSIONS
+from xpuruntime.engines.onnxruntime.options import LAYER_FUSIONS
 from xpuruntime.engines.qnn.model import QnnModel, WorkerSession, translated
 from xpuruntime.engines.qnn.opening import PROVIDER, Opening, Placed, claim, construct, placements
 from xpuruntime.engines.qnn.refusals import faults_in_log, refusal, rejected_in_log, rejected_in_trace

@@ -4,11 +4,16 @@
 
 from __future__ import annotations
 
-from xpuruntime.engines.quantisation.calibration import Calibration
-from xpuruntime.engines.quantisation.judge import refuse_int8
-from xpuruntime.engines.quantisation.quantised import LeftNode, QuantisedModel, quantise
-from xpuruntime.engines.quantisation.style import STYLES, Style
-from xpuruntime.engines.quantisation.units import in_source_terms, source_tensor
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.lazy_names import load_name as _load_name
+
+if TYPE_CHECKING:
+    from xpuruntime.engines.quantisation.calibration import Calibration
+    from xpuruntime.engines.quantisation.judge import refuse_int8
+    from xpuruntime.engines.quantisation.quantised import LeftNode, QuantisedModel, quantise
+    from xpuruntime.engines.quantisation.style import STYLES, Style
+    from xpuruntime.engines.quantisation.units import in_source_terms, source_tensor
 
 __all__ = [
     "STYLES",
@@ -21,3 +26,21 @@ __all__ = [
     "refuse_int8",
     "source_tensor",
 ]
+
+#: Public name to the module that has it; loaded on first use.
+_LAZY = {
+    "STYLES": "style",
+    "Calibration": "calibration",
+    "LeftNode": "quantised",
+    "QuantisedModel": "quantised",
+    "Style": "style",
+    "in_source_terms": "units",
+    "quantise": "quantised",
+    "refuse_int8": "judge",
+    "source_tensor": "units",
+}
+
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        return _load_name(__name__, name, _LAZY)

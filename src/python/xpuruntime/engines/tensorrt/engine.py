@@ -8,20 +8,8 @@ from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal
-from xpuruntime.engines.tensorrt.controls import resolve_settings
 from xpuruntime.engines.tensorrt.options import runtime_keys
-from xpuruntime.engines.tensorrt.probing import probe
 from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, TensorRtProduct
-from xpuruntime.engines.tensorrt.refusals import (
-    capability_of,
-    refuse_device,
-    refuse_engine,
-    refuse_kind,
-    refuse_model,
-    refuse_shapes,
-)
-from xpuruntime.engines.tensorrt.settings import TensorRtSettings
-from xpuruntime.engines.tensorrt.targets import describe_target, refuse_artifact
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
@@ -32,12 +20,13 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.native_export.native_config import NativeExporter
+    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
 
 
-class TensorRtEngine(Engine[TensorRtSettings]):
+class TensorRtEngine(Engine["TensorRtSettings"]):
     """TensorRT 10 and 11 on ``cuda:N``. Building needs the GPU that the engine is for."""
 
     product: ClassVar[TensorRtProduct] = TENSORRT
@@ -55,6 +44,8 @@ class TensorRtEngine(Engine[TensorRtSettings]):
 
     def probe(self) -> EngineFacts:
         """Import the bindings, if they are installed, and note what they offer; touches no device."""
+        from xpuruntime.engines.tensorrt.probing import probe
+
         return probe(self.product)
 
     def devices(self, machine: Machine) -> tuple[str, ...]:
@@ -66,6 +57,8 @@ class TensorRtEngine(Engine[TensorRtSettings]):
 
     def judge(self, request: Request, machine: Machine) -> Judgement[TensorRtSettings]:
         """Accept or reject from facts. A request with purpose ``"compile"`` is not rejected for want of a GPU."""
+        from xpuruntime.engines.tensorrt.refusals import refuse_engine, refuse_kind
+
         facts = machine.engines.get(self.name)
         refusal = refuse_kind(request, machine, self.product) or refuse_engine(self.product, facts)
         if refusal is None and facts is not None:
@@ -79,6 +72,9 @@ class TensorRtEngine(Engine[TensorRtSettings]):
         return refusal.judgement(self.name, request.device)
 
     def _refusal(self, request: Request, machine: Machine, facts: EngineFacts) -> Refusal | None:
+        from xpuruntime.engines.tensorrt.refusals import refuse_device, refuse_model, refuse_shapes
+        from xpuruntime.engines.tensorrt.targets import refuse_artifact
+
         device = refuse_device(request, machine, self.product, facts)
         if device is not None:
             return device
@@ -89,6 +85,9 @@ class TensorRtEngine(Engine[TensorRtSettings]):
         return refuse_model(request, self.product) or refuse_shapes(request, self.product)
 
     def _accept(self, request: Request, machine: Machine, facts: EngineFacts) -> Judgement[TensorRtSettings]:
+        from xpuruntime.engines.tensorrt.controls import resolve_settings
+        from xpuruntime.engines.tensorrt.refusals import capability_of
+
         settings, controls = resolve_settings(request, self.product, facts, capability_of(request, machine))
         reason = f"{self.product.title} {facts.version}"
         if settings.targets:
@@ -103,6 +102,7 @@ class TensorRtEngine(Engine[TensorRtSettings]):
     def load(self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine) -> LoadedModel:
         """Build the engine, or take the compiled one, and make it ready on the device; see `LoadedModel`."""
         from xpuruntime.engines.tensorrt.loading import load_model
+        from xpuruntime.engines.tensorrt.refusals import capability_of
 
         settings = judgement.settings
         chip = capability_of(request, machine) or "unknown"
@@ -116,6 +116,8 @@ class TensorRtEngine(Engine[TensorRtSettings]):
 
     def target(self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine) -> dict[str, str]:
         """Return product, version, compute capabilities, platform and precision; see `Engine.target`."""
+        from xpuruntime.engines.tensorrt.targets import describe_target
+
         settings = judgement.settings
         return describe_target(request, settings, machine, self.product)
 

@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from importlib import metadata, util
+from importlib import util
 from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
-from xpuruntime.engines.torch.controls import resolve_settings
 from xpuruntime.engines.torch.options import NAMES, OPTIONS
-from xpuruntime.engines.torch.settings import TorchSettings
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
@@ -24,12 +22,13 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.options import Option
+    from xpuruntime.engines.torch.settings import TorchSettings
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["TorchEngine"]
 
 
-class TorchEngine(Engine[TorchSettings]):
+class TorchEngine(Engine["TorchSettings"]):
     """PyTorch on ``cpu`` and ``cuda:N``: exported programs and modules."""
 
     name: ClassVar[str] = NAMES[0]
@@ -41,6 +40,8 @@ class TorchEngine(Engine[TorchSettings]):
 
     def probe(self) -> EngineFacts:
         """Look for the package; it is not imported, since that takes seconds."""
+        from importlib import metadata
+
         try:
             version = metadata.version("torch")
         except metadata.PackageNotFoundError:
@@ -65,6 +66,8 @@ class TorchEngine(Engine[TorchSettings]):
 
     def judge(self, request: Request, machine: Machine) -> Judgement[TorchSettings]:
         """Accept or reject from facts."""
+        from xpuruntime.engines.torch.controls import resolve_settings
+
         refusal = self._refuse(request, machine)
         if refusal is not None:
             return refusal.judgement(self.name, request.device)

@@ -352,7 +352,7 @@ def maker(proto, level="ORT_ENABLE_ALL"):
     """Return what `observe` calls to make an instrumented session."""
     import onnxruntime
 
-    from xpuruntime.engines.onnxruntime.observing import instrument
+    from xpuruntime.engines.onnxruntime.observing.instrumented_run import instrument
 
     def make(prefix, path):
         options = onnxruntime.SessionOptions()

@@ -12,8 +12,9 @@ import pytest
 from observe_models import conv_net, feeds, half, maker, transformer
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.onnxruntime.observing import assignment, observe
 from xpuruntime.engines.onnxruntime.observing import instrumented_run as module
+from xpuruntime.engines.onnxruntime.observing.instrumented_run import observe
+from xpuruntime.engines.onnxruntime.opening import assignment
 
 
 @pytest.fixture(autouse=True)

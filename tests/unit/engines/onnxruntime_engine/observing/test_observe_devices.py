@@ -10,7 +10,8 @@ from observe_models import Weights, model, node
 
 from xpuruntime.engines.onnxruntime.observing.facts import provider_device
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
-from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned, attribute_units
+from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
+from xpuruntime.engines.onnxruntime.opening import Assigned
 from xpuruntime.evidence.sections.graph_blockers import graph_status
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"

@@ -14,8 +14,8 @@ import pytest
 from observe_models import LEVELS, MODELS, Weights, conv_net, feeds, maker, model, node, random_model
 from observe_more_models import MORE, random_conv_model
 
-from xpuruntime.engines.onnxruntime.observing import observe
 from xpuruntime.engines.onnxruntime.observing.graph import view
+from xpuruntime.engines.onnxruntime.observing.instrumented_run import observe
 from xpuruntime.engines.onnxruntime.observing.node_matching import match, source_facts
 from xpuruntime.engines.onnxruntime.observing.submodel import LOST
 

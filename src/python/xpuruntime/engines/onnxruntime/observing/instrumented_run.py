@@ -13,7 +13,8 @@ from xpuruntime.engines.base import Observed
 from xpuruntime.engines.onnxruntime.observing.devices import Devices
 from xpuruntime.engines.onnxruntime.observing.profile import NodeProfile, read_profile
 from xpuruntime.engines.onnxruntime.observing.unattributed import outside
-from xpuruntime.engines.onnxruntime.observing.unit_attribution import Assigned, attribute_units
+from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
+from xpuruntime.engines.onnxruntime.opening import assignment
 from xpuruntime.engines.unplaced_units import effective_of
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
 
-__all__ = ["assignment", "instrument", "observe"]
+__all__ = ["instrument", "observe"]
 
 _IDLE = "a run executes no node: all of them were computed or removed when the session was made"
 
@@ -53,28 +54,6 @@ def instrument(options: Any, profile_prefix: str | None, optimized_path: str | N
         )
         # ONNX Runtime warns that an optimised graph suits this machine only: it is read here and deleted.
         options.log_severity_level = 3
-
-
-def assignment(session: Any) -> list[Assigned] | None:
-    """Return which provider each node was given to, before fusion.
-
-    Returns
-    -------
-    list of Assigned or None
-        ``None`` when this ONNX Runtime has no such call, or the session was made without
-        ``session.record_ep_graph_assignment_info=1``.
-    """
-    read = getattr(session, "get_provider_graph_assignment_info", None)
-    if read is None:
-        return None
-    try:
-        return [
-            Assigned(str(part.ep_name), str(node.name), str(node.op_type), str(node.domain))
-            for part in read()
-            for node in part.get_nodes()
-        ]
-    except Exception:  # the binding raises its own types, which are not importable everywhere
-        return None
 
 
 def observe(

@@ -28,20 +28,12 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
+    from xpuruntime.engines.onnxruntime.opening import Assigned
     from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
-__all__ = ["Assigned", "Attribution", "attribute_units"]
+__all__ = ["Attribution", "attribute_units"]
 
 _NOT_RUN = "did not run in the observed runs"
-
-
-class Assigned(NamedTuple):
-    """One node and the provider that ONNX Runtime assigned it to, before fusion."""
-
-    provider: str
-    name: str
-    op: str
-    domain: str
 
 
 class Attribution(NamedTuple):

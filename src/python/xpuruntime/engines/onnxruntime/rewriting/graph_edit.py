@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
     from xpuruntime.policies import KernelPolicy
 
-__all__ = ["Rewriting", "arch_of", "begin", "left_alone", "terms_of"]
+__all__ = ["Rewriting", "begin", "left_alone", "terms_of"]
 
 
 class Rewriting:
@@ -134,11 +134,6 @@ class Rewriting:
         )
 
 
-def arch_of(settings: OnnxRuntimeSettings) -> str | None:
-    """Return the architecture of the CUDA device as a policy names it, such as ``"sm90"``."""
-    return None if settings.capability is None else "sm{}{}".format(*settings.capability)
-
-
 def terms_of(request: Request, settings: OnnxRuntimeSettings) -> Terms:
     """Return what holds for every xpuruntime operator in a session."""
     cuda = request.device.startswith("cuda")
@@ -150,16 +145,14 @@ def terms_of(request: Request, settings: OnnxRuntimeSettings) -> Terms:
     )
 
 
-def begin(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting | None:
-    """Rewrite the model that is about to be opened, as the plan says; ``None`` where the policy asks for nothing.
+def begin(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting:
+    """Rewrite the model that is about to be opened, as the plan says.
 
     Raises
     ------
     EngineError
         Under ``mode: strict``, where the model as it is loaded does not have what the plan was made for.
     """
-    if not (settings.rewrites or settings.tune):
-        return None
     model = _read(source)
     found = _find(model, request, settings)
     _hold_plan(settings.rewrites, found, request, settings, log)
@@ -167,14 +160,14 @@ def begin(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, 
 
 
 def left_alone(request: Request, settings: OnnxRuntimeSettings, source: ModelSource) -> tuple[UnrewrittenNode, ...]:
-    """Return why nodes stay with ONNX Runtime in a session where `begin` has nothing to do; reads the model again."""
+    """Return why nodes stay with ONNX Runtime in a session that is not rewritten; reads the model again."""
     if not settings.left or request.artifact is not None:
         return ()
     return _find(_read(source), request, settings).left
 
 
 def _find(model: onnx.ModelProto, request: Request, settings: OnnxRuntimeSettings) -> FoundRewrites:
-    asking = RuleQuery(request.policy.kernels, request.device, arch_of(settings))
+    asking = RuleQuery(request.policy.kernels, request.device, settings.arch)
     return find_rewrites(model, asking, terms_of(request, settings), settings.capability, tune=settings.tune)
 
 

@@ -11,7 +11,7 @@ from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.failures import translate
 from xpuruntime.engines.onnxruntime.opening import open_session
 from xpuruntime.engines.onnxruntime.rewriting.checking import check_rewriting
-from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting, arch_of, begin, left_alone
+from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting, begin
 from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
 from xpuruntime.engines.onnxruntime.rewriting.tuning import measure_free
 
@@ -22,40 +22,18 @@ if TYPE_CHECKING:
     from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
-__all__ = ["arch_of", "as_it_runs", "check", "left_alone", "public", "rewritten"]
-
-#: Options that belong to one session and not to a copy of it.
-_PRIVATE = (
-    "user_compute_stream",
-    "has_user_compute_stream",
-    "gpu_external_alloc",
-    "gpu_external_free",
-    "gpu_external_empty_cache",
-    "enable_cuda_graph",
-)
+__all__ = ["check", "rewritten"]
 
 
-def public(settings: OnnxRuntimeSettings) -> OnnxRuntimeSettings:
-    """Return the settings for a session beside the one they were made for: without its stream, pool and graph."""
-    options = {key: value for key, value in settings.options.items() if key not in _PRIVATE}
-    return settings.replace(options=options, pool="engine", pool_limit=None, graph="off")
-
-
-def rewritten(
-    request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog
-) -> Rewriting | None:
-    """Return the model with xpuruntime operators as the plan says; ``None`` where the policy asks for none.
+def rewritten(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting:
+    """Return the model with xpuruntime operators as the plan says.
 
     Raises
     ------
     EngineError
         See `begin`.
     """
-    if request.artifact is not None:
-        return None
     rewriting = begin(request, settings, source, log)
-    if rewriting is None:
-        return None
     if settings.tune and rewriting.found.free:
         _tune(rewriting, request, settings, log)
     if not rewriting.rewrites:
@@ -63,14 +41,9 @@ def rewritten(
     return rewriting
 
 
-def as_it_runs(source: ModelSource, rewriting: Rewriting | None) -> ModelSource:
-    """Return the model that is opened: the rewritten one, where there is one."""
-    return source if rewriting is None or not rewriting.rewrites else rewriting.source
-
-
 def _tune(rewriting: Rewriting, request: Request, settings: OnnxRuntimeSettings, log: ConversionLog) -> None:
     """Rewrite also what is faster as an xpuruntime operator where the policy leaves the choice."""
-    copy = public(settings)
+    copy = settings.public()
     rules = session_rules(rewriting.policy.replace(rules=(), **_NO_KERNELS), (), strict=False)
 
     def open_part(model: bytes) -> Callable[[], Any]:
@@ -150,12 +123,12 @@ def _value(ort: Any, values: Any, dtype: str, place: tuple[str, int]) -> Any:
 
 
 def check(
-    rewriting: Rewriting | None, request: Request, settings: OnnxRuntimeSettings, session: Any, log: ConversionLog
+    rewriting: Rewriting, request: Request, settings: OnnxRuntimeSettings, session: Any, log: ConversionLog
 ) -> None:
     """Hold a rewritten session against one without rewrites; see `check_rewriting`."""
-    if rewriting is None or not rewriting.rewrites:
+    if not rewriting.rewrites:
         return
-    copy = public(settings)
+    copy = settings.public()
 
     def open_plain(source: ModelSource) -> Any:
         return open_session(copy, source, request.device).session
