@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.lazy_names import load_name as _load_name
 from xpuruntime.lazy_names import refuse_rest as _refuse_rest
+from xpuruntime.pytorch.import_hook import WhenImported as _WhenImported
 
 if TYPE_CHECKING:
     from xpuruntime.pytorch import allocator as allocator
@@ -131,3 +132,14 @@ if not TYPE_CHECKING:
 
 def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
+
+
+def _define_attention(_: object = None) -> None:
+    from xpuruntime.pytorch.ops import attention_operator  # noqa: F401 - a FLOP counter copies the formulas of operators
+
+
+_FLOP_COUNTER = "torch.utils.flop_counter"
+if _FLOP_COUNTER in _sys.modules:
+    _define_attention()
+else:
+    _WhenImported(_FLOP_COUNTER, _define_attention)

@@ -111,8 +111,6 @@ def _in_code(code: CodeType) -> set[str]:
     for step in dis.get_instructions(code):
         if step.opname.startswith("BINARY") and step.argrepr in ("@", "-"):
             found.add(step.argrepr)
-        elif step.opname in ("BINARY_MATRIX_MULTIPLY", "BINARY_SUBTRACT"):  # Python 3.10
-            found.add("@" if step.opname == "BINARY_MATRIX_MULTIPLY" else "-")
     for one in code.co_consts:
         if isinstance(one, CodeType):
             found |= _in_code(one)

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.utils.flop_counter import register_flop_formula
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
@@ -319,6 +320,25 @@ for _key in ("CPU", "CUDA"):
     LIBRARY.impl("attention_backward", run_backward, _key)
 torch.library.register_fake("xpuruntime::attention", _forward_of_fake, lib=LIBRARY)
 torch.library.register_fake("xpuruntime::attention_backward", _backward_of_fake, lib=LIBRARY)
+
+
+def _flop(query: Any, key: Any, value: Any, of_scores: int, of_values: int) -> int:
+    batch, heads, length, head_dim = query
+    return int(2 * batch * heads * length * key[2] * (of_scores * head_dim + of_values * value[3]))
+
+
+def _forward_flop(query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    return _flop(query, key, value, 1, 1)
+
+
+def _backward_flop(grad_out: Any, query: Any, key: Any, value: Any, *_: Any, **__: Any) -> int:
+    del grad_out
+    return _flop(query, key, value, 3, 2)
+
+
+# As many as PyTorch counts for its fused kernels: their backward computes the scores again.
+register_flop_formula(torch.ops.xpuruntime.attention)(_forward_flop)
+register_flop_formula(torch.ops.xpuruntime.attention_backward)(_backward_flop)
 
 
 def check(want_lse: bool) -> None:
