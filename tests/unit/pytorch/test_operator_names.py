@@ -6,6 +6,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from functools import partial
+from operator import attrgetter
 
 import pytest
 
@@ -13,13 +15,14 @@ torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 
 from torch.nn.functional import scaled_dot_product_attention as sdpa  # noqa: E402
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
 REFERENCE = {
     "matmul": ["cpu.reference", "auto"], "attention": "cpu.reference", "conv": ["cpu.reference", "auto"],
-    "layer_norm": "cpu.reference",
+    "layer_norm": "cpu.reference", "rms_norm": "cpu.reference",
 }  # fmt: skip
 
 
@@ -74,6 +77,7 @@ def test_flops_of_attention_are_those_of_the_fused_kernels_of_pytorch(kv_heads, 
 
 COUNTER_FIRST = """
 import torch, xpuruntime.pytorch as xt
+from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts  # noqa: E402
 from torch.utils.flop_counter import FlopCounterMode
 q = torch.ones(1, 2, 8, 16)
 with FlopCounterMode(display=False) as counter, xt.kernel_policy(attention="cpu.reference"):
@@ -87,3 +91,36 @@ def test_a_counter_that_is_made_before_the_first_policy_counts_too(first):
     code = f"import {first}\n{COUNTER_FIRST}"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout.splitlines() == [str(2 * 2 * 2 * 8 * 8 * 16)], done.stderr
+
+
+SAVED = {
+    "mm": ("matmul", "aten.mm"), "convolution": ("conv", "aten.convolution"),
+    "attention": ("attention", "xpuruntime.attention"), "layer_norm": ("layer_norm", "aten.native_layer_norm"),
+    "rms_norm": ("rms_norm", "aten._fused_rms_norm"),
+}  # fmt: skip
+PARTS = {
+    "mm": lambda x: x.flatten(0, 2) @ x.flatten(0, 2).T, "convolution": lambda x: torch.conv2d(x, x),
+    "attention": lambda x: sdpa(x, x, x), "layer_norm": lambda x: torch.layer_norm(x, (8,)),
+    "rms_norm": lambda x: torch.rms_norm(x, (8,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SAVED)
+def test_selective_checkpointing_saves_what_a_list_names(name):
+    op, path = SAVED[name]
+
+    def run(saved):
+        def part(x):
+            return PARTS[name](x * 2).sin().sum()
+
+        x = leaf(1, 2, 4, 8)
+        with xt.explain() as found:
+            contexts = partial(create_selective_checkpoint_contexts, saved)
+            checkpoint(part, x, use_reentrant=False, context_fn=contexts).backward()
+        return x.grad, sum(row.count for row in found.rows if row.op == op and row.phase == "train")
+
+    with xt.kernel_policy(**REFERENCE):
+        recomputed, twice = run([])
+        kept, once = run([attrgetter(f"{path}.default")(torch.ops)])
+    assert (twice, once) == (2, 1)
+    torch.testing.assert_close(kept, recomputed, rtol=0, atol=0)
