@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -13,11 +14,14 @@ from shutil import which
 from typing import Any
 
 import msgspec
+import numpy as np
 import onnxruntime
 import pytest
 
+import xpuruntime as xrt
+from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import drift_error
-from xpuruntime.lockfile.records import Identity, LockedModel, UnitEntry, Validator
+from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
@@ -52,12 +56,13 @@ HERE = Surroundings(
     policy={"execution.threads": "1"},
     calibration={"samples": 2, "ordered": "c", "content": "c"},
     artifact="f",
-    environment={"OMP_NUM_THREADS": "2", "HOME": "/root", "ORT_API_KEY": "secret"},
+    environment={"ORT_A": "2", "OMP_NUM_THREADS": "2", "HOME": "/root", "ORT_API_KEY": "secret"},
 )
 
 
-def identity_of(here: Surroundings) -> Identity:
-    validators = collect_validators(here, kernels=("cpu.blas",))
+def identity_of(here: Surroundings, kernel: str = "cuda_raw.skinny") -> Identity:
+    validators = collect_validators(here, kernels=(kernel,))
+    call = CallEntry(op="matmul", dtype="fp32", kernel=kernel)
     entry = UnitEntry(
         unit="fc1",
         op="Gemm",
@@ -67,7 +72,7 @@ def identity_of(here: Surroundings) -> Identity:
         depends_on=tuple(one.id for one in validators),
         known="unobservable",
     )
-    return Identity(subject="inference", validators=validators, entries=(entry,))
+    return Identity(subject="inference", validators=validators, entries=(entry,), calls=(call,))
 
 
 def machine(**changes: Any) -> Machine:
@@ -101,8 +106,8 @@ CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
         "1 features",
     ),
     "engine": ({"machine": machine(engines={"onnxruntime": EngineFacts(name="x", version="1.32.0")})}, "31", "1.32.0"),
-    "environment": ({"environment": {"OMP_NUM_THREADS": "3", "ORT_X": "1"}}, "OMP_NUM_THREADS 2, ORT_X", "ORT_X 1"),
-    "environment gone": ({"environment": {}}, "OMP_NUM_THREADS 2", "OMP_NUM_THREADS nothing"),
+    "environment": ({"environment": {"ORT_A": "3", "ORT_X": "1"}}, "ORT_A 2, ORT_X", "ORT_X 1"),
+    "environment gone": ({"environment": {}}, "ORT_A 2", "ORT_A nothing"),
     "calibration": ({"calibration": {"samples": 2, "ordered": "d", "content": "c"}}, "ordered c", "ordered d"),
     "artifact": ({"artifact": None}, "f", "nothing"),
 }
@@ -123,14 +128,14 @@ def test_each_fact_that_changed_is_named(name: str) -> None:
 
 
 def test_environment_has_the_commands_that_restore_it() -> None:
-    (drift,) = compare_validators(identity_of(HERE), replace(HERE, environment={"OMP_NUM_THREADS": "3", "ORT_X": "1"}))
-    assert drift.restore == "export OMP_NUM_THREADS=2; unset ORT_X"
+    (drift,) = compare_validators(identity_of(HERE), replace(HERE, environment={"ORT_A": "3", "ORT_X": "1"}))
+    assert drift.restore == "export ORT_A=2; unset ORT_X"
 
 
 def test_commands_that_restore_are_quoted_for_a_shell() -> None:
-    here = replace(HERE, environment={"OMP_X": "$(a) b"})
-    (drift,) = compare_validators(identity_of(here), replace(here, environment={"OMP_Y;c": "1"}))
-    assert drift.restore == "export 'OMP_X=$(a) b'; unset 'OMP_Y;c'"
+    here = replace(HERE, environment={"ORT_X": "$(a) b"})
+    (drift,) = compare_validators(identity_of(here), replace(here, environment={"ORT_Y;c": "1"}))
+    assert drift.restore == "export 'ORT_X=$(a) b'; unset 'ORT_Y;c'"
 
 
 def test_secrets_are_not_recorded() -> None:
@@ -202,6 +207,109 @@ def test_build_ids_are_those_that_readelf_shows() -> None:
         assert read_elf(path).build_id == (found[1] if found else None), path
         compared += found is not None
     assert compared > 5
+
+
+def expected_of(identity: Identity, kind: str) -> dict[str, Any]:
+    return {one.key: one.expect for one in identity.validators if one.kind == kind}
+
+
+def test_the_blas_of_the_kernels_that_ran() -> None:
+    """Its build, and the variables that choose its code; the number of its threads is not read from them."""
+    pytest.importorskip("scipy_openblas32")
+    xrt.ops.matmul(np.ones((2, 2), np.float32), np.ones((2, 2), np.float32), kernel="cpu.blas")
+    here = replace(
+        HERE, mapped=mapped_libraries(), environment={"OPENBLAS_CORETYPE": "ZEN", "OPENBLAS_NUM_THREADS": "7"}
+    )
+    identity = identity_of(here, "cpu.blas")
+    name = "libscipy_openblas.so"
+    assert expected_of(identity, "library")[name]["build_id"]
+    assert expected_of(identity, "environment")["onnxruntime"] == {"OPENBLAS_CORETYPE": "ZEN"}
+    assert not compare_validators(identity, replace(here, mapped={})), "found before it is mapped"
+    (drift,) = compare_validators(identity, replace(here, environment={}))
+    assert drift.restore == "export OPENBLAS_CORETYPE=ZEN"
+    other = identity_of(here)
+    assert name not in expected_of(other, "library")
+    assert expected_of(other, "environment")["onnxruntime"] == {}
+
+
+@pytest.mark.skipif(
+    not hasattr(os, "sched_setaffinity") or len(os.sched_getaffinity(0)) < 2, reason="needs two processors"
+)
+def test_processors_that_a_process_may_use() -> None:
+    """Fewer are another number of threads, unless the policy states one that fits into both."""
+    usable = os.sched_getaffinity(0)
+    free, stated = replace(HERE, policy={}), HERE
+    own = identity_of(free, "cpu.blas"), identity_of(stated, "cpu.blas")
+    identities = identity_of(free), identity_of(stated)
+    os.sched_setaffinity(0, {min(usable)})
+    try:
+        (drift,) = compare_validators(identities[0], free)
+        assert (drift.code, drift.expected, drift.found) == ("device", f"usable {len(usable)}", "usable 1")
+        assert not compare_identities(identities[1], identity_of(stated))
+        assert not compare_validators(identities[1], stated)
+        for one, here in zip(own, (free, stated), strict=True):  # which have threads of their own
+            assert [drift.code for drift in compare_validators(one, here)] == ["device"]
+    finally:
+        os.sched_setaffinity(0, usable)
+
+
+def test_what_a_lock_of_an_earlier_release_lacks_is_named_and_refuses_nothing() -> None:
+    new = identity_of(HERE)
+    first = library(new)
+
+    def older(one: Validator) -> Validator:
+        if one.kind == "environment":
+            return msgspec.structs.replace(one, expect={**one.expect, "LD_LIBRARY_PATH": "/x", "OMP_NUM_THREADS": "2"})
+        if one.kind != "device":
+            return one
+        return msgspec.structs.replace(
+            one, expect={name: one.expect[name] for name in ("architecture", "cores", "name")}
+        )
+
+    old = msgspec.structs.replace(new, validators=tuple(older(one) for one in new.validators if one is not first))
+    assert not compare_validators(old, HERE)
+    kept = msgspec.structs.replace(new, validators=tuple(one for one in new.validators if one.kind != "environment"))
+    old = msgspec.structs.replace(old, validators=tuple(one for one in old.validators if one.kind != "environment"))
+    drifts = compare_identities(old, kept)
+    assert [(one.code, one.subject, one.lacking) for one in drifts] == [
+        ("device", "cpu", True),
+        ("library", first.key, True),
+    ]
+    assert "usable" in drifts[0].found
+    assert "not in the lock" in str(drifts[1])
+
+
+@pytest.mark.parametrize(("engine", "packages"), [("openvino", {"onnxruntime", "numpy"}), ("onnxruntime", {"numpy"})])
+def test_the_quantizer_and_what_it_computes_with(engine: str, packages: set[str]) -> None:
+    """The distribution that quantizes, unless it is that of the engine."""
+    facts = {engine: EngineFacts(name=engine, version="1", loadable=True)}
+    here = replace(HERE, engine=engine, machine=machine(engines=facts))
+    before = expected_of(identity_of(here), "package")
+    settings = {"quantise": True, "style": "openvino"} if engine == "openvino" else {"qdq": "ort-cpu"}
+    after = expected_of(identity_of(replace(here, settings=settings)), "package")
+    assert packages <= {name.removesuffix("-gpu") for name in after if name not in before}
+
+
+def test_the_compiler_of_a_program_that_is_compiled_when_it_is_loaded(tmp_path: Path) -> None:
+    compiler = tmp_path / "my c++"
+    compiler.write_text("#!/bin/sh\necho my compiler 1.0\necho more\n")
+    compiler.chmod(0o755)
+    environment = {"CXX": f"'{compiler}'"}
+    here = replace(HERE, engine="torch", settings={"mode": "compile"}, environment=environment)
+    identity = identity_of(here)
+    assert expected_of(identity, "compiler") == {"CXX": "my compiler 1.0"}
+    compiler.write_text("#!/bin/sh\necho my compiler 2.0\n")
+    (drift,) = compare_validators(identity, here)
+    assert (drift.code, drift.expected, drift.found) == ("compiler", "my compiler 1.0", "my compiler 2.0")
+    compiler.unlink()
+    (drift,) = compare_validators(identity, here)
+    assert drift.found == "nothing"
+    assert not expected_of(identity_of(replace(here, settings={})), "compiler")
+
+
+@pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "HOME", "TMPDIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS"])
+def test_variables_that_the_engine_does_not_read(name: str) -> None:
+    assert not compare_validators(identity_of(HERE), replace(HERE, environment={**HERE.environment, name: "another"}))
 
 
 def test_a_place_is_relative_to_the_search_path() -> None:

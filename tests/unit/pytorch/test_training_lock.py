@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +92,8 @@ def test_validators(tmp_path: Path, kind: str) -> None:
     identity = locked(path).identity
     one = next(one for one in identity.validators if one.kind == kind)
     other_values: dict[type, Any] = {list: ["other"], str: "other"}
-    expect = {**one.expect, "version": "0.9"} if isinstance(one.expect, dict) else other_values[type(one.expect)]
+    name = "OMP_X" if kind == "environment" else "version"
+    expect = {**one.expect, name: "0.9"} if isinstance(one.expect, dict) else other_values[type(one.expect)]
     other = msgspec.structs.replace(one, expect=expect)
     edited = tuple(other if found is one else found for found in identity.validators)
     save_lock(Lock.of(msgspec.structs.replace(identity, validators=edited)), path)
@@ -112,3 +116,61 @@ def test_what_cannot_be_locked(tmp_path: Path) -> None:
         xt.kernel_policy(lock=tmp_path / "other.lock")
     with pytest.raises(xrt.PolicyError, match="a lock contains a policy"):
         xt.kernel_policy(matmul="cpu.blas", lock=tmp_path / "other.lock")
+
+
+PLUGIN = """
+import numpy as np
+from xpuruntime.ops import plugins
+
+class Halved(plugins.PythonKernel):
+    id, op, description, limits = "halving.rms_norm", "rms_norm", "half of the norm", "fp32"
+
+    def supports(self, op):
+        return not {"sum", "residual"} & set(op["operands"]), "only plain norms"
+
+    def prepare(self, op, config):
+        def run(operands, stream):
+            x = operands["x"].numpy()
+            squares = (x * x).mean(axis=1, keepdims=True)
+            operands["y"].numpy()[...] = 0.5 * x / np.sqrt(squares + op["attributes"]["epsilon"])
+        return run
+
+def register():
+    plugins.register(plugins.KernelBackend("halving", "cpu", version="1.0"), Halved())
+"""
+PROGRAM = """
+import sys, torch, xpuruntime as xrt, xpuruntime.pytorch as xt
+policy = {"lock": sys.argv[1]} if sys.argv[2] == "use" else {"rms_norm": "halving.rms_norm"}
+with torch.no_grad(), xt.kernel_policy(**policy), xt.explain() as found:
+    torch.nn.functional.rms_norm(torch.ones(2, 8), (8,))
+if sys.argv[2] == "make":
+    xt.lock(found, sys.argv[1])
+"""
+
+
+def test_a_plugin_whose_code_changed(tmp_path: Path) -> None:
+    """Its version, its package and its code are a validator."""
+
+    def program(what: str) -> str:
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), "XPURUNTIME_TUNING_CACHE": "off"}
+        command = [sys.executable, "-c", PROGRAM, str(tmp_path / "step.lock"), what]
+        return subprocess.run(command, capture_output=True, text=True, env=environment, check=False).stderr
+
+    facts = tmp_path / "halving-1.5.dist-info"
+    facts.mkdir()
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: halving\nVersion: 1.5\n")
+    (facts / "entry_points.txt").write_text("[xpuruntime.kernels]\nhalving = halving:register\n")
+    code = tmp_path / "halving.py"
+    code.write_text(PLUGIN)
+    assert "Error" not in program("make")
+    (source,) = (one for one in load_lock(tmp_path / "step.lock").identity.validators if one.kind == "kernel_source")
+    assert (source.key, source.expect["version"], source.expect["package"]) == ("halving", "1.0", "halving==1.5")
+    assert "Error" not in program("use")
+    code.write_text(PLUGIN.replace("0.5", "0.7"))
+    refused = program("use")
+    assert "LockError" in refused
+    assert "kernel_source halving: expected code sha256" in refused
+    assert "pip install halving==1.5" in refused
+    code.write_text(PLUGIN)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: halving\nVersion: 1.6\n")
+    assert "expected package halving==1.5, found package halving==1.6" in program("use")

@@ -162,6 +162,7 @@ def surroundings(
     artifact: Artifact | None = None,
     policy: Mapping[str, str] | None = None,
     like: LockedModel | None = None,
+    settings: Mapping[str, Any] | None = None,
 ) -> Surroundings:
     """Return what validators are compared with, for a session of a model.
 
@@ -176,6 +177,8 @@ def surroundings(
         The keys of the policy that is stated; default: the lock's own policy holds.
     like : LockedModel or None
         What a lock has of the model: where the file is the same, its parts need not be digested again.
+    settings : mapping of str to object, optional
+        Of the plan, where validators are collected.
     """
     return Surroundings(
         engine=engine,
@@ -185,6 +188,7 @@ def surroundings(
         policy=policy,
         calibration=None if calibration is None else _calibration_facts(calibration),
         artifact=None if artifact is None else digest_of_files(artifact),
+        settings=settings or {},
     )
 
 

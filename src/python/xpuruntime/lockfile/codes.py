@@ -19,10 +19,11 @@ class ValidatorKind(Code):
     DRIVER = "driver", "The driver of the device."
     ENGINE = "engine", "The engine: its version or its files."
     LIBRARY = "library", "A native library that the engine or a kernel uses."
-    KERNEL_SOURCE = "kernel_source", "The build of xpuruntime's own kernels."
+    KERNEL_SOURCE = "kernel_source", "The build of xpuruntime's own kernels, or the code of a plugin's."
     CPU_ISA = "cpu_isa", "The instruction sets of the processor."
     ENVIRONMENT = "environment", "Environment variables that change what runs."
     PACKAGE = "package", "The version of a Python package."
+    COMPILER = "compiler", "A compiler that makes code of the model when it is loaded."
     CALIBRATION = "calibration", "The inputs that the model is quantised with."
     ARTIFACT = "artifact", "The compiled artifact that is loaded."
 
@@ -45,6 +46,7 @@ class DriftCode(Code):
     CPU_ISA = _of(ValidatorKind.CPU_ISA)
     ENVIRONMENT = _of(ValidatorKind.ENVIRONMENT)
     PACKAGE = _of(ValidatorKind.PACKAGE)
+    COMPILER = _of(ValidatorKind.COMPILER)
     CALIBRATION = _of(ValidatorKind.CALIBRATION)
     ARTIFACT = _of(ValidatorKind.ARTIFACT)
     PLAN = "plan", "A line of the plan: engine, device, precision, a setting or a control."

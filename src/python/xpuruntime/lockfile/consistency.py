@@ -47,6 +47,7 @@ _EXPECTED: dict[ValidatorKind, Any] = {
     ValidatorKind.CPU_ISA: list[str] | None,
     ValidatorKind.ENVIRONMENT: dict[str, str],
     ValidatorKind.PACKAGE: str | None,
+    ValidatorKind.COMPILER: str | None,
     ValidatorKind.CALIBRATION: dict[str, str | int] | None,
     ValidatorKind.ARTIFACT: str | None,
 }

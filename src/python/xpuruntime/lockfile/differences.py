@@ -6,12 +6,12 @@ from __future__ import annotations
 
 import math
 import shlex
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.lockfile.codes import DriftCode
-from xpuruntime.lockfile.drift import LockDrift, shown
+from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
+from xpuruntime.lockfile.drift import NOT_IN_LOCK, LockDrift, shown
 from xpuruntime.lockfile.records import (
     SHAPES_ID,
     CallEntry,
@@ -22,7 +22,8 @@ from xpuruntime.lockfile.records import (
     LockedPolicy,
     UnitEntry,
 )
-from xpuruntime.lockfile.validators import validator_drift
+from xpuruntime.lockfile.tables import variables_of
+from xpuruntime.lockfile.validators import validator_drift, within_threads
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -40,6 +41,8 @@ _FIELDS = (
     ("layout", DriftCode.LAYOUT),
 )
 _RELOCK = "xrt lock MODEL --upgrade-unit"
+#: Kinds of which locks of earlier releases have fewer.
+_ADDED = (ValidatorKind.LIBRARY, ValidatorKind.PACKAGE, ValidatorKind.COMPILER, ValidatorKind.KERNEL_SOURCE)
 
 
 def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[LockDrift, ...]:
@@ -215,18 +218,29 @@ def _call_drift(one: CallEntry, code: DriftCode, expected: str, found: str) -> L
 
 
 def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
-    """Return everything that differs between two locks, validators first."""
+    """Return everything that differs between two locks, validators first, and what the older one does not have."""
     before = {one.id: one for one in old.validators}
     now = {one.id: one for one in new.validators}
     depending, later = old.dependents(), new.dependents()
     drifts: list[LockDrift] = []
     for one in sorted({**now, **before}.values(), key=lambda one: (one.kind, one.id)):
         expected, found = (None if at is None else at.expect for at in (before.get(one.id), now.get(one.id)))
+        if one.kind == ValidatorKind.ENVIRONMENT and one.id in before and one.id in now:
+            expected, found = _read_by(new, one.key, expected), _read_by(old, one.key, found)
+        if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(found, dict):
+            expected, found = within_threads(expected, old), within_threads(found, old)
         if expected == found:
             continue
         entries = tuple(dict.fromkeys((*depending.get(one.id, ()), *later.get(one.id, ()))))
         drift = validator_drift(one, expected, found, entries, old)
-        drifts.append(drift if one.id in before else msgspec.structs.replace(drift, restore=""))
+        if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(found, dict):
+            lacking = {name: value for name, value in found.items() if name not in expected}
+            if {**expected, **lacking} == found:
+                drift = msgspec.structs.replace(drift, expected=NOT_IN_LOCK, found=shown(lacking), restore="")
+        if one.id not in before:
+            nothing = NOT_IN_LOCK if one.kind in _ADDED else drift.expected
+            drift = msgspec.structs.replace(drift, expected=nothing, restore="")
+        drifts.append(drift)
     drifts += _other_format(old.model, new.model)
     drifts += _other_digest(old.policy, new.policy, drifts)
     if old.plan is not None and new.plan is not None:
@@ -247,6 +261,12 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
     drifts += compare_calls(old.calls, new.calls)
     drifts += compare_outputs(old.outputs, new.outputs)
     return tuple(drifts)
+
+
+def _read_by(identity: Identity, engine: str, environment: Any) -> dict[str, str]:
+    """Return those variables of another lock that the engine and the kernels of a lock read."""
+    device = next((one.key for one in identity.validators if one.kind == ValidatorKind.DEVICE), "")
+    return variables_of(engine, device, environment, identity.kernels)
 
 
 def _other_format(old: LockedModel | None, new: LockedModel | None) -> tuple[LockDrift, ...]:

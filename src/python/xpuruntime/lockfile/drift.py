@@ -15,7 +15,10 @@ from xpuruntime.lockfile.codes import DriftCode
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-__all__ = ["LockDrift", "drift_error", "shown"]
+__all__ = ["NOT_IN_LOCK", "LockDrift", "drift_error", "shown"]
+
+#: Stands for what a lock of an earlier release expects of a fact that it does not have.
+NOT_IN_LOCK = "not in the lock"
 
 #: Differences and entries that a message names; the error has all of them.
 _NAMED = 8
@@ -47,6 +50,11 @@ class LockDrift(msgspec.Struct, frozen=True, kw_only=True):
     found: str
     entries: tuple[str, ...] = ()
     restore: str = ""
+
+    @property
+    def lacking(self) -> bool:
+        """Whether it is a fact that the lock does not have: nothing that the lock has differs."""
+        return bool(self.validator) and self.expected == NOT_IN_LOCK
 
     @property
     def difference(self) -> str:

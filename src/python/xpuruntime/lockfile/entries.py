@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.consistency import NOTHING_RAN
 from xpuruntime.lockfile.records import CallEntry, UnitEntry
+from xpuruntime.lockfile.tables import CORE, OWN_KERNELS, of_kernel
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -18,14 +19,10 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Unit
     from xpuruntime.lockfile.records import Validator
 
-__all__ = ["OWN_KERNELS", "call_entries", "unit_entries"]
+__all__ = ["call_entries", "unit_entries"]
 
 #: Names of operators on the host, of which the profiler shows the one that took longest: another one in another run.
 _OPERATORS = ("aten::",)
-#: Prefix of a kernel to the libraries that it is of.
-_LIBRARIES = {"cublas": "libcublas", "cudnn": "libcudnn"}
-#: Prefixes of kernels that the core itself brings.
-OWN_KERNELS = ("cpu.", "cuda_raw.", "cublas.", "cudnn.", "null.")
 
 
 def _kernels_by_node(decisions: Iterable[KernelDecision]) -> dict[str, str]:
@@ -128,17 +125,14 @@ class _Dependencies:
     """Which validators an entry depends on."""
 
     def __init__(self, validators: Sequence[Validator]) -> None:
-        self._own = [one.id for one in validators if one.kind == ValidatorKind.KERNEL_SOURCE]
+        self._sources = {one.id: one.key for one in validators if one.kind == ValidatorKind.KERNEL_SOURCE}
         self._libraries = {one.id: one.key for one in validators if one.kind == ValidatorKind.LIBRARY}
-        self._all = tuple(
-            one.id for one in validators if one.kind not in (ValidatorKind.LIBRARY, ValidatorKind.KERNEL_SOURCE)
-        )
-        self._every = tuple(sorted((*self._all, *self._libraries)))
+        self._all = tuple(one.id for one in validators if one.id not in {**self._sources, **self._libraries})
 
     def of(self, kernel: str | None) -> tuple[str, ...]:
         """Return the ids for one kernel: of libraries only those that it is of, where that is known."""
-        if kernel is None or not kernel.startswith(OWN_KERNELS):
-            return self._every
-        library = _LIBRARIES.get(kernel.partition(".")[0])
-        needed = [id for id, name in self._libraries.items() if library is not None and name.startswith(library)]
-        return tuple(sorted((*self._all, *self._own, *needed)))
+        own = kernel is not None and kernel.startswith(OWN_KERNELS)
+        brought = CORE if own else (kernel or "").partition(".")[0]
+        needed = [id for id, name in self._sources.items() if name == brought]
+        needed += [id for id, name in self._libraries.items() if not own or of_kernel(name, str(kernel))]
+        return tuple(sorted((*self._all, *needed)))

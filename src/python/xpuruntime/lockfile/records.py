@@ -270,6 +270,11 @@ class Identity(_Record, frozen=True, kw_only=True):
         """The number of units whose kernel the engine does not report."""
         return sum(one.known == "unobservable" for one in self.entries)
 
+    @property
+    def kernels(self) -> tuple[str, ...]:
+        """The kernels of xpuruntime and of plugins that ran."""
+        return tuple(one.kernel for one in self.calls)
+
     def dependents(self) -> dict[str, tuple[str, ...]]:
         """Return id of a validator to the names of the units and calls that depend on it."""
         found: dict[str, dict[str, None]] = {}

@@ -5,12 +5,18 @@
 from __future__ import annotations
 
 import fnmatch
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Collection, Mapping
 
-__all__ = ["libraries_of", "packages_of", "variables_of"]
+__all__ = [
+    "CORE", "OWN_KERNELS", "compilers_of", "is_plugin", "libraries_of", "of_kernel", "packages_of",
+    "quantiser_packages", "variables_of",
+]  # fmt: skip
+
+#: Name of the validator of the core's own kernels.
+CORE = "xpuruntime._core"
 
 _CUDA = (
     "libcuda.so*", "libcublas.so*", "libcublasLt.so*", "libcudnn*.so*", "libcufft.so*", "libcurand.so*",
@@ -31,23 +37,46 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
     "tensorrt": ("libnvinfer.so*", "libnvinfer_plugin.so*", "libnvonnxparser.so*", "libtensorrt_rtx.so*"),
     "torch": (
         "libtorch.so*", "libtorch_cpu.so*", "libtorch_cuda*.so*", "libtorch_python.so*", "libc10*.so*", "libmkl*.so*",
-        "libgomp*.so*", "libomp*.so*",
+        "libopenblas*.so*", "libblas.so*", "libcblas.so*", "libgomp*.so*", "libomp*.so*", "libiomp*.so*",
     ),
 }  # fmt: skip
 
-#: Patterns of variables that every engine's libraries read.
-_COMMON = ("LD_LIBRARY_PATH", "LD_PRELOAD", "OMP_*", "GOMP_*", "KMP_*", "XPURUNTIME_CPU_THREADS")
+#: Patterns of variables that every process reads; where `LD_LIBRARY_PATH` leads is compared by build of the libraries.
+_COMMON = ("LD_PRELOAD",)
 _GPU = ("CUDA_*", "NVIDIA_TF32_OVERRIDE", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*")
+_OPENMP = ("OMP_*", "GOMP_*", "KMP_*")
 _VARIABLES: dict[str, tuple[str, ...]] = {
     "onnxruntime": ("ORT_*", "ONNX_*", "ONNXRUNTIME_*", "MLAS_*"),
     "openvino": ("OV_*", "OPENVINO_*", "ONEDNN_*", "DNNL_*", "TBB_*"),
     "qnn": ("QNN_*", "ORT_*", "ADSP_LIBRARY_PATH"),
     "tensorrt": ("TRT_*", "TENSORRT_*"),
-    "torch": ("TORCH_*", "PYTORCH_*", "ATEN_*", "MKL_*", "ONEDNN_*", "DNNL_*", "TRITON_*", "XPURUNTIME_TORCH_*"),
-}
+    "torch": (
+        *_OPENMP, "TORCH_*", "PYTORCH_*", "ATEN_*", "MKL_*", "OPENBLAS_*", "ONEDNN_*", "DNNL_*", "TORCHINDUCTOR_*",
+        "TORCHDYNAMO_*", "TRITON_*", "XPURUNTIME_TORCH_*",
+    ),
+}  # fmt: skip
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
-#: Which devices CUDA shows, and in what order, says the validator of the device.
-_ELSEWHERE = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "TORCH_LOGS")
+#: What says the validator of the device, which devices CUDA shows and in what order, and where files are kept.
+_ELSEWHERE = (
+    "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "TORCH_LOGS*",
+    "TORCH_HOME", "TRITON_HOME", "*_CACHE_DIR",
+)  # fmt: skip
+
+#: The BLAS that xpuruntime's kernels for the CPU call, and what a plugin's kernels may compute by: NumPy's, and OpenMP.
+_OWN_BLAS = ("libscipy_openblas.so*", "libscipy_openblas.dylib")
+_PLUGIN = ("libscipy_openblas*", "libopenblas*", "libmkl*", "libblas*", "libgomp*", "libomp*", "libiomp*")
+#: Prefixes of kernels that the core itself brings.
+OWN_KERNELS = ("cpu.", "cuda_raw.", "cublas.", "cudnn.", "null.")
+#: Prefixes of kernels that an engine brings, with its libraries.
+_ENGINE_KERNELS = ("torch.",)
+#: Prefix of a kernel of the core to the libraries that it is of.
+_OF_KERNELS = {
+    "cublas.": ("libcublas*",), "cudnn.": ("libcudnn*",), "cpu.blas": _OWN_BLAS, "cpu.gemm_conv": _OWN_BLAS,
+}  # fmt: skip
+#: Of the BLAS they set the number of threads themselves.
+_KERNEL_VARIABLES = {
+    "cpu.": ("XPURUNTIME_CPU_THREADS", "OPENBLAS_CORETYPE", "OPENBLAS_BLOCK_FACTOR", "OPENBLAS_L2_SIZE"),
+}
 
 #: Engine to the distributions that bring it, the first that is installed counts.
 _PACKAGES: dict[str, tuple[str, ...]] = {
@@ -59,24 +88,65 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
 }
 
 
-def libraries_of(engine: str, device: str, mapped: Mapping[str, str]) -> dict[str, str]:
-    """Return those mapped libraries, file name to path, that compute what an engine runs on a device."""
+def libraries_of(engine: str, device: str, mapped: Mapping[str, str], kernels: Collection[str] = ()) -> dict[str, str]:
+    """Return those mapped libraries, file name to path, that compute what an engine and kernels run on a device."""
     patterns = _LIBRARIES.get(engine, ()) + (_CUDA if device.startswith("cuda") else ())
-    return {name: path for name, path in mapped.items() if any(fnmatch.fnmatchcase(name, one) for one in patterns)}
+    return {
+        name: path
+        for name, path in mapped.items()
+        if _matches(name, patterns) or any(of_kernel(name, one) for one in kernels)
+    }
 
 
-def variables_of(engine: str, device: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return those environment variables that are set and that an engine or its libraries read; no secrets."""
+def of_kernel(library: str, kernel: str) -> bool:
+    """Whether a kernel of the core or of a plugin computes by a library, beside those of the engine."""
+    if is_plugin(kernel):
+        return _matches(library, _PLUGIN)
+    return any(_matches(library, names) for prefix, names in _OF_KERNELS.items() if kernel.startswith(prefix))
+
+
+def is_plugin(kernel: str) -> bool:
+    """Whether a kernel is of another package."""
+    return not kernel.startswith((*OWN_KERNELS, *_ENGINE_KERNELS))
+
+
+def variables_of(
+    engine: str, device: str, environment: Mapping[str, str], kernels: Collection[str] = ()
+) -> dict[str, str]:
+    """Return those environment variables that are set and that an engine, its libraries or kernels read; no secrets."""
     patterns = _COMMON + _VARIABLES.get(engine, ()) + (_GPU if device.startswith("cuda") else ())
+    for prefix, names in _KERNEL_VARIABLES.items():
+        patterns += names if any(one.startswith(prefix) for one in kernels) else ()
+    if any(map(is_plugin, kernels)):
+        patterns += (*_OPENMP, "OPENBLAS_*", "MKL_*")
     return {
         name: environment[name]
         for name in sorted(environment)
-        if name not in _ELSEWHERE
-        and not any(word in name for word in _SECRET)
-        and any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+        if _matches(name, patterns) and not _matches(name, _ELSEWHERE) and not any(word in name for word in _SECRET)
     }
+
+
+def _matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatch.fnmatchcase(name, one) for one in patterns)
 
 
 def packages_of(engine: str) -> tuple[str, ...]:
     """Return the distributions that may bring an engine."""
     return _PACKAGES.get(engine, ())
+
+
+def quantiser_packages(settings: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the distributions that quantise a model when it is loaded, and what they compute with."""
+    from xpuruntime.engines.quantisation import STYLES
+
+    style = STYLES.get(settings.get("qdq") or (settings.get("style") if settings.get("quantise") else None) or "")
+    if style is None:
+        return ()
+    return (*(("nncf", "openvino") if style.tool == "nncf" else _PACKAGES["onnxruntime"]), "onnx", "numpy")
+
+
+def compilers_of(settings: Mapping[str, Any], device: str) -> tuple[str, ...]:
+    """Return the variables that name the compilers which make code of a model when it is loaded."""
+    if settings.get("mode") != "compile":
+        return ()
+    return ("CC",) if device.startswith("cuda") else ("CXX",)

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import subprocess
 import sys
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -15,9 +16,18 @@ from xpuruntime.errors import InputError
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.lockfile.consistency import model_facts
 from xpuruntime.lockfile.drift import LockDrift, shown
-from xpuruntime.lockfile.entries import OWN_KERNELS
 from xpuruntime.lockfile.records import Validator, stable_id
-from xpuruntime.lockfile.tables import libraries_of, packages_of, variables_of
+from xpuruntime.lockfile.tables import (
+    CORE,
+    OWN_KERNELS,
+    compilers_of,
+    is_plugin,
+    libraries_of,
+    packages_of,
+    quantiser_packages,
+    variables_of,
+)
+from xpuruntime.runtime.cpu_cores import cpu_cores, cpu_quota
 from xpuruntime.runtime.libraries.distributions import distributions
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
 
@@ -27,10 +37,16 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Identity, LockedModel
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["CORE", "Surroundings", "collect_validators", "compare_libraries", "compare_validators", "validator_drift"]
+__all__ = [
+    "Surroundings",
+    "collect_validators",
+    "compare_libraries",
+    "compare_validators",
+    "validator_drift",
+    "within_threads",
+]
 
-#: Name of the validator of the core's own kernels.
-CORE = "xpuruntime._core"
+_THREADS = "execution.threads"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +66,8 @@ class Surroundings:
         (``"content"``).
     artifact : str or None
         SHA-256 of the compiled artifact.
+    settings : mapping of str to object
+        Of the plan: whether the model is compiled or quantised when it is loaded.
     environment : mapping of str to str
     mapped : mapping of str to str
         File name to path of the libraries that this process has mapped.
@@ -62,6 +80,7 @@ class Surroundings:
     policy: Mapping[str, str] | None = None
     calibration: Mapping[str, Any] | None = None
     artifact: str | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)
     environment: Mapping[str, str] = field(default_factory=lambda: os.environ)
     mapped: Mapping[str, str] = field(default_factory=mapped_libraries)
 
@@ -83,7 +102,8 @@ class Surroundings:
             major, minor = one.compute_capability
             return {"name": one.name, "compute_capability": f"{major}.{minor}", "sm_count": one.sm_count}
         cpu = self.machine.cpu
-        return {"name": cpu.name, "cores": cpu.cores, "architecture": self.machine.architecture}
+        facts = {"name": cpu.name, "cores": cpu.cores, "architecture": self.machine.architecture}
+        return {**facts, "usable": cpu_cores().logical, "quota": cpu_quota()}
 
     def driver_facts(self) -> dict[str, Any] | None:
         """Return the versions of NVIDIA's driver, as CUDA and as the kernel module state them."""
@@ -105,12 +125,13 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     here : Surroundings
         After the model was loaded and run: the libraries are those that are mapped then.
     kernels : iterable of str
-        Ids of the kernels that ran; those of the core depend on its build.
+        Ids of the kernels that ran; those of the core depend on its build, others on the plugin that brings them.
     """
+    kernels = tuple(kernels)
     expected: dict[tuple[ValidatorKind, str], Any] = {
         (ValidatorKind.ENGINE, here.engine): here.engine_facts(),
         (ValidatorKind.DEVICE, here.device): here.device_facts(),
-        (ValidatorKind.ENVIRONMENT, here.engine): variables_of(here.engine, here.device, here.environment),
+        (ValidatorKind.ENVIRONMENT, here.engine): variables_of(here.engine, here.device, here.environment, kernels),
         (ValidatorKind.PACKAGE, "xpuruntime"): _version_of("xpuruntime"),
     }
     if here.model is not None:
@@ -126,10 +147,18 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
         expected[ValidatorKind.CALIBRATION, "calibration"] = dict(here.calibration)
     if here.artifact is not None:
         expected[ValidatorKind.ARTIFACT, "artifact"] = here.artifact
-    for name, path in libraries_of(here.engine, here.device, here.mapped).items():
+    if here.calibration is not None:
+        for name in quantiser_packages(here.settings):
+            if name not in packages_of(here.engine) and (version := _version_of(name)) is not None:
+                expected[ValidatorKind.PACKAGE, name] = version
+    for variable in compilers_of(here.settings, here.device):
+        expected[ValidatorKind.COMPILER, variable] = _compiler(variable, here.environment)
+    for name, path in libraries_of(here.engine, here.device, here.mapped, kernels).items():
         expected[ValidatorKind.LIBRARY, name] = {**library_identity(path), "place": path_in_packages(path)}
     if any(one.startswith(OWN_KERNELS) for one in kernels) and (core := _core_identity()) is not None:
         expected[ValidatorKind.KERNEL_SOURCE, CORE] = core
+    for backend in {one.partition(".")[0] for one in kernels if is_plugin(one)}:
+        expected[ValidatorKind.KERNEL_SOURCE, backend] = _plugin(backend)
     return tuple(
         Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)
         for (kind, key), value in sorted(expected.items())
@@ -143,7 +172,12 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[LockDrif
     """
     drifts = []
     for one in identity.validators:
-        found, expected = _found(one, here), _expected(one)
+        found, expected = _found(one, here, identity), _expected(one)
+        if one.kind == ValidatorKind.ENVIRONMENT:  # of an earlier release, which kept more of them
+            expected = variables_of(one.key, here.device, expected, identity.kernels)
+        if one.kind == ValidatorKind.DEVICE and found is not None and expected is not None:  # which kept fewer
+            found = within_threads({name: value for name, value in found.items() if name in expected}, identity)
+            expected = within_threads(expected, identity)
         if one.kind == ValidatorKind.MODEL and here.model is not None and identity.model is not None:
             found = {**(found or {}), "format": here.model.format}
             expected = {**(expected or {}), "format": identity.model.format}
@@ -180,7 +214,24 @@ def _drifts(found: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> 
     )
 
 
-def _found(one: Validator, here: Surroundings) -> Any:
+def within_threads(device: dict[str, Any], identity: Identity) -> dict[str, Any]:
+    """Return facts of a device without the processors that the threads which the policy of a lock states do not need.
+
+    Kernels of xpuruntime for the CPU have threads of their own: where they ran, all processors count.
+    """
+    stated = next((one.expect for one in identity.validators if one.kind == ValidatorKind.POLICY), None) or {}
+    threads = stated.get(_THREADS, "")
+    if not threads.isdecimal() or any(one.startswith("cpu.") for one in identity.kernels):
+        return device
+    found = dict(device)
+    if isinstance(found.get("usable"), int):
+        found["usable"] = min(found["usable"], int(threads))
+    if isinstance(found.get("quota"), (int, float)) and found["quota"] >= int(threads):
+        found["quota"] = None
+    return found
+
+
+def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
     """Return what stands here where the lock has a validator; ``None`` where there is no such thing."""
     kind, key = one.kind, one.key
     if kind == ValidatorKind.LIBRARY:
@@ -205,11 +256,13 @@ def _found(one: Validator, here: Surroundings) -> Any:
     if kind == ValidatorKind.CPU_ISA:
         return sorted(here.machine.cpu.features) if key == here.machine.architecture else None
     if kind == ValidatorKind.ENVIRONMENT:
-        return variables_of(key, here.device, here.environment)
+        return variables_of(key, here.device, here.environment, identity.kernels)
     if kind == ValidatorKind.PACKAGE:
         return _version_of(key)
+    if kind == ValidatorKind.COMPILER:
+        return _compiler(key, here.environment)
     if kind == ValidatorKind.KERNEL_SOURCE:
-        return _core_identity() if key == CORE else None
+        return _core_identity() if key == CORE else _plugin(key)
     if kind == ValidatorKind.CALIBRATION:
         return None if here.calibration is None else dict(here.calibration)
     return here.artifact
@@ -220,6 +273,24 @@ def _core_identity() -> dict[str, Any] | None:
 
     path = getattr(_core, "__file__", None)
     return None if path is None else library_identity(path)
+
+
+def _plugin(backend: str) -> dict[str, str] | None:
+    from xpuruntime.ops.call_context import prepare
+    from xpuruntime.ops.plugins import plugin_facts
+
+    prepare()
+    return plugin_facts(backend)
+
+
+def _compiler(variable: str, environment: Mapping[str, str]) -> str | None:
+    """Return the first line in which the compiler that a variable names says its version."""
+    command = shlex.split(environment.get(variable) or {"CC": "gcc", "CXX": "g++"}[variable])
+    try:
+        shown = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return next(iter(shown.splitlines()), None)
 
 
 def validator_drift(
@@ -266,6 +337,10 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
         )
     if kind == ValidatorKind.PACKAGE:
         return f"pip install {shlex.quote(f'{one.key}=={expected}')}"
+    if kind == ValidatorKind.KERNEL_SOURCE and one.key != CORE:
+        pin = expected.get("package")
+        brought = f"the kernels {one.key} {expected.get('version', '')}".rstrip()
+        return f"pip install {shlex.quote(pin)}" if pin else f"register {brought} that the lock was made with"
     if kind == ValidatorKind.KERNEL_SOURCE:
         version = next(
             (v.expect for v in identity.validators if v.kind == ValidatorKind.PACKAGE and v.key == "xpuruntime"), None
@@ -282,6 +357,7 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
         ValidatorKind.DEVICE: f"run on {shown(expected)}",
         ValidatorKind.DRIVER: f"install the driver {shown(expected)}",
         ValidatorKind.CPU_ISA: "run on a processor with the same instruction sets",
+        ValidatorKind.COMPILER: f"export {shlex.quote(one.key)}=PATH of {shown(expected)}",
         ValidatorKind.CALIBRATION: "name the inputs that were locked with calibration= (--calibration PATH)",
         ValidatorKind.ARTIFACT: "restore the artifact that was locked, or compile it again",
     }.get(kind, "")

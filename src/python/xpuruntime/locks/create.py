@@ -117,6 +117,7 @@ def create_lock(
             calibration=session._request.calibration,
             artifact=session._request.artifact,
             policy=stated_keys(source),
+            settings=session.plan.settings,
         )
         validators = collect_validators(here, kernels=[one.kernel for one in calls])
         outputs, samples = _outputs(runs, source)

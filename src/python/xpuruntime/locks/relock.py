@@ -45,6 +45,8 @@ class LockResult(msgspec.Struct, frozen=True, kw_only=True):
         The file; empty where none was asked for.
     drifts : tuple of LockDrift
         Differences from the lock that was there.
+    lacking : tuple of LockDrift
+        What computes here and is not in the lock that was there, which an earlier release made; `upgrade` adds it.
     written : bool
     changed : bool
         Whether the file is another one now, or would be without ``dry_run``.
@@ -53,6 +55,7 @@ class LockResult(msgspec.Struct, frozen=True, kw_only=True):
     lock: Lock
     path: str = ""
     drifts: tuple[LockDrift, ...] = ()
+    lacking: tuple[LockDrift, ...] = ()
     written: bool = False
     changed: bool = False
 
@@ -184,12 +187,12 @@ def lock(
         **options,
     )
     _check_upgraded(upgrade_units, upgrade_packages, (old, made))
-    drifts = compare_identities(old.identity, made.identity)
+    compared = compare_identities(old.identity, made.identity)
+    lacking = tuple(one for one in compared if one.lacking)
+    drifts = tuple(one for one in compared if not one.lacking)
     measured = made.measured.ratios or made.measured.memory_peak is not None or made.measured.batches
-    if not drifts and not (upgrade and measured) and not batches:
-        return LockResult(lock=old, path=str(path), written=False)
-    if check:
-        return LockResult(lock=old, path=str(path), drifts=drifts)
+    if check or (not drifts and not (upgrade and (measured or lacking)) and not batches):
+        return LockResult(lock=old, path=str(path), drifts=drifts, lacking=lacking)
     refused = [] if upgrade else [
         one for one in drifts if not _allowed(one, drifts, old, upgrade_units, upgrade_packages, accept)
     ]  # fmt: skip

@@ -22,7 +22,7 @@ __all__ = ["BACKEND_LIBRARIES", "build_of", "core_build", "mapped_builds"]
 BACKEND_LIBRARIES = {
     "cublas": ("libcublas.so*", "libcublasLt.so*"),
     "cudnn": ("libcudnn.so*",),
-    "cpu": ("libscipy_openblas*.so*",),
+    "cpu": ("libscipy_openblas.so*",),
 }
 
 

@@ -4,7 +4,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import inspect
 import os
+import sys
 import warnings
 from contextvars import ContextVar
 from pathlib import Path
@@ -12,19 +15,33 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
+from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.policies.kernel_ids import FAMILIES, OPS
 from xpuruntime.runtime.plugin_points import load_points
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Iterator, Mapping
     from importlib.metadata import EntryPoint
 
-__all__ = ["GROUP", "KernelBackend", "PythonKernel", "include_folder", "load_library", "load_plugins", "register"]
+__all__ = [
+    "GROUP",
+    "KernelBackend",
+    "PythonKernel",
+    "include_folder",
+    "load_library",
+    "load_plugins",
+    "plugin_facts",
+    "register",
+]
 
 #: Entry points of this group name a function without arguments that registers kernels by `register` or `load_library`.
 GROUP = "xpuruntime.kernels"
 
+#: What has registered the kernels of a backend: objects of Python, or the path of a library.
+_sources: dict[str, list[Any]] = {}
+#: The distribution that a backend is from, where an entry point named it.
+_distributions: dict[str, str] = {}
 #: The backends of the plugin that is being loaded, so that what it has registered goes with it when it fails.
 _loading: ContextVar[list[str] | None] = ContextVar("xpuruntime_plugin", default=None)
 
@@ -127,7 +144,7 @@ def register(backend: KernelBackend, *kernels: PythonKernel) -> None:
     for kernel in kernels:
         _check_families(kernel)
     _core.register_python_kernel(backend, *kernels)
-    _note(backend.name)
+    _note(backend.name, backend, *kernels)
 
 
 def _check_families(kernel: PythonKernel) -> None:
@@ -158,7 +175,8 @@ def _id(kernel: object) -> str:
     return repr(name) if isinstance(name, str) else f"of type {type(kernel).__name__}"
 
 
-def _note(backend: str) -> None:
+def _note(backend: str, *sources: Any) -> None:
+    _sources.setdefault(backend, []).extend(sources)
     loading = _loading.get()
     if loading is not None and backend not in loading:
         loading.append(backend)
@@ -195,8 +213,51 @@ def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
         )
     families = {op: _known_families(key) for key in OPS for op in (key, f"{key}_backward")}
     ids = tuple(_core.register_plugin_library(os.fspath(file), families))
-    _note(ids[0].partition(".")[0])
+    _note(ids[0].partition(".")[0], os.fspath(file))
     return ids
+
+
+def plugin_facts(backend: str) -> dict[str, str] | None:
+    """Return what the kernels of a plugin are: version, distribution, and a digest of the code that brings them.
+
+    Of a class it is the digest of the files in the folder of its package, or of its module; in a script, of the text
+    of the class. ``None`` where no plugin has such a backend; ``"unreadable"`` for code that has no text.
+    """
+    sources = _sources.get(backend)
+    if not sources:
+        return None
+    facts = {"package": _distributions[backend]} if backend in _distributions else {}
+    digest = hashlib.sha256()
+    for source in sources:
+        if isinstance(source, KernelBackend):
+            facts["version"] = str(source.version())
+    try:
+        texts = {text for source in sources for text in _code_of(source)}
+    except (OSError, TypeError):
+        return {**facts, "code": "unreadable"}
+    for text in sorted(texts):
+        digest.update(text.encode())
+    return {**facts, "code": f"sha256 {digest.hexdigest()}"}
+
+
+def _code_of(source: Any) -> Iterator[str]:
+    """Yield digests and texts of what a source of kernels is made of. Raises OSError where it cannot be read."""
+    if isinstance(source, str):
+        yield file_digest(source)
+        return
+    for kind in type(source).__mro__:
+        module = sys.modules.get(kind.__module__)
+        file = getattr(module, "__file__", None)
+        if kind.__module__.partition(".")[0] in ("xpuruntime", "builtins"):
+            continue
+        if kind.__module__ == "__main__" or file is None:
+            yield inspect.getsource(kind)
+        elif getattr(module, "__package__", None):
+            folder = Path(file).parent
+            for path in sorted(one for one in folder.iterdir() if one.suffix in (".py", ".so") and one.is_file()):
+                yield f"{path.name} {file_digest(path)}"
+        else:
+            yield file_digest(file)
 
 
 def include_folder() -> str:
@@ -216,8 +277,11 @@ def load_plugins() -> None:
         token = _loading.set(backends)
         try:
             point.load()()
+            if point.dist is not None:
+                _distributions.update(dict.fromkeys(backends, f"{point.dist.name}=={point.dist.version}"))
         except BaseException:
             for backend in backends:
+                _sources.pop(backend, None)
                 _core.KernelRegistry.instance().remove(backend)
             raise
         finally:

@@ -81,8 +81,9 @@ def lock(
     if target is None:
         return made
     if old is not None:
-        drifts = compare_identities(old.identity, made.identity)
-        if not drifts:
+        compared = compare_identities(old.identity, made.identity)
+        drifts = [one for one in compared if not one.lacking]
+        if not compared or (not upgrade and not drifts):
             return old
         if not upgrade:
             raise drift_error(str(target), drifts, take=_RELOCK)

@@ -44,7 +44,7 @@ def lock(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     )
     policy = {"mode": "strict", "execution": {"engine": "onnxruntime", "device": "cpu", "threads": 1}}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("OMP_WAIT_POLICY", "PASSIVE")
+        patch.setenv("ORT_TENSORRT_FP16_ENABLE", "0")
         xrt.lock(folder / "mlp.onnx", policy, folder / "mlp.lock", shapes={"x": (2, 64)})
         yield folder / "mlp.lock"
 
@@ -145,7 +145,7 @@ def test_kserve(lock: Path, expected: np.ndarray, tmp_path: Path) -> None:
     assert container["args"] == ["serve", "/mnt/models/serve.yaml"]
     (demanded,) = (one.expect for one in xrt.load_lock(lock).identity.validators if one.kind == "environment")
     assert container["env"] == [{"name": name, "value": value} for name, value in sorted(demanded.items())]
-    assert {"name": "OMP_WAIT_POLICY", "value": "PASSIVE"} in container["env"]
+    assert {"name": "ORT_TENSORRT_FP16_ENABLE", "value": "0"} in container["env"]
     settings = ServeSettings.load(out / "models" / "serve.yaml")
     assert settings.http.listen == f"0.0.0.0:{runtime['spec']['annotations']['prometheus.kserve.io/port']}"
     assert settings.metrics.path == runtime["spec"]["annotations"]["prometheus.kserve.io/path"]

@@ -172,6 +172,7 @@ def _record(found: LockResult) -> dict[str, Any]:
         "unobservable": identity.unobservable,
         "validators": len(identity.validators),
         "drifts": found.drifts,
+        "lacking": found.lacking,
     }
 
 
@@ -198,6 +199,7 @@ def _show(found: LockResult, *, check: bool) -> None:
     if blind:
         lines.append(f"  unobservable: the kernels of {blind} unit(s) are not reported; only validators stand for them")
     lines += [f"  {drift}" for drift in found.drifts]
+    lines += [f"  not in the lock: {one.code} {one.subject}, {one.found}; --upgrade adds it" for one in found.lacking]
     if check and found.drifts:
         lines.append("  take what is here with --upgrade, or single differences with --accept CODE --why TEXT")
     for line in lines:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.differences import compare_identities, compare_stated, samples_agree
+from xpuruntime.lockfile.tables import of_kernel
 from xpuruntime.locks.diff.causes import restoring
 from xpuruntime.locks.diff.recorded import narrowed
 from xpuruntime.locks.diff.result import DiffRow, Level
@@ -62,9 +63,13 @@ def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Leve
 
 
 def _of_kernels_that_did_not_run(drift: LockDrift, one: Identity, other: Identity) -> bool:
-    """Whether a drift is of the build of xpuruntime's kernels, and they ran on one side alone."""
-    having = [any(validator.id == drift.validator for validator in side.validators) for side in (one, other)]
-    return drift.code == DriftCode.KERNEL_SOURCE and not all(having)
+    """Whether a drift is of the build of kernels or of a library of theirs, and they ran on one side alone."""
+    if all(any(validator.id == drift.validator for validator in side.validators) for side in (one, other)):
+        return False
+    kernels = {*one.kernels, *other.kernels}
+    return drift.code == DriftCode.KERNEL_SOURCE or (
+        drift.code == DriftCode.LIBRARY and any(of_kernel(drift.subject, kernel) for kernel in kernels)
+    )
 
 
 def _level(name: str, rows: Sequence[DiffRow]) -> Level:

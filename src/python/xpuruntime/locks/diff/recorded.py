@@ -14,14 +14,14 @@ from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedPlan, LockedShapes, Validator
 from xpuruntime.lockfile.rules import PLACES, policy_record
-from xpuruntime.lockfile.tables import packages_of, variables_of
-from xpuruntime.lockfile.validators import CORE
+from xpuruntime.lockfile.tables import CORE, packages_of, variables_of
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from xpuruntime.evidence import Report
+    from xpuruntime.lockfile.records import CallEntry
 
 __all__ = ["RecordedSide", "narrowed", "of_lock", "of_report"]
 
@@ -162,9 +162,12 @@ def _told(report: Report, one: Validator) -> Any:
         if hardware.get("kind") != "cpu":
             return None
         facts = {"name": hardware.get("name"), "cores": hardware.get("units")}
-        return {**facts, "architecture": hardware.get("architecture")}
+        untold = (
+            {name: value for name, value in one.expect.items() if name in ("usable", "quota")} if one.expect else {}
+        )
+        return {**facts, "architecture": hardware.get("architecture"), **untold}
     if one.kind == ValidatorKind.ENVIRONMENT:
-        return _variables(one, plan, environment.get("variables") or {})
+        return _variables(one, plan, environment.get("variables") or {}, call_entries(report.decisions, ()))
     if one.kind in (ValidatorKind.LIBRARY, ValidatorKind.KERNEL_SOURCE):
         name = "xpuruntime/_core" if one.key == CORE else one.key
         return _library(one.expect, next((lib for lib in execution.get("libraries", ()) if lib["name"] == name), None))
@@ -185,10 +188,12 @@ def _library(expect: Any, found: dict[str, Any] | None) -> Any:
     return {**expect, **{name: found[name] for name in ("build_id", "size") if name in expect}}
 
 
-def _variables(one: Validator, plan: dict[str, Any], variables: dict[str, str]) -> dict[str, str] | None:
+def _variables(
+    one: Validator, plan: dict[str, Any], variables: dict[str, str], calls: Sequence[CallEntry]
+) -> dict[str, str] | None:
     if not isinstance(one.expect, dict) or len(influential_variables(one.expect)) < len(one.expect):
         return None  # a report leaves out some of those that the lock has
-    return variables_of(plan["engine"], plan["device"], variables)
+    return variables_of(plan["engine"], plan["device"], variables, [call.kernel for call in calls])
 
 
 def _shapes(report: Report, at: str) -> tuple[LockedShapes, ...]:

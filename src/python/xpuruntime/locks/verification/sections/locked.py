@@ -42,7 +42,8 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             verdict="pass",
             code=ClaimCode.OK,
             reason=f"{entries} entries and {len(identity.validators)} validators hold"
-            + (f"; only validators stand for the kernels of {blind} entries, which are not reported" if blind else ""),
+            + (f"; only validators stand for the kernels of {blind} entries, which are not reported" if blind else "")
+            + "".join(f"; {one.code} {one.subject} is not in the lock" for one in found.lacking),
             figures={
                 "entries": float(entries),
                 "unobservable": float(blind),
