@@ -96,6 +96,22 @@ def test_options_of_a_misspelt_engine_name_the_nearest_one() -> None:
         settle(LAPTOP, {"mode": "strict", "execution": asked})
 
 
+@pytest.mark.parametrize("engine", ["onnxruntime", "null"])
+def test_a_fix_begins_with_what_obeys_the_request(engine: str) -> None:
+    """Leaving out what was requested is never the first answer, in plan and error."""
+    execution = {"engine": engine, "device": "cpu", "cuda_graph": "require", "tf32": True, "layout": "nhwc"}
+    for more in ({}, {"determinism": "batch_invariant"}, {"memory": {"limit": "1GiB", "pool": "caching"}}):
+        plan = settle(LAPTOP, {"mode": "auto", "execution": {**execution, **more}})
+        short = [control for control in plan.controls if control.enforceability != "enforced"]
+        assert len(short) >= 3
+        for control in short:
+            assert control.fix is not None
+            assert not control.fix.startswith(("remove", "leave", "drop")), control
+        with pytest.raises(UnsupportedOperationError) as caught:
+            settle(LAPTOP, {"mode": "strict", "execution": {**execution, **more}})
+        assert "Fix: remove" not in str(caught.value)
+
+
 def test_a_fallback_is_taken_only_when_listed() -> None:
     wanted = {"engine": "onnxruntime", "device": "cuda:0", "fallback": ["onnxruntime@cpu"]}
     plan = settle(WITHOUT_CUDNN, {"execution": wanted})

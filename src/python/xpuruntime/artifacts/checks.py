@@ -129,10 +129,10 @@ def artifact_controls(engine: Engine, request: Request, judgement: Judgement) ->
         elif not engine.compiles:
             resolved, level = "-", "unsupported"
             reason = f"{engine.name} makes no compiled artifact: the model is loaded anew each time"
-            fix = "remove the key, or name an engine that compiles"
+            fix = "name an engine that compiles, or leave the key out"
         elif judgement.uncompilable is not None:
             resolved, level, reason = "-", "unsupported", judgement.uncompilable
-            fix = "remove the key, or what cannot be compiled"
+            fix = "change what cannot be compiled, or leave the key out"
         elif key.endswith(".cache"):
             reason = "the first session compiles the model and keeps it; later ones load that"
         else:

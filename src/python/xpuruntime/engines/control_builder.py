@@ -158,7 +158,7 @@ class ControlBuilder:
         present = {control.key for control in self.controls}
         for key in self.stated:
             if key not in present and key != "mode":
-                self.add(key, "-", "unsupported", f"{engine} has no such setting", "remove the key")
+                self.add(key, "-", "unsupported", f"{engine} has no such setting")
         return tuple(self.controls)
 
 

@@ -110,7 +110,7 @@ def _control(key: str, value: Any) -> Control:
         resolved=str(value) if placed else "-",
         enforceability="enforced" if placed else "unsupported",
         reason="decided by the plan" if placed else "the null engine computes nothing",
-        fix=None if placed else "remove the key, or use another engine",
+        fix=None if placed else "use another engine, or leave the key out",
     )
 
 

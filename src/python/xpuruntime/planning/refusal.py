@@ -96,11 +96,8 @@ def control_lines(controls: Sequence[Control], mode: str = "strict") -> list[str
     """
     lines = []
     for control in controls:
-        fix = control.fix or f"remove {control.key}"
-        if mode == "strict":
-            fix += ", or use mode: prefer"
         told = f"  {control.key}: {control.requested} is {control.enforceability}: {_sentence(control.reason)}"
-        lines.append(f"{told} Fix: {fix}")
+        lines.append(f"{told} Fix: {control.fix}" + ", or use mode: prefer" * (mode == "strict"))
     return lines
 
 

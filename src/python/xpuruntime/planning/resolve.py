@@ -311,9 +311,17 @@ def _complete(candidate: EngineCandidate, policy: Policy, controls: Sequence[Con
                 resolved="-",
                 enforceability="unsupported",
                 reason=f"the engine {candidate.engine} has no control for this key",
-                fix=f"remove {key} from the policy, or choose an engine that supports it",
             )
-    return tuple(found.values())
+    return tuple(_with_fix(control) for control in found.values())
+
+
+def _with_fix(control: Control) -> Control:
+    """Return a control that states a fix where it is not enforced: first what obeys the request."""
+    if control.enforceability == "enforced" or control.fix is not None:
+        return control
+    named = f"name an engine or a device that enforces {control.key} (`xrt plan` shows what each does)"
+    other = "accept that with mode: auto" if control.enforceability == "advisory" else "leave the key out"
+    return msgspec.structs.replace(control, fix=f"{named}, or {other}")
 
 
 def _parents(key: str) -> list[str]:
@@ -361,7 +369,7 @@ def _not_enforceable(candidate: EngineCandidate, short: Sequence[Control]) -> Ve
     return Refusal(
         VerdictCode.NOT_ENFORCEABLE,
         f"mode is strict and these keys cannot be enforced: {keys}",
-        "remove these keys, or set mode: prefer to run without them",
+        "name an engine or a device that enforces them, or set mode: prefer to run all the same",
     ).verdict(candidate.engine, candidate.device)
 
 

@@ -72,12 +72,12 @@ def test_runs_without_the_model_file(tmp_path: Path) -> None:
 
 
 def test_a_quantised_model_needs_its_samples_once(tmp_path: Path) -> None:
-    with pytest.warns(xrt.XpuRuntimeWarning, match="int8 is advisory"):
+    with pytest.warns(xrt.XpuRuntimeWarning, match="int8 is advisory.*Fix: state engine: onnxruntime"):
         session = open_(exported("convnet"), precision="int8", calibration=samples("convnet", 8))
     with session:
         session.save_compiled(tmp_path / "q.xrt")
         want = session.run(example("convnet"))["logits"]
-    with pytest.warns(xrt.XpuRuntimeWarning, match="int8 is advisory"):
+    with pytest.warns(xrt.XpuRuntimeWarning, match="int8 is advisory.*Fix: state engine: onnxruntime"):
         loaded = xrt.InferenceSession(tmp_path / "q.xrt")
     with loaded:
         np.testing.assert_array_equal(loaded.run(example("convnet"))["logits"], want)

@@ -84,7 +84,7 @@ def _given_options(
         reason = "it is for a provider that does not run here: ONNX Runtime would accept it silently"
         for alias in NAMES:
             key = f"execution.provider_options.{alias}.{name}"
-            builder.add(key, "-", "unsupported", reason, "remove the key, or use the device that it is for")
+            builder.add(key, "-", "unsupported", reason, "use the device that it is for, or leave the key out")
     builder.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
     return settings.replace(options=options, session=entries, level=level, level_stated=level_stated)
 
@@ -164,7 +164,7 @@ def _execution(
             else "captured where every node can be; otherwise bind() says why not",
         )
     else:
-        fix = "remove the key, or use device cuda:0"
+        fix = "use device cuda:0, or leave the key out"
         builder.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
     return settings.with_options(options).replace(
         threads=execution.threads,

@@ -36,7 +36,6 @@ _OPS_OF = {
     "rms_norm": frozenset({"RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}),
     "conv": frozenset({"Conv", "ConvTranspose", "FusedConv"}),
 }
-_REMOVE = "remove the key"
 _DROP = "remove the key from the policy of this model"
 _TYPES = {"fp16": 10, "bf16": 16}
 #: Nodes that a control names.
@@ -172,7 +171,7 @@ class KernelKeys:
             f"the model writes {op} out (at {named}{more}), and no option of ONNX Runtime and no xpuruntime kernel "
             f"called {', '.join(wanted)} serves it"
         )
-        self._book.add(key, "-", "unsupported", reason, _REMOVE)
+        self._book.add(key, "-", "unsupported", reason)
 
     def _present(self, op: str) -> bool:
         return op in self._kinds or not _OPS_OF[op].isdisjoint(self._op_types)
@@ -308,12 +307,12 @@ class KernelKeys:
         self._book.add(key, f"cudnn_conv_algo_search={search}", "enforced", "provider option, read back after loading")
 
 
-def _not_built(words: Sequence[str], reason: str) -> tuple[str, str]:
+def _not_built(words: Sequence[str], reason: str) -> tuple[str, str | None]:
     """Return why no kernel has one of these names, and the fix: the build lacks its backend, or another reason."""
     from xpuruntime import _core
 
     missing = [why for why in dict.fromkeys(map(_core.why_not_built, words)) if why]
-    return ("; ".join(missing), "run `xrt doctor`, which names the fix") if missing else (reason, _REMOVE)
+    return ("; ".join(missing), "run `xrt doctor`, which names the fix") if missing else (reason, None)
 
 
 def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str] | None:

@@ -129,7 +129,7 @@ def refuse_pass_through(request: Request, facts: EngineFacts, machine: Machine) 
     if request.purpose == "compile" or request.policy.execution.artifacts.cache != "off":
         reason = f"no compiled model is made for {known.vendor}"
         return Refusal(
-            VerdictCode.COMPILE_UNSUPPORTED, reason, "remove execution.artifacts.cache, or use device cpu or cuda:0"
+            VerdictCode.COMPILE_UNSUPPORTED, reason, "use device cpu or cuda:0, or leave execution.artifacts.cache out"
         )
     precision = request.policy.execution.precision
     if precision not in _PRECISIONS and not (precision == "int8" and request.model.quantisation.scheme != "none"):

@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 __all__ = ["resolve_settings"]
 
 _WHERE = "execution.provider_options.openvino"
+_INT8_FIX = "state engine: onnxruntime, which enforces int8, or accept that with mode: auto"
 _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
-_DROP = "remove the key"
 
 
 def resolve_settings(request: Request, machine: Machine) -> tuple[OpenVinoSettings, tuple[Control, ...]]:
@@ -94,6 +94,7 @@ def _precision(request: Request, settings: OpenVinoSettings, builder: ControlBui
             "advisory",
             "the plugin may compute a quantised operation in fp32 where it has no 8-bit kernel for it; the evidence "
             "says which",
+            _INT8_FIX if request.device == "cpu" else None,
         )
     elif execution.precision == "model":
         builder.add("execution.precision", hint, "enforced", "nothing is converted; read back after compiling")
@@ -114,7 +115,7 @@ def _precision(request: Request, settings: OpenVinoSettings, builder: ControlBui
     if execution.tf32 is False:
         builder.add("execution.tf32", "-", "enforced", "no plugin of OpenVINO computes in TF32")
     else:
-        builder.add("execution.tf32", "-", "unsupported", "no plugin of OpenVINO computes in TF32", "remove the key")
+        builder.add("execution.tf32", "-", "unsupported", "no plugin of OpenVINO computes in TF32")
     return settings
 
 
@@ -126,7 +127,7 @@ def _threads(
     if threads is None:
         return settings
     if kind != "cpu":
-        builder.add(key, "-", "unsupported", f"the {kind.upper()} plugin has no threads to set", _DROP)
+        builder.add(key, "-", "unsupported", f"the {kind.upper()} plugin has no threads to set")
         return settings
     if threads > machine.cpu.cores:
         reason = f"OpenVINO takes no more threads than there are cores, which is {machine.cpu.cores}"
@@ -156,11 +157,11 @@ def _rest(request: Request, builder: ControlBuilder, kind: str) -> None:
         builder.add("execution.layout", "-", "enforced", "left to the engine")
     else:
         reason = "the plugin chooses the layout of each node; the evidence says which ran"
-        builder.add("execution.layout", "-", "unsupported", reason, _DROP)
+        builder.add("execution.layout", "-", "unsupported", reason)
     if execution.cuda_graph == "off":
         builder.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     else:
-        builder.add("execution.cuda_graph", "-", "unsupported", "OpenVINO has no CUDA graphs", "remove the key")
+        builder.add("execution.cuda_graph", "-", "unsupported", "OpenVINO has no CUDA graphs")
     memory = execution.memory
     if memory.pool == "engine":
         builder.add("execution.memory.pool", "OpenVINO's own", "enforced", "nothing is replaced")
@@ -168,7 +169,7 @@ def _rest(request: Request, builder: ControlBuilder, kind: str) -> None:
         builder.add(
             "execution.memory.pool", "-", "unsupported", "OpenVINO takes no outside allocator", "use pool: engine"
         )
-    builder.add("execution.memory.limit", "-", "unsupported", "OpenVINO takes no limit", _DROP)
+    builder.add("execution.memory.limit", "-", "unsupported", "OpenVINO takes no limit")
 
 
 def _kernels(request: Request, settings: OpenVinoSettings, builder: ControlBuilder) -> OpenVinoSettings:
@@ -177,7 +178,7 @@ def _kernels(request: Request, settings: OpenVinoSettings, builder: ControlBuild
         if "auto" in ((use,) if isinstance(use, str) else tuple(use)):
             builder.add(f"kernels.{op}", ENGINE_CHOICE, "enforced", "auto leaves the choice to the engine")
         else:
-            fix = "remove the key, or run on the engine onnxruntime"
+            fix = "run on the engine onnxruntime, or leave the key out"
             builder.add(f"kernels.{op}", "-", "unsupported", reason, fix)
     for index, rule in enumerate(request.policy.kernels.rules):
         key, glob = f"kernels.rules[{index}]", fp32_nodes(rule)
@@ -185,6 +186,6 @@ def _kernels(request: Request, settings: OpenVinoSettings, builder: ControlBuild
             settings = settings.replace(keep_fp32=(*settings.keep_fp32, glob))
             builder.add(key, f"nodes {glob} stay fp32", "enforced", "the quantiser leaves them alone")
         else:
-            builder.add(key, "-", "unsupported", reason, "remove the rule")
-    builder.add("kernels.auto_strategy", "-", "unsupported", reason, _DROP)
+            builder.add(key, "-", "unsupported", reason)
+    builder.add("kernels.auto_strategy", "-", "unsupported", reason)
     return settings

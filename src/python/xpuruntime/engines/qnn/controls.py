@@ -62,7 +62,7 @@ def _given_options(request: Request, settings: QnnSettings, builder: ControlBuil
     if quantises(request):
         builder.add(f"{_WHERE}.activation_bits", bits, "enforced", "the graph is quantised so")
     else:
-        fix = "remove the option, or use precision int8 with a model in floats"
+        fix = "use precision int8 with a model in floats, or leave the option out"
         builder.add(f"{_WHERE}.activation_bits", "-", "unsupported", "nothing is quantised here", fix)
     asked, room = settings.options.get("vtcm_mb"), settings.target.vtcm_mb
     if asked is not None and room is not None and int(asked) > room:
@@ -81,7 +81,6 @@ def _given_options(request: Request, settings: QnnSettings, builder: ControlBuil
             f"{name}={settings.options[name]}",
             "advisory",
             "validated and handed over; QNN does not say what it made of it",
-            "remove the option",
         )
     others = ControlBuilder({key: value for key, value in builder.stated.items() if not key.startswith(f"{_WHERE}.")})
     others.options(_WHERE, NAMES, "handed over")
@@ -158,10 +157,10 @@ def _rules(request: Request, settings: QnnSettings, builder: ControlBuilder) -> 
                 f"nodes {glob} keep fp32 tensors",
                 "advisory",
                 "their types are left alone, but HTP computes fp32 in fp16 inside",
-                "remove the rule, or run these nodes on the CPU",
+                "run these nodes on the CPU, or leave the rule out",
             )
         else:
-            builder.add(key, "-", "unsupported", "QNN chooses its kernels itself", "remove the rule")
+            builder.add(key, "-", "unsupported", "QNN chooses its kernels itself")
     return settings.replace(keep_fp32=tuple(keep))
 
 
@@ -179,7 +178,7 @@ def _execution(request: Request, builder: ControlBuilder) -> None:
     if execution.cuda_graph == "off":
         builder.add("execution.cuda_graph", "off", "enforced", "no graph is captured")
     else:
-        builder.add("execution.cuda_graph", "-", "unsupported", "an NPU has no CUDA graphs", "remove the key")
+        builder.add("execution.cuda_graph", "-", "unsupported", "an NPU has no CUDA graphs")
 
 
 def _memory(request: Request, builder: ControlBuilder) -> None:

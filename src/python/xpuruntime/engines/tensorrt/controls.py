@@ -135,7 +135,7 @@ def _rules(request: Request, builder: ControlBuilder, *, changed: bool) -> tuple
             builder.add(key, f"nodes {glob} stay fp32", "enforced", "they are neither converted nor quantised")
         else:
             reason = "only precision: fp32 for nodes of a graph that is converted or quantised can be enforced"
-            builder.add(key, "-", "unsupported", reason, "remove the rule")
+            builder.add(key, "-", "unsupported", reason)
     return tuple(keep)
 
 
@@ -146,12 +146,12 @@ def _execution(
     builder.add(
         "execution.allow_cpu_ops", "-", "enforced", "an engine has no layers on the CPU; nothing needs permission"
     )
-    builder.add("execution.threads", "-", "unsupported", "nothing is computed on the CPU", "remove the key")
+    builder.add("execution.threads", "-", "unsupported", "nothing is computed on the CPU")
     if execution.layout == "auto":
         builder.add("execution.layout", "-", "enforced", "left to the engine")
     else:
         reason = "the builder chooses the layout of every tensor inside the engine; evidence says which"
-        builder.add("execution.layout", "-", "unsupported", reason, "remove the key")
+        builder.add("execution.layout", "-", "unsupported", reason)
     builder.shapes(request, "an optimisation profile is built for the range")
     _determinism(request, product, facts, builder, options)
     if execution.cuda_graph != "off" and options.get("cuda_graph_strategy") == "whole_graph_capture":

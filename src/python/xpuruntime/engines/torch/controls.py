@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = ["resolve_settings"]
 
 _WHERE = "execution.provider_options.torch"
+_ON_CUDA = "use device cuda:0, or leave the key out"
 _COMPILE = ("compile_mode", "fullgraph", "dynamic")
 
 
@@ -79,7 +80,7 @@ def _precision(request: Request, builder: ControlBuilder, *, cuda: bool) -> dict
     if tf32 is False:
         builder.add("execution.tf32", "false", "enforced", "the CPU has no TF32")
     else:
-        builder.add("execution.tf32", "-", "unsupported", "the CPU has no TF32", "remove the key, or use device cuda:0")
+        builder.add("execution.tf32", "-", "unsupported", "the CPU has no TF32", _ON_CUDA)
     return {"convert": convert}
 
 
@@ -92,7 +93,7 @@ def _execution(request: Request, builder: ControlBuilder, *, cuda: bool) -> dict
         builder.determinism(request, "torch.use_deterministic_algorithms, for the process", "enforced", reason)
     if execution.threads is not None:
         if cuda:
-            builder.add("execution.threads", "-", "unsupported", "the model runs on the GPU", "remove the key")
+            builder.add("execution.threads", "-", "unsupported", "the model runs on the GPU")
         else:
             fields["threads"] = execution.threads
             reason = "torch.set_num_threads, read back"
@@ -107,8 +108,7 @@ def _execution(request: Request, builder: ControlBuilder, *, cuda: bool) -> dict
             )
             builder.add("execution.cuda_graph", "captured by bind()", level, reason)  # type: ignore[arg-type]
         else:
-            fix = "remove the key, or use device cuda:0"
-            builder.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", fix)
+            builder.add("execution.cuda_graph", "-", "unsupported", "the CPU has no CUDA graphs", _ON_CUDA)
     builder.add(
         "execution.memory.pool", "-", "unsupported", "PyTorch's own allocator serves the model", "use pool: engine"
     )

@@ -76,7 +76,7 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
         key = f"kernels.rules[{index}]"
         if rule.use is None or rule.precision is not None:
             reason = "the torch engine converts a program as a whole; it keeps no operator in another precision"
-            builder.add(key, "-", "unsupported", reason, "remove the precision of the rule")
+            builder.add(key, "-", "unsupported", reason)
             continue
         if rule.match.node is not None and not any(source == key for _, source in placed):
             reason = "no operator in a module, of an operation that kernels are chosen for, has such a name"
