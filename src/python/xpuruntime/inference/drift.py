@@ -174,7 +174,8 @@ class _Measuring:
         try:
             want = self.inside.reference((*names, *self.inside.outputs))
             asked = {name: want[name] for name in names if name in want}
-            got = self.answer(self.inside.with_outputs(asked)) if asked else {}
+            model = self.inside.with_outputs(asked)
+            got = self.answer(model) if asked else {}
         except XpuRuntimeError as error:
             self.refusals += 1
             if len(names) == 1:
@@ -187,11 +188,12 @@ class _Measuring:
         self._hide([name for name in names if name not in want], "no plain array can be had of it")
         self._hide([name for name in asked if name not in got], "the engine gave no array for it")
         seen = {name: array for name, array in asked.items() if name in got}
-        for one in compare_within(seen, {name: got[name] for name in seen}, self.limits).outputs:
+        for one in compare_within(seen, {name: got[name] for name in seen}, self.limits, model.random_outputs).outputs:
             self.figures[one.name] = one
         outputs = {name: want[name] for name in self.inside.outputs if name in want and name in got}
         if asked and outputs:
-            passed = compare_within(outputs, {name: got[name] for name in outputs}, self.limits).passed
+            same = {name: got[name] for name in outputs}
+            passed = compare_within(outputs, same, self.limits, model.random_outputs).passed
             self.otherwise |= passed is not self.agreed
 
     def _hide(self, names: Sequence[str], reason: str) -> None:

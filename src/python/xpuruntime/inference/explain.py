@@ -163,7 +163,9 @@ def _accuracy(
     if proof.inconclusive is not None and inputs is not None:
         try:
             reference = make_reference(session._request, session._engine, session._machine, inputs)
-            proof = compare_within(reference.outputs, loaded.run(reference.feeds), proof.tolerance)
+            proof = compare_within(
+                reference.outputs, loaded.run(reference.feeds), proof.tolerance, session.model.random_outputs
+            )
             text = "the inputs of explain() compared with fp32 on the CPU"
             notes.append(f"the probe at loading was inconclusive; {text}: {proof}")
         except XpuRuntimeError as error:

@@ -83,11 +83,14 @@ def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
         loaded.close()
         raise
     if proof is not None and proof.inconclusive is not None:
-        told = (
-            f"the probe of {request.model.path} is inconclusive: {proof.inconclusive}. Fix: pass inputs "
-            "as calibration, of which the first becomes the probe, or to explain(); or state the sizes that the model "
-            "takes in execution.shapes"
+        from xpuruntime.engines.precision import RANDOM_FIX
+
+        inputs = (
+            "pass inputs as calibration, of which the first becomes the probe, or to explain(); or state the sizes "
+            "that the model takes in execution.shapes"
         )
+        fix = RANDOM_FIX if request.model.random_outputs else inputs
+        told = f"the probe of {request.model.path} is inconclusive: {proof.inconclusive}. Fix: {fix}"
         plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, told))
     if proof is not None and not proof.passed:  # in a precision that nobody asked for: else it had been refused
         told = (

@@ -78,13 +78,15 @@ class LockInForce(NamedTuple):
         drifts = compare_plans(locked, locked_plan(plan))
         if drifts:
             raise drift_error(self.where, drifts)
+        identity = self.lock.identity
         control = Control(
             key="execution.lock",
             requested=self.where,
             resolved=self.lock.digest,
             enforceability="enforced",
             reason="validators are compared before anything is loaded"
-            + (", outputs of probe inputs after it" if self.lock.identity.outputs else _NO_OUTPUTS),
+            + (", outputs of probe inputs after it" if identity.outputs else _NO_OUTPUTS)
+            + _random(identity),
         )
         return msgspec.structs.replace(plan, policy_source="lock", controls=(*plan.controls, control))
 
@@ -262,6 +264,12 @@ def lock_seen(in_force: LockInForce, units: Sequence[Unit], decisions: Sequence[
     reason = f"{len(identity.entries)} units ran as locked"
     if not identity.outputs:
         reason += "; no outputs were compared, since the lock has none"
+    reason += _random(identity)
     if blind:
         reason += f"; {blind} of them with kernels that the engine does not report: only validators stand for these"
     return KeySeen(observed=in_force.lock.digest, status="honoured", reason=reason)
+
+
+def _random(identity: Identity) -> str:
+    names = identity.random_outputs
+    return f"; {names} depend on random numbers, and are not compared" if names else ""

@@ -18,7 +18,7 @@ from xpuruntime.lockfile.records import SHAPES_ID, LockedOutput
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.errors import XpuRuntimeError
@@ -57,16 +57,27 @@ def shapes_that_fit(info: ModelInfo, shapes: Mapping[str, Sequence[int]]) -> dic
 
 
 def observed_outputs(
-    runs: Sequence[Mapping[str, Any]], *, rtol: float, atol: float, at: str = SHAPES_ID
+    runs: Sequence[Mapping[str, Any]],
+    *,
+    rtol: float,
+    atol: float,
+    at: str = SHAPES_ID,
+    random: Collection[str] = (),
 ) -> tuple[tuple[LockedOutput, ...], tuple[OutputSample, ...]]:
     """Return what a lock has of the outputs of several runs on the same inputs.
 
-    Where their bits differ, an output is compared within a tolerance, with samples of its values.
+    Where their bits differ, an output is compared within a tolerance, with samples of its values; those that depend on
+    random numbers are not compared.
     """
     outputs, samples = [], []
     for name in sorted(runs[0]):
         bits = {_digest(one[name]) for one in runs}
         first = _array(runs[0][name])
+        if name in random:
+            outputs.append(
+                LockedOutput(input=_PROBE, at=at, name=name, dtype=str(first.dtype), shape=(), grade="random")
+            )
+            continue
         shape = tuple(int(size) for size in first.shape)
         bitwise = len(bits) == 1
         outputs.append(
@@ -128,7 +139,7 @@ def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
             if not locked and isinstance(error, InputError):
                 continue
             raise drift_error(where, [_shapes_drift(shapes, error)]) from error
-        drifts = compare_results(locked, lock, results, shapes.id)
+        drifts = compare_results(locked, lock, results, shapes.id, session.model)
         if drifts:
             raise drift_error(where, drifts)
 
@@ -144,10 +155,10 @@ def _shapes_drift(shapes: LockedShapes, error: XpuRuntimeError) -> LockDrift:
 
 
 def compare_results(
-    locked: tuple[LockedOutput, ...], lock: Lock, results: Mapping[str, Any], at: str
+    locked: tuple[LockedOutput, ...], lock: Lock, results: Mapping[str, Any], at: str, model: ModelInfo
 ) -> tuple[LockDrift, ...]:
     """Return what differs between the outputs of a lock and those of one run on its probe inputs."""
-    found, _ = observed_outputs([results], rtol=0, atol=0, at=at)
+    found, _ = observed_outputs([results], rtol=0, atol=0, at=at, random=model.random_outputs)
     now = {one.name: one for one in found}
     samples = {one.name: one.values for one in lock.measured.samples if one.at == at}
     for one in locked:

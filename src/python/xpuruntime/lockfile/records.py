@@ -219,11 +219,12 @@ class LockedOutput(_Record, frozen=True, kw_only=True):
         `LockedShapes.id`.
     name, dtype : str
     shape : tuple of int
-    grade : {"bitwise", "tolerance"}
+    grade : {"bitwise", "tolerance", "random"}
         ``"bitwise"`` where runs of two sessions gave the same bits; else the values are compared within `rtol` and
-        `atol` with samples that are kept beside the identity.
+        `atol` with samples that are kept beside the identity. ``"random"``: it depends on random numbers, and of its
+        values and its shape nothing is locked.
     sha256 : str
-        Of the bytes; empty where `grade` is ``"tolerance"``.
+        Of the bytes; empty unless `grade` is ``"bitwise"``.
     rtol, atol : float
     """
 
@@ -232,7 +233,7 @@ class LockedOutput(_Record, frozen=True, kw_only=True):
     name: str
     dtype: str
     shape: tuple[int, ...]
-    grade: Literal["bitwise", "tolerance"]
+    grade: Literal["bitwise", "tolerance", "random"]
     sha256: str = ""
     rtol: float = 0.0
     atol: float = 0.0
@@ -264,6 +265,11 @@ class Identity(_Record, frozen=True, kw_only=True):
     entries: tuple[UnitEntry, ...] = ()
     calls: tuple[CallEntry, ...] = ()
     outputs: tuple[LockedOutput, ...] = ()
+
+    @property
+    def random_outputs(self) -> str:
+        """The outputs that depend on random numbers, so that nothing of their values is locked."""
+        return ", ".join(dict.fromkeys(repr(one.name) for one in self.outputs if one.grade == "random"))
 
     @property
     def unobservable(self) -> int:

@@ -120,7 +120,7 @@ def create_lock(
             settings=session.plan.settings,
         )
         validators = collect_validators(here, kernels=[one.kernel for one in calls])
-        outputs, samples = _outputs(runs, source)
+        outputs, samples = _outputs(runs, source, session.model.random_outputs)
         measured = Measured(samples=samples)
         if measure:
             measured = _measured(session, model, feeds, source, samples, {**options, "policy": stated}, call)
@@ -188,14 +188,14 @@ def _probes(session: InferenceSession, at: LockedShapes) -> dict[str, Any] | Non
 
 
 def _outputs(
-    runs: Sequence[Mapping[str, Any]], policy: Policy
+    runs: Sequence[Mapping[str, Any]], policy: Policy, random: Mapping[str, str]
 ) -> tuple[tuple[LockedOutput, ...], tuple[OutputSample, ...]]:
     if not runs:
         return (), ()
     wanted = policy.accuracy
     rtol = _RTOL if wanted is None or wanted.rtol is None else wanted.rtol
     atol = _ATOL if wanted is None or wanted.atol is None else wanted.atol
-    return observed_outputs(runs, rtol=rtol, atol=atol)
+    return observed_outputs(runs, rtol=rtol, atol=atol, random=random)
 
 
 def _check_same_kernels(first: Sequence[CallEntry], second: Sequence[CallEntry]) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.model.file_digests import model_digest
-from xpuruntime.engines.precision import Tolerance, compare_within
+from xpuruntime.engines.precision import RANDOM_FIX, Tolerance, compare_within
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.inference.plan_request import PlannedModel, plan_session
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
@@ -149,7 +149,7 @@ class SearchContext:
                     f"the output {missing!r} is no tensor, and candidates cannot be compared"
                 )
             write_arrays(room / f"outputs-{index}", outputs)
-            for found in compare_within(outputs, outputs, exact).outputs:
+            for found in compare_within(outputs, outputs, exact, self.request.model.random_outputs).outputs:
                 undecided[found.name] = found.undecided and undecided.get(found.name, found.undecided)
         self._check_compared(undecided)
         return len(feeds)
@@ -158,9 +158,11 @@ class SearchContext:
         """Refuse inputs for which no output can be compared with anything; those that cannot be are a note."""
         idle = "; ".join(f"{reason} in {name!r}" for name, reason in undecided.items() if reason)
         if all(undecided.values()):
+            real = "give inputs like those that the model will get"
             raise InputError(
                 f"inputs: with none of them a wrong candidate could be told from a right one: "
-                f"{idle or 'the model has no output'}. Fix: give inputs like those that the model will get"
+                f"{idle or 'the model has no output'}",
+                fix=RANDOM_FIX if self.request.model.random_outputs else real,
             )
         if idle:
             self.notes += (f"outputs that were not compared: {idle}",)

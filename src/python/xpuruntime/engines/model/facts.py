@@ -4,20 +4,38 @@
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from xpuruntime.engines.model.graph import subgraphs, tensors
+from xpuruntime.engines.model.graph import graphs, normal_domain, reads, subgraphs, tensors
 from xpuruntime.engines.model.limits import element_count
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import onnx
 
-__all__ = ["NodeInfo", "Quantisation", "TensorInfo", "dtype_name", "quantisation", "tensor_info", "weights"]
+    from xpuruntime.engines.model.graph import NamedNode
+
+__all__ = [
+    "RANDOM",
+    "NodeInfo",
+    "Quantisation",
+    "TensorInfo",
+    "dtype_name",
+    "quantisation",
+    "random_outputs",
+    "tensor_info",
+    "weights",
+]
+
+#: Operators of the standard that always draw random numbers; ``Dropout`` does in training mode.
+RANDOM = frozenset(
+    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
+)
 
 
 class TensorInfo(msgspec.Struct, frozen=True, kw_only=True):
@@ -195,3 +213,81 @@ def _zero_point(node: onnx.NodeProto, constants: Mapping[str, int]) -> str:
         return dtype_name(constants[node.input[2]])
     given = next((a.i for a in node.attribute if a.name == "output_dtype"), 0)
     return dtype_name(given) if given else "uint8"
+
+
+def random_outputs(model: onnx.ModelProto, places: Iterable[NamedNode]) -> dict[str, str]:
+    """Return the outputs of a model that depend on random numbers, each with a node that draws them.
+
+    Parameters
+    ----------
+    model : onnx.ModelProto
+        Its nodes follow what they read.
+    places : iterable of NamedNode
+        Of `name_nodes`.
+
+    Returns
+    -------
+    dict of str to str
+        Such as ``{"y": "'noise' (RandomNormalLike)"}``. Nodes of subgraphs count, and calls of functions that draw.
+    """
+    draws = _Draws(model)
+    drawn: dict[str, str] = {}
+    node = drawer = None
+    for place in (*places, None):
+        if place is not None and place.graph:
+            drawer = drawer or (f"{place.name!r} ({place.node.op_type})" if draws(place.node) else None)
+            continue
+        if node is not None:  # its subgraphs are over
+            if drawn and not drawer:
+                drawer = next((drawn[name] for name in reads(node) if name in drawn), None)
+            drawn.update(dict.fromkeys(filter(None, node.output), drawer) if drawer else {})
+        if place is not None:
+            node, drawer = place.node, f"{place.name!r} ({place.node.op_type})" if draws(place.node) else None
+    return {value.name: drawn[value.name] for value in model.graph.output if value.name in drawn}
+
+
+class _Draws:
+    """Whether a node draws random numbers: by its operator, or as a call of a function of the model that does."""
+
+    def __init__(self, model: onnx.ModelProto) -> None:
+        self.model = model
+        self.functions: set[tuple[str, str]] = set()
+        bodies = {(normal_domain(one.domain), one.name): list(_inner_nodes(one.node)) for one in model.functions}
+        while more := {key for key in bodies.keys() - self.functions if any(map(self, bodies[key]))}:
+            self.functions |= more
+
+    def __call__(self, node: onnx.NodeProto) -> bool:
+        domain, op = normal_domain(node.domain), node.op_type
+        if (domain, op) in self.functions or (not domain and op in RANDOM):
+            return True
+        if domain or op != "Dropout" or len(node.input) < 3 or not node.input[2]:
+            return (domain, op) == ("com.microsoft", "Sampling")
+        return not (self._is_zero(node.input[2]) or self._is_zero(node.input[1]))  # training_mode, ratio
+
+    def _is_zero(self, name: str) -> bool:
+        """Whether a tensor is a constant that is zero."""
+        from onnx import numpy_helper
+
+        stored = self.constants.get(name, [])
+        return bool(stored) and not any(one.data_location or numpy_helper.to_array(one).any() for one in stored)
+
+    @functools.cached_property
+    def constants(self) -> dict[str, list[onnx.TensorProto]]:
+        """Tensors by name; a name may stand for several, in functions and subgraphs."""
+        stored = [(tensor.name, tensor) for graph in graphs(self.model) for tensor in graph.initializer]
+        for graph in (*graphs(self.model), *self.model.functions):
+            for node in graph.node:
+                if node.op_type == "Constant":
+                    stored += [(node.output[0], one.t) for one in node.attribute if one.name == "value"]
+        found: dict[str, list[onnx.TensorProto]] = {}
+        for name, tensor in stored:
+            found.setdefault(name, []).append(tensor)
+        return found
+
+
+def _inner_nodes(nodes: Iterable[onnx.NodeProto]) -> Iterator[onnx.NodeProto]:
+    """Yield nodes and those of their subgraphs."""
+    for node in nodes:
+        yield node
+        for _, graph in subgraphs(node):
+            yield from _inner_nodes(graph.node)

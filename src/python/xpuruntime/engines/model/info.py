@@ -16,7 +16,15 @@ import msgspec
 from xpuruntime.engines.model import external as model_external
 from xpuruntime.engines.model.check import check_graph, check_text
 from xpuruntime.engines.model.external import ExternalFile
-from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo, quantisation, tensor_info, weights
+from xpuruntime.engines.model.facts import (
+    NodeInfo,
+    Quantisation,
+    TensorInfo,
+    quantisation,
+    random_outputs,
+    tensor_info,
+    weights,
+)
 from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import NamedNode, fix_shapes, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.engines.model.limits import check_limits
@@ -85,6 +93,8 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         SHA-256 of a model that is no file.
     metadata : dict of str to str
         What the model says of itself, by key. Such as ``"xpuruntime.policy"``: the policy that it carries.
+    random_outputs : dict of str to str
+        Outputs that depend on random numbers, each with a node that draws them: ``"'noise' (RandomNormalLike)"``.
     weights_digest : str or None
         As `ExportLock.weights`, where the model carries a lock and all of its weights are in its file.
     """
@@ -117,6 +127,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
     source: Any = None
     digest: str | None = None
     metadata: dict[str, str] = {}
+    random_outputs: dict[str, str] = {}
     weights_digest: str | None = None
 
     def __hash__(self) -> int:
@@ -319,6 +330,7 @@ def _inspect(where: str, data: bytes, folder: str | None, mtime_ns: int, keep: b
         base_dir=folder,
         data=keep,
         metadata=metadata,
+        random_outputs=random_outputs(proto, places),
         weights_digest=digest,
     )
 

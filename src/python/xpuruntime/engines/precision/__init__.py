@@ -10,6 +10,7 @@ from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
     from xpuruntime.engines.precision.compare import (
+        RANDOM_FIX,
         TOLERANCES,
         OutputFigures,
         ProbeResult,
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.precision.probe_sizes import names_in, unnamed_dimensions
 
 __all__ = [
+    "RANDOM_FIX",
     "TOLERANCES",
     "ConvertedModel",
     "KeptNode",
@@ -38,6 +40,7 @@ __all__ = [
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
+    "RANDOM_FIX": "compare",
     "TOLERANCES": "compare",
     "ConvertedModel": "conversion",
     "KeptNode": "conversion",

@@ -13,7 +13,10 @@ from xpuruntime.evidence.tolerances import TOLERANCES, Tolerance
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["TOLERANCES", "OutputFigures", "ProbeResult", "Tolerance", "compare_within"]
+__all__ = ["RANDOM_FIX", "TOLERANCES", "OutputFigures", "ProbeResult", "Tolerance", "compare_within"]
+
+#: For outputs that cannot be compared because the model draws random numbers.
+RANDOM_FIX = "export the model with its random numbers as an input"
 
 
 class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -117,7 +120,12 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-def compare_within(reference: Mapping[str, Any], candidate: Mapping[str, Any], tolerance: Tolerance) -> ProbeResult:
+def compare_within(
+    reference: Mapping[str, Any],
+    candidate: Mapping[str, Any],
+    tolerance: Tolerance,
+    random: Mapping[str, str] | None = None,
+) -> ProbeResult:
     """Compare two sets of outputs by name.
 
     Parameters
@@ -125,6 +133,8 @@ def compare_within(reference: Mapping[str, Any], candidate: Mapping[str, Any], t
     reference, candidate : mapping of str to array
         Arrays of any shape, or lists and dicts of arrays (sequences and maps).
     tolerance : Tolerance
+    random : mapping of str to str, optional
+        Outputs of which no two runs are the same, see `ModelInfo.random_outputs`; they are not compared.
 
     Returns
     -------
@@ -132,8 +142,14 @@ def compare_within(reference: Mapping[str, Any], candidate: Mapping[str, Any], t
         Fails where an output is missing, has another shape or dtype, has NaN or infinity where the reference has
         not, or is out of tolerance. NaN in both is equal.
     """
-    figures: list[OutputFigures] = []
-    flat, other = _flatten(reference), _flatten(candidate)
+    drawn = {name: node for name, node in (random or {}).items() if name in reference and name in candidate}
+    figures = [
+        OutputFigures(name=name, passed=True, compared=0, undecided=f"random numbers of node {node} are")
+        for name, node in drawn.items()
+    ]
+    flat, other = (
+        _flatten({name: one for name, one in side.items() if name not in drawn}) for side in (reference, candidate)
+    )
     for name, expected in flat.items():
         if name not in other:
             figures.append(OutputFigures(name=name, passed=False, reason="it is missing"))

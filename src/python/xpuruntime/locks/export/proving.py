@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter, NativeRun
     from xpuruntime.lockfile.drift import LockDrift
     from xpuruntime.lockfile.records import Identity, Lock, LockedShapes
@@ -53,7 +54,7 @@ def prove_export(
             fix="leave prove (--prove) out, and compare its outputs for inputs of your own",
         ) from None
     ran = exporter.run(target, folder, feeds, python)
-    claims = (*_surroundings(exporter, ran), *_outputs(lock, at, ran), *_units(identity, at, ran))
+    claims = (*_surroundings(exporter, ran), *_outputs(lock, at, ran, job.request.model), *_units(identity, at, ran))
     notes = () if ran.observed is None else ran.observed.notes
     return VerificationResult(
         created=utc_now(),
@@ -92,14 +93,17 @@ def _surroundings(exporter: NativeExporter, ran: NativeRun) -> Iterator[Claim]:
     yield _claim("evidence.device", wanted, there, "pass" if there == wanted else "fail", "as the engine names it")
 
 
-def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun) -> Iterator[Claim]:
+def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun, model: ModelInfo) -> Iterator[Claim]:
     locked = tuple(one for one in lock.identity.outputs if one.at == at.id)
-    drifts = {one.subject: one for one in compare_results(locked, lock, ran.outputs, at.id)}
+    drifts = {one.subject: one for one in compare_results(locked, lock, ran.outputs, at.id, model)}
     for one in locked:
         id = f"accuracy.outputs.{one.name}"
         drift = drifts.pop(one.name, None)
         if drift is not None:
             yield _claim(id, drift.expected, drift.found, "fail", f"{one.grade} for probe inputs", section="accuracy")
+        elif one.grade == "random":
+            reason = f"random numbers of node {model.random_outputs[one.name]} are in it"
+            yield _claim(id, "-", "-", "unobservable", reason, section="accuracy")
         else:
             how = "the same bits" if one.grade == "bitwise" else f"within rtol {one.rtol:g} and atol {one.atol:g}"
             yield _claim(id, one.grade, how, "pass", "of the probe inputs of the lock", section="accuracy")

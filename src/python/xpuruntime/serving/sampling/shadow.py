@@ -67,7 +67,9 @@ class Shadow(Watcher):
         for which in order if self.runs % 2 else reversed(order):
             session = self._other if which == "shadow" else self._session
             taken[which] = self._run(session, feed, self._fixed)
-        result = compare_within(taken["control"][0], taken["shadow"][0], self.tolerance)
+        result = compare_within(
+            taken["control"][0], taken["shadow"][0], self.tolerance, self._session.model.random_outputs
+        )
         with self._lock:
             self.outside += not result.passed
             self.worst = max(self.worst, *(one.max_rel for one in result.outputs), 0.0)

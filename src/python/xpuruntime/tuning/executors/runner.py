@@ -130,7 +130,7 @@ class Runner:
             results = run()
             self._quickest = min(self._quickest, time.perf_counter() - began)
             outputs = self._calls.outputs(index, results)
-            found = compare_within(self._reference(index), outputs, self._tolerance)
+            found = compare_within(self._reference(index), outputs, self._tolerance, self._session.model.random_outputs)
             error = max([error, *(one.max_rel for one in found.outputs)])
             cosine = min(cosine, 1.0 if found.cosine is None else found.cosine)
             if not found.passed:
@@ -240,7 +240,7 @@ class Runner:
         digest = digest_of(outputs)
         if self._passed.get(index) == digest:
             return ""
-        found = compare_within(self._reference(index), outputs, self._tolerance)
+        found = compare_within(self._reference(index), outputs, self._tolerance, self._session.model.random_outputs)
         if found.passed:
             self._passed[index] = digest
         return "" if found.passed else f"while it was timed, for input {index}, {found.figures}"

@@ -14,6 +14,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.model.facts import RANDOM
 from xpuruntime.engines.onnxruntime.observing.settled_order import settled_order
 
 if TYPE_CHECKING:
@@ -36,9 +37,6 @@ _CARRIERS = COPIES | {
 }
 #: Source nodes whose first output equals their first input in inference.
 NO_EFFECT = frozenset({"Identity", "Dropout"})
-_RANDOM = frozenset(
-    {"RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike", "Multinomial", "Bernoulli"}
-)
 #: Operators of optimised graphs that keep the first inputs of the source operator at the same places.
 _SAME_INPUTS = {
     "Gemm": ("Gemm", "MatMul"),
@@ -96,7 +94,7 @@ def source_facts(source: GraphView) -> SourceFacts:
         if node.position in source.removed:
             continue
         numbers = tuple(-1 if not k else facts.number.get(k, -2) for k in node.inputs)
-        unique = node.op in _RANDOM or node.has_subgraph or -2 in numbers
+        unique = node.op in RANDOM or node.has_subgraph or -2 in numbers
         facts.by_inputs.setdefault((node.op, node.domain, numbers), []).append(node)
         fixed = not unique and all(not k or k in facts.constant for k in node.inputs)
         for place, key in enumerate(node.outputs):

@@ -61,7 +61,7 @@ function showEngines() {
 function showOutputs() {
   const rows = ROWS.flatMap((row) => row.outputs.map((one) => ({
     mark: one.passed ? null : "off",
-    cells: [one.name, row.label, badge(one.undecided ? "inconclusive" : one.passed ? "within" : "out"), figure(one.max_rel), figure(one.max_abs), figure(one.cosine, 6),
+    cells: [one.name, row.label, badge(one.undecided ? "inconclusive" : one.passed ? "within" : "out"), ...[one.max_rel, one.max_abs].map((value) => figure(one.compared === 0 ? null : value)), figure(one.cosine, 6),
       whole.format(one.nan + one.inf), make("span", { class: "dim", text: one.reason || one.undecided })],
   })));
   const columns = ["output", "candidate", "tolerance", ">rel. error", ">largest difference", ">cosine", ">NaN, infinite", "why"];

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.precision import RANDOM_FIX
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import compare_session
 from xpuruntime.locks.verification.claim_codes import ClaimCode
@@ -49,7 +50,10 @@ def _outputs(subject: Subject) -> Iterator[Claim]:
         reason = found.not_run or "the model has no output"
         yield _not_compared("outputs", _requested(found.tolerance), reason, _OTHER_INPUTS)
     for one in found.outputs:
-        yield _output(one, found.tolerance)
+        if one.name in subject.session.model.random_outputs:
+            yield _not_compared(one.name, _requested(found.tolerance), f"{one.undecided} in this output", RANDOM_FIX)
+        else:
+            yield _output(one, found.tolerance)
 
 
 def _output(one: OutputFigures, tolerance: Tolerance) -> Claim:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.precision import compare_within
+from xpuruntime.engines.precision import RANDOM_FIX, compare_within
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.checking import tolerance_of
 from xpuruntime.locks.verification.claim_codes import ClaimCode
@@ -51,10 +51,10 @@ def _same_work(subject: Subject) -> Claim:
     limits = tolerance_of(session)
     wrong = []
     for number, outputs in kept.items():
-        found = compare_within(expected, outputs, limits)
+        found = compare_within(expected, outputs, limits, session.model.random_outputs)
         if not found.passed:
             wrong.append(f"run {number}: {found.figures}")
-    return Claim(
+    claim = Claim(
         id="audit.same_work",
         section="audit",
         requested="timed runs give the outputs of untimed runs",
@@ -64,6 +64,15 @@ def _same_work(subject: Subject) -> Claim:
         reason="; ".join(wrong[:3]) if wrong else f"{len(kept)} of {runs} timed runs were compared",
         fix="compare the outputs of single runs with `xrt compare`" if wrong else None,
         figures={"runs": runs, "sampled": len(kept), "different": len(wrong)},
+    )
+    drawn = session.model.random_outputs
+    if wrong or not drawn:
+        return claim
+    said = ", ".join(f"{name!r} has random numbers of node {node}" for name, node in drawn.items())
+    if len(drawn) < len(expected):
+        return msgspec.structs.replace(claim, reason=f"{claim.reason}, but {said}")
+    return msgspec.structs.replace(
+        claim, observed="not compared", verdict="inconclusive", code=ClaimCode.NOT_COMPARED, reason=said, fix=RANDOM_FIX
     )
 
 
