@@ -14,8 +14,9 @@ from onnx.reference import ReferenceEvaluator
 from precision_models import run_ort
 
 from xpuruntime.engines.model import inspect_bytes, inspect_model
-from xpuruntime.engines.precision import TOLERANCES, convert, probe_feeds, verify
+from xpuruntime.engines.precision import convert, probe_feeds, verify
 from xpuruntime.errors import ModelError
+from xpuruntime.evidence.tolerances import TOLERANCES
 
 MODELS = [zoo.mlp, zoo.convnet, zoo.encoder, zoo.branch, zoo.loop]
 TYPES = {"fp16": TensorProto.FLOAT16, "bf16": TensorProto.BFLOAT16}

@@ -12,7 +12,8 @@ from onnx import TensorProto, helper, numpy_helper, parser
 from precision_models import run_ort
 
 from xpuruntime.engines.model import inspect_bytes
-from xpuruntime.engines.precision import TOLERANCES, convert, probe_feeds, verify
+from xpuruntime.engines.precision import convert, probe_feeds, verify
+from xpuruntime.evidence.tolerances import TOLERANCES
 
 
 def parse(body, opset=17, domains=""):

@@ -17,8 +17,8 @@ from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.null import NullEngine
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
-from xpuruntime.engines.precision import TOLERANCES
 from xpuruntime.engines.registry import EngineRegistry
+from xpuruntime.evidence.tolerances import TOLERANCES
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.testing import models

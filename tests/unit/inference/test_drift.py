@@ -196,7 +196,7 @@ def test_where_layers_are_measured_there_is_one_first_node() -> None:
     ],
 )
 def test_int8_is_not_bisected_where_layers_were_measured(precision: str, first: int | None, said: str) -> None:
-    from xpuruntime.engines.precision import TOLERANCES, compare_within
+    from xpuruntime.evidence.tolerances import TOLERANCES, compare_within
     from xpuruntime.inference.comparing import _measured_instead
     from xpuruntime.inference.drift import DriftReport, LayerDrift
 

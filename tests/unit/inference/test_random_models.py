@@ -15,7 +15,7 @@ from onnx import numpy_helper as nh
 
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_bytes
-from xpuruntime.engines.precision import TOLERANCES, compare_within
+from xpuruntime.evidence.tolerances import TOLERANCES, compare_within
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -14,8 +14,9 @@ import onnx
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.precision import compare_within, probe_feeds
+from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
+from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.tuning.devices import TrialDevice
 from xpuruntime.tuning.executors import runner

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from xpuruntime.engines.model import ModelInfo
-from xpuruntime.engines.precision.compare import ProbeResult
+from xpuruntime.evidence.tolerances import ProbeResult
 
 __all__ = [
     "MANIFEST",

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.judging import Recipe
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.precision import ProbeResult
+    from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.runtime.machine import Machine
 
 #: The folder in its staging folder while it is written.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
-    from xpuruntime.engines.precision import ProbeResult, Tolerance
+    from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
     from xpuruntime.runtime.machine import Machine
 
 __all__ = [
@@ -87,7 +87,7 @@ def limits_of(request: Request, computes: str | None) -> Tolerance:
 
     `computes` is the precision of the arithmetic, where that is not the one asked for.
     """
-    from xpuruntime.engines.precision import TOLERANCES
+    from xpuruntime.evidence.tolerances import TOLERANCES
 
     precision, wanted = computes or request.policy.execution.precision, request.policy.accuracy
     if request.model.quantisation.scheme != "none":  # one step of its own quantisers is more than any float rounds
@@ -225,7 +225,7 @@ def check_accuracy(
     XpuRuntimeError
         The model fails on the probe input.
     """
-    from xpuruntime.engines.precision import compare_within
+    from xpuruntime.evidence.tolerances import compare_within
 
     answer, tolerance = loaded.run(reference.feeds), check.tolerance
     result = compare_within(reference.outputs, answer, tolerance, request.model.random_outputs)

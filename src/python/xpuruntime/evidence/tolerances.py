@@ -1,12 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Tolerance` and `TOLERANCES`: how far outputs may be from a reference, by the precision they are computed in."""
+"""`compare_within`: outputs beside those of a reference, and how far they may be from it, by precision."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 import msgspec
 
-__all__ = ["TOLERANCES", "Tolerance"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+__all__ = ["RANDOM_FIX", "TOLERANCES", "OutputFigures", "ProbeResult", "Tolerance", "compare_within"]
+
+#: For outputs that cannot be compared because the model draws random numbers.
+RANDOM_FIX = "export the model with its random numbers as an input"
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -42,3 +50,249 @@ TOLERANCES: dict[str, Tolerance] = {
     "bf16": Tolerance(rtol=4e-2, atol=1e-2, cosine=0.995),
     "int8": Tolerance(rtol=1.5e-1, atol=2e-2, cosine=0.98),
 }
+
+
+class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of one output.
+
+    Attributes
+    ----------
+    name : str
+    passed : bool
+    max_abs : float
+        Largest difference; for integers, strings and booleans the number of elements that differ.
+    max_rel : float
+        `max_abs` over the largest magnitude of the reference; for integers and the like the share that differs.
+    cosine : float or None
+        ``None`` where it is not defined: for integers and the like, and where either side has no value but zero.
+    nan, inf : int
+        Elements that are NaN or infinite in the candidate alone.
+    reason : str
+        Why it did not pass; empty when it did.
+    compared : int or None
+        Elements whose comparison says something: all integers, strings and booleans, and the finite floats, unless
+        `undecided`. ``None``: not recorded.
+    undecided : str
+        Why the limits do not tell a right output from a wrong output here, although it passed; empty where they do.
+    """
+
+    name: str
+    passed: bool
+    max_abs: float = 0.0
+    max_rel: float = 0.0
+    cosine: float | None = None
+    nan: int = 0
+    inf: int = 0
+    reason: str = ""
+    compared: int | None = None
+    undecided: str = ""
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The comparison of all outputs.
+
+    `first_failing` names the first output out of tolerance; `not_run` says why nothing could be run.
+    """
+
+    passed: bool
+    outputs: tuple[OutputFigures, ...]
+    tolerance: Tolerance
+    first_failing: str | None = None
+    not_run: str | None = None
+
+    @property
+    def inconclusive(self) -> str | None:
+        """Why a comparison that passed says nothing of some outputs, or ``None``."""
+        if self.first_failing is not None:
+            return None
+        if self.not_run is not None:
+            return self.not_run
+        if not self.outputs:
+            return "there is no output to compare"
+        idle: dict[str, list[str]] = {}
+        for one in self.outputs:
+            if one.undecided:
+                idle.setdefault(one.undecided, []).append(repr(one.name))
+        said = [
+            f"{reason} in {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+            for reason, names in idle.items()
+        ]
+        return f"nothing was compared: {'; '.join(said)}" if said else None
+
+    @property
+    def max_abs(self) -> float:
+        """The largest difference over all outputs."""
+        return max((o.max_abs for o in self.outputs), default=0.0)
+
+    @property
+    def cosine(self) -> float | None:
+        """The least cosine over all outputs that have one."""
+        return min((o.cosine for o in self.outputs if o.cosine is not None), default=None)
+
+    @property
+    def figures(self) -> str:
+        """The first output that is out of tolerance and by how much, or the figures of those that agree."""
+        worst = next((o for o in self.outputs if o.name == self.first_failing), None)
+        if worst is None:
+            angle = "no cosine is defined" if self.cosine is None else f"least cosine {self.cosine:.6f}"
+            return f"largest difference {self.max_abs:.3g}, {angle}"
+        return f"output {worst.name!r} is out of tolerance: {worst.reason}"
+
+    def __str__(self) -> str:
+        if self.inconclusive is not None:
+            return f"inconclusive: {self.inconclusive}"
+        if self.first_failing is None:
+            return f"{len(self.outputs)} outputs agree with the reference: {self.figures}"
+        failed = sum(not o.passed for o in self.outputs)
+        return (
+            f"{self.figures} (allowed: rtol {self.tolerance.rtol:g} of the "
+            f"largest magnitude, atol {self.tolerance.atol:g}, cosine {self.tolerance.cosine:g}); "
+            f"{failed} of {len(self.outputs)} outputs failed. Fix: keep the nodes that need it in fp32 "
+            "(a kernels rule with match.node and precision: fp32), widen `accuracy` in the policy, or choose another "
+            "precision: bf16 has the range of fp32, fp16 has more digits"
+        )
+
+
+def compare_within(
+    reference: Mapping[str, Any],
+    candidate: Mapping[str, Any],
+    tolerance: Tolerance,
+    random: Mapping[str, str] | None = None,
+) -> ProbeResult:
+    """Compare two sets of outputs by name.
+
+    Parameters
+    ----------
+    reference, candidate : mapping of str to array
+        Arrays of any shape, or lists and dicts of arrays (sequences and maps).
+    tolerance : Tolerance
+    random : mapping of str to str, optional
+        Outputs of which no two runs are the same, see `ModelInfo.random_outputs`; they are not compared.
+
+    Returns
+    -------
+    ProbeResult
+        Fails where an output is missing, has another shape or dtype, has NaN or infinity where the reference has
+        not, or is out of tolerance. NaN in both is equal.
+    """
+    drawn = {name: node for name, node in (random or {}).items() if name in reference and name in candidate}
+    figures = [
+        OutputFigures(name=name, passed=True, compared=0, undecided=f"random numbers of node {node} are")
+        for name, node in drawn.items()
+    ]
+    flat, other = (
+        _flatten({name: one for name, one in side.items() if name not in drawn}) for side in (reference, candidate)
+    )
+    for name, expected in flat.items():
+        if name not in other:
+            figures.append(OutputFigures(name=name, passed=False, reason="it is missing"))
+        else:
+            figures.append(_compare(name, expected, other[name], tolerance))
+    figures += [
+        OutputFigures(name=name, passed=False, reason="the reference has no such output")
+        for name in other
+        if name not in flat
+    ]
+    failing = next((f.name for f in figures if not f.passed), None)
+    return ProbeResult(passed=failing is None, outputs=tuple(figures), tolerance=tolerance, first_failing=failing)
+
+
+def _flatten(outputs: Mapping[str, Any]) -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in outputs.items():
+        if isinstance(value, dict):
+            flat.update(_flatten({f"{name}[{key!r}]": item for key, item in value.items()}))
+        elif isinstance(value, (list, tuple)):
+            flat.update(_flatten({f"{name}[{i}]": item for i, item in enumerate(value)}))
+        else:
+            flat[name] = value
+    return flat
+
+
+def _compare(name: str, reference: Any, candidate: Any, limits: Tolerance) -> OutputFigures:
+    import numpy as np
+
+    want, got = np.asarray(reference), np.asarray(candidate)
+    if want.shape != got.shape:
+        return OutputFigures(name=name, passed=False, reason=f"its shape is {got.shape}, not {want.shape}")
+    if want.dtype != got.dtype:
+        return OutputFigures(name=name, passed=False, reason=f"its dtype is {got.dtype}, not {want.dtype}")
+    if want.dtype.kind in "biuOUS":
+        return _compare_exact(name, want, got, limits)
+    wide = np.complex128 if want.dtype.kind == "c" else np.float64
+    return _compare_floats(name, want.astype(wide).reshape(-1), got.astype(wide).reshape(-1), limits)
+
+
+def _compare_exact(name: str, want: Any, got: Any, limits: Tolerance) -> OutputFigures:
+    different = int((want != got).sum())
+    share = different / want.size if want.size else 0.0
+    reason = "" if share <= limits.rtol else f"{different} of {want.size} elements differ"
+    return OutputFigures(
+        name=name,
+        passed=not reason,
+        max_abs=float(different),
+        max_rel=share,
+        reason=reason,
+        compared=int(want.size),
+        undecided="" if want.size else "the reference has no value",
+    )
+
+
+def _compare_floats(name: str, want: Any, got: Any, limits: Tolerance) -> OutputFigures:
+    import numpy as np
+
+    nan = int((np.isnan(got) & ~np.isnan(want)).sum())
+    inf = int((np.isinf(got) & (got != want)).sum())
+    lost = int((np.isfinite(got) & ~np.isfinite(want)).sum())
+    both = np.isfinite(want) & np.isfinite(got)
+    want, got = want[both], got[both]
+    largest = float(np.abs(want).max(initial=0.0))
+    distance = float(np.abs(want - got).max(initial=0.0))
+    cosine = _cosine(want, got)
+    reasons: list[str] = []
+    if nan or inf:
+        reasons.append(f"{nan} elements became NaN and {inf} infinite")
+    if lost:
+        reasons.append(f"{lost} elements are finite that are not in the reference")
+    if distance > limits.atol + limits.rtol * largest:
+        reasons.append(f"largest difference {distance:.3g}, against a largest magnitude of {largest:.3g}")
+    if cosine is not None and cosine < limits.cosine and (limits.cosine_stated or distance > limits.atol):
+        reasons.append(f"cosine {cosine:.6f}")
+    undecided = "" if reasons else _undecided(want, largest, cosine, limits)
+    return OutputFigures(
+        name=name,
+        passed=not reasons,
+        max_abs=distance,
+        max_rel=distance / largest if largest else (0.0 if not distance else float("inf")),
+        cosine=cosine,
+        nan=nan,
+        inf=inf,
+        reason="; ".join(reasons),
+        compared=0 if undecided else int(both.sum()),
+        undecided=undecided,
+    )
+
+
+def _cosine(want: Any, got: Any) -> float | None:
+    """Return the cosine of two vectors, or ``None`` where either is zero and has no direction."""
+    import numpy as np
+
+    scales = [np.abs(one).max(initial=0.0) for one in (want, got)]
+    if not all(scales):
+        return None
+    want, got = want / scales[0], got / scales[1]  # squares of small and large values are out of range
+    product = np.abs(np.vdot(want, got)) if np.iscomplexobj(want) else np.dot(want, got)
+    return float(product / (np.linalg.norm(want) * np.linalg.norm(got)))
+
+
+def _undecided(want: Any, largest: float, cosine: float | None, limits: Tolerance) -> str:
+    """Return why an output that passed would pass as well were it wrong; empty where it would not."""
+    if not largest:
+        return "the reference has no finite value other than zero"
+    if cosine is None:
+        return "the candidate has no finite value other than zero, and so no cosine"
+    if limits.cosine_stated and want.size > 1 and (want == want[0]).all():
+        return "the reference has the same value everywhere, of which a cosine tells nothing,"
+    if largest <= limits.atol and not limits.cosine_stated:
+        return f"the reference has no value larger than atol {limits.atol:g}"
+    return ""

@@ -7,13 +7,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.accuracy import limits_of
-from xpuruntime.engines.precision import compare_within
+from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.loading import reference_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.precision import ProbeResult, Tolerance
+    from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
     from xpuruntime.inference.session import InferenceSession
 
 __all__ = ["compare_session", "tolerance_of"]

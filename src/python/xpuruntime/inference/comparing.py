@@ -12,9 +12,9 @@ from xpuruntime.argument_types import ARRAYS, COUNT, FLAG, MACHINE, NAMES, check
 from xpuruntime.engines.accuracy import ProbeRefusedError, limits_of, make_reference
 from xpuruntime.engines.control_builder import REFERENCE
 from xpuruntime.engines.judging import judge
-from xpuruntime.engines.precision import compare_within
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
+from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.bisect import find_divergence
 from xpuruntime.inference.calibrating import calibration_of
 from xpuruntime.inference.comparison import Comparison, EngineRow
@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from xpuruntime.engines.accuracy import Reference
     from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.precision import ProbeResult
     from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.inference.bisect import Divergence
     from xpuruntime.inference.drift import DriftReport
     from xpuruntime.inference.session_arguments import PolicyLike

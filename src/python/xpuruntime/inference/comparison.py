@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from xpuruntime.engines.precision import OutputFigures, Tolerance
+from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
 from xpuruntime.files.paths import json_text
 from xpuruntime.inference.bisect import Divergence
 from xpuruntime.inference.drift import DriftReport

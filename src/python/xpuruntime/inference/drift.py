@@ -13,16 +13,16 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.precision import compare_within
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.reference_taps import Inside
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.engines.model import ModelInfo
-    from xpuruntime.engines.precision import OutputFigures, Tolerance
+    from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
 
     Answer = Callable[[ModelInfo], Mapping[str, Any]]
 

@@ -13,7 +13,6 @@ import msgspec
 from xpuruntime.engines.accuracy import make_reference
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.control_builder import PROBED
-from xpuruntime.engines.precision import compare_within
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.evidence import Latency, SourceNode, build_report
 from xpuruntime.evidence.checkpoints import checkpoint, observe_checkpoints
@@ -23,6 +22,7 @@ from xpuruntime.evidence.report_builder.environment import environment_facts, ma
 from xpuruntime.evidence.sections.determinism import determinism_seen
 from xpuruntime.evidence.sections.graph_blockers import graph_status
 from xpuruntime.evidence.sections.shape_coverage import shape_coverage
+from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.embedded_policy import compare_kernels
 from xpuruntime.inference.memory_watch import MemoryWatch
 from xpuruntime.printable import printable

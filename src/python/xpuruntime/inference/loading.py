@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.accuracy import Reference
     from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
     from xpuruntime.engines.judging import Recipe
-    from xpuruntime.engines.precision import ProbeResult
+    from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 
@@ -83,7 +83,7 @@ def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
         loaded.close()
         raise
     if proof is not None and proof.inconclusive is not None:
-        from xpuruntime.engines.precision import RANDOM_FIX
+        from xpuruntime.evidence.tolerances import RANDOM_FIX
 
         inputs = (
             "pass inputs as calibration, of which the first becomes the probe, or to explain(); or state the sizes "
@@ -109,7 +109,7 @@ def _prove(
     check = check_due(request, judgement)
     if check is None:
         return None, ()
-    from xpuruntime.engines.precision import ProbeResult
+    from xpuruntime.evidence.tolerances import ProbeResult
 
     what = "a probe input was compared with fp32 on the CPU"
     before = request.artifact.manifest.accuracy if request.artifact is not None else None

@@ -13,8 +13,8 @@ import numpy as np
 
 from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.model.file_digests import model_digest
-from xpuruntime.engines.precision import RANDOM_FIX, Tolerance, compare_within
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
+from xpuruntime.evidence.tolerances import RANDOM_FIX, Tolerance, compare_within
 from xpuruntime.inference.plan_request import PlannedModel, plan_session
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy

@@ -9,27 +9,13 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
-    from xpuruntime.engines.precision.compare import (
-        RANDOM_FIX,
-        TOLERANCES,
-        OutputFigures,
-        ProbeResult,
-        Tolerance,
-        compare_within,
-    )
     from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
     from xpuruntime.engines.precision.probe import probe_feeds, probe_shape, shapes_text
     from xpuruntime.engines.precision.probe_sizes import names_in, unnamed_dimensions
 
 __all__ = [
-    "RANDOM_FIX",
-    "TOLERANCES",
     "ConvertedModel",
     "KeptNode",
-    "OutputFigures",
-    "ProbeResult",
-    "Tolerance",
-    "compare_within",
     "convert",
     "names_in",
     "probe_feeds",
@@ -40,14 +26,8 @@ __all__ = [
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
-    "RANDOM_FIX": "compare",
-    "TOLERANCES": "compare",
     "ConvertedModel": "conversion",
     "KeptNode": "conversion",
-    "OutputFigures": "compare",
-    "ProbeResult": "compare",
-    "Tolerance": "compare",
-    "compare_within": "compare",
     "convert": "conversion",
     "names_in": "probe_sizes",
     "probe_feeds": "probe",

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from xpuruntime.argument_types import ARRAYS, CALLABLE, NUMBER, PATH, check_types
-from xpuruntime.engines.precision import Tolerance, compare_within
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Report, compare_reports
+from xpuruntime.evidence.tolerances import Tolerance, compare_within
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.diff.causes import environment_rows, plan_rows, possible_causes, restoring

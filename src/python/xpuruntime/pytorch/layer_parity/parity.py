@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 import torch
 
-from xpuruntime.engines.precision import compare_within
 from xpuruntime.errors import InputError, ModelError
-from xpuruntime.evidence.tolerances import TOLERANCES
+from xpuruntime.evidence.tolerances import TOLERANCES, compare_within
 from xpuruntime.printable import printable
 from xpuruntime.pytorch.layer_parity.inputs import feeds_and_call, for_session
 from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs
@@ -21,8 +20,7 @@ from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.engines.precision import OutputFigures
-    from xpuruntime.evidence.tolerances import Tolerance
+    from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
 
 __all__ = ["LayerParity", "Parity", "parity"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.precision import compare_within
+from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.opening import batch_feeds
@@ -18,7 +18,7 @@ from xpuruntime.serving.sampling.watcher import Watcher, tolerance_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.precision import ProbeResult
+    from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.requests import Feed

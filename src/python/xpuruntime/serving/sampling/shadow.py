@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.precision import compare_within
+from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.measuring.statistics import Margin, RatioComparison, RatioVerdict, compare, look_rounds
 from xpuruntime.serving.sampling.watcher import Watcher, tolerance_of
 

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.precision.compare import TOLERANCES, Tolerance
+from xpuruntime.evidence.tolerances import TOLERANCES, Tolerance
 from xpuruntime.serving.batching.assembly import Slice, assemble, take_apart
 
 if TYPE_CHECKING:

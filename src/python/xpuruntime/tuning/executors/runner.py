@@ -21,8 +21,8 @@ import msgspec
 import numpy as np
 
 from xpuruntime.engines.arrays import digest_parts
-from xpuruntime.engines.precision import Tolerance, compare_within
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
+from xpuruntime.evidence.tolerances import Tolerance, compare_within
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import open_calls
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays

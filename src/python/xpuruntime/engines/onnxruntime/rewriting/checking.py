@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.conversion_log import ConversionLog
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
-    from xpuruntime.engines.precision import ProbeResult, Tolerance
+    from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
 
 __all__ = ["check_rewriting"]
 
@@ -53,7 +53,8 @@ def check_rewriting(
         Their outputs differ by more than the tolerance of the types; the first rewritten node that differs is named.
     """
     from xpuruntime.engines.model.shapes import with_shapes
-    from xpuruntime.engines.precision import compare_within, probe_feeds
+    from xpuruntime.engines.precision import probe_feeds
+    from xpuruntime.evidence.tolerances import compare_within
 
     info = with_shapes(request.model, request.policy)
     try:
@@ -88,7 +89,7 @@ def check_rewriting(
 def _tolerance(rewriting: Rewriting) -> Tolerance:
     """Return the tolerance of the least exact type that was rewritten."""
     from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES
-    from xpuruntime.engines.precision import TOLERANCES
+    from xpuruntime.evidence.tolerances import TOLERANCES
 
     held = {DTYPES.get(tensor.data_type) for graph in graphs(rewriting.model) for tensor in graph.initializer}
     held |= {DTYPES.get(v.type.tensor_type.elem_type) for v in rewriting.model.graph.input}
@@ -111,7 +112,7 @@ def _first_difference(
     tolerance: Tolerance,
 ) -> str:
     """Name the first rewritten node, in the order of the graph, whose result differs."""
-    from xpuruntime.engines.precision import compare_within
+    from xpuruntime.evidence.tolerances import compare_within
 
     tapped = {one.output: one.node for one in rewriting.rewrites if one.graph == ""}
     order = [name for node in rewriting.model.graph.node for name in node.output if name in tapped]

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.precision import RANDOM_FIX
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.evidence.tolerances import RANDOM_FIX
 from xpuruntime.inference.checking import compare_session
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
@@ -18,7 +18,7 @@ from xpuruntime.locks.verification.sections.metrics import metric_claim, metric_
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.engines.precision import OutputFigures, Tolerance
+    from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
     from xpuruntime.locks.verification.sections.subject import Subject
 
 __all__ = ["accuracy_claims"]

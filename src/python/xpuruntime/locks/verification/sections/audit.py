@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.precision import RANDOM_FIX, compare_within
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.evidence.tolerances import RANDOM_FIX, compare_within
 from xpuruntime.inference.checking import tolerance_of
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
