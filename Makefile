@@ -215,7 +215,8 @@ format: $(STAMPS)/lint ## Rewrite the sources in the project's format
 
 # --- measurements and documentation ----------------------------------------------------------------------------------
 
-bench: $(STAMPS)/install $(STAMPS)/test ## Run the CPU benchmarks; JSON goes to benchmarks/results/
+bench: $(STAMPS)/install $(STAMPS)/test ## Run the tests that time decides and the CPU benchmarks; JSON goes to benchmarks/results/
+	$(PY) -m pytest --timed tests/unit
 	$(PY) benchmarks/run.py cpu
 
 bench-gpu: $(STAMPS)/install $(STAMPS)/test ## Run the GPU benchmarks; JSON goes to benchmarks/results/

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--skip-logged", metavar="FILE", help="leave out passed tests of FILE that no engine can change")
+    parser.addoption(
+        "--timed", action="store_true", help="run the tests marked timed, on a quiet machine, and only those"
+    )
 
 
 #: Folders and files whose tests give the same result whichever engines are installed.
@@ -53,6 +56,9 @@ _LONG = (
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
+    left = [item for item in items if bool(item.get_closest_marker("timed")) != config.getoption("--timed")]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item not in left]
     if (log := config.getoption("--skip-logged")) and Path(log).exists():  # no test passed where there is none
         outcomes = [line.split(" ", 1) for line in Path(log).read_text().splitlines()]
         passed = {test for outcome, test in outcomes if outcome == "passed"}

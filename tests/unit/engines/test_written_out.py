@@ -91,7 +91,8 @@ def test_norms_written_out_are_found(kind: str, tmp_path: Path) -> None:
     assert [name for name in written_out(inspect_model(path).nodes) if name.endswith("norm")] == [op]
     other = {"layer_norm": "rms_norm", "rms_norm": "layer_norm"}[op]
     assert planned(path, "prefer", **{other: "cpu.reference"}).control(f"kernels.{other}").enforceability == "advisory"
-    assert planned(path, "prefer", **{op: "torch"}).control(f"kernels.{op}").enforceability == "unsupported"
+    foreign = planned(path, "prefer", **{op: f"cuda_raw.{op}"}).control(f"kernels.{op}")
+    assert foreign.enforceability == "unsupported"
 
 
 @pytest.mark.parametrize("kind", NOT_ATTENTION)

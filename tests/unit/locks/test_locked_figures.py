@@ -69,6 +69,7 @@ def test_what_did_not_change_does_not_fail(digits, locked):
             assert claim.observed == "not measured" or claim.figures["locked_ratio"] > 0
 
 
+@pytest.mark.timed
 @pytest.mark.parametrize("uncertain", [False, True])
 def test_a_session_that_became_slower_is_found(digits, tmp_path, uncertain):
     """It is slower than the upper end of what was locked, so that also a lock of a noisy machine decides."""
@@ -92,6 +93,7 @@ def test_a_session_that_became_slower_is_found(digits, tmp_path, uncertain):
     assert claim.fix == f"find what changed: `xrt diff {path} here MODEL`"
 
 
+@pytest.mark.timed
 def test_a_session_that_was_slow_when_it_was_locked_may_be_slow(digits, locked, tmp_path):
     """The expected value is the lock's: twice the control is no slowdown where three times were locked."""
     triple = LockedRatio(control="reference", ratio=3.0, low=2.95, high=3.05, confidence=0.99, rounds=61)

@@ -28,6 +28,7 @@ class TestSpeed:
         assert claim.verdict in ("pass", "inconclusive"), str(result)
         assert claim.figures["rounds"] >= 9
 
+    @pytest.mark.timed
     def test_a_slowed_session_is_found(self, digits):
         def slowed(run, feeds):
             until = time.perf_counter() + 100e-6
@@ -40,6 +41,7 @@ class TestSpeed:
         assert (claim.verdict, claim.code, result.exit_code) == ("fail", "slower", 1), str(result)
         assert claim.figures["low"] > 1 + claim.figures["margin"]
 
+    @pytest.mark.timed
     def test_too_few_runs_for_a_percentile(self, digits):
         def slow(run, feeds):
             time.sleep(0.005)

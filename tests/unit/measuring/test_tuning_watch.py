@@ -38,6 +38,7 @@ def product(rows: int) -> Any:
     return xrt.decisions()[-1]
 
 
+@pytest.mark.timed
 def test_progress_of_the_core() -> None:
     seen: list[TuningProgress] = []
     with watch_tuning(progress=seen.append) as watch:

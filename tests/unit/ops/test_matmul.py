@@ -227,7 +227,10 @@ BAD: dict[str, tuple[Callable[[], Any], str]] = {
     "no out_dtype": (lambda: ops.matmul(A, B, out_dtype="floaty"), "out_dtype: dtype 'floaty' is not known"),
     "activation": (lambda: ops.matmul(A, B, activation="swish"), "activation 'swish' is not known: choose one of none"),
     "no activation": (lambda: ops.matmul(A, B, activation=3), "activation is 3; expected a name"),
-    "phase": (lambda: ops.matmul(A, B, phase="test"), "phase is 'test'; expected 'infer', 'train' or 'backward'"),
+    "phase": (
+        lambda: ops.matmul(A, B, phase="test"),
+        "phase is 'test'; expected 'infer', 'prefill', 'decode', 'train' or 'backward'",
+    ),
     "out is an input": (
         lambda: ops.matmul(SQUARE, SQUARE, out=SQUARE),
         r"'out'.*shares memory with 'a', which would be overwritten while it is read: pass another array",

@@ -266,6 +266,7 @@ def test_outputs_that_passed_are_compared_again_only_where_they_differ(tmp_path,
     made.close()
 
 
+@pytest.mark.timed
 def test_the_batch_is_searched_for_throughput(tmp_path):
     """A run of 32 images takes far less than 32 times as long as one of a single image."""
     images = xrt.demo_images()[0][:32]

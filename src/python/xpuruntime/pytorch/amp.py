@@ -107,7 +107,7 @@ def _while_compiling(
     dtype: Any, enabled: bool, cache_enabled: bool, fp16: bool | None, device_type: str | None
 ) -> tuple[str, str, bool]:
     made = Autocast(dtype, enabled, cache_enabled, fp16=fp16, device_type=device_type)
-    return made.dtype_name(), made.device_type, made._enabled
+    return made.dtype_name(), made.device_type, made.enabled
 
 
 # What torch.compiler.assume_constant_result sets, which takes seconds to import the compiler.
@@ -139,7 +139,7 @@ class Autocast:
             msg = f"autocast: PyTorch does not autocast on device_type={device_type!r}; it does on 'cuda' and 'cpu'"
             raise InputError(msg)
         self._word = "fp16" if fp16 else word
-        self._enabled = enabled and not (fp16 is False and word is None)
+        self.enabled = enabled and not (fp16 is False and word is None)
         self._cache_enabled = cache_enabled
         self._device_type = device_type
         self._local = threading.local()
@@ -148,7 +148,7 @@ class Autocast:
         if torch.compiler.is_compiling():
             raise InputError(_MADE_OUTSIDE)
         dtype = _DTYPES[self.dtype_name()]
-        inner = torch.autocast(self.device_type, dtype=dtype, enabled=self._enabled, cache_enabled=self._cache_enabled)
+        inner = torch.autocast(self.device_type, dtype=dtype, enabled=self.enabled, cache_enabled=self._cache_enabled)
         inner.__enter__()
         self._entered().append(inner)
         return self
@@ -172,7 +172,7 @@ class Autocast:
             raise InputError(msg)
 
         word, enabled, cache_enabled, device_type = (
-            self._word, self._enabled, self._cache_enabled, self._device_type,
+            self._word, self.enabled, self._cache_enabled, self._device_type,
         )  # fmt: skip
 
         @functools.wraps(function)
@@ -185,10 +185,10 @@ class Autocast:
     def __reduce__(self) -> Any:
         # A copy, such as that of a module which keeps one, is entered by nobody.
         make = functools.partial(Autocast, device_type=self._device_type)
-        return make, (self._word, self._enabled, self._cache_enabled)
+        return make, (self._word, self.enabled, self._cache_enabled)
 
     def __repr__(self) -> str:
-        shown = {"enabled": self._enabled, "cache_enabled": self._cache_enabled, "device_type": self._device_type}
+        shown = {"enabled": self.enabled, "cache_enabled": self._cache_enabled, "device_type": self._device_type}
         return f"autocast(dtype={self._word!r}, {', '.join(f'{name}={value!r}' for name, value in shown.items())})"
 
     def _entered(self) -> list[Any]:
@@ -209,7 +209,7 @@ class Autocast:
         if self._word is None and stated in _DTYPES:
             return stated
         word = self._word or "fp16"
-        if self._enabled and active is not None and stated not in ("model", word):
+        if self.enabled and active is not None and stated not in ("model", word):
             _contradicted(word, stated, active.policy)
         return word
 

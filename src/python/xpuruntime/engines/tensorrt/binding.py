@@ -66,19 +66,21 @@ class TensorRtBinding(Binding):
     def _bind(self, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
         model, slot = self._model, self._slot
         items: dict[str, DeviceArray] = {}
-        self.inputs: dict[str, Any] = {}
+        bound: dict[str, Any] = {}
         for info in model.check.infos.values():
-            self.inputs[info.name], items[info.name] = self._input(info, inputs.get(info.name))
+            bound[info.name], items[info.name] = self._input(info, inputs.get(info.name))
+        self.inputs = bound
         model.check.full({name: (item.dtype, item.shape) for name, item in items.items()})
-        self.outputs: dict[str, Any] = {}
+        made: dict[str, Any] = {}
         self._keep = list(items.values())
         for name, shape in model.place(slot, items).items():
             if shape is None:
                 msg = f"the size of output {name!r} is known only after a run, so it has no fixed buffer; use run()"
                 raise InputError(msg)
-            self.outputs[name], item = self._output(name, shape, outputs.get(name))
+            made[name], item = self._output(name, shape, outputs.get(name))
             self._keep.append(item)
             slot.address(name, item.pointer or 0)
+        self.outputs = made
 
     def _input(self, info: TensorInfo, given: Any) -> tuple[Any, DeviceArray]:
         from xpuruntime import _core
