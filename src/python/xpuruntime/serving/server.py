@@ -264,11 +264,14 @@ class Server:
             return
         http_server, grpc_server = None, None
         serving: asyncio.Task[None] | None = None
+        closing_stuck: asyncio.Task[None] | None = None
         if self._grpc is not None:
             grpc_server = await self._start_grpc(self._grpc)
         count = self._options.body_threads
         threads = BodyThreads(default_threads() if count is None else count)
         if listener is not None:
+            from xpuruntime.serving.http.connections import close_stuck
+
             http_server = self._uvicorn(threads)
             serving = asyncio.ensure_future(http_server.serve(sockets=[listener]))
             while not http_server.started and not serving.done():
@@ -276,6 +279,8 @@ class Server:
             if serving.done():
                 await serving
             self.http_address = shown(*listener.getsockname()[:2])
+            connections, seconds = http_server.server_state.connections, self._options.response_seconds
+            closing_stuck = asyncio.ensure_future(close_stuck(connections, seconds))
         started.set()
         await self._stop.wait()
         seconds = self._options.drain_seconds
@@ -285,6 +290,8 @@ class Server:
         if http_server is not None and serving is not None:
             http_server.should_exit = True
             await serving
+        if closing_stuck is not None:
+            closing_stuck.cancel()
         threads.close()
 
     def _uvicorn(self, threads: BodyThreads) -> Any:
@@ -314,7 +321,11 @@ class Server:
 
         from xpuruntime.serving.grpc.handlers import Handlers
 
+        patience = round(self._options.response_seconds * 1000)
         limits = [
+            ("grpc.keepalive_time_ms", patience),  # a client that takes nothing of what it is sent answers no ping
+            ("grpc.keepalive_timeout_ms", patience),
+            ("grpc.http2.max_pings_without_data", 0),
             ("grpc.max_receive_message_length", self._options.max_message),
             ("grpc.max_send_message_length", -1),
             ("grpc.so_reuseport", 0),

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import socket
 import threading
@@ -11,9 +12,10 @@ import time
 
 import numpy as np
 import pytest
+from served_models import Service
 from serving_clients import Client, until
 
-from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
+from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_messages import METHODS
 from xpuruntime.serving.protocol.infer_decoding import read_infer_response, read_stream_response
@@ -220,6 +222,50 @@ def test_http_and_grpc_have_one_limit_for_what_is_held(service):
         assert over_http("slow") == 429
         waiting.cancel()
         assert until(lambda: over_http("two.words-x_1") == 200)
+
+
+def frame(kind: int, flags: int, stream: int, payload: bytes) -> bytes:
+    return len(payload).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + payload
+
+
+class Wide(Service):
+    """Answers each request with 24 MiB."""
+
+    def _echo(self, request: InferRequest) -> InferResponse:
+        return InferResponse("echo", "1", [InferTensor("y", "FP32", (6 << 20,), np.zeros(6 << 20, np.float32))])
+
+
+def test_a_client_that_takes_nothing_is_closed_and_what_it_holds_counts():
+    """It lets the server send all, and reads nothing."""
+    sent = write_infer_request(InferRequest("echo", [ONE]))
+    fields = {":method": "POST", ":scheme": "http", ":path": f"{SERVICE}ModelInfer", ":authority": "a"}
+    fields |= {"content-type": "application/grpc", "te": "trailers"}
+    head = b"".join(b"\0%c%b%c%b" % (len(key), key.encode(), len(one), one.encode()) for key, one in fields.items())
+    window = (2**31 - 1).to_bytes(4, "big")
+    message = b"\0" + len(sent).to_bytes(4, "big") + sent
+    own, options = Wide(), TransportOptions(max_buffered=20 << 20, response_seconds=1.0)
+    with (
+        contextlib.closing(own),
+        Server(own, http=None, grpc="127.0.0.1:0", options=options) as server,
+        grpc.insecure_channel(server.grpc_address, [("grpc.max_receive_message_length", -1)]) as channel,
+        socket.socket() as stuck,
+    ):
+        host, _, port = server.grpc_address.rpartition(":")
+        stuck.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        stuck.connect((host, int(port)))
+        stuck.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b"\0\4" + window))
+        stuck.sendall(frame(8, 0, 0, (2**31 - 1 - 65535).to_bytes(4, "big")))
+        stuck.sendall(frame(1, 4, 1, head) + frame(0, 1, 1, message))
+        call = channel.unary_unary(f"{SERVICE}ModelInfer")
+
+        def let_in() -> bool:
+            with contextlib.suppress(grpc.RpcError):
+                return bool(call(sent, timeout=60))
+            return False
+
+        assert until(lambda: own.requests)
+        refused(lambda: call(sent, timeout=60), "RESOURCE_EXHAUSTED", "all requests together have more")
+        assert until(let_in, 60)
 
 
 def test_many_calls_at_once(channel):

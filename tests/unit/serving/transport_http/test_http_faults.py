@@ -9,6 +9,7 @@ import gzip
 import json
 import random
 import socket
+import ssl
 import time
 
 import numpy as np
@@ -17,6 +18,9 @@ from serving_clients import kill_a_client, until
 
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.protocol.rest_client import write_request
+from xpuruntime.serving.server import Server
+from xpuruntime.serving.transport.options import TransportOptions
+from xpuruntime.serving.transport.tls import Tls
 
 REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
 
@@ -281,3 +285,36 @@ def test_clients_that_are_killed_leave_nothing_behind(served):
         alive(served)
     assert until(lambda: all(future.cancelled() for future in served.service.waiting))
     assert until(lambda: served.server._gate.active == 0)
+
+
+@pytest.mark.parametrize("close", [{}, {"Connection": "close"}], ids=["kept", "closing"])
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_clients_that_take_nothing_are_closed_and_what_they_hold_counts(own, pem, close, encrypted):
+    tensor = InferTensor("FP32", "FP32", (6 << 20,), np.ones(6 << 20, np.float32))
+    made, length = write_request(InferRequest("echo", [tensor]), binary=True)
+    options = TransportOptions(max_buffered=len(made) + (8 << 20), response_seconds=0.25)
+    tls = Tls(*pem) if encrypted else None
+    with Server(own, http="127.0.0.1:0", options=options, tls=tls) as server, contextlib.ExitStack() as stack:
+        host, _, port = server.http_address.rpartition(":")
+        found = []
+
+        def ask():
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            sock.settimeout(60)
+            sock.connect((host, int(port)))
+            if encrypted:
+                sock = ssl.create_default_context(cafile=pem[0]).wrap_socket(sock, server_hostname="localhost")
+            stack.enter_context(sock)
+            sock.sendall(head(len(made), "/v2/models/echo/infer", Inference_Header_Content_Length=str(length), **close))
+            sock.sendall(made)
+            return sock
+
+        stuck = ask()
+        assert until(lambda: own.requests)
+        while b"HTTP/1.1 200" not in found:  # as soon as what the first one holds is not held any more
+            found.append(b"")
+            with contextlib.suppress(OSError):  # refused, before all was sent
+                found[-1] = ask().recv(12)
+        assert len(read_all(stuck)) < len(made)
+    assert found[0] in (b"HTTP/1.1 429", b"")

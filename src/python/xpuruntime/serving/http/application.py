@@ -30,7 +30,7 @@ from xpuruntime.serving.transport.options import TransportOptions, options_for
 from xpuruntime.serving.transport.waiting import ClientGone, refuse_of, respond_of, response_of
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Mapping, Sequence
+    from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.monitoring.pages import Pages
@@ -96,10 +96,12 @@ class Application:
             return
         except Exception as error:
             answer = failed_answer(failure_of(error), closing=self.gate.closed)
-        if CLOSE in answer.headers and b"expect" not in headers:
-            await _send(send, answer, functools.partial(_discard, receive))
-        else:
-            await _send(send, answer)
+        with HeldBytes(self.gate.budget) as held:
+            held.keep(answer.length)
+            if CLOSE in answer.headers and b"expect" not in headers:
+                await _send(send, answer, functools.partial(_discard, receive))
+            else:
+                await _send(send, answer)
 
     async def _answer(
         self, scope: Mapping[str, Any], headers: _Headers, receive: Callable[[], Awaitable[Any]]
@@ -324,6 +326,7 @@ async def _send(
         chunks = [b"".join(chunks)]
     headers = [*answer.headers, (b"content-length", b"%d" % length)]
     await send({"type": "http.response.start", "status": answer.status, "headers": headers})
+    chunks = [piece for chunk in chunks for piece in _pieces(chunk)]
     if discard is not None:  # before the connection is closed: data that nobody reads would reset it
         for chunk in chunks:
             await send({"type": "http.response.body", "body": chunk, "more_body": True})
@@ -333,6 +336,16 @@ async def _send(
     for chunk in chunks[:-1]:
         await send({"type": "http.response.body", "body": chunk, "more_body": True})
     await send({"type": "http.response.body", "body": chunks[-1] if chunks else b""})
+
+
+def _pieces(chunk: bytes | memoryview) -> Iterator[bytes | memoryview]:
+    """Return a chunk in pieces, between which a server can wait for the client to take them."""
+    if len(chunk) <= ONE_WRITE:
+        yield chunk
+        return
+    view = memoryview(chunk)
+    for at in range(0, len(view), ONE_WRITE):
+        yield view[at : at + ONE_WRITE]
 
 
 async def _discard(receive: Callable[[], Awaitable[Any]]) -> None:

@@ -15,10 +15,10 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.transport.gate import HeldBytes
 
-__all__ = ["read_body", "seconds_left", "too_slow"]
+__all__ = ["SLOWEST", "read_body", "seconds_left", "too_slow"]
 
-#: Bytes per second that a body must come with, after the first seconds.
-_SLOWEST = 16 * 1024
+#: Bytes per second that a body must come with, after the first seconds, and that a response must be taken with.
+SLOWEST = 16 * 1024
 
 
 async def read_body(
@@ -78,7 +78,7 @@ def _too_large(limit: int) -> ServingError:
 
 def seconds_left(seconds: float, received: int, elapsed: float) -> float:
     """Return how much longer a body may take: `seconds`, and one more for each 16 KiB that came."""
-    return seconds + received / _SLOWEST - elapsed
+    return seconds + received / SLOWEST - elapsed
 
 
 def too_slow(received: int, seconds: float) -> ServingError:

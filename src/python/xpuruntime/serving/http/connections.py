@@ -14,11 +14,14 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xpuruntime.serving.http.answers import CLOSE
+from xpuruntime.serving.http.bodies import SLOWEST
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
 from xpuruntime.serving.http.large_bodies import BodyReceiver, ShortReads
 from xpuruntime.serving.protocol.rest_response import error_body
+from xpuruntime.serving.transport.gate import HeldBytes
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from concurrent.futures import Future
 
     from xpuruntime.serving.http.answers import Answer
@@ -27,9 +30,10 @@ if TYPE_CHECKING:
     from xpuruntime.serving.http.large_bodies import BodyThreads
     from xpuruntime.serving.messages import InferResponse
     from xpuruntime.serving.status import ServingError
+    from xpuruntime.serving.transport.gate import BodyBudget
     from xpuruntime.serving.transport.options import TransportOptions
 
-__all__ = ["connection_class"]
+__all__ = ["close_stuck", "connection_class"]
 
 #: Apart from uvicorn's own, which would log every malformed request; the client gets those as errors.
 _logger = logging.getLogger("xpuruntime.serving.connections")
@@ -56,6 +60,7 @@ class Connection(HttpToolsProtocol):
     bounds: TransportOptions
     direct: DirectInfer
     threads: BodyThreads
+    budget: BodyBudget
 
     def __init__(self, *args: Any, **more: Any) -> None:
         super().__init__(*args, **more)
@@ -79,6 +84,8 @@ class Connection(HttpToolsProtocol):
         self.part_timer: asyncio.TimerHandle | None = None
         self.line_headers: Any = None
         self.line = b""
+        #: What the client has not taken of responses, and how much it was when that was looked at last.
+        self.unsent, self.unsent_before = HeldBytes(self.budget), 0
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         self.head_timer: asyncio.TimerHandle | None = None
@@ -101,7 +108,24 @@ class Connection(HttpToolsProtocol):
         if self.expected is not None:
             self.expected.held.__exit__()
             self.expected = None
+        self.unsent.__exit__()
         super().connection_lost(exc)
+
+    def pause_writing(self) -> None:
+        self.unsent.keep(self.transport.get_write_buffer_size())
+        super().pause_writing()
+
+    def resume_writing(self) -> None:
+        self.unsent.__exit__()
+        super().resume_writing()
+
+    def close_if_stuck(self) -> None:
+        """Close the connection of a client that takes nothing; called every `response_seconds`."""
+        waits = self.flow.write_paused or self.transport.is_closing()
+        before, self.unsent_before = self.unsent_before, self.transport.get_write_buffer_size() if waits else 0
+        taken = before - self.unsent_before
+        if before and self.unsent_before and taken < SLOWEST * self.bounds.response_seconds:
+            self.transport.abort()
 
     def data_received(self, data: bytes) -> None:
         if self.waiting is not None:
@@ -117,7 +141,8 @@ class Connection(HttpToolsProtocol):
     def _take(self, data: bytes) -> None:
         """Answer the plain requests at the beginning of what has come, and feed the rest to the parser."""
         cycle = self.cycle
-        if self.within or not (cycle is None or cycle.response_complete) or self.flow.write_paused:
+        busy = self.within or not (cycle is None or cycle.response_complete) or self.flow.write_paused
+        if busy or self.scheme == "https":  # what is encrypted and not taken yet is not told; see `close_if_stuck`
             self._feed(data)
             return
         for _ in range(_IN_A_ROW):
@@ -192,9 +217,9 @@ class Connection(HttpToolsProtocol):
             self.part_timer = self.loop.call_later(_PATIENCE, self._part_late)
 
     def _receive(self, receiver: BodyReceiver) -> None:
-        """Receive the rest of a body: in threads where it comes fast and is not encrypted, else here."""
+        """Receive the rest of a body: in threads where it comes fast, else here."""
         self.receiving = receiver
-        if self.scheme != "http" or not self._begin_in_thread(receiver):
+        if not self._begin_in_thread(receiver):
             receiver.watch()
             self.transport.set_protocol(receiver)
 
@@ -274,7 +299,7 @@ class Connection(HttpToolsProtocol):
     def body_received(self, receiver: BodyReceiver) -> None:
         """Answer the request whose body has come."""
         self._received()
-        if self.threads.count and self.scheme == "http":
+        if self.threads.count:
             self.repeated = receiver.head
         found = self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held)
         if found is None:
@@ -434,12 +459,21 @@ class Connection(HttpToolsProtocol):
         self.transport.close()
 
 
+async def close_stuck(connections: Iterable[Connection], seconds: float) -> None:
+    """Close connections whose clients do not take their responses, until this is cancelled."""
+    while True:
+        await asyncio.sleep(seconds)
+        for connection in list(connections):
+            connection.close_if_stuck()
+
+
 def connection_class(application: Application, body_threads: BodyThreads) -> type[asyncio.Protocol]:
     """Return the class of connections of an application, with the bounds of its options."""
 
     class ApplicationConnection(Connection):
         bounds = application.options
         direct = DirectInfer(application)
+        budget = application.gate.budget
         threads = body_threads
 
     return ApplicationConnection

@@ -41,6 +41,9 @@ class TransportOptions:
         Time within which the head of a request must have come.
     body_seconds : float
         Time within which the body must have come; it grows by a second for each 16 KiB that did.
+    response_seconds : float
+        Time in which a client must take 16 KiB of a response for each second, or answer a ping of gRPC; its connection
+        is closed otherwise.
     idle_seconds : float
         How long a connection without a request is kept.
     drain_seconds : float
@@ -56,6 +59,7 @@ class TransportOptions:
     body_threads: int | None = None
     header_seconds: float = 10.0
     body_seconds: float = 10.0
+    response_seconds: float = 10.0
     idle_seconds: float = 30.0
     drain_seconds: float = 30.0
 
