@@ -80,6 +80,31 @@ def test_a_module_that_calls_them_is_none():
     assert found.require().never_ran == ()
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int64", "complex64"])
+@pytest.mark.parametrize("kernel", ["cpu.reference", "cublasLt"])
+@pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")
+def test_products_of_other_numbers_than_floats_stay_pytorchs_own_and_obey_nothing(dtype, kernel):
+    x = torch.ones(4, 4, dtype=getattr(torch, dtype))
+    mode = "strict" if kernel == "cpu.reference" else "prefer"
+    with xt.kernel_policy(xrt.Policy(mode=mode, kernels={"matmul": kernel})), xt.explain() as found:
+        assert torch.equal(x @ x, 4 * x)
+        assert torch.equal(torch.addmm(x, x, x), 5 * x)
+        assert torch.equal(x[None] @ x[None], 4 * x[None])
+        assert torch.equal(x @ x[0], 4 * x[0])
+    rows = {row.operator: row for row in found.rows if row.op == "matmul"}
+    assert set(rows) == {"aten::mm", "aten::addmm", "aten::bmm", "aten::mv"}
+    for row in rows.values():
+        assert (row.status, row.requested, row.source, row.dtypes) == ("default", (), "default", (dtype,))
+        assert "does not include products of integers" in row.reason
+    assert found.coverage.honoured == 0
+    with pytest.raises(UnsupportedOperationError, match="only products of integers or complex numbers"):
+        found.require()
+    with xt.kernel_policy(strict(matmul="cpu.reference")), xt.explain() as found:
+        x @ x
+        torch.ones(4, 4) @ torch.ones(4, 4)
+    found.require()
+
+
 def test_rules_of_sizes_and_phases_may_meet_no_call():
     rules = [{"match": {"op": "attention", "head_dim": 64}, "use": "cpu.reference"}]
     with xt.kernel_policy(rules=rules), xt.explain() as found:

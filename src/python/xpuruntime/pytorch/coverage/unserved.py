@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["MULTI_HEAD", "RECURRENT", "UNSERVED", "Unserved", "UnservedCall", "unserved_row"]
+__all__ = ["MULTI_HEAD", "RECURRENT", "UNSERVED", "Unserved", "UnservedCall", "products_of_any_type", "unserved_row"]
 
 #: The function that computes attention of ``nn.MultiheadAttention``, and where it is asked to return the weights.
 MULTI_HEAD = "multi_head_attention_forward"
@@ -225,6 +225,15 @@ RECURRENT = tuple(
 # --- operators of other packages, and products that this library has no kernel for: `operation_table` names them
 
 
+#: Operators that multiply numbers of all types; `matmul` of a policy includes them where these are floats.
+_OF_ANY_TYPE = frozenset(("mm", "bmm", "addmm", "baddbmm", "addbmm", "mv", "addmv"))
+
+
+def products_of_any_type(name: str) -> bool:
+    """Say whether an operator multiplies numbers of all types, of which `matmul` of a policy includes floats alone."""
+    return name.removeprefix("aten::").partition(".")[0].removesuffix("_") in _OF_ANY_TYPE
+
+
 def unserved_row(name: str, keys: tuple[str, ...], op: str) -> Unserved:
     """Return the row of an operator that computes `op` and keeps its kernel, at some dispatch keys."""
     shown = name if "::" in name else f"aten::{name}"
@@ -233,7 +242,7 @@ def unserved_row(name: str, keys: tuple[str, ...], op: str) -> Unserved:
 
     def call(*args: Any, **more: Any) -> UnservedCall | None:
         tensors = [x for x in (*args, *more.values()) if isinstance(x, torch.Tensor)]
-        if not tensors:
+        if not tensors or (products_of_any_type(name) and not tensors[0].is_floating_point()):
             return None
         sizes = _head_dim(tensors[0]) if op == "attention" and tensors[0].dim() else _product(tensors, op)
         return UnservedCall(tensors[0], tensors[0].dtype, sizes)

@@ -32,7 +32,8 @@ _COMPILED = "## Call CompiledFxGraph"
 #: Types of tensors, as kineto has them.
 _DTYPES = {
     "double": "fp64", "float": "fp32", "c10::Half": "fp16", "c10::BFloat16": "bf16", "c10::Float8_e4m3fn": "fp8",
-    "signed char": "int8",
+    "signed char": "int8", "unsigned char": "uint8", "short int": "int16", "int": "int32", "long int": "int64",
+    "bool": "bool", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
 }  # fmt: skip
 
 

@@ -13,13 +13,21 @@ import torch
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.coverage.unserved import products_of_any_type
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import measuring
 from xpuruntime.pytorch.explanation.length_ranges import kv_range, phase_of_call, ranged
-from xpuruntime.pytorch.explanation.requested import RequestedKernels, request_of, requests_other_kernel, uncertain
+from xpuruntime.pytorch.explanation.requested import (
+    NO_FLOATS,
+    RequestedKernels,
+    is_no_float,
+    request_of,
+    requests_other_kernel,
+    uncertain,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,7 +103,9 @@ class RecordedCalls:
         self.kernel = DEFAULT_ID[op]
         self.status = "default"
         self.reason = ""
-        if route is not None:
+        if products_of_any_type(name) and is_no_float(self.dtypes):
+            self.reason = NO_FLOATS
+        elif route is not None:
             self.native = route.native
             self.site = None if route.place is None else route.place.site
             self.kernel = route.kernel

@@ -24,6 +24,15 @@ if TYPE_CHECKING:
 __all__ = ["RequestedKernels", "request_of", "requests_other_kernel", "uncertain"]
 
 
+#: Why a product is PyTorch's own whatever a policy asks for.
+NO_FLOATS = "matmul of a policy does not include products of integers and of complex numbers"
+
+
+def is_no_float(dtypes: Sequence[str]) -> bool:
+    """Say whether the first type of a call is one of integers, of truth values or of complex numbers."""
+    return bool(dtypes) and dtypes[0].startswith(("int", "uint", "complex", "bool"))
+
+
 class RequestedKernels:
     """The policies that held at some time in a block."""
 
@@ -44,19 +53,20 @@ class RequestedKernels:
     def never_ran(self, rows: Sequence[Row], root: torch.nn.Module | None) -> tuple[str, ...]:
         """Return a sentence for each operation of which a policy names a kernel, and of which no call was seen.
 
-        Rules that state a size, a type, a device or a phase may meet no call, and are no such request. Where it cannot
-        be seen what ran, it is not known whether any did.
+        Rules that state a size, a type, a device or a phase may meet no call, and are no such request. Products of
+        integers are no calls of matmul here. Where it cannot be seen what ran, it is not known whether any did.
         """
         if any(row.status == "opaque" for row in rows):
             return ()
         seen = {row.op for row in rows if row.status != "default" or row.source != "default"}
+        left = {row.op for row in rows if row.reason == NO_FLOATS}
         found: dict[str, str] = {}
         for active in self._active.values():
             kernels = active.policy.kernels
             for op in sorted(DEFAULT_ID):
                 source = next((key for key, use in _named(kernels, op) if requests_other_kernel(op, use)), None)
                 if source is not None and op not in seen:
-                    found.setdefault(op, _never(op, source, root or active.root))
+                    found.setdefault(op, _never(op, source, op in left, root or active.root))
         return tuple(found.values())
 
     def asked(self, facts: CallFacts) -> tuple[tuple[str, ...], str, bool]:
@@ -81,9 +91,10 @@ def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...
         yield rules.short_forms[op].source, rules.short_forms[op].use
 
 
-def _never(op: str, source: str, root: torch.nn.Module | None) -> str:
+def _never(op: str, source: str, left: bool, root: torch.nn.Module | None) -> str:
     """Return that a key asks for something of which nothing ran, and where the model has it out of reach."""
-    sentence = f"{source} names a kernel for {op}, and no call of {op} was seen: 0 calls obey"
+    others = ", only products of integers or complex numbers, which stay PyTorch's own" if left else ""
+    sentence = f"{source} names a kernel for {op}, and no call of {op} was seen{others}: 0 calls obey"
     own: dict[str, int] = {}
     for part, _, _ in () if root is None else module_names.walk(root):
         by = computed_by_operators(part)

@@ -14,9 +14,10 @@ from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
 from xpuruntime.pytorch.coverage.operation_table import CUTE, FLEX
+from xpuruntime.pytorch.coverage.unserved import products_of_any_type
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.explanation.attribution import AttributedTime, Called
-from xpuruntime.pytorch.explanation.requested import uncertain
+from xpuruntime.pytorch.explanation.requested import NO_FLOATS, is_no_float, uncertain
 from xpuruntime.pytorch.explanation.summary import Row, RowStatus
 from xpuruntime.pytorch.explanation.timeline import MODULE
 
@@ -185,7 +186,8 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
         )
         if not key.module:  # the profiler names none: it is not known whether there is one
             facts = facts._replace(module=UNKNOWN, node=UNKNOWN)
-        requested, source, sure = asking.asked(facts)
+        left = products_of_any_type(key.operator) and is_no_float(key.dtypes)
+        requested, source, sure = ((), "default", True) if left else asking.asked(facts)
         follows = _follows(key)
         chosen = _of_flex(key, requested)
         if chosen is not None:
@@ -195,6 +197,8 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
             status, resolved, reason = ("honoured" if kept else "substituted"), follows, _FOLLOWS
         elif _is_kept(key, requested):
             status, resolved, reason = "honoured", _kernel_of(key), _BY_NAME
+        elif left:
+            reason = NO_FLOATS
         elif requested:
             status = "bypassed"
             reason = key.reason if sure else f"{key.reason}; {uncertain(source)}"
