@@ -9,10 +9,11 @@ import sys
 import time
 
 import pytest
+from planted_interpreters import interpreter
 from verify_cases import CPU, only_claim, planted
 
 import xpuruntime as xrt
-from xpuruntime.errors import InputError
+from xpuruntime.errors import EngineUnavailable, InputError
 from xpuruntime.locks.verification.sections.speed import decide
 from xpuruntime.locks.verification.timing import TimedMetric, time_metric
 from xpuruntime.measuring.statistics import RatioComparison, RatioVerdict
@@ -67,19 +68,28 @@ class TestSpeed:
         assert claim.verdict in ("pass", "inconclusive"), str(result)
         assert f"{sys.executable} (onnxruntime " in claim.requested
 
-    def test_an_interpreter_without_the_package_decides_nothing(self, digits, tmp_path):
+    def test_an_interpreter_without_the_package_is_an_error(self, digits, tmp_path):
         import venv
 
         venv.create(tmp_path / "bare", with_pip=False, symlinks=True)
-        result = xrt.verify(digits, CPU, only=["speed"], against=tmp_path / "bare" / "bin" / "python")
+        bare = tmp_path / "bare" / "bin" / "python"
+        with pytest.raises(EngineUnavailable, match=r"No module named.*Fix: `\S*bare/bin/python -m pip install"):
+            xrt.verify(digits, CPU, against=bare, inconclusive="warn")
+
+    def test_an_interpreter_that_cannot_open_the_model_fails_the_claim(self, digits, tmp_path):
+        """Also where what is undecided is no more than a warning: the control never ran."""
+        broken = interpreter(tmp_path / "broken", customize="import sys; sys.modules['onnxruntime'] = None")
+        result = xrt.verify(digits, CPU, only=["speed"], against=broken.removeprefix("py:"), inconclusive="warn")
         claim = only_claim(result, "speed.latency.p50")
-        assert (claim.verdict, claim.code, result.exit_code) == ("inconclusive", "worker_failed", 4)
-        assert "No module named" in claim.reason
+        assert (claim.verdict, claim.code, result.exit_code) == ("fail", "worker_failed", 1)
+        assert "onnxruntime" in claim.reason
         assert claim.fix
 
-    def test_an_interpreter_that_there_is_not(self, digits, tmp_path):
+    def test_what_is_no_interpreter(self, digits, tmp_path):
         with pytest.raises(InputError, match="is not an executable file"):
             xrt.verify(digits, CPU, against=tmp_path / "nowhere")
+        with pytest.raises(InputError, match=r"against: .*/bin/true.*interpreter"):
+            xrt.verify(digits, CPU, against="/bin/true")
 
     @pytest.mark.parametrize(
         ("p_slower", "p_within", "interval", "noisy", "verdict"),

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import shlex
 import time
 import warnings
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ from xpuruntime.argument_types import ARRAYS, COUNT, NAMES, NUMBER, PATH, TEXT, 
 from xpuruntime.errors import (
     AccuracyError,
     EngineError,
+    EngineUnavailable,
     InputError,
     LockError,
     UnsupportedOperationError,
@@ -29,6 +31,7 @@ from xpuruntime.files.paths import json_bytes
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.lockfile.rules import policy_of
+from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, VerificationResult
 from xpuruntime.locks.verification.conditions import machine_conditions
@@ -41,6 +44,7 @@ from xpuruntime.locks.verification.sections.metrics import FileMetric, Metric, r
 from xpuruntime.locks.verification.sections.speed import speed_claims
 from xpuruntime.locks.verification.sections.subject import Subject
 from xpuruntime.locks.verification.vocabulary import SECTIONS, Section
+from xpuruntime.measuring.worker_failure import WorkerFailure
 from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.memory_policy import read_size
 from xpuruntime.policies.refusal import did_you_mean
@@ -271,6 +275,14 @@ def _sections(only: Sequence[str] | None) -> frozenset[str]:
 def _check_interpreter(python: str) -> None:
     if not (Path(python).is_file() and os.access(python, os.X_OK)):
         raise InputError(f"against: {python!r} is not an executable file; give an interpreter, such as VENV/bin/python")
+    try:
+        with session_worker(python) as worker:
+            failure = worker.attempt(f"{MODULE}:load_core", called="import xpuruntime").failure
+    except WorkerFailure as error:
+        raise InputError(f"against: {error.reason}") from error
+    if failure is not None:
+        fix = f"`{shlex.quote(python)} -m pip install xpuruntime` with the extra of the engine, or leave against out"
+        raise EngineUnavailable(f"against: {python!r} cannot open a session: {failure.reason}", fix=fix)
 
 
 def _document(policy: object) -> files.Document | None:

@@ -62,10 +62,12 @@ def speed_claims(subject: Subject) -> Iterator[Claim]:
             findings = [_found(one, pair, checks, ends - time.monotonic(), ratios.get(one)) for one in checks.metric]
         except (ControlError, WorkerFailure) as error:
             for metric in checks.metric:
-                worker = isinstance(error, WorkerFailure)
-                code, fix = (ClaimCode.WORKER_FAILED, _WORKER_FIX) if worker else (ClaimCode.NO_CONTROL, error.fix)
-                reason = str(error) if worker else error.reason  # the output of a worker may say more
-                claim = msgspec.structs.replace(_unmeasured(metric, reason, checks, "the control"), code=code, fix=fix)
+                claim = _unmeasured(metric, error.reason, checks, "the control")
+                claim = msgspec.structs.replace(claim, code=ClaimCode.NO_CONTROL, fix=error.fix)
+                if isinstance(error, WorkerFailure):  # nothing was measured, which is a fault and no doubt
+                    claim = msgspec.structs.replace(
+                        claim, verdict="fail", code=ClaimCode.WORKER_FAILED, reason=str(error), fix=_WORKER_FIX
+                    )
                 yield subject.placed(claim, "verify.speed")
             return
     for claim in decide(findings, checks, pair.what, subject.lock or ""):
