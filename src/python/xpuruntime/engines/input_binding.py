@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 __all__ = [
     "ConversionLog",
     "InputValidator",
+    "check_call",
     "check_mapping",
+    "chosen_outputs",
     "closed_binding",
     "describe",
     "empty_host_array",
@@ -157,8 +159,53 @@ def check_mapping(given: Any, name: str = "input", *, what: str = "inputs") -> N
         raise InputError(msg)
 
 
+def check_call(feeds: Any, other: Mapping[str, Any]) -> None:
+    """Refuse a call of `InferenceSession.run` that has the form of ONNX Runtime's, or unknown arguments.
+
+    Parameters
+    ----------
+    feeds : object
+        The first argument.
+    other : mapping of str to object
+        Arguments by names that `run` does not have.
+
+    Raises
+    ------
+    InputError
+        The first argument is the list of outputs, or ``None``, or arguments have ONNX Runtime's names.
+    TypeError
+        Another argument is unknown.
+    """
+    theirs = {"output_names", "input_feed", "run_options"}.intersection(other)
+    if theirs or feeds is None or (isinstance(feeds, (list, tuple)) and all(isinstance(one, str) for one in feeds)):
+        names = other.get("output_names") or feeds
+        chosen = f", outputs={list(names)!r}" if isinstance(names, (list, tuple)) else ""
+        found = f"the argument {min(theirs)!r}" if theirs else f"{feeds!r} in the place of the inputs"
+        msg = f"run takes the inputs first, and got {found}, as ONNX Runtime's own run has it"
+        raise InputError(msg, fix=f"session.run({{name: array}}{chosen}), which returns a dict of output name to array")
+    if other:
+        near = difflib.get_close_matches(min(other), ("inputs", "stream", "outputs"), n=1)
+        fix = f"{near[0]}=" if near else "session.run(inputs, stream=None, outputs=None)"
+        raise TypeError(f"run has no argument {min(other)!r}. Fix: {fix}")
+
+
+def chosen_outputs(chosen: Any, names: Sequence[str]) -> list[str]:
+    """Return the outputs that a caller chose, each once.
+
+    Raises
+    ------
+    InputError
+        It is no list of names, or the model has no such output.
+    """
+    if not isinstance(chosen, (list, tuple)) or not chosen:
+        what = repr(chosen) if isinstance(chosen, (str, list, tuple)) else f"an object of type {type(chosen).__name__}"
+        raise InputError(f"outputs is a list of names, got {what}", fix=f"outputs=[{names[0]!r}], or leave it out")
+    known_outputs(chosen, names)
+    return list(dict.fromkeys(chosen))
+
+
 def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
-    """Refuse an output buffer for an output the model does not have.
+    """Refuse an output that the model does not have.
 
     Raises
     ------
@@ -178,9 +225,6 @@ def refuse_stream(stream: Any) -> None:
     InputError
         If `stream` is not ``None``.
     """
-    if hasattr(stream, "keys"):  # ONNX Runtime's own run takes names of outputs first
-        msg = "run takes a dict of inputs alone, and returns all outputs: run({name: array})[output]"
-        raise InputError(msg)
     if stream is not None:
         msg = "stream= is for CUDA sessions; this one runs on the CPU, in the calling thread. Leave it out"
         raise InputError(msg)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import msgspec
 
 from xpuruntime.engines.binding import Binding
+from xpuruntime.engines.input_binding import check_call, chosen_outputs
 from xpuruntime.engines.run_future import RunFuture
 from xpuruntime.engines.run_threads import RunThreads
 from xpuruntime.errors import XpuRuntimeError
@@ -111,9 +112,17 @@ class LoadedModel(ABC):
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
         """Return output name to array of the caller's own kind; see `InferenceSession`."""
 
+    def checked_run(
+        self, feeds: Any = None, stream: Any = None, outputs: Sequence[str] | None = None, **other: Any
+    ) -> dict[str, Any]:
+        """Run as a session is called: with a choice of outputs, and calls of ONNX Runtime's form refused."""
+        check_call(feeds, other)
+        found = self.run(feeds, stream)
+        return found if outputs is None else {name: found[name] for name in chosen_outputs(outputs, list(found))}
+
     def runner(self) -> Callable[..., dict[str, Any]]:
-        """Return the hot path: `run`, with as little work a call as the engine can. It keeps the model alive."""
-        return self.run
+        """Return the hot path: `checked_run`, as short as the engine can make it. It keeps the model alive."""
+        return self.checked_run
 
     def host_runner(self) -> HostRunner | None:
         """Return what runs arrays of the host for a server, or ``None`` where `run` does it as well."""

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
+    from typing import Never
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Binding, LoadedModel
@@ -145,7 +146,13 @@ class InferenceSession:
         machine: Machine | None = None,
         lock: str | os.PathLike[str] | None = None,
         frozen: bool = False,
+        **unknown: Never,
     ) -> None:
+        if unknown or type(device).__name__ == "SessionOptions":
+            from xpuruntime.inference.onnxruntime_calls import refuse_arguments
+
+            others = ("example_inputs", "calibration", "plan", "registry", "machine")
+            refuse_arguments(unknown, device, (*SessionArguments._fields, *others))
         self._loaded: LoadedModel | None = None
         self.run = closed  # type: ignore[method-assign]
         #: CUDA graph of the last binding, or why it has none.
@@ -232,7 +239,9 @@ class InferenceSession:
         """The lock that the session was opened under, if any."""
         return None if self._lock is None else self._lock.lock
 
-    def run(self, inputs: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+    def run(
+        self, inputs: Mapping[str, Any], stream: Any = None, outputs: Sequence[str] | None = None
+    ) -> dict[str, Any]:
         """Run the model once. Safe to call from many threads.
 
         Parameters
@@ -241,10 +250,13 @@ class InferenceSession:
             NumPy, or anything that supports DLPack. Arrays of the right type on the session's device are not copied.
         stream : stream, optional
             CUDA only: in whose order the run is. Default: the current stream of the framework of `inputs`.
+        outputs : list of str, optional
+            The outputs to return, in this order; default: all. Engines compute all the same: ONNX Runtime too, whose
+            own choice of outputs leaves no node out.
 
         Returns
         -------
-        outputs : dict of str to array
+        dict of str to array
             Of the caller's own kind; those of CUDA arrays stay on the device.
 
         Raises
@@ -256,7 +268,7 @@ class InferenceSession:
         XpuRuntimeError
             The session is closed.
         """
-        return self._open().run(inputs, stream)
+        return self._open().checked_run(inputs, stream, outputs)
 
     def run_async(
         self,
@@ -475,6 +487,13 @@ class InferenceSession:
         if loaded.forked and (reason := loaded.why_not_in_child()) is not None:
             raise EngineError(reason, engine=self.plan.engine)
         return loaded
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            from xpuruntime.inference.onnxruntime_calls import refuse_attribute
+
+            refuse_attribute(name)
 
     def __enter__(self) -> InferenceSession:
         return self

@@ -22,7 +22,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Conversion, KeySeen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import Binding, Observed
     from xpuruntime.engines.host_runner import HostRunner
@@ -161,10 +161,6 @@ class StaticBatchModel(LoadedModel):
     def why_not_in_child(self) -> str | None:
         """Return that of the model."""
         return self._model.why_not_in_child()
-
-    def runner(self) -> Callable[..., dict[str, Any]]:
-        """Return `run`."""
-        return self.run
 
     def host_runner(self) -> HostRunner | None:
         """Return that of the model, whose runs are padded and cut."""

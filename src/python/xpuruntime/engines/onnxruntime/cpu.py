@@ -70,7 +70,7 @@ class CpuModel(HostModel):
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
-        slow = self.run
+        slow = self.checked_run
         if not self.plain or self._passed:
             return slow
         call = raw_session(self._handle).run
@@ -80,22 +80,24 @@ class CpuModel(HostModel):
         count = len(inputs)
         array_type = np.ndarray
 
-        def run(feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        def run(
+            feeds: Any = None, stream: Any = None, outputs: Sequence[str] | None = None, **other: Any
+        ) -> dict[str, Any]:
             try:
-                if len(feeds) != count or stream is not None:
-                    return slow(feeds, stream)
+                if len(feeds) != count or stream is not None or outputs is not None or other:
+                    return slow(feeds, stream, outputs, **other)
                 shapes = []
                 for name, dtype in inputs:
                     array = feeds[name]
                     if type(array) is not array_type or array.dtype != dtype or not array.flags.c_contiguous:
-                        return slow(feeds, stream)
+                        return slow(feeds, stream, outputs, **other)
                     shapes.append(array.shape)
                 if tuple(shapes) not in seen:
-                    return slow(feeds, stream)
+                    return slow(feeds, stream, outputs, **other)
             except XpuRuntimeError:
                 raise
             except Exception:  # such as IndexError of an array in place of a dict; `slow` says what is wrong
-                return slow(feeds, stream)
+                return slow(feeds, stream, outputs, **other)
             try:
                 return dict(zip(names, call(names, feeds, None), strict=True))
             except Exception as error:

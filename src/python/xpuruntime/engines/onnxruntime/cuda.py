@@ -214,9 +214,9 @@ class CudaModel(LoadedModel):
             stream.wait_stream(self.stream)
 
     def runner(self) -> Callable[..., dict[str, Any]]:
-        """Return `run` with a fast path for torch tensors; with an xpuruntime pool, where the host waits, `run`."""
+        """Return a fast path for torch tensors; with an xpuruntime pool, where the host waits, `checked_run`."""
         if self.stream is None or self.passed:
-            return self.run
+            return self.checked_run
         from xpuruntime.engines.onnxruntime.cuda_runner import torch_runner
 
         return torch_runner(self)

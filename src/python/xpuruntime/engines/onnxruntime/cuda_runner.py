@@ -13,7 +13,7 @@ from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Sequence
 
     from xpuruntime.engines.onnxruntime.cuda import CudaModel
 
@@ -26,7 +26,7 @@ def torch_runner(model: CudaModel) -> Callable[..., dict[str, Any]]:
     It takes contiguous torch tensors on the session's device, in shapes that `model.run` has accepted before. What it
     cannot take goes through `model.run`, which also says what is wrong.
     """
-    slow = model.run
+    slow = model.checked_run
     infos = model.check.infos
     if len(infos) != len(model.check.required) or any(info.dtype not in ONNX_TYPES for info in infos.values()):
         return slow
@@ -40,10 +40,20 @@ def torch_runner(model: CudaModel) -> Callable[..., dict[str, Any]]:
     count, names, turn, own = len(inputs), model.output_names, model.turn, model.stream
     seen: set[tuple[Any, ...]] = set()
 
-    def run(feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+    def run(
+        feeds: Any = None, stream: Any = None, outputs: Sequence[str] | None = None, **other: Any
+    ) -> dict[str, Any]:
         torch = sys.modules.get("torch")
-        if torch is None or stream is not None or model.closed or type(feeds) is not dict or len(feeds) != count:
-            return slow(feeds, stream)
+        if (
+            torch is None
+            or stream is not None
+            or outputs is not None
+            or other
+            or model.closed
+            or type(feeds) is not dict
+            or len(feeds) != count
+        ):
+            return slow(feeds, stream, outputs, **other)
         tensor_type = torch.Tensor
         items, shapes = [], []
         for name, dtype, code in inputs:

@@ -73,7 +73,7 @@ class OpenVinoModel(HostModel):
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with everything looked up once; what it cannot take as it is goes through `run`."""
-        slow = self.run
+        slow = self.checked_run
         if not self.plain or any(output.dtype == "bfloat16" for output in self._info.outputs):
             return slow
         names, seen, wide = self._outputs, self._check._seen, self.wide
@@ -82,23 +82,25 @@ class OpenVinoModel(HostModel):
         order = self.order if self.order != list(range(count)) else None
         pool, failed, array_type = self._pool, self._failed, np.ndarray
 
-        def run(feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        def run(
+            feeds: Any = None, stream: Any = None, outputs: Sequence[str] | None = None, **other: Any
+        ) -> dict[str, Any]:
             try:
-                if len(feeds) != count or stream is not None:
-                    return slow(feeds, stream)
+                if len(feeds) != count or stream is not None or outputs is not None or other:
+                    return slow(feeds, stream, outputs, **other)
                 arrays = []
                 for name, dtype in inputs:
                     array = feeds[name]
                     if type(array) is not array_type or array.dtype != dtype or not array.flags.c_contiguous:
-                        return slow(feeds, stream)
+                        return slow(feeds, stream, outputs, **other)
                     arrays.append(array)
                 shapes = tuple([array.shape for array in arrays])
                 if shapes not in seen:
-                    return slow(feeds, stream)
+                    return slow(feeds, stream, outputs, **other)
             except XpuRuntimeError:
                 raise
             except Exception:  # such as IndexError of an array in place of a dict; `slow` says what is wrong
-                return slow(feeds, stream)
+                return slow(feeds, stream, outputs, **other)
             for index, name in wide:
                 check_range(name, arrays[index])
             if order is not None:

@@ -104,15 +104,19 @@ class TorchModel(LoadedModel):
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with a short way for tensors of torch in shapes that were checked before."""
-        slow, seen, names, outputs = self.run, self.check._seen, self.names, self.outputs
+        slow, seen, names, results = self.checked_run, self.check._seen, self.names, self.outputs
         torch = self._torch
         tensor, no_grad, where = torch.Tensor, torch.no_grad, self._where
         count = len(names)
 
-        def run(feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
+        def run(
+            feeds: Any = None, stream: Any = None, outputs: Sequence[str] | None = None, **other: Any
+        ) -> dict[str, Any]:
             call = self._call
-            if call is None or stream is not None or type(feeds) is not dict or len(feeds) != count:
-                return slow(feeds, stream)
+            if call is None or stream is not None or outputs is not None or other or type(feeds) is not dict:
+                return slow(feeds, stream, outputs, **other)
+            if len(feeds) != count:
+                return slow(feeds)
             try:
                 tensors = [feeds[name] for name in names]
             except KeyError:
@@ -123,12 +127,12 @@ class TorchModel(LoadedModel):
                     return slow(feeds, stream)
                 key.append((one.shape, one.dtype))
             if tuple(key) not in seen:
-                results = slow(feeds, stream)
+                found = slow(feeds)
                 self.check.remember(tuple(key))
-                return results
+                return found
             try:
                 with no_grad():
-                    return dict(zip(outputs, call(tensors), strict=True))
+                    return dict(zip(results, call(tensors), strict=True))
             except Exception as error:
                 raise self.failed(error) from None
 
