@@ -5,13 +5,21 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
+from serving_models import WAIT, ask
 
+from xpuruntime.runtime.process_memory import process_memory
 from xpuruntime.serving.models.memory import MemoryBudget
 from xpuruntime.serving.models.settings import MemorySettings
 from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 @dataclass(eq=False)
@@ -62,6 +70,30 @@ def test_the_refusal_names_the_others_and_not_the_model_itself() -> None:
     with pytest.raises(ServingError, match=r"'one' takes 2\.5MiB on cpu, .* can go now: two 0\.0MiB \(kept\)\. Fix"):
         made.hold(one, "cpu", 5 << 19)
     assert made.used() == {"cpu": 80}
+
+
+def test_an_engine_gives_back_what_one_large_execution_took(serve: Any, tmp_path: Path) -> None:
+    tensors = [("v", TensorProto.FLOAT, [1]), ("shape", TensorProto.INT64, [2]), ("y", TensorProto.FLOAT, ["A", "B"])]
+    value, shape, output = (helper.make_tensor_value_info(*one) for one in tensors)
+    graph = helper.make_graph([helper.make_node("Expand", ["v", "shape"], ["y"])], "expand", [value, shape], [output])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+    onnx.save(model, tmp_path / "expand.onnx")
+    service = serve({"expand": {"source": str(tmp_path / "expand.onnx")}}, memory={"budget": {"cpu": "300MiB"}})
+
+    def expand(*sizes: int) -> None:
+        inputs = {"v": np.ones(1, np.float32), "shape": np.array(sizes, np.int64)}
+        service.infer(ask("expand", inputs)).result(WAIT)
+
+    expand(1, 1)
+    before = process_memory().resident
+    if before is None:
+        pytest.skip("this system does not say how much memory a process has")
+    expand(10_000, 8_000)  # 305 MiB
+    for _ in range(16):
+        expand(1, 1)
+    after = process_memory().resident
+    assert after is not None
+    assert after - before < 150 << 20
 
 
 def test_a_model_in_use_stays() -> None:

@@ -22,6 +22,8 @@ class HostRunner:
     ----------
     run : callable
         Input name to array, to output name to array. Results are the caller's own, and never change.
+    release_idle : callable, optional
+        Has the next run give back what the engine keeps of memory between runs.
     """
 
     #: What the memory of `empty` is.
@@ -33,8 +35,10 @@ class HostRunner:
     #: Whether the device computes runs one after the other: a second one beside only has its inputs prepared.
     serial = False
 
-    def __init__(self, run: Callable[[dict[str, Any]], Mapping[str, Any]]) -> None:
-        self.run = run
+    def __init__(
+        self, run: Callable[[dict[str, Any]], Mapping[str, Any]], release_idle: Callable[[], None] | None = None
+    ) -> None:
+        self.run, self.release_idle = run, release_idle
 
     def empty(self, shape: Sequence[int], dtype: Any) -> np.ndarray[Any, Any]:
         """Return an array of any content to put inputs into. Keep it until the run that takes it has returned."""

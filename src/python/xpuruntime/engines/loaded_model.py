@@ -201,6 +201,10 @@ class LoadedModel(ABC):
         """Return bytes held by owner, such as ``{"weights": ..., "pool": ...}``, as far as the engine reports it."""
         return {}
 
+    def release_idle(self) -> None:
+        """Have the next run give back what the engine keeps of memory between runs, where it can."""
+        return
+
     def graph_refusal(self) -> str | None:
         """Return why the engine loaded the model without CUDA graphs although the policy prefers one, or ``None``."""
         return None

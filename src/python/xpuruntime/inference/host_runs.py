@@ -29,7 +29,7 @@ def host_runner(session: InferenceSession) -> HostRunner:
     device = session.plan.device
     if device.startswith("cuda") and _is_there(device):
         return PinnedRunner(session.run, device, f"inputs of {Path(session.model.path).name}")
-    return HostRunner(session.run)
+    return HostRunner(session.run, session._open().release_idle)
 
 
 def _is_there(device: str) -> bool:

@@ -154,6 +154,10 @@ class StaticBatchModel(LoadedModel):
         """Return that of the model."""
         return self._model.memory()
 
+    def release_idle(self) -> None:
+        """Have the model do so."""
+        self._model.release_idle()
+
     def graph_refusal(self) -> str | None:
         """Return that of the model."""
         return self._model.graph_refusal()

@@ -42,6 +42,8 @@ __all__ = ["ServedVersion"]
 
 #: Seconds past its deadline after which a request in the queue means that the model makes no progress.
 _LATE = 1.0
+#: Under a memory budget, each so many executions the growth of the process is looked at, which may be so many bytes.
+_LOOKED_AT, _GROWN = 8, 64 << 20
 #: Failed executions in a row after which inputs that ran before decide whether the model is ready.
 _MOST_FAILED = 8
 #: Refusals that no version is to blame for: the request is asked of another one, or its client has no token.
@@ -127,6 +129,8 @@ class ServedVersion:
             )
             self._before, self._measured = before, device
             self.memory: dict[str, Any] = {}
+            #: Executions; memory of the process when the engine kept little, and whether the next one gives it back.
+            self._executions, self._rested, self._releasing = 0, 0, False
         except BaseException:
             self._release()
             raise
@@ -144,6 +148,8 @@ class ServedVersion:
         except XpuRuntimeError as error:
             raise _warm_up_failed(error) from error
         self.memory = self._memory(self._before, self._measured)
+        if self._measured == "cpu" and self.device == "cpu":
+            self._rested = process_memory().resident or 0
 
     @property
     def device(self) -> str:
@@ -219,6 +225,8 @@ class ServedVersion:
     def executed(self, execution: Execution) -> None:
         """Take one execution; see `Observer`."""
         self.statistics.executed(execution)
+        if self._rested:
+            self._watch_growth()
         if not isinstance(execution.error, ServingError) or execution.error.code is not Status.INTERNAL:
             if execution.error is None:
                 self._failed_runs, self._failing = 0, ""
@@ -226,6 +234,21 @@ class ServedVersion:
         self._failed_runs += 1
         if self._failed_runs % _MOST_FAILED == 0:
             self._failing = self._failure_of_probe(execution.error)
+
+    def _watch_growth(self) -> None:
+        """Have the engine give back memory that it keeps between executions where the process has grown by much.
+
+        The memory of engines grows to that of the largest execution, which no client's size was counted for.
+        """
+        self._executions += 1
+        if self._executions % _LOOKED_AT and not self._releasing:
+            return
+        taken = process_memory().resident or 0
+        if self._releasing:
+            self._rested, self._releasing = taken, False
+        elif taken - self._rested > max(_GROWN, self.memory["bytes"]) and self.runner.release_idle is not None:
+            self.runner.release_idle()
+            self._releasing = True
 
     def _failure_of_probe(self, error: ServingError) -> str:
         """Return why every run fails; nothing where the inputs of the last ones are to blame."""

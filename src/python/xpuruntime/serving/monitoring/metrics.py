@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.runtime.process_memory import process_memory
 from xpuruntime.serving.monitoring.statistics import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
 
 if TYPE_CHECKING:
@@ -133,8 +134,10 @@ def _states(models: Models, loaded: Sequence[ServedVersion]) -> Iterator[Any]:
     limits = GaugeMetricFamily("xrt_memory_budget_bytes", "Most memory of all models.", labels=["device"])
     for device, size in models.budget.limits.items():
         limits.add_metric([device], size)
+    resident = GaugeMetricFamily("xrt_process_resident_bytes", "Memory of the process, with what engines keep of it.")
+    resident.add_metric([], process_memory().resident or 0)
     evicted = CounterMetricFamily("xrt_evictions", "Models that were evicted for others.", models.budget.evictions)
-    yield from (ready, waiting, running, oldest, memory, info, used, limits, evicted)
+    yield from (ready, waiting, running, oldest, memory, info, used, limits, resident, evicted)
     if models.access_log is not None:
         text = "Lines of the access log that could not be written."
         yield CounterMetricFamily("xrt_access_log_lost", text, models.access_log.lost)
