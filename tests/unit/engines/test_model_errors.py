@@ -90,15 +90,10 @@ def test_impossible_paths(path):
     assert "cannot be read" in refused(path)
 
 
-@pytest.mark.parametrize("thing", [None, 5, b"m.onnx", ["m.onnx"], object()])
+@pytest.mark.parametrize("thing", [None, 5, {}, ["m.onnx"], object()])
 def test_a_model_is_given_as_a_path(thing):
     with pytest.raises(ModelError, match=f"not as {type(thing).__name__}"):
         inspect_model(thing)
-
-
-def test_a_proto_in_place_of_a_path():
-    with pytest.raises(ModelError, match=r"not as ModelProto.*onnx\.save"):
-        inspect_model(zoo.mlp())
 
 
 def _zip(*names):

@@ -62,8 +62,8 @@ def compare_engines(
 
     Parameters
     ----------
-    model : str or path
-        A model file.
+    model : str, path, bytes or onnx.ModelProto
+        An ONNX model.
     engines : sequence of str, optional
         Names, or ``"engine@device"``; default: all that ``engine: auto`` may choose.
     device : str, optional
@@ -143,7 +143,7 @@ def compare_engines(
         raise InputError(f"{error}. Fix: give inputs= (on the command line: --input)") from None
     bench = _Bench(request, base, known, machine, reference, runs, search, layers)
     return Comparison(
-        model=str(model),
+        model=info.path,
         reference=REFERENCE,
         inputs=reference.origin,
         rows=tuple(bench.row(*pair) for pair in pairs),

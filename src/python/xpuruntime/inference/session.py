@@ -54,9 +54,10 @@ class InferenceSession:
 
     Parameters
     ----------
-    model : str, path, or torch.nn.Module
-        An ONNX file, an exported program of PyTorch (``.pt2``), a module in evaluation mode, or a compiled artifact:
-        the folder that `compile_model` wrote, whose own policy holds when none is given.
+    model : str, path, bytes, onnx.ModelProto, or torch.nn.Module
+        An ONNX file, its bytes or an ``onnx.ModelProto`` with its weights inside, an exported program of PyTorch
+        (``.pt2``), a module in evaluation mode, or a compiled artifact: the folder that `compile_model` wrote, whose
+        own policy holds when none is given.
     device : str, optional
         ``"cpu"``, ``"cuda:0"``, ``"auto"``, …; overrides the policy.
     engine : str or sequence of str, optional

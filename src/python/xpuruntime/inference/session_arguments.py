@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
     from xpuruntime.policies.execution_policy import Precision
 
-    #: The path of a model file, or a ``torch.nn.Module``.
+    #: The path of a model file, the bytes of an ONNX model, an ``onnx.ModelProto``, or a ``torch.nn.Module``.
     ModelLike = str | os.PathLike[str] | Any
     PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
 

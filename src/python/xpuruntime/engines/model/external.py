@@ -93,7 +93,7 @@ def check(tensors: Iterable[onnx.TensorProto], folder: str | None, where: str) -
             raise refuse(
                 where,
                 f"the data of tensor {tensor.name!r} is in another file, and bytes have no folder",
-                "pass base_dir=, the folder with the data files",
+                "give the path of the file, or read its data too: onnx.load(path)",
             )
         place = _place(tensor, where)
         if place.location not in sizes:

@@ -100,8 +100,8 @@ def read(path: Any) -> tuple[str, bytes, os.stat_result]:
     where = path.__fspath__() if hasattr(path, "__fspath__") else path
     if not isinstance(where, str):
         raise ModelError(
-            f"a model is given as a path to an .onnx file, not as {type(path).__name__}. "
-            "Fix: save it first, for example with onnx.save(model, path)."
+            f"a model is given as the path of an .onnx file, as its bytes or as an onnx.ModelProto, not as "
+            f"{type(path).__name__}. Fix: give onnx.load(path), or the path itself."
         )
     try:
         with open_regular(where) as file:

@@ -236,13 +236,13 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return facts
 
 
-def inspect_model(path: str | os.PathLike[str]) -> ModelInfo:
-    """Read an ONNX model file, check it, and return its facts.
+def inspect_model(path: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelInfo:
+    """Read an ONNX model, check it, and return its facts.
 
     Parameters
     ----------
-    path : str or os.PathLike
-        An ``.onnx`` file. External data is looked up in its folder, and nowhere else.
+    path : str, os.PathLike, bytes or onnx.ModelProto
+        An ``.onnx`` file, whose external data is looked up in its folder, and nowhere else; or a model in memory.
 
     Raises
     ------
@@ -250,6 +250,8 @@ def inspect_model(path: str | os.PathLike[str]) -> ModelInfo:
         The file is missing, is no ONNX, is cut off or invalid, or its external data is missing or outside its folder.
         The message names the path, the reason and the fix.
     """
+    if isinstance(path, (bytes, bytearray, memoryview)) or hasattr(path, "SerializeToString"):
+        return inspect_bytes(path)
     where, data, facts = read(path)
     return _inspect(where, data, folder_of(where), facts.st_mtime_ns, None)
 
@@ -269,6 +271,9 @@ def inspect_bytes(data: bytes | onnx.ModelProto, base_dir: str | os.PathLike[str
         As in `inspect_model`.
     """
     if hasattr(data, "SerializeToString"):
+        kind = getattr(getattr(data, "DESCRIPTOR", None), "full_name", type(data).__name__)
+        if kind != "onnx.ModelProto":
+            raise refuse(_BYTES, f"it is of the type {kind}", "make a model of it: onnx.helper.make_model(graph)")
         try:
             data = data.SerializeToString()
         except Exception as error:  # protobuf raises different types for the same 2 GiB limit

@@ -24,8 +24,8 @@ def read_model(
 
     Parameters
     ----------
-    model : path or torch.nn.Module
-        An ``.onnx`` file, a ``.pt2`` file of PyTorch, or a module.
+    model : path, bytes, onnx.ModelProto or torch.nn.Module
+        An ``.onnx`` file or what is in one, a ``.pt2`` file of PyTorch, or a module.
     example_inputs : mapping of str to tensor, or sequence of tensors, optional
         For a module: what it is called with once, to learn its operators and results.
     trust : bool
@@ -44,7 +44,7 @@ def read_model(
 
         return inspect_module(model, example_inputs)
     if example_inputs is not None:
-        raise InputError("example_inputs describe a torch module; a file says itself what it takes. Leave them out")
+        raise InputError("example_inputs describe a torch module; a model says itself what it takes. Leave them out")
     if isinstance(model, (str, os.PathLike)) and os.fspath(model).endswith(".pt2"):
         from xpuruntime.engines.torch.program.reading import inspect_program
 
