@@ -201,6 +201,7 @@ def test_other_options_of_the_call_stay(x):
     ],
 )
 def test_a_call_keeps_the_backend_that_it_states(x, options, status):
+    flex_choices.forget()
     with xt.kernel_policy(strict(TRITON)):
         (found,) = options_of(lambda x: attend(x, kernel_options=options), x)
         (choice,) = flex_choices.choices("")
@@ -210,16 +211,18 @@ def test_a_call_keeps_the_backend_that_it_states(x, options, status):
 
 
 @pytest.mark.usefixtures("backends_run_here")
-def test_another_policy_compiles_again(x):
+def test_each_policy_has_code_of_its_own(x):
+    flex_choices.forget()
     keeping = Keeping()
     compiled = torch.compile(attend, backend=keeping, fullgraph=True)
     compiled(x)
-    for word in (TRITON, DECODE):
+    for word in (TRITON, DECODE, TRITON):
         with xt.kernel_policy(attention=word):
             compiled(x)
             compiled(x)
+            assert {choice.kernel for choice in flex_choices.choices("")} == {word}
     compiled(x)
-    assert [options["BACKEND"] for options in keeping.options] == ["AUTO", "TRITON", "TRITON_DECODE", "AUTO"]
+    assert [options["BACKEND"] for options in keeping.options] == ["AUTO", "TRITON", "TRITON_DECODE"]
 
 
 @pytest.mark.usefixtures("backends_run_here")

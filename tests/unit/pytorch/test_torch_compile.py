@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -16,6 +17,8 @@ from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
+
+from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -338,3 +341,84 @@ def test_norms_that_torch_func_differentiates_are_fused_as_is_said():
         xrt.clear_decisions()
         torch.testing.assert_close(torch.compile(torch.func.vmap(layer))(x), layer(x))
     assert "cpu.vectorised" in served()
+
+
+class Compilations:
+    """A backend that counts what it compiles."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, graph, example):
+        del example
+        self.count += 1
+        return graph.forward
+
+    def of(self, run, policy=None):
+        before = self.count
+        with contextlib.nullcontext() if policy is None else xt.kernel_policy(policy):
+            run()
+        return self.count - before
+
+
+def norm_policy(kernel, **more):
+    return xrt.Policy(kernels={"layer_norm": kernel, **more})
+
+
+def test_code_of_a_policy_that_returns_runs_again():
+    compiled = Compilations()
+    norm = torch.compile(torch.nn.LayerNorm(8), backend=compiled)
+    other = torch.compile(lambda x: x.sin() * 2, backend=compiled)
+    x = torch.randn(2, 8)
+
+    def run():
+        norm(x)
+        other(x)
+
+    policies = [None, norm_policy("cpu.vectorised"), norm_policy("cpu.reference"), REFERENCE]
+    assert [compiled.of(run, policy) for policy in policies] == [2, 2, 2, 2]
+    assert [compiled.of(run, policy) for policy in (*policies, *policies[::-1])] == [0] * 8
+
+
+def test_each_policy_has_pytorchs_limit_of_variants():
+    compiled = Compilations()
+    step = torch.compile(lambda x, n: x * n, backend=compiled, dynamic=False)
+    x = torch.randn(2, 8)
+
+    def run():
+        for n in range(4):
+            step(x, n)
+
+    policies = [norm_policy(kernel) for kernel in ("cpu.vectorised", "cpu.reference", "torch")]
+    with torch._dynamo.config.patch(recompile_limit=4, fail_on_recompile_limit_hit=True):
+        assert [compiled.of(run, policy) for policy in (*policies, *policies)] == [4, 4, 4, 0, 0, 0]
+
+
+def test_compiled_code_of_many_policies_is_not_kept_for_ever():
+    compiled = Compilations()
+    norm = torch.compile(torch.nn.LayerNorm(8), backend=compiled)
+    x = torch.randn(2, 8)
+    policies = [norm_policy(["cpu.reference", f"plugin.number_{n}"]) for n in range(30)]
+    for policy in policies:
+        assert compiled.of(lambda: norm(x), policy) == 1
+        assert len(CONTEXT.compiled_keys) <= 8
+    assert compiled.of(lambda: norm(x), policies[0]) == 1
+
+
+def test_code_compiled_before_this_package_is_imported_obeys_it():
+    program = """
+import torch
+layer = torch.nn.LayerNorm(8)
+compiled = []
+run = torch.compile(layer, backend=lambda graph, example: (compiled.append(1), graph.forward)[1])
+x = torch.randn(2, 8)
+run(x)
+import xpuruntime as xrt, xpuruntime.pytorch as xt
+for _ in range(3):
+    with xt.kernel_policy(layer_norm="cpu.reference"):
+        run(x)
+    run(x)
+print(len(compiled), sum(one.count for one in xrt.decisions()))
+"""
+    done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["3", "3"], done.stderr

@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from xpuruntime.pytorch._private_api.attributes import (
+    DYNAMO_GRAPHS,
+    DYNAMO_LIMIT,
     TRACED_FUNCTION,
     TRACED_FUNCTION_MODULES,
     call_kernel_at,
@@ -25,6 +27,7 @@ from xpuruntime.pytorch._private_api.attributes import (
     cuda_allocator,
     forward_pre_hooks,
     global_module_hooks,
+    guard_on_attribute,
     is_replica,
     is_zero_tensor,
     mark_constant,
@@ -51,6 +54,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "DYNAMO_GRAPHS",
+    "DYNAMO_LIMIT",
     "TABLE",
     "TRACED_FUNCTION",
     "TRACED_FUNCTION_MODULES",
@@ -62,6 +67,7 @@ __all__ = [
     "cuda_allocator",
     "forward_pre_hooks",
     "global_module_hooks",
+    "guard_on_attribute",
     "is_replica",
     "is_zero_tensor",
     "mark_constant",
@@ -387,6 +393,7 @@ inductor_pass: Callable[[], Any] = later(
 inductor_passes: Callable[[], Any] = later(
     "torch._inductor.custom_graph_pass", "by which calls in compiled code state phase and module"
 )
+dynamo_config: Callable[[], Any] = later("torch._dynamo.config", "which gives the settings of Dynamo")
 inductor_config: Callable[[], Any] = later("torch._inductor.config", "which gives the settings of Inductor")
 graph_trees: Callable[[], Any] = later(
     "torch._inductor.cudagraph_trees.reset_cudagraph_trees",

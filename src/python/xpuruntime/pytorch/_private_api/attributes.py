@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = [
+    "DYNAMO_GRAPHS",
+    "DYNAMO_LIMIT",
     "TRACED_FUNCTION",
     "TRACED_FUNCTION_MODULES",
     "call_kernel_at",
@@ -25,6 +27,7 @@ __all__ = [
     "cuda_allocator",
     "forward_pre_hooks",
     "global_module_hooks",
+    "guard_on_attribute",
     "is_replica",
     "is_zero_tensor",
     "mark_constant",
@@ -233,6 +236,40 @@ TABLE.append(
 def mark_constant(function: Any) -> None:
     """Have Dynamo call a function while it traces, and take its result as a constant."""
     function._dynamo_marked_constant = True
+
+
+#: The module and the name of Dynamo's class of graphs, and those of the function that compares the number of compiled
+#: variants of a code with their limit.
+DYNAMO_GRAPHS = ("torch._dynamo.output_graph", "OutputGraph")
+DYNAMO_LIMIT = ("torch._dynamo.convert_frame", "exceeds_recompile_limit")
+TABLE += [
+    PrivateName(
+        ".".join(DYNAMO_GRAPHS),
+        "by which compiled code is found again under the policy that it was compiled for",
+        "each change of the policy drops all compiled code",
+    ),
+    PrivateName(
+        ".".join(DYNAMO_LIMIT),
+        "by which code that is compiled for several policies has the limit of variants for each of them",
+        "all share one limit",
+    ),
+]
+
+
+def guard_on_attribute(graph: Any, module: Any, *names: str) -> None:
+    """Have a graph of Dynamo's hold as long as an attribute, reached from a module by names, is what it is now."""
+    from torch._dynamo.guards import GuardBuilder
+    from torch._dynamo.source import AttrSource, GlobalSource
+
+    alias = f"__import_{module.__name__.replace('.', '_dot_')}"  # as Dynamo calls modules that guards ask for
+    graph.import_sources[alias] = module.__name__
+    if graph.package is not None:
+        graph.package.add_import_source(alias, module.__name__)
+    graph.global_scope[alias] = module
+    source: Any = GlobalSource(alias)
+    for name in names:
+        source = AttrSource(source, name)
+    graph.guards.add(source.make_guard(GuardBuilder.CONSTANT_MATCH))
 
 
 _frames: Any = take(

@@ -46,17 +46,17 @@ def note(choice: FlexChoice) -> None:
     with _lock:
         if len(CONTEXT.flex_choices) >= _MOST:
             CONTEXT.flex_choices.clear()
-        CONTEXT.flex_choices[choice] = None
+        CONTEXT.flex_choices[CONTEXT.compiled_for, choice] = None
 
 
 def forget() -> None:
-    """Forget all, since all code is compiled again."""
+    """Forget all, since all code is dropped."""
     with _lock:
         CONTEXT.flex_choices.clear()
 
 
 def choices(module: str) -> tuple[FlexChoice, ...]:
-    """Return what was chosen for compiled code inside a module, or for all code where none of it is known to be there.
+    """Return what was chosen for the active policy's code inside a module, or for all of it where none is known there.
 
     Parameters
     ----------
@@ -64,6 +64,6 @@ def choices(module: str) -> tuple[FlexChoice, ...]:
         Path of the module in which compiled code runs; empty where it is not known.
     """
     with _lock:
-        every = tuple(CONTEXT.flex_choices)
+        every = tuple(choice for key, choice in CONTEXT.flex_choices if key == CONTEXT.compiled_for)
     inside = tuple(one for one in every if one.module == module or one.module.startswith(f"{module}."))
     return inside if module and inside else every

@@ -20,6 +20,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.coverage.gap_reports import report_gaps
 from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gaps_in_settings
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.import_hook import WhenImported
 from xpuruntime.runtime.process_forks import fork_lock
@@ -39,21 +40,27 @@ _PASSES = "post_grad_custom_pre_pass"
 #: Where PyTorch has what runs a package of AOTInductor.
 _PACKAGES = "torch.export.pt2_archive._package"
 
+#: Policies whose compiled code is kept.
+_MOST_KEPT = 8
+
 _GRAPH_TREES = "torch._inductor.cudagraph_trees"
 
 _lock = fork_lock()
 
 
 def policy_changed(active: CompiledPolicy | None) -> None:
-    """Have code compiled from now on follow another policy, and forget what was compiled for the former.
+    """Have code compiled from now on follow another policy, and code that was compiled for it before run again.
 
-    Products are looked up whenever compiled code runs, so that a policy that only says other kernels for them has
-    nothing compiled again, unless its rules ask for what the code has to state of itself. What a policy says of the
-    rest is built into the code: that becomes part of the key under which Inductor and AOTAutograd keep it on disk, so
-    that no process meets the code of another policy.
+    Products are looked up whenever compiled code runs. What a policy says of the rest is built into the code: Dynamo
+    compares `DispatchContext.compiled_for` with what it was at compilation, and the same is part of the key under which
+    Inductor and AOTAutograd keep code on disk, so that no process meets the code of another policy. Code of the last
+    few policies is kept; with one more, all is compiled again.
     """
     built_in = "" if active is None else _built_in(active.policy)
-    depends = (built_in, *(() if active is None else (active.strict, active.ops, *_stated(active).items())))
+    stated = {} if active is None else _stated(active)
+    key = f"{built_in};{stated}" if stated else built_in
+    if active is not None:
+        key += f"\n{active.strict} {sorted(active.ops)}"  # on which depends what is reported of the code
     with _lock:
         if active is None:
             while CONTEXT.compile_hooks:
@@ -61,10 +68,14 @@ def policy_changed(active: CompiledPolicy | None) -> None:
             CONTEXT.reported_gaps.clear()
         elif not CONTEXT.compile_hooks:
             _watch()
-        before, CONTEXT.compiled_for = CONTEXT.compiled_for, depends
-        kept = CONTEXT.kept_compiled > 0 and _code(before) == _code(depends)
-    if kept or before == depends or (before is None and active is None):
-        return
+        before = CONTEXT.compiled_for
+        if key == before or (CONTEXT.kept_compiled and key.partition("\n")[0] == before.partition("\n")[0]):
+            return
+        CONTEXT.compiled_for = key
+        CONTEXT.compiled_keys.add(key)
+        drops = CONTEXT.unguarded or len(CONTEXT.compiled_keys) > _MOST_KEPT
+        if drops:
+            CONTEXT.compiled_keys = {key}
     config = torch.compiler.config
     rest = config.cache_key_tag.partition(_TAG)[0]
     if built_in:
@@ -72,9 +83,11 @@ def policy_changed(active: CompiledPolicy | None) -> None:
 
         built_in += __version__  # its operators are in the code that is kept, with their arguments
     config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
-    flex_choices.forget()
-    if _dynamo_is_loaded():
-        torch.compiler.reset()
+    if drops:
+        flex_choices.forget()
+        if _dynamo_is_loaded():
+            torch.compiler.reset()
+            CONTEXT.unguarded = not CONTEXT.guards_added
 
 
 def import_graph_trees() -> None:
@@ -103,26 +116,17 @@ def keep_compiled() -> Iterator[None]:
     Coverage gaps of such code are not reported anew, so this is for code that is only measured.
     """
     with _lock:
-        before = CONTEXT.compiled_for
         CONTEXT.kept_compiled += 1
     try:
         yield
     finally:
         with _lock:
             CONTEXT.kept_compiled -= 1
-            if _code(before) == _code(CONTEXT.compiled_for):
-                CONTEXT.compiled_for = before
 
 
 def compiles_alike(policy: Policy) -> bool:
     """Say whether code compiled under a policy is that without one: it says nothing but kernels of products."""
     return not _built_in(policy) and not policy.kernels.rules
-
-
-def _code(depends: tuple[Any, ...] | None) -> tuple[Any, ...]:
-    """Return what of the things that compiled code depends on changes the code itself."""
-    built_in, *rest = depends or ("",)
-    return (built_in, *rest[2:])
 
 
 def _built_in(policy: Policy) -> str:
@@ -179,11 +183,17 @@ def _watch() -> None:
     """See what is compiled while a policy holds. There is no official place where options and graph are both known."""
     CONTEXT.compile_hooks.append(_Watched(_private_api.compile_wrapper, "__call__", _check_compile))
     for name, watch in (("torch._inductor", _watch_aot), (_PACKAGES, _watch_packages)):
-        loaded = sys.modules.get(name)
-        if loaded is None:
-            CONTEXT.compile_hooks.append(WhenImported(name, watch))
-        else:
-            watch(loaded)
+        hook = _when_imported(name, watch)
+        if hook is not None:
+            CONTEXT.compile_hooks.append(hook)
+
+
+def _when_imported(name: str, then: Callable[[Any], None]) -> WhenImported | None:
+    loaded = sys.modules.get(name)
+    if loaded is None:
+        return WhenImported(name, then)
+    then(loaded)
+    return None
 
 
 def _watch_aot(module: Any) -> None:
@@ -224,3 +234,41 @@ def _check_aot(
 def _check_package(active: CompiledPolicy, *args: Any, **more: Any) -> None:
     del args, more
     report_gaps(gaps_in_package(active), active)
+
+
+def _guard_graphs(module: Any) -> None:
+    """Have all code that Dynamo compiles hold for the policy alone that it was compiled for, or for none."""
+    graphs = getattr(module, _private_api.DYNAMO_GRAPHS[1], None)
+    if graphs is None:
+        CONTEXT.unguarded = True
+        return
+    CONTEXT.guards_added = True
+    before = graphs.__init__
+
+    @functools.wraps(before)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        _private_api.guard_on_attribute(self, context, "CONTEXT", "compiled_for")
+
+    graphs.__init__ = init
+
+
+def _scale_limit(module: Any) -> None:
+    """Have the limit of compiled variants of a code hold for each policy, and not for all of them together."""
+    name = _private_api.DYNAMO_LIMIT[1]
+    before = getattr(module, name, None)
+    if before is None:
+        return
+
+    @functools.wraps(before)
+    def exceeds(*args: Any, **kwargs: Any) -> Any:
+        config = _private_api.dynamo_config()
+        with config.patch(recompile_limit=config.recompile_limit * max(len(CONTEXT.compiled_keys), 1)):
+            return before(*args, **kwargs)
+
+    setattr(module, name, exceeds)
+
+
+CONTEXT.unguarded = _private_api.DYNAMO_GRAPHS[0] in sys.modules
+_when_imported(_private_api.DYNAMO_GRAPHS[0], _guard_graphs)
+_when_imported(_private_api.DYNAMO_LIMIT[0], _scale_limit)

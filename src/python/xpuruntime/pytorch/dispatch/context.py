@@ -110,16 +110,20 @@ class DispatchContext:
         Overrides in place, by operation.
     fast_path : FastPath or None
         The route by which PyTorch's dispatcher reaches overrides, once it is chosen.
-    compiled_for : tuple, optional
-        What compiled code depends on, of the policy that was active last.
+    compiled_for : str
+        What compiled code depends on of the active policy; empty without one. Dynamo guards on it.
+    compiled_keys : set of str
+        The values that `compiled_for` has had since compiled code was dropped.
+    guards_added, unguarded : bool
+        Whether Dynamo adds that guard; whether there may be code without it.
     kept_compiled : int
         Blocks in which code that two policies compile alike is not compiled again.
     compile_hooks : list
         Functions of PyTorch's compiler that are watched.
     reported_gaps : set of (int, CoverageGap)
         Coverage gaps of which a policy, by its number, has been warned.
-    flex_choices : dict of FlexChoice to None
-        What was chosen for compiled calls of ``flex_attention``.
+    flex_choices : dict of (str, FlexChoice) to None
+        What was chosen for compiled calls of ``flex_attention``, with `compiled_for`.
     policies_by_call : dict
         Policies for kernels that calls name, by the number of the policy around them and the names.
     replays : int
@@ -147,11 +151,14 @@ class DispatchContext:
         self.users: Counter[str] = Counter()
         self.placed: dict[str, list[Any]] = {}
         self.fast_path: FastPath | None = None
-        self.compiled_for: tuple[Any, ...] | None = None
+        self.compiled_for = ""
+        self.compiled_keys = {""}
+        self.guards_added = False
+        self.unguarded = False
         self.kept_compiled = 0
         self.compile_hooks: list[Any] = []
         self.reported_gaps: set[tuple[int, CoverageGap]] = set()
-        self.flex_choices: dict[FlexChoice, None] = {}
+        self.flex_choices: dict[tuple[str, FlexChoice], None] = {}
         self.policies_by_call: dict[tuple[int, str], CompiledPolicy] = {}
         self.replays = 0
         self.times: dict[tuple[str, str, bool], Replacement] = {}

@@ -231,8 +231,8 @@ def set_kernel_policy(
     has a switch for, such as one SDPA backend for all calls, is set by that switch. Autograd, optimizers and
     ``torch.compile`` stay PyTorch's.
 
-    What `torch.compile` has compiled is compiled again at its next call, unless the former policy and the new one
-    differ in the kernels of products alone: set a policy before a loop, and not in each step. What of compiled code a
+    What `torch.compile` has compiled is compiled once for each policy, unless two of them differ in the kernels of
+    products alone, and found again when a policy returns; the code of eight policies is kept. What of compiled code a
     policy does not reach is warned of, or refused where it is strict; see `gaps`.
 
     Products of integers and of complex numbers, empty ones, and products with a vector are PyTorch's own under every
