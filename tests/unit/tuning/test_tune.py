@@ -288,3 +288,52 @@ def test_the_batch_is_searched_for_throughput(tmp_path):
         xrt.tune(DEMO, padded, inputs="random", spec=spec)
     with pytest.raises(InputError, match="has 4 rows, and a batch of 32 is asked for"):
         xrt.tune(DEMO, CPU, inputs={"image": images[:4]}, spec=spec)
+
+
+def int8_search(**space):
+    """A specification of few, short trials."""
+    space = {
+        "engine": ["onnxruntime"],
+        "threads": ["engine"],
+        "kernels": "off",
+        "options": {"onnxruntime": {}},
+        **space,
+    }
+    return {"space": space, "decide": QUICK, "budget": {"time": "4m"}}
+
+
+@pytest.mark.parametrize("accuracy", [None, {"cosine": 0.9, "rtol": 1.0, "atol": 10.0}])
+@pytest.mark.parametrize("named", [False, True])
+def test_int8_is_searched_beside_floats(tmp_path, accuracy, named):
+    """The calibration is for the candidates that are quantised, whether it is an argument or named by the policy."""
+    np.savez(
+        tmp_path / "samples.npz", **{name: np.concatenate([one[name] for one in samples(8)]) for name in samples(1)[0]}
+    )
+    spec = int8_search(precision=["model", "int8"])
+    if accuracy is not None:
+        spec["constraints"] = {"accuracy": accuracy}
+    calibration, policy = tmp_path / "samples.npz", CPU
+    if named:
+        from xpuruntime.engines.model import read_model
+        from xpuruntime.engines.quantisation import Calibration
+
+        digest = f"sha256:{Calibration.of(str(calibration), read_model(DEMO)).digest}"
+        policy, calibration = {**CPU, "calibration": {"path": str(calibration), "digest": digest}}, None
+    found = xrt.tune(DEMO, policy, inputs=samples(4), spec=spec, calibration=calibration)
+    codes = {one.changes.get("execution.precision"): one for one in found.candidates if one.id != "c0"}
+    assert next(one for one in found.candidates if one.id == "c0").code in ("control", "duplicate")
+    assert codes["int8"].code in ("slower", "not_faster", "undecided", "inaccurate", "winner", "beaten"), codes["int8"]
+    assert ("calibration" in found.policy) == (named and (accuracy is not None or found.winner is not None))
+
+
+def test_a_calibration_that_no_candidate_would_use_is_refused(tmp_path):
+    np.savez(tmp_path / "samples.npz", **samples(1)[0])
+    with pytest.raises(InputError, match=r"no candidate is quantised.*Fix: state space.precision: \[model, int8\]"):
+        xrt.tune(DEMO, CPU, inputs=samples(1), spec=int8_search(), calibration=tmp_path / "samples.npz")
+
+
+def test_int8_without_a_calibration_is_one_rejected_candidate():
+    found = xrt.tune(DEMO, CPU, inputs=samples(1), spec=int8_search(precision=["model", "int8"]))
+    (int8,) = (one for one in found.candidates if one.changes.get("execution.precision") == "int8")
+    assert int8.code == "infeasible"
+    assert "pass calibration=" in int8.reason

@@ -51,9 +51,10 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
         The inputs that the session was given to quantise with.
     artifact : Artifact or None
         Set when a compiled artifact is loaded: already checked against `Engine.target`.
-    purpose : {"run", "compile"}
+    purpose : {"run", "compile", "search"}
         ``"compile"`` when an artifact is to be made and nothing will run here: the device may then be one that this
-        machine lacks, where the engine compiles ahead of time.
+        machine lacks, where the engine compiles ahead of time. ``"search"`` for the policy that a search begins with,
+        of which other candidates may use the calibration.
     """
 
     model: ModelInfo
@@ -61,7 +62,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     policy: Policy
     calibration: Any = None
     artifact: Artifact | None = None
-    purpose: Literal["run", "compile"] = "run"
+    purpose: Literal["run", "compile", "search"] = "run"
 
 
 class Judgement(msgspec.Struct, Generic[SettingsT], frozen=True, kw_only=True):

@@ -97,7 +97,7 @@ def plan_session(
     *,
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
-    purpose: Literal["run", "compile"] = "run",
+    purpose: Literal["run", "compile", "search"] = "run",
 ) -> PlannedModel:
     """Read a model, settle its policy and plan it.
 
@@ -119,7 +119,7 @@ def plan_session(
     asked.check_types()
     if asked.frozen:
         asked.check_frozen()
-    if purpose == "run":
+    if purpose != "compile":
         artifact, start = artifact_of(model, asked.policy)
     else:
         artifact, start = None, asked.policy
@@ -215,7 +215,7 @@ def _request(
     policy: Policy,
     calibration: Any,
     artifact: Artifact | None,
-    purpose: Literal["run", "compile"],
+    purpose: Literal["run", "compile", "search"],
 ) -> PlanRequest:
     from xpuruntime.engines.model import with_shapes
     from xpuruntime.planning import PlanRequest

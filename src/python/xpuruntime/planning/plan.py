@@ -46,14 +46,14 @@ class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
         The inputs that were given to quantise with.
     artifact : Artifact or None
         The compiled artifact that is to be loaded instead of the model.
-    purpose : {"run", "compile"}
+    purpose : {"run", "compile", "search"}
         See `Request`.
     """
 
     model: ModelInfo
     calibration: Any = None
     artifact: Artifact | None = None
-    purpose: Literal["run", "compile"] = "run"
+    purpose: Literal["run", "compile", "search"] = "run"
 
     def on(self, device: str, policy: Policy) -> Request:
         """Return what an engine is asked about one device. No model in ONNX is run by PyTorch."""

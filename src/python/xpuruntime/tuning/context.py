@@ -13,6 +13,7 @@ import numpy as np
 
 from xpuruntime.engines.accuracy import limits_of, make_references
 from xpuruntime.engines.model.file_digests import model_digest
+from xpuruntime.engines.quantisation import uses_calibration
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.tolerances import RANDOM_FIX, Tolerance, compare_within
 from xpuruntime.inference.plan_request import PlannedModel, plan_session
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from xpuruntime.tuning.trial import Candidate
 
 __all__ = ["SearchContext"]
+
+_PRECISION = "execution.precision"
 
 
 class SearchContext:
@@ -101,6 +104,25 @@ class SearchContext:
             graphs=self.call == "bind", batch=spec.objective.batch,
         )  # fmt: skip
         self.stated_keys = _stated_keys(spec)
+        self._check_calibration()
+
+    def _check_calibration(self) -> None:
+        """Refuse a calibration that no candidate would use."""
+        execution, model = self.base.execution, self.request.model
+        values = {value for one in self.space.tunables.values() for key in one if key.key == _PRECISION
+                  for value in key.values}  # fmt: skip
+        policies = [
+            self.base._replaced({"execution": execution._replaced({"precision": one})})
+            for one in {execution.precision, *values}
+        ]
+        if self.calibration is None or any(uses_calibration(one, model) for one in policies):
+            return
+        if (scheme := model.quantisation.scheme) != "none":
+            raise InputError(f"calibration: the model is quantised already ({scheme})", fix="leave calibration out")
+        raise InputError(
+            f"calibration: no candidate is quantised, since precision is {execution.precision} and not searched",
+            fix="state space.precision: [model, int8], or leave calibration out",
+        )
 
     def _limit_threads(self, policy: Policy) -> SearchSpace:
         """Keep candidates to the cores they have: engines take and bind those of the machine by default."""
@@ -181,7 +203,8 @@ class SearchContext:
         rows = candidate.changes.get(BATCH, load.batch)
         folder, count = samples[rows]
         self._jobs[candidate.id] = job = RunnerJob(
-            model=str(self.model_path), policy=candidate.policy, trust=self.trust, calibration=self.calibration,
+            model=str(self.model_path), policy=candidate.policy, trust=self.trust,
+            calibration=self.calibration if uses_calibration(policy, self.request.model) else None,
             samples=folder, count=count, tolerance=msgspec.to_builtins(limits), objective=load.name, batch=rows,
             concurrency=load.concurrency, call=self.call,
         )  # fmt: skip
@@ -192,7 +215,7 @@ def _planned(
     model: Any, arguments: SessionArguments, registry: EngineRegistry, machine: Machine | None, calibration: Any
 ) -> PlannedModel:
     try:
-        return plan_session(model, arguments, registry, machine, calibration=calibration)
+        return plan_session(model, arguments, registry, machine, calibration=calibration, purpose="search")
     except PlanError as error:
         raise PlanError(f"the policy that is to be tuned cannot run itself: {error}") from error
 

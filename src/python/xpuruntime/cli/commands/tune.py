@@ -170,11 +170,15 @@ def _write_policy(result: TuneResult, path: str) -> None:
 def _lock(result: TuneResult, model: str, session_options: SessionOptions, path: str) -> None:
     """Lock the model under the policy; a lock that is there is of another one, and is replaced where it differs."""
     from xpuruntime.cli.output import error_line
+    from xpuruntime.engines.model import read_model
+    from xpuruntime.engines.quantisation import uses_calibration
     from xpuruntime.locks.relock import lock as locked
 
+    policy = result.tuned_policy()
+    used = uses_calibration(policy, read_model(model, trust=session_options.trust))
     found = locked(
-        model, result.tuned_policy(), path, command=f"xrt tune {model} --lock {path}", trust=session_options.trust,
-        calibration=session_options.calibration, call=result.call, upgrade=True,
+        model, policy, path, command=f"xrt tune {model} --lock {path}", trust=session_options.trust,
+        calibration=session_options.calibration if used else None, call=result.call, upgrade=True,
     )  # fmt: skip
     error_line(f"{found.path} has the lock {found.lock.digest}", label="note")
 

@@ -10,7 +10,7 @@ from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
     from xpuruntime.engines.quantisation.calibration import Calibration
-    from xpuruntime.engines.quantisation.judge import refuse_int8
+    from xpuruntime.engines.quantisation.judge import refuse_int8, uses_calibration
     from xpuruntime.engines.quantisation.quantised import LeftNode, QuantisedModel, quantise
     from xpuruntime.engines.quantisation.style import STYLES, Style
     from xpuruntime.engines.quantisation.units import in_source_terms, source_tensor
@@ -25,6 +25,7 @@ __all__ = [
     "quantise",
     "refuse_int8",
     "source_tensor",
+    "uses_calibration",
 ]
 
 #: Public name to the module that has it; loaded on first use.
@@ -38,6 +39,7 @@ _LAZY = {
     "quantise": "quantised",
     "refuse_int8": "judge",
     "source_tensor": "units",
+    "uses_calibration": "judge",
 }
 
 if not TYPE_CHECKING:

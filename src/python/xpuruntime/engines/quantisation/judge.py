@@ -11,8 +11,10 @@ from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.policies import Policy
 
-__all__ = ["calibration_digest", "quantises", "refuse_int8"]
+__all__ = ["calibration_digest", "quantises", "refuse_int8", "uses_calibration"]
 
 #: Precisions whose sessions are probed, which a calibration gives the input for.
 CONVERTED = ("fp16", "bf16")
@@ -29,6 +31,14 @@ def quantises(request: Request) -> bool:
         and request.model.quantisation.scheme == "none"
         and request.artifact is None
     )
+
+
+def uses_calibration(policy: Policy, model: ModelInfo) -> bool:
+    """Whether a session of a model quantises with calibration inputs, or is probed with the first of them."""
+    precision = policy.execution.precision
+    if precision in CONVERTED or policy.accuracy is not None:
+        return True
+    return precision == "int8" and model.quantisation.scheme == "none"
 
 
 def refuse_int8(request: Request) -> Refusal | None:
@@ -53,7 +63,7 @@ def refuse_int8(request: Request) -> Refusal | None:
         return None
     if request.artifact is not None:  # the artifact is tied to the calibration by its digest
         return None
-    if precision in CONVERTED or request.policy.accuracy is not None:  # its first input is that of the accuracy probe
+    if request.purpose == "search" or uses_calibration(request.policy, request.model):
         return None
     if precision != "int8":
         return Refusal(
@@ -61,13 +71,11 @@ def refuse_int8(request: Request) -> Refusal | None:
             f"a calibration was given, and precision is {precision}: nothing is quantised or probed",
             "state precision int8, fp16 or bf16, or an accuracy, or leave calibration= out",
         )
-    if scheme != "none":
-        return Refusal(
-            VerdictCode.CALIBRATION_UNUSED,
-            f"a calibration was given, and the model is quantised already ({scheme})",
-            "leave calibration= out, or give the float model",
-        )
-    return None
+    return Refusal(
+        VerdictCode.CALIBRATION_UNUSED,
+        f"a calibration was given, and the model is quantised already ({scheme})",
+        "leave calibration= out, or give the float model",
+    )
 
 
 def calibration_digest(request: Request) -> str | None:

@@ -83,7 +83,7 @@ def _targets(
     stated = options.get("compute_capability")
     if stated is not None:
         targets = targets_of(stated, product, facts)
-        if request.purpose == "run" and chip is not None and chip not in targets:
+        if request.purpose != "compile" and chip is not None and chip not in targets:
             msg = (
                 f"execution.provider_options.{product.name}.compute_capability names {', '.join(targets)}, and "
                 f"{request.device} is {chip}; add {chip}, or compile the artifact and load it on such a GPU"

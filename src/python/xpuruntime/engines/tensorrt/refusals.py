@@ -67,14 +67,14 @@ def refuse_device(request: Request, machine: Machine, product: TensorRtProduct, 
     chip = capability_of(request, machine)
     if chip is None:
         return None
-    if request.purpose == "run" and not machine.core_cuda:
+    if request.purpose != "compile" and not machine.core_cuda:
         return Refusal(
             VerdictCode.LIBRARY_MISSING,
             "xpuruntime itself was built without CUDA, so it cannot order work on a stream",
             "put nvcc on PATH and reinstall xpuruntime",
         )
     known = compute_capabilities(facts)
-    if product.jit and known and chip not in known and request.purpose == "run":
+    if product.jit and known and chip not in known and request.purpose != "compile":
         return Refusal(
             VerdictCode.DEVICE_UNSUPPORTED,
             f"{request.device} has compute capability {chip}, and {product.title} {facts.version} has kernels for "

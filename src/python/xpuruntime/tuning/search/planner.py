@@ -7,6 +7,9 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
+from xpuruntime.engines.quantisation import uses_calibration
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.plan_request import plan_request
@@ -65,7 +68,11 @@ class Planner:
             threads = policy.execution.threads
             if self._most is not None and threads is not None and threads > self._most:
                 return Rejected(f"execution.threads: {threads} are more than the device has, which is {self._most}")
-            (plan, _), _ = plan_request(self._request, policy, self._registry, self._machine)
+            request = self._request
+            if not uses_calibration(policy, request.model):
+                policy = policy._replaced({"calibration": None})
+                request = msgspec.structs.replace(request, calibration=None)
+            (plan, _), _ = plan_request(request, policy, self._registry, self._machine)
         except XpuRuntimeError as error:
             return Rejected(_reason(error))
         for key in changes:
