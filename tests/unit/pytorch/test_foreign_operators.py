@@ -111,6 +111,65 @@ def test_an_autograd_function_is_named_with_its_package_and_module():
     assert all("liger_kernel.ops.rms_norm.LigerRMSNormFunction" in row.reason for row in rows)
 
 
+class FlashAttnFunc(torch.autograd.Function):
+    __module__ = "flash_attn.flash_attn_interface"
+
+    @staticmethod
+    def forward(q, k, v):
+        return torch.from_numpy(q.detach().numpy() + k.detach().numpy() + v.detach().numpy())
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad, grad, grad
+
+
+def multiply(x):
+    return x @ x.T
+
+
+class OwnMatmul(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return multiply(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return (grad + grad.T) @ ctx.saved_tensors[0]
+
+
+FUNCTIONS = {
+    "rms_norm": lambda x: LigerRMSNormFunction.apply(x), "attention": lambda x: FlashAttnFunc.apply(x, x, x),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("op", FUNCTIONS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_strict_refuses_such_a_function_before_it_runs(op, grad):
+    x = torch.randn(1, 2, 4, 8, requires_grad=grad)
+    kernels = {op: "cpu.reference"}
+    refused = pytest.raises(UnsupportedOperationError, match=r"(LigerRMSNormFunction|FlashAttnFunc) of .*use: torch")
+    with torch.set_grad_enabled(grad):
+        with xt.kernel_policy(strict(**kernels)), refused:
+            FUNCTIONS[op](x)
+        rules = [{"match": {"op": op, "phase": "train" if grad else "infer"}, "use": "torch"}]
+        for policy in (strict(**kernels, rules=rules), strict(matmul="cpu.reference"), xrt.Policy(kernels=kernels)):
+            with xt.kernel_policy(policy):
+                FUNCTIONS[op](x)
+
+
+def test_a_function_that_multiplies_by_pytorchs_operators_obeys():
+    x = X.clone().requires_grad_()
+    with xt.kernel_policy(strict(matmul="cpu.reference")), xt.explain() as found:
+        OwnMatmul.apply(x).sum().backward()
+    assert {(row.operator, row.status) for row in of(found, "matmul")} == {("aten::mm", "honoured")}
+    found.require()
+
+
 PRODUCTS = {
     "of integers": lambda: torch._int_mm(torch.ones(32, 32, dtype=torch.int8), torch.ones(32, 32, dtype=torch.int8)),
     "with a vector": lambda: X @ X[0],

@@ -62,6 +62,7 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         return apply(*args, **kwargs)
     _core.enter_function(call_state.phase(), _private_api.running_backward())
     try:
+        _refuse(cls, args)
         found = apply(*args, **kwargs)
     finally:
         _core.leave_function()
@@ -70,6 +71,12 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
         if _note_thread(node):
             break
     return found
+
+
+def _refuse(cls: Any, args: tuple[Any, ...]) -> None:
+    from xpuruntime.pytorch.dispatch.overrides.report_only import refuse_function
+
+    refuse_function(cls, args)
 
 
 def _note_thread(node: Any) -> bool:
@@ -105,7 +112,7 @@ def _look_up(cls: Any, name: str) -> Any:
         if owner is cls and frame == id(sys._getframe(1)) and not torch.is_grad_enabled():
             if type.__getattribute__(cls, "setup_context") is not _SET_UP:
                 _call.forwarded = (cls, frame)
-            return functools.partial(_forward, found, phase, backward)
+            return functools.partial(_forward, cls, found, phase, backward)
     elif name == "setup_context" and _call.forwarded is not None:
         (owner, frame), _call.forwarded = _call.forwarded, None
         if owner is cls and frame == id(sys._getframe(1)):
@@ -113,11 +120,11 @@ def _look_up(cls: Any, name: str) -> Any:
     return found
 
 
-def _forward(forward: Any, phase: str, backward: int, /, *args: Any, **kwargs: Any) -> Any:
-    if args:
-        _note_thread(args[0])
+def _forward(cls: Any, forward: Any, phase: str, backward: int, /, *args: Any, **kwargs: Any) -> Any:
+    new_style = not (args and _note_thread(args[0]))
     _core.enter_function(phase, backward)
     try:
+        _refuse(cls, args if new_style else args[1:])
         return forward(*args, **kwargs)
     except BaseException:
         _call.forwarded = None

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Modules that compute a norm or attention by elementwise operators and products, as most of Hugging Face's do.
+"""Modules and autograd functions that compute an operation without calling a function that a policy reaches.
 
-No function of the operation is called there, so that a policy has nothing to decide. They are known by what the code of
-their forward names, and attention of transformers by the word in its configuration.
+Most norms of Hugging Face's, and its eager attention, are elementwise operators and products, so that a policy has
+nothing to decide. They are known by what the code of their forward names, and attention of transformers by the word in
+its configuration.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["ByOperators", "computed_by_operators"]
+__all__ = ["ByOperators", "computed_by_operators", "names_operation"]
 
 #: Functions of PyTorch that a policy reaches, by the operation.
 _REACHED = {
@@ -26,6 +27,10 @@ _REACHED = {
     "attention": frozenset((
         "scaled_dot_product_attention", "flex_attention", "varlen_attn", "fused_attention",
         "multi_head_attention_forward",
+    )),
+    "matmul": frozenset((
+        "matmul", "mm", "bmm", "addmm", "addmm_", "baddbmm", "baddbmm_", "addbmm", "einsum", "linear", "tensordot",
+        "inner", "@",
     )),
 }  # fmt: skip
 _PRODUCTS = frozenset(("matmul", "bmm", "baddbmm", "einsum", "@"))
@@ -87,22 +92,38 @@ def _operation(names: frozenset[str]) -> str | None:
     return None if op is None or names & _REACHED[op] else op
 
 
+def names_operation(function: type[torch.autograd.Function], op: str) -> bool:
+    """Say whether the code of an autograd function, or of functions of its package that it calls, calls an operation.
+
+    A policy reaches the call then, and decides it.
+    """
+    return bool(_names(function, helpers=True) & _REACHED[op])  # type: ignore[arg-type]
+
+
 @lru_cache(maxsize=1024)
-def _names(kind: type) -> frozenset[str]:
-    """Return what the code of the forward of a class names, and of the methods of the class that it names."""
+def _names(kind: type, *, helpers: bool = False) -> frozenset[str]:
+    """Return what the code of the forward of a class names, and of the methods of the class that it names.
+
+    With `helpers`, that of functions of the same package, too.
+    """
+    package = kind.__module__.partition(".")[0]
     found: set[str] = set()
-    left, done = ["forward"], set()
+    left, done = [inspect.getattr_static(kind, "forward", None)], set()
     while left:
-        name = left.pop()
-        if name in done:
-            continue
-        done.add(name)
-        method = inspect.unwrap(inspect.getattr_static(kind, name, None) or len)
+        method = inspect.unwrap(left.pop() or len)
         function = getattr(method, "__func__", method)
-        if isinstance(function, FunctionType):
-            used = _in_code(function.__code__)
-            found |= used
-            left += [one for one in used if not one.startswith("__") and hasattr(kind, one)]
+        if not isinstance(function, FunctionType) or function in done:
+            continue
+        done.add(function)
+        used = _in_code(function.__code__)
+        for name in used:
+            helper = function.__globals__.get(name) if helpers else None
+            if isinstance(helper, FunctionType) and helper.__module__.partition(".")[0] == package:
+                left.append(helper)
+                continue
+            found.add(name)
+            if not name.startswith("__") and hasattr(kind, name):
+                left.append(inspect.getattr_static(kind, name, None))
     return frozenset(found)
 
 

@@ -18,7 +18,7 @@ from xpuruntime.pytorch.coverage.unserved import RECURRENT
 
 __all__ = [
     "CUTE", "FLEX", "NOT_REACHED", "UNKNOWN", "UncoveredKernel", "autograd_functions", "decomposed_operator",
-    "operation_of", "uncovered_kernel", "uncovered_operator", "unserved_operator",
+    "operation_of", "operation_of_function", "uncovered_kernel", "uncovered_operator", "unserved_operator",
 ]  # fmt: skip
 
 
@@ -224,6 +224,13 @@ def operation_of(name: str) -> str | None:
     return next((op for pattern, op in _FOREIGN_ROWS if pattern.search(name)), f"{UNKNOWN}{namespace}")
 
 
+def operation_of_function(kind: type[torch.autograd.Function]) -> str | None:
+    """Return what an autograd function of another package computes, by its name; ``None`` for all others."""
+    if kind.__module__.partition(".")[0] in ("torch", "xpuruntime"):
+        return None
+    return next((op for pattern, op in _FUNCTION_ROWS if pattern.search(kind.__name__)), None)
+
+
 def autograd_functions() -> dict[str, UncoveredKernel]:
     """Return what the autograd functions of other packages compute that are loaded now, by their names.
 
@@ -237,9 +244,7 @@ def autograd_functions() -> dict[str, UncoveredKernel]:
             continue
         done.add(kind)
         left += kind.__subclasses__()
-        if kind.__module__.partition(".")[0] in ("torch", "xpuruntime"):
-            continue
-        op = next((op for pattern, op in _FUNCTION_ROWS if pattern.search(kind.__name__)), None)
+        op = operation_of_function(kind)
         if op is not None:
             row = UncoveredKernel(op, f"{_FUNCTION}: {kind.__module__}.{kind.__qualname__}")
             before = found.get(kind.__name__, row)

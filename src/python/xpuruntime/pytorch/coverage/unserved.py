@@ -234,9 +234,12 @@ def products_of_any_type(name: str) -> bool:
     return name.removeprefix("aten::").partition(".")[0].removesuffix("_") in _OF_ANY_TYPE
 
 
-def unserved_row(name: str, keys: tuple[str, ...], op: str) -> Unserved:
-    """Return the row of an operator that computes `op` and keeps its kernel, at some dispatch keys."""
-    shown = name if "::" in name else f"aten::{name}"
+def unserved_row(name: str, keys: tuple[str, ...], op: str, shown: str = "") -> Unserved:
+    """Return the row of an operator that computes `op` and keeps its kernel, at some dispatch keys.
+
+    An autograd function has none; it is `shown` with its package.
+    """
+    shown = shown or (name if "::" in name else f"aten::{name}")
     names = {one: shown for one, kernel in NATIVE_NAMES[op].items() if kernel == DEFAULT_ID[op]}
     entry = EntryPoint(shown, names, shown, f"{shown} runs kernels of its own, and no other can stand in for it", op)
 

@@ -16,12 +16,13 @@ import torch
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entry_points import left
-from xpuruntime.pytorch.coverage.operation_table import unserved_operator
+from xpuruntime.pytorch.coverage.by_operators import names_operation
+from xpuruntime.pytorch.coverage.operation_table import operation_of_function, unserved_operator
 from xpuruntime.pytorch.coverage.unserved import UNSERVED, unserved_row
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
-from xpuruntime.pytorch.dispatch.overrides.native import HIGHER_ORDER, IN_PYTHON, Override
+from xpuruntime.pytorch.dispatch.overrides.native import HIGHER_ORDER, IN_PYTHON, Override, skip_in_dynamo
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["OVERRIDES", "overrides_of_operators"]
+__all__ = ["OVERRIDES", "overrides_of_operators", "refuse_function"]
 
 
 def _route(one: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
@@ -131,6 +132,36 @@ def overrides_of_operators(op: str) -> tuple[Override, ...]:
             keys = (_IMPLICIT,) if _private_api.has_kernel(name, _IMPLICIT) else ("CPU", "CUDA")
             found += _overrides(unserved_row(name.removeprefix("aten::"), keys, op))
     return tuple(found)
+
+
+def refuse_function(kind: type[torch.autograd.Function], args: tuple[Any, ...]) -> None:
+    """Refuse under ``strict`` an autograd function of another package that computes an operation of the policy's.
+
+    Parameters
+    ----------
+    kind : type
+    args : tuple
+        Of its forward, without the context.
+    """
+    active = active_policy()
+    if active is None or not active.strict:
+        return
+    one = _row_of_function(kind)  # type: ignore[arg-type]
+    call = None if one is None or one.group not in active.overrides else one.call(*args)
+    if one is not None and call is not None:
+        _route(one, active, call)
+
+
+skip_in_dynamo(refuse_function.__code__)
+
+
+@functools.lru_cache(maxsize=1024)
+def _row_of_function(kind: type[torch.autograd.Function]) -> Unserved | None:
+    """Return the row of a function of another package that runs kernels of its own."""
+    op = operation_of_function(kind)
+    if op is None or names_operation(kind, op):
+        return None
+    return unserved_row(kind.__name__, (), op, f"{kind.__module__}.{kind.__qualname__}")
 
 
 OVERRIDES = tuple(override for one in UNSERVED for override in _overrides(one))
