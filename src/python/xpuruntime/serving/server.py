@@ -199,7 +199,9 @@ class Server:
         started.wait()
         if self._failure is not None:
             raise self._failure
-        if self._own is not None:
+        if self._to_close:  # before it was started, so nobody else waits
+            self._serving.thread.join()
+        elif self._own is not None:
             self._own.start()
 
     def _launch(self, listener: socket.socket | None, started: Latch) -> None:
@@ -226,7 +228,7 @@ class Server:
             with contextlib.suppress(RuntimeError):  # it has ended, or does meanwhile
                 self._loop.call_soon_threadsafe(self._stop.set)
         if self._serving is not None:
-            self._serving.done.wait()
+            self._serving.thread.join()
         if self._own is not None:
             self._own.close(drain=0.0)
 
