@@ -76,16 +76,48 @@ def test_ctrl_c_in_the_middle_ends_quietly(digits: str) -> None:
 
 
 INTERRUPTED = """
-import atexit, os, signal, sys
+import atexit, gc, os, signal, sys, weakref
 from xpuruntime_command import main
 
-place = sys.argv.pop(1)
+place, swallowed_by = sys.argv.pop(1), sys.argv.pop(1)
+
+class Thing:
+    def __del__(self):
+        if swallowed_by == "del":
+            interrupt()
+
+def interrupt(*_):
+    os.kill(os.getpid(), signal.SIGINT)
+    for _ in range(1000):
+        pass
+
+def collected(phase, info):
+    gc.callbacks.remove(collected)
+    interrupt()
+
+def interrupt_inside():
+    if swallowed_by == "weakref":
+        thing = Thing()
+        watched = weakref.ref(thing, interrupt)
+        del thing
+    elif swallowed_by == "gc":
+        gc.callbacks.append(collected)
+        gc.collect()
+    elif swallowed_by == "except":
+        try:
+            interrupt()
+        except BaseException:
+            pass
+    elif swallowed_by == "del":
+        Thing()
+    else:
+        interrupt()
 
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == place:
             sys.meta_path.remove(self)
-            os.kill(os.getpid(), signal.SIGINT)
+            interrupt_inside()
 
 if place == "exit":
     atexit.register(os.kill, os.getpid(), signal.SIGINT)
@@ -106,6 +138,15 @@ def test_ctrl_c_in_an_import_ends_quietly(module: str, digits: str) -> None:
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
+@pytest.mark.parametrize("place", ["xpuruntime.planning", "onnxruntime"])
+@pytest.mark.parametrize("swallowed_by", ["weakref", "gc", "del", "except"])
+def test_ctrl_c_that_is_swallowed_ends_the_command_all_the_same(place: str, swallowed_by: str, digits: str) -> None:
+    done = _interrupted(place, "verify", digits, "--device", "cpu", swallowed_by=swallowed_by)
+    assert done.returncode == 130
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
 def test_ctrl_c_at_exit_changes_nothing(digits: str) -> None:
     done = _interrupted("exit", "plan", digits, "--device", "cpu")
     assert done.returncode == 0
@@ -120,9 +161,11 @@ def test_a_job_in_the_background_goes_on(digits: str) -> None:
     assert done.returncode == 0
 
 
-def _interrupted(place: str, *arguments: str, ignored: bool = False) -> subprocess.CompletedProcess[str]:
+def _interrupted(
+    place: str, *arguments: str, ignored: bool = False, swallowed_by: str = ""
+) -> subprocess.CompletedProcess[str]:
     """Run the command with a SIGINT as a module is looked for."""
-    command = [sys.executable, "-c", INTERRUPTED, place, *arguments]
+    command = [sys.executable, "-c", INTERRUPTED, place, swallowed_by, *arguments]
     handler = (lambda: signal.signal(signal.SIGINT, signal.SIG_IGN)) if ignored else None
     return subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, preexec_fn=handler)
 

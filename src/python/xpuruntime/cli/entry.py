@@ -45,6 +45,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     _escape_what_streams_lack()
     try:
         code = int(run(sys.argv[1:] if argv is None else argv, interrupts))
+        if interrupts is not None and interrupts.happened:  # also where something swallowed the exception
+            code = ExitCode.INTERRUPTED
     finally:
         if interrupts is not None:
             interrupts.let_finish()

@@ -14,12 +14,16 @@ import threading
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from xpuruntime.cli.exit_codes import ExitCode
-from xpuruntime.cli.terminations import Terminations
+from xpuruntime.cli.terminations import Terminations, repeat_lost
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["Interrupts"]
+
+
+class _Interrupted(KeyboardInterrupt):
+    """Ctrl-C was pressed."""
 
 
 class Interrupts:
@@ -47,6 +51,8 @@ class Interrupts:
     def raise_once(self) -> None:
         """From now on: raise KeyboardInterrupt, as Python does."""
         self._handle(self._raise)
+        if self._active:
+            repeat_lost(_Interrupted, _interrupt)
         self._terminations.raise_once()
 
     def let_finish(self) -> None:
@@ -61,11 +67,18 @@ class Interrupts:
     def _raise(self, number: int, frame: Any) -> NoReturn:
         del number, frame
         self._happened = True
-        raise KeyboardInterrupt
+        raise _Interrupted
 
     def _forgive(self, number: int, frame: Any) -> None:
         del number, frame
         self._handle(_end)
+
+
+def _interrupt() -> None:
+    if os.name == "posix":
+        os.kill(os.getpid(), signal.SIGINT)
+    else:
+        signal.raise_signal(signal.SIGINT)
 
 
 def _end(number: int, frame: Any) -> None:

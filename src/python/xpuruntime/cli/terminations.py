@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["Terminations"]
+__all__ = ["Terminations", "repeat_lost"]
 
 #: Seconds in which a signal that comes again is the same: `timeout` sends it to the process, and to its group.
 _SAME = 0.5
@@ -61,7 +61,7 @@ class Terminations:
         os.set_blocking(writing, False)
         signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
         threading.Thread(target=self._watch, args=(reading,), name="terminations", daemon=True).start()
-        sys.unraisablehook = self._raise_lost(sys.unraisablehook)
+        repeat_lost(_Terminated, self._repeat)
         for one in self._watched:
             signal.signal(one, self._raise)
 
@@ -107,19 +107,7 @@ class Terminations:
         if not self._handled:
             _exit(number)
 
-    def _raise_lost(self, shown: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """Return a hook that has the signal come again which an object that was being destroyed has swallowed."""
-
-        def hook(unraisable: Any, /) -> None:
-            if isinstance(unraisable.exc_value, _Terminated):
-                threading.Thread(target=self._repeat, daemon=True).start()
-            else:
-                shown(unraisable)
-
-        return hook
-
     def _repeat(self) -> None:
-        time.sleep(_REPEAT)
         number, self.number = self.number, None
         self._sent = self._handled = 0.0
         if number is not None:
@@ -137,6 +125,27 @@ class Terminations:
     def _end(self) -> None:
         if self.number is not None:
             _kill(self.number)
+
+
+def repeat_lost(kind: type[KeyboardInterrupt], repeat: Callable[[], object]) -> None:
+    """Have a signal come again whose exception was swallowed.
+
+    Python drops what is raised while it destroys an object, and in callbacks of weak references, import locks and the
+    garbage collector.
+    """
+    shown = sys.unraisablehook
+
+    def later() -> None:
+        time.sleep(_REPEAT)
+        repeat()
+
+    def hook(unraisable: Any, /) -> None:
+        if isinstance(unraisable.exc_value, kind) and threading.current_thread() is threading.main_thread():
+            threading.Thread(target=later, daemon=True).start()
+        else:
+            shown(unraisable)
+
+    sys.unraisablehook = hook
 
 
 def _kill(number: int) -> None:
