@@ -24,7 +24,7 @@ from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.evidence.records import Control
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator, Mapping
+    from collections.abc import Collection, Iterator, Mapping, Sequence
 
     import onnx
 
@@ -56,11 +56,21 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     opsets : (int, int) or None
         First and last version of the ONNX standard.
     attributes : dict of str to list
-        Attributes and the values with which they are wrong; one that is left out of a node is right.
-    nonzero : tuple of str
-        Attributes that must have an element other than zero.
-    inputs : tuple of int
-        Optional inputs that must be there.
+        Attributes and the values with which they are wrong, all where none is listed; one that is left out of a node
+        is right.
+    other_than : dict of str to int
+        Attributes of which one must be there with an element other than this.
+    inputs, outputs : tuple of int
+        Optional inputs and outputs that must be there.
+    variable : tuple of int
+        Inputs that must not be constants.
+    rank : int
+        The least rank of its first input.
+    lengths_differ : bool
+        Whether the sizes of its first two inputs along their axis before the last must be known to differ.
+    last_window : {"", "partial", "outside"}
+        Where the last window of a pooling with ``ceil_mode`` must be, along one axis: ``"partial"`` begins within the
+        input and its padding, and ends beyond; ``"outside"`` begins behind the input.
     inner_axis : bool
         Whether the attribute ``axis``, which defaults to 1, must be another one than the last of at least three.
     where : {"anywhere", "subgraph"}
@@ -90,8 +100,13 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     devices: tuple[str, ...] = ()
     opsets: tuple[int, int] | None = None
     attributes: dict[str, list[int | str]] = {}
-    nonzero: tuple[str, ...] = ()
+    other_than: dict[str, int] = {}
     inputs: tuple[int, ...] = ()
+    outputs: tuple[int, ...] = ()
+    variable: tuple[int, ...] = ()
+    rank: int = 0
+    lengths_differ: bool = False
+    last_window: Literal["", "partial", "outside"] = ""
     inner_axis: bool = False
     where: Literal["anywhere", "subgraph"] = "anywhere"
     dequantised: bool = False
@@ -218,12 +233,27 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
         return False
     given = {one.name: one for one in node.attribute}
     for name, wrong in error.attributes.items():
-        if name not in given or _value(given[name]) not in wrong:
+        if name not in given or (wrong and _value(given[name]) not in wrong):
             return False
-    if error.nonzero and not any(any(given[name].ints) for name in error.nonzero if name in given):
+    right = error.other_than
+    if right and not any(
+        one != right[name] for name in right.keys() & given for one in given[name].ints or [_value(given[name])]
+    ):
         return False
-    if not all(place < len(node.input) and node.input[place] for place in error.inputs):
+    if error.last_window and not _ends_with(error.last_window, given, first.dims):
         return False
+    if not all(_there(node.input, place) for place in error.inputs):
+        return False
+    if not all(_there(node.output, place) for place in error.outputs):
+        return False
+    if any(values.get(node.input[place], _UNKNOWN).constant for place in error.variable):
+        return False
+    if first.dims is not None and len(first.dims) < error.rank:
+        return False
+    if error.lengths_differ:
+        lengths = [dims[-2] for name in node.input[:2] if (dims := values.get(name, _UNKNOWN).dims)]
+        if len(lengths) < 2 or None in lengths or lengths[0] == lengths[1]:
+            return False
     if error.inner_axis:
         rank = None if first.dims is None else len(first.dims)
         axis = int(given["axis"].i) if "axis" in given else 1
@@ -231,16 +261,45 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
     return True
 
 
-def _value(attribute: onnx.AttributeProto) -> int | str:
+def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims: tuple[int | None, ...] | None) -> bool:
+    """Whether the last window along an axis is `wanted`, or may be for an axis whose size is open."""
+    if "auto_pad" in attributes and attributes["auto_pad"].s not in (b"", b"NOTSET", b"VALID"):
+        return False
+    kernel = list(attributes["kernel_shape"].ints)
+    of = {name: list(one.ints) for name, one in attributes.items()}
+    ones, rank = [1] * len(kernel), len(kernel)
+    pads = of.get("pads") or [0] * 2 * rank
+    sizes = dims[2:] if dims is not None else (None,) * rank
+    for size, width, stride, dilation, before, after in zip(
+        sizes, kernel, of.get("strides") or ones, of.get("dilations") or ones, pads[:rank], pads[rank:], strict=False
+    ):
+        covered = (width - 1) * dilation + 1
+        rests = range(1, stride) if size is None else [(size + before + after - covered) % stride]
+        if any(rest and (wanted == "outside") == (rest <= stride + after - covered) for rest in rests):
+            return True
+    return False
+
+
+def _there(names: Sequence[str], place: int) -> bool:
+    return place < len(names) and bool(names[place])
+
+
+def _value(attribute: onnx.AttributeProto) -> int | float | str:
+    if attribute.type == attribute.FLOAT:
+        return float(attribute.f)
     return attribute.s.decode("utf-8", "replace") if attribute.s else int(attribute.i)
 
 
 class _Value(NamedTuple):
-    """A tensor: its element type, its dimensions, and whether it is computed of sizes and small constants alone."""
+    """A tensor: its element type, its dimensions, and what it is computed of.
+
+    It is small where it is computed of sizes and small constants alone.
+    """
 
     kind: str = ""
     dims: tuple[int | None, ...] | None = None
     small: bool = False
+    constant: bool = False
 
 
 _UNKNOWN = _Value()
@@ -257,12 +316,13 @@ def _nodes(
             yield from _nodes(inner, values)
         read = [values.get(name, _UNKNOWN) for name in node.input if name]
         small = node.op_type in _OF_SIZES or (bool(read) and all(value.small for value in read))
+        constant = node.op_type == "Constant" or (bool(read) and all(value.constant for value in read))
         for tensor in (one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"):
             small = _is_small(tensor)
         for name in filter(None, node.output):
             # Inference does not know operators of vendors: nearly all make what they read.
             known = values.get(name) or (_Value(read[0].kind) if read else _UNKNOWN)
-            values[name] = known._replace(small=small)
+            values[name] = known._replace(small=small, constant=constant)
 
 
 def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
@@ -277,7 +337,8 @@ def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
             found[value.name] = _Value(kind, dims if tensor.HasField("shape") else None)
     for weight in graph.initializer:
         kind = TensorProto.DataType.Name(weight.data_type).lower()
-        found[weight.name] = _Value(kind, tuple(weight.dims), _is_small(weight))
+        constant = weight.name not in found
+        found[weight.name] = _Value(kind, tuple(weight.dims), _is_small(weight), constant)
     return found
 
 
