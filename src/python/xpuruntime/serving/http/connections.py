@@ -18,6 +18,7 @@ from xpuruntime.serving.http.bodies import SLOWEST
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
 from xpuruntime.serving.http.large_bodies import BodyReceiver, ShortReads
 from xpuruntime.serving.protocol.rest_response import error_body
+from xpuruntime.serving.status import Status
 from xpuruntime.serving.transport.gate import HeldBytes
 
 if TYPE_CHECKING:
@@ -308,9 +309,16 @@ class Connection(HttpToolsProtocol):
             self._begun(found)
 
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None:
-        """Answer a request whose body came too slowly, or is too much."""
+        """Answer a request whose body came too slowly, or is too much.
+
+        Of one that is too much, the rest is on its way: the application takes it, or its response would be lost.
+        """
         self._received()
-        self._answered(self.direct.refuse(receiver.held, error, receiver.head))
+        if error.code is Status.RESOURCE_EXHAUSTED:
+            self.direct.refuse(receiver.held, error)
+            self._feed(receiver.head.raw + receiver.begun)
+        else:
+            self._answered(self.direct.refuse(receiver.held, error, receiver.head))
 
     def _part_late(self) -> None:
         self.part_timer = None

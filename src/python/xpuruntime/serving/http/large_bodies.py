@@ -178,6 +178,11 @@ class BodyReceiver(_Forwarding):
         """Whether threads may receive the rest."""
         return len(self._buffer) - self._received <= _LONGEST
 
+    @property
+    def begun(self) -> memoryview:
+        """What has come of the body."""
+        return self.body[: self._received]
+
     def stop(self) -> None:
         """End the timer."""
         if self._timer is not None:
