@@ -105,6 +105,45 @@ def test_products_of_other_numbers_than_floats_stay_pytorchs_own_and_obey_nothin
     found.require()
 
 
+@pytest.fixture
+def unknown_operator():
+    library = torch.library.Library("some_other_package", "DEF")
+    library.define("compute(Tensor x) -> Tensor")
+    library.impl("compute", lambda x: torch.from_numpy(x.numpy() * 2), "CPU")
+    yield torch.ops.some_other_package.compute
+    library._destroy()
+
+
+@pytest.mark.parametrize("products", [True, False])
+def test_what_an_opaque_row_may_hide_is_inconclusive(unknown_operator, products):
+    x = torch.ones(4, 4)
+    with xt.kernel_policy(strict(rms_norm="cpu.reference", matmul="cpu.reference")), xt.explain() as found:
+        unknown_operator(x)
+        if products:
+            x @ x
+    named = [sentence.split(":")[1].split()[0] for sentence in found.never_ran]
+    assert named == (["kernels.rms_norm"] if products else ["kernels.matmul", "kernels.rms_norm"])
+    for sentence in found.never_ran:
+        assert sentence.startswith("inconclusive: ")
+        assert "some_other_package::compute" in sentence
+    with pytest.raises(UnsupportedOperationError, match="some_other_package::compute cannot be seen"):
+        found.require()
+    assert found.require(no_unmatched=False) is found
+
+
+def test_compiled_code_hides_norms_alone():
+    compiled = torch.compile(lambda x: (x + 1).sin())
+    x = torch.ones(64)
+    with xt.kernel_policy(strict(layer_norm="cpu.reference", attention="cpu.reference")):
+        compiled(x)
+        with xt.explain() as found:
+            compiled(x)
+    attention, norm = found.never_ran
+    assert attention.startswith("kernels.attention names")
+    assert norm.startswith("inconclusive: kernels.layer_norm")
+    assert "torch.compile" in norm
+
+
 def test_rules_of_sizes_and_phases_may_meet_no_call():
     rules = [{"match": {"op": "attention", "head_dim": 64}, "use": "cpu.reference"}]
     with xt.kernel_policy(rules=rules), xt.explain() as found:

@@ -17,6 +17,7 @@ from xpuruntime.pytorch.coverage.operation_table import (
     uncovered_kernel,
     uncovered_operator,
 )
+from xpuruntime.pytorch.explanation.requested import COMPILED
 from xpuruntime.pytorch.explanation.timeline import Timeline
 
 if TYPE_CHECKING:
@@ -187,7 +188,7 @@ class _Joining:
             if timed:
                 self._rest[key].add(node.name, node.own)
         elif timed and node.name.startswith(_COMPILED):
-            key = UnattributedCalls("compiled", "", "torch.compile", self._timeline.module_of(node), "", (), (), "")
+            key = UnattributedCalls("compiled", "", COMPILED, self._timeline.module_of(node), "", (), (), "")
             self._rest[key].add("C++ by torch.compile", node.own)
             self._rest[key].count += 1
         elif self._only_leads(node):

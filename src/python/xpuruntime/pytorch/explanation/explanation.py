@@ -59,7 +59,8 @@ class Explanation:
     unmatched : tuple of str
         Rules for modules that matched no call, of policies that held inside; also among the notes.
     never_ran : tuple of str
-        Operations of which a policy names a kernel, and of which no call was seen; also among the notes.
+        Operations of which a policy names a kernel, and of which no call was seen; also among the notes. Where some may
+        have run inside of what is ``"opaque"``, the sentence begins with ``"inconclusive"``.
     partial : bool
         Whether the block was left by an exception.
     fast_path : str
@@ -192,7 +193,7 @@ class Explanation:
             Nothing may have run by another kernel than its rule asks for.
         no_unmatched : bool
             No rule for a module may have matched no call, and of no operation that the policy names a kernel for may
-            there have been none.
+            there have been none, or none that could be seen.
 
         Returns
         -------

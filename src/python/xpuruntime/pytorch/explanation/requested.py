@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 __all__ = ["RequestedKernels", "request_of", "requests_other_kernel", "uncertain"]
 
 
+#: The operator in rows of what `torch.compile` made C++ of.
+COMPILED = "torch.compile"
+#: Operators that a sentence names.
+_NAMED = 4
 #: Why a product is PyTorch's own whatever a policy asks for.
 NO_FLOATS = "matmul of a policy does not include products of integers and of complex numbers"
 
@@ -54,10 +58,9 @@ class RequestedKernels:
         """Return a sentence for each operation of which a policy names a kernel, and of which no call was seen.
 
         Rules that state a size, a type, a device or a phase may meet no call, and are no such request. Products of
-        integers are no calls of matmul here. Where it cannot be seen what ran, it is not known whether any did.
+        integers are no calls of matmul here. Where it cannot be seen what ran, the sentence begins with
+        ``"inconclusive"`` and names what hides it.
         """
-        if any(row.status == "opaque" for row in rows):
-            return ()
         seen = {row.op for row in rows if row.status != "default" or row.source != "default"}
         left = {row.op for row in rows if row.reason == NO_FLOATS}
         found: dict[str, str] = {}
@@ -66,7 +69,9 @@ class RequestedKernels:
             for op in sorted(DEFAULT_ID):
                 source = next((key for key, use in _named(kernels, op) if requests_other_kernel(op, use)), None)
                 if source is not None and op not in seen:
-                    found.setdefault(op, _never(op, source, op in left, root or active.root))
+                    hidden = _hiding(rows, op)
+                    sentence = _inconclusive(op, source, hidden) if hidden else ""
+                    found.setdefault(op, sentence or _never(op, source, op in left, root or active.root))
         return tuple(found.values())
 
     def asked(self, facts: CallFacts) -> tuple[tuple[str, ...], str, bool]:
@@ -89,6 +94,19 @@ def _named(kernels: KernelPolicy, op: str) -> Iterator[tuple[str, tuple[str, ...
             yield rule.source, rule.use
     if op in rules.short_forms:
         yield rules.short_forms[op].source, rules.short_forms[op].use
+
+
+def _hiding(rows: Sequence[Row], op: str) -> list[str]:
+    """Return what ran in which calls of an operation may be, and cannot be seen."""
+    norms = op in ("layer_norm", "rms_norm")  # the rest of compiled code calls its operators
+    opaque = (row.operator for row in rows if row.status == "opaque")
+    return list(dict.fromkeys(name for name in opaque if norms or name != COMPILED))
+
+
+def _inconclusive(op: str, source: str, hidden: list[str]) -> str:
+    names = ", ".join(hidden[:_NAMED]) + (f" and {len(hidden) - _NAMED} more" if len(hidden) > _NAMED else "")
+    seen = f"{source} names a kernel for {op}, and no call of {op} was seen"
+    return f"inconclusive: {seen}, but whether any ran inside {names} cannot be seen"
 
 
 def _never(op: str, source: str, left: bool, root: torch.nn.Module | None) -> str:

@@ -89,7 +89,9 @@ def _headline(explanation: Explanation) -> RenderableType:
         text.append(f", {coverage.opaque:.1%} opaque", style="yellow")
     text.append(f", {coverage.other:.1%} other")
     if explanation.never_ran:
-        text.append(f"\nasked for and never ran: {len(explanation.never_ran)}, see the notes", style="bold red")
+        text.append(
+            f"\nasked for and never ran, or not known to: {len(explanation.never_ran)}, see the notes", style="bold red"
+        )
     if explanation.partial:
         text.append("\nincomplete: the block was left by an exception", style="yellow")
     return text
