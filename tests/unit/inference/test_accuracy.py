@@ -225,7 +225,7 @@ def test_a_model_that_refuses_a_made_up_input_opens(tmp_path: Path) -> None:
     graph = helper.make_graph([node], "g", inputs, [helper.make_tensor_value_info("y", TensorProto.FLOAT, [4])])
     path = models.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), tmp_path)
     policy = {"execution": {"device": "cpu"}, "accuracy": {"rtol": 1e-3}}
-    with pytest.warns(xrt.XpuRuntimeWarning, match="inconclusive: .* refuses the generated probe input"):
+    with pytest.warns(xrt.XpuRuntimeWarning, match="inconclusive: .* refuses the generated input"):
         session = xrt.InferenceSession(path, policy=policy)
     with session:
         feeds = {"x": np.ones(1, np.float32), "i": np.zeros(4, np.int64)}

@@ -15,7 +15,7 @@ import msgspec
 from xpuruntime.artifacts.checks import foreign_artifact, stale_artifact
 from xpuruntime.artifacts.manifest import MANIFEST, PROBE, Artifact, FileFacts, Manifest
 from xpuruntime.artifacts.reading import made_files, open_artifact, read_manifest
-from xpuruntime.engines.accuracy import ProbeRefusedError, check_accuracy, check_due, make_reference, write_reference
+from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, write_reference
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.engines.quantisation.judge import calibration_digest
@@ -299,6 +299,8 @@ def _reference(request: Request, engine: Engine, machine: Machine, check: Accura
     """Return what the result is compared with, where that is due."""
     if check is None:
         return None
+    from xpuruntime.engines.precision.probe import ProbeRefusedError
+
     try:
         return make_reference(request, engine, machine)
     except XpuRuntimeError as error:

@@ -18,6 +18,7 @@ from xpuruntime.files.reading import open_regular
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from xpuruntime.engines.model import ModelInfo, TensorInfo
 
@@ -29,6 +30,13 @@ class Feeds(msgspec.Struct, frozen=True, kw_only=True):
 
     arrays: dict[str, Any]
     probed: tuple[str, ...] = ()
+    model: ModelInfo
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return a context for runs with these arrays: where they were generated, an error says so, see `probing`."""
+        from xpuruntime.engines.precision import probing
+
+        return probing(self.model, self.arrays, made=bool(self.probed))
 
     def note(self) -> str | None:
         """Return a sentence about inputs that were generated, or ``None``."""
@@ -63,7 +71,7 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
         from xpuruntime.engines.precision import probe_feeds
 
         made = probe_feeds(model, dims=sizes)
-        return Feeds(arrays=made, probed=tuple(made))
+        return Feeds(arrays=made, probed=tuple(made), model=model)
     if sizes:
         raise InputError("--dim gives sizes for probe inputs, but --input is there too: leave one of them out")
     arrays: dict[str, Any] = {}
@@ -72,7 +80,7 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
             if name in arrays:
                 raise InputError(f"input {name!r} is given twice: leave one out")
             arrays[name] = array
-    return Feeds(arrays=arrays)
+    return Feeds(arrays=arrays, model=model)
 
 
 def parse_dims(values: Sequence[str] | None, model: ModelInfo) -> dict[str, int]:

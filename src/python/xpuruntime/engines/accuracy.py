@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GENERATED",
     "AccuracyCheck",
-    "ProbeRefusedError",
     "Reference",
     "check_accuracy",
     "check_due",
@@ -45,10 +44,6 @@ class Reference(msgspec.Struct, frozen=True, kw_only=True):
     feeds: dict[str, Any]
     outputs: dict[str, Any]
     origin: str = "generated"
-
-
-class ProbeRefusedError(InputError):
-    """No input can be made up for a model, or the model itself refuses the one that was."""
 
 
 class AccuracyCheck(NamedTuple):
@@ -143,10 +138,12 @@ def make_references(
     ProbeRefusedError
     XpuRuntimeError
     """
+    from xpuruntime.engines.precision.probe import ProbeRefusedError, probe_refused
+
     try:
         made, origin = _made(request) if samples is None else (samples, "given")
     except InputError as error:
-        raise ProbeRefusedError(error.reason) from None
+        raise ProbeRefusedError(error.reason, fix="give inputs= (on the command line: --input)") from None
     try:
         loaded = _plain(request, engine, machine)
         try:
@@ -154,8 +151,7 @@ def make_references(
         except XpuRuntimeError as error:
             if origin != GENERATED:
                 raise
-            msg = f"{request.model.path} itself, in fp32 on the CPU, refuses the generated probe input: {error.reason}"
-            raise ProbeRefusedError(msg, engine=error.engine, device=error.device, status=error.status) from None
+            raise probe_refused(request.model, made[0], error) from None
         finally:
             loaded.close()
     except ProbeRefusedError:

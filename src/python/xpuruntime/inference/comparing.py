@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.argument_types import ARRAYS, COUNT, FLAG, MACHINE, NAMES, check_types
-from xpuruntime.engines.accuracy import ProbeRefusedError, limits_of, make_reference
+from xpuruntime.engines.accuracy import limits_of, make_reference
 from xpuruntime.engines.control_builder import REFERENCE
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.registry import known_engines
@@ -137,10 +137,7 @@ def compare_engines(
         msg = f"{info.path} is of the format {info.format}, and engines are compared on ONNX models; export it first"
         raise ModelError(msg)
     asked = request.on("cpu", base)
-    try:
-        reference = make_reference(asked, None, machine or machine_snapshot(), inputs)
-    except ProbeRefusedError as error:
-        raise InputError(f"{error}. Fix: give inputs= (on the command line: --input)") from None
+    reference = make_reference(asked, None, machine or machine_snapshot(), inputs)
     bench = _Bench(request, base, known, machine, reference, runs, search, layers)
     return Comparison(
         model=info.path,

@@ -52,7 +52,7 @@ def explain_session(
     session: InferenceSession, loaded: LoadedModel, inputs: Mapping[str, Any] | None, runs: int
 ) -> Report:
     """Time the session itself, then watch an instrumented copy; see `InferenceSession.explain`."""
-    from xpuruntime.engines.precision import probe_feeds, shapes_text
+    from xpuruntime.engines.precision import probe_feeds, probing, shapes_text
     from xpuruntime.runtime.libraries.loading import loaded_libraries
 
     notes = []
@@ -64,7 +64,8 @@ def explain_session(
     else:
         feeds = inputs
     watch = MemoryWatch(loaded.memory, session.plan.device)
-    observed, latency = _watched_runs(session, loaded, feeds, runs, watch, notes)
+    with probing(session.model, feeds, made=inputs is None):
+        observed, latency = _watched_runs(session, loaded, feeds, runs, watch, notes)
     observed = msgspec.structs.replace(observed, keys=_keys(session, loaded, inputs, observed, notes))
     if session.plan.policy_source == "model metadata":
         notes.append("the policy is the one that the model carries (source: model metadata)")

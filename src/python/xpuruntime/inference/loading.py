@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.artifacts.manifest import PROBE
-from xpuruntime.engines.accuracy import ProbeRefusedError, check_accuracy, check_due, make_reference, read_reference
+from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, read_reference
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
@@ -109,6 +109,7 @@ def _prove(
     check = check_due(request, judgement)
     if check is None:
         return None, ()
+    from xpuruntime.engines.precision.probe import ProbeRefusedError
     from xpuruntime.evidence.tolerances import ProbeResult
 
     what = "a probe input was compared with fp32 on the CPU"
@@ -118,8 +119,8 @@ def _prove(
     try:
         reference = reference_of(engine, request, machine)
     except ProbeRefusedError as error:
-        idle = ProbeResult(passed=True, outputs=(), tolerance=check.tolerance, not_run=str(error))
-        return idle, (Conversion(what="not compared with fp32 on the CPU", reason=str(error), count=1),)
+        idle = ProbeResult(passed=True, outputs=(), tolerance=check.tolerance, not_run=error.reason)
+        return idle, (Conversion(what="not compared with fp32 on the CPU", reason=error.reason, count=1),)
     except XpuRuntimeError as error:
         if check.refuses:
             raise

@@ -123,18 +123,22 @@ def _samples(array: Any) -> tuple[float, ...]:
 def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
     """Run probe inputs and compare their outputs with those of a lock.
 
-    A lock has none where no probe inputs can be made, and only there.
+    A lock has none where no probe inputs can be made or the model refuses them, and only there.
 
     Raises
     ------
     LockError
         An output is another one, or the shapes of the lock are none of the model.
     """
+    from xpuruntime.engines.precision import probing
+
     lock, where = in_force.lock, in_force.where
     for shapes in lock.identity.shapes:
         locked = tuple(one for one in lock.identity.outputs if one.at == shapes.id)
         try:
-            results = session.run(probe_at(session.model, shapes.inputs))
+            feeds = probe_at(session.model, shapes.inputs)
+            with probing(session.model, feeds):
+                results = session.run(feeds)
         except (InputError, PolicyError, OutOfMemoryError) as error:
             if not locked and isinstance(error, InputError):
                 continue

@@ -17,7 +17,7 @@ import numpy as np
 from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.cuda_arrays import host_copies
 from xpuruntime.engines.model.static_batch import fixed_axes
-from xpuruntime.engines.precision import probe_feeds
+from xpuruntime.engines.precision import probe_feeds, probing
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Conversion, KeySeen
 
@@ -63,7 +63,8 @@ class StaticBatchModel(LoadedModel):
         for name, axis in axes.items():
             if feeds[name].shape[axis] != self._size:  # examples of a module
                 feeds[name] = np.take(feeds[name], np.arange(self._size) % feeds[name].shape[axis], axis=axis)
-        want = self._results(feeds)
+        with probing(self._info, feeds):
+            want = self._results(feeds)
         for name, array in want.items():
             axis = self._outputs[name]
             if array.ndim <= axis or array.shape[axis] != self._size:

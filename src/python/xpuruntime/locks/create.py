@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.engines.precision import probing
 from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
@@ -97,9 +98,10 @@ def create_lock(
         source = first.policy
         feeds = _feeds(first, shapes, inputs, before)
         at = LockedShapes(id=SHAPES_ID, inputs={name: _shape(array) for name, array in sorted(feeds.items())})
-        probes = _probes(first, at)
-        observed = first.explain(feeds, runs=1)
+        with probing(first.model, feeds, made=inputs is None):
+            observed = first.explain(feeds, runs=1)
         calls = _preferred(call_entries(observed.decisions, ()), pins)
+        probes = _probes(first, at)
         runs = [first.run(probes) for _ in range(_TIMES)] if probes is not None else []
         engine, device, machine = first.plan.engine, first.plan.device, first._machine
     pinned = locked_policy(source, engine, device, calls)
@@ -182,9 +184,12 @@ def _shape(array: Any) -> tuple[int, ...]:
 def _probes(session: InferenceSession, at: LockedShapes) -> dict[str, Any] | None:
     """Return probe inputs in the locked shapes; ``None`` where the model takes what cannot be generated."""
     try:
-        return probe_at(session.model, at.inputs)
+        probes = probe_at(session.model, at.inputs)
+        with probing(session.model, probes):
+            session.run(probes)
     except InputError:
         return None
+    return probes
 
 
 def _outputs(

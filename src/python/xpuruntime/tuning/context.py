@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from xpuruntime.engines.accuracy import limits_of, make_references
+from xpuruntime.engines.accuracy import GENERATED, limits_of, make_references
 from xpuruntime.engines.model.file_digests import model_digest
+from xpuruntime.engines.precision import probing
 from xpuruntime.engines.quantisation import uses_calibration
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.tolerances import RANDOM_FIX, Tolerance, compare_within
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.executors.ray_cluster import RayCluster
+    from xpuruntime.tuning.inputs import Samples
     from xpuruntime.tuning.spec.parts import SearchSpace
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
     from xpuruntime.tuning.trial import Candidate
@@ -156,13 +158,15 @@ class SearchContext:
             "hardware": self.devices[0].hardware,
         }
 
-    def write_samples(self, feeds: list[dict[str, Any]], room: Path) -> int:
+    def write_samples(self, samples: Samples, room: Path) -> int:
         """Write inputs, and what the reference answers to them."""
         arguments = self.request.on(self.plan.device, self.base)
         engine = None if self.request.model.format == "onnx" else self.registry.get(self.plan.engine)
         undecided: dict[str, str] = {}
         exact = Tolerance(rtol=0.0, atol=0.0, cosine=0.0)
-        for index, one in enumerate(make_references(arguments, engine, self.machine, feeds)):
+        with probing(self.request.model, samples.feeds[0], made=samples.origin == GENERATED):
+            references = make_references(arguments, engine, self.machine, samples.feeds)
+        for index, one in enumerate(references):
             write_arrays(room / f"inputs-{index}", one.feeds)
             outputs = {name: value for name, value in one.outputs.items() if isinstance(value, np.ndarray)}
             if len(outputs) != len(one.outputs):
@@ -174,7 +178,7 @@ class SearchContext:
             for found in compare_within(outputs, outputs, exact, self.request.model.random_outputs).outputs:
                 undecided[found.name] = found.undecided and undecided.get(found.name, found.undecided)
         self._check_compared(undecided)
-        return len(feeds)
+        return len(samples.feeds)
 
     def _check_compared(self, undecided: dict[str, str]) -> None:
         """Refuse inputs for which no output can be compared with anything; those that cannot be are a note."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from xpuruntime.engines.accuracy import GENERATED
 from xpuruntime.engines.arrays import digest_parts
 from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.input_binding import InputValidator
@@ -66,7 +67,7 @@ def read_samples(data: Any, model: ModelInfo, *, batch: int, seed: int) -> Sampl
         )
     note: str | None
     if isinstance(data, str) and data == RANDOM:
-        feeds, origin = _made_up(model, batch, seed), "generated"
+        feeds, origin = _made_up(model, batch, seed), GENERATED
         note = f"the inputs were generated (seed {seed}): times and errors of real ones may differ"
     else:
         feeds, origin, left = _given(data, model, batch)

@@ -174,11 +174,11 @@ def tune(
             data = list(data)  # read once for each batch
         samples = read_samples(data, context.request.model, batch=stated.objective.batch, seed=stated.seed)
         room = Path(stack.enter_context(ScratchFolder("tune")))
-        of_batch = {stated.objective.batch: (str(room), context.write_samples(samples.feeds, room))}
+        of_batch = {stated.objective.batch: (str(room), context.write_samples(samples, room))}
         for rows in set(stated.space.batch) - {stated.objective.batch}:
-            feeds = read_samples(data, context.request.model, batch=rows, seed=stated.seed).feeds
+            samples = read_samples(data, context.request.model, batch=rows, seed=stated.seed)
             (folder := room / f"batch-{rows}").mkdir()
-            of_batch[rows] = (str(folder), context.write_samples(feeds, folder))
+            of_batch[rows] = (str(folder), context.write_samples(samples, folder))
         log = stack.enter_context(Journal(journal, context.journal_header(samples.digest), resume=resume))
         before, earlier = moment(), log.elapsed
 

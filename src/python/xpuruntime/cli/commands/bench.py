@@ -62,7 +62,7 @@ def bench(
     arrays = feeds.arrays
     session, load_us = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
     samples: dict[str, list[float]] = {}
-    with session, progress(as_json=json) as bar:
+    with session, progress(as_json=json) as bar, feeds.running():
         plan = session.plan
         samples["run"] = _time(lambda: session.run(arrays), warmup, runs, bar, "run")
         there, wait = _on_device(arrays, plan.device)

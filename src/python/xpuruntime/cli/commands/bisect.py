@@ -89,7 +89,7 @@ def bisect(
     seconds = read_duration(budget, "--budget")
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     report_probe_inputs(feeds)
-    with working(f"bisecting {package}", as_json=json):
+    with working(f"bisecting {package}", as_json=json), feeds.running():
         found = bisect_versions(
             package,
             good,

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -86,7 +87,7 @@ def compare(
     check_outputs({"--html": html}, model, session_options, input)
     refuse_other_kinds({"--html": (html, "page")})
     feeds = prepare(model, input, dim)[1] if input or dim else None
-    with working("comparing", as_json=json):
+    with working("comparing", as_json=json), nullcontext() if feeds is None else feeds.running():
         found = compare_engines(
             model,
             None if engines is None else engines.split(","),

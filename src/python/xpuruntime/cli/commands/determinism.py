@@ -73,7 +73,7 @@ def determinism(
     sizes = None if batch_sizes is None else _sizes(batch_sizes)
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
     session, _ = open_session(model, session_options, feeds, as_json=json)
-    with session, working("testing determinism", as_json=json):
+    with session, working("testing determinism", as_json=json), feeds.running():
         found = session_determinism(
             session,
             grade,  # type: ignore[arg-type]

@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Annotated
 
 import typer
@@ -67,7 +68,7 @@ def diff(
         if input or dim or not any(isinstance(read_side(one), LockSide) for one in (before, after)):
             feeds = prepare(model, input, dim, trust=session_options.trust)[1]
             report_probe_inputs(feeds)
-    with working("comparing two environments", as_json=json):
+    with working("comparing two environments", as_json=json), nullcontext() if feeds is None else feeds.running():
         found = compare_environments(
             before,
             after,

@@ -147,7 +147,7 @@ def explain(
         raise typer.BadParameter("--noise and --noise-us are for the comparison of two saved reports")
     _, feeds = prepare(model, input, dim, trust=session_options.trust)
     session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
-    with session, working("running instrumented", as_json=json):
+    with session, working("running instrumented", as_json=json), feeds.running():
         if determinism is not None:
             given_feeds = None if feeds.probed and not dim else feeds.arrays
             session_determinism(session, determinism, inputs=given_feeds, trust=session_options.trust)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def profile(
     prof = profiling()
     _, feeds = prepare(model, input, dim, trust=session_options.trust)
     session, _ = open_session(model, session_options, feeds, as_json=json)
-    with session:
+    with session, feeds.running():
         for _ in range(warmup):
             session.run(feeds.arrays)
         with prof:

@@ -53,7 +53,7 @@ def run(
     info, feeds = prepare(model, input, dim, trust=session_options.trust)
     check_output_path(output, len(info.outputs))
     session, _ = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
-    with session:
+    with session, feeds.running():
         start = time.perf_counter_ns()
         outputs = session.run(feeds.arrays)
         elapsed = (time.perf_counter_ns() - start) / 1e3

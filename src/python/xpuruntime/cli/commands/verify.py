@@ -131,7 +131,7 @@ def verify(
     refuse_other_kinds({f"--out {one}={path}": (path, f"verification as {one}") for one, path in outputs})
     seconds = None if budget is None else read_duration(budget, "--budget")
     feeds = prepare(model, input, dim, trust=session_options.trust)[1]
-    with working("verifying", as_json=json):
+    with working("verifying", as_json=json), feeds.running():
         result = verified(
             model,
             lock=lock,

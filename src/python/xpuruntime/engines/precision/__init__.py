@@ -10,7 +10,7 @@ from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
     from xpuruntime.engines.precision.conversion import ConvertedModel, KeptNode, convert
-    from xpuruntime.engines.precision.probe import probe_feeds, probe_shape, shapes_text
+    from xpuruntime.engines.precision.probe import probe_feeds, probe_shape, probing, shapes_text
     from xpuruntime.engines.precision.probe_sizes import names_in, unnamed_dimensions
 
 __all__ = [
@@ -20,6 +20,7 @@ __all__ = [
     "names_in",
     "probe_feeds",
     "probe_shape",
+    "probing",
     "shapes_text",
     "unnamed_dimensions",
 ]
@@ -32,6 +33,7 @@ _LAZY = {
     "names_in": "probe_sizes",
     "probe_feeds": "probe",
     "probe_shape": "probe",
+    "probing": "probe",
     "shapes_text": "probe",
     "unnamed_dimensions": "probe_sizes",
 }

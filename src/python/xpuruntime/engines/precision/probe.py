@@ -1,22 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`probe_feeds`: inputs to try a model with, the same each time."""
+"""`probe_feeds`: inputs to try a model with, the same each time; `probing`: errors of runs on them."""
 
 from __future__ import annotations
 
 import math
+import re
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.limits import shown_dims
-from xpuruntime.engines.precision.probe_sizes import inside, probe_size, probe_sizes, unnamed_dimensions
-from xpuruntime.errors import InputError, OutOfMemoryError
+from xpuruntime.engines.precision.probe_sizes import inside, names_in, probe_size, probe_sizes, unnamed_dimensions
+from xpuruntime.errors import EngineFailed, InputError, OutOfMemoryError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from xpuruntime.engines.model import ModelInfo, TensorInfo
+    from xpuruntime.errors import XpuRuntimeError
 
-__all__ = ["probe_feeds", "probe_shape", "shapes_text"]
+__all__ = ["ProbeRefusedError", "probe_feeds", "probe_refused", "probe_shape", "probing", "shapes_text"]
 
 _FIX = "give an array for it"
 #: Bytes that are drawn for one input, in float64.
@@ -27,6 +30,49 @@ MAX_RANK = 32
 MAX_BATCH = 64
 #: Inputs that a note names.
 _NAMED = 4
+#: Largest side of an image that is taken from the metadata of a model.
+_LARGEST_SIDE = 8192
+
+
+class ProbeRefusedError(InputError):
+    """No input can be generated for a model, or the model itself refuses the one that was."""
+
+
+@contextmanager
+def probing(model: ModelInfo, feeds: Mapping[str, Any], *, made: bool = True) -> Iterator[None]:
+    """Run a model on inputs that were generated, of which an error says that they are the likely cause.
+
+    Without `made`, the inputs are somebody's own, and every error is passed on.
+
+    Raises
+    ------
+    ProbeRefusedError
+        In place of an `InputError` or `EngineFailed`, where the model leaves sizes open or takes other types than
+        floats; else the error is passed on.
+    """
+    try:
+        yield
+    except ProbeRefusedError:
+        raise
+    except (EngineFailed, InputError) as error:
+        free = any(not isinstance(size, int) for tensor in model.inputs for size in tensor.shape or (None,))
+        if made and (free or not all("float" in tensor.dtype for tensor in model.inputs)):
+            raise probe_refused(model, feeds, error) from error
+        raise
+
+
+def probe_refused(model: ModelInfo, feeds: Mapping[str, Any], error: XpuRuntimeError) -> ProbeRefusedError:
+    """Return the error of a run on generated inputs, with how to give others."""
+    msg = f"{model.path} refuses the generated input {shapes_text(feeds)}, which is the likely cause: {error.reason}"
+    fix = "give inputs that it takes, --input NAME=@file.npy (in Python: inputs)"
+    names: dict[str, None] = {}
+    for tensor in model.inputs:
+        for dim in (*(tensor.shape or ()), *unnamed_dimensions(tensor).values()):
+            names.update(dict.fromkeys(names_in(dim) if isinstance(dim, str) else ()))
+    if names:
+        stated = " ".join(f"--dim {name}=N" for name in names)
+        fix = f"state sizes that it takes, {stated} (xrt lock: --shapes; in a policy: execution.shapes), or {fix}"
+    return ProbeRefusedError(msg, fix=fix, engine=error.engine, device=error.device, status=error.status)
 
 
 def probe_shape(tensor: TensorInfo, dims: Mapping[str, int] | None = None) -> tuple[int, ...]:
@@ -68,6 +114,7 @@ def probe_feeds(
     Floats are drawn from N(0, 1). Integers are 0 or 1, since they are often indices; masks are all 1, and 8-bit
     integers span their positive range, since they are often pixels. The same seed gives the same inputs. Where the
     first dimensions that are stated or fixed agree, those without a name have the same size: they are batches too.
+    Images have the size that the metadata of the model states, as Ultralytics writes it (``imgsz``).
 
     Parameters
     ----------
@@ -108,6 +155,8 @@ def probe_feeds(
         if isinstance(dim, str)
     }
     stated.update(dims or {})
+    for dim, size in _image_sizes(model).items():
+        stated.setdefault(dim, size)
     made = [tensor for tensor in model.inputs if tensor.name not in given]
     batch = _batch(model.inputs, given, stated)
     for tensor in made:
@@ -123,6 +172,24 @@ def probe_feeds(
             feeds[tensor.name] = np.asarray(_values(tensor, np.random.default_rng((seed, index)), sizes))
     feeds.update((name, value) for name, value in given.items() if name not in feeds)
     return feeds
+
+
+def _image_sizes(model: ModelInfo) -> dict[str, int]:
+    """Return the open height and width of images where the model's metadata states them, by dimension."""
+    sides = [int(side) for side in re.findall(r"[0-9]{1,6}", model.metadata.get("imgsz", ""))]
+    sides = sides * 2 if len(sides) == 1 else sides
+    found: dict[str, int] = {}
+    if len(sides) != 2 or not all(0 < side <= _LARGEST_SIDE for side in sides):
+        return found
+    for tensor in model.inputs:
+        if tensor.shape is None or len(tensor.shape) != 4:
+            continue
+        names, limits = {**dict(enumerate(tensor.shape)), **unnamed_dimensions(tensor)}, tensor.limits or (None,) * 4
+        first = 1 if names[3] in (1, 3, 4) else 2  # of NHWC and of NCHW
+        for axis, side in zip((first, first + 1), sides, strict=True):
+            if isinstance(name := names[axis], str):
+                found.setdefault(name, inside(side, limits[axis]))
+    return found
 
 
 def _batch(inputs: Sequence[TensorInfo], given: Mapping[str, Any], stated: Mapping[str, int]) -> int | None:

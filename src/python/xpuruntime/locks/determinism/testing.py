@@ -154,7 +154,10 @@ def session_determinism(
         raise InputError(f"{asked!r} is not a grade of determinism; the grades are {', '.join(_GRADES)}")
     last = _GRADES[-1] if asked == "none" else asked
     testing = _Testing(session, inputs, (trials, processes), batch_sizes, batch_dimension, trust=trust)
-    session.determinism_tests = testing.run(asked, last)
+    from xpuruntime.engines.precision import probing
+
+    with probing(session.model, testing.feeds, made=inputs is None):
+        session.determinism_tests = testing.run(asked, last)
     return session.determinism_tests
 
 

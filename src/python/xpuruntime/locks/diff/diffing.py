@@ -164,10 +164,18 @@ class _Work:
         inputs: Mapping[str, Any] | None,
         arguments: dict[str, Any],
     ) -> None:
+        from xpuruntime.engines.model import read_model
+        from xpuruntime.engines.precision import probe_feeds, probing
+
         self.folder, self.stack, self.model, self.arguments = folder, stack, model, arguments
         self.inputs = folder / "inputs"
+        self.running: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
         if model is not None:
-            write_arrays(self.inputs, _made_up(model) if inputs is None else inputs)
+            if inputs is None:
+                info = read_model(model)
+                inputs = made = probe_feeds(info)
+                self.running = lambda: probing(info, made)
+            write_arrays(self.inputs, inputs)
 
     def open(self, side: FileSide | PythonSide, place: int) -> _Opened:
         own = self.folder / f"side-{place}"
@@ -178,16 +186,10 @@ class _Work:
         worker = self.stack.enter_context(start_worker(side, self.folder))
         model = os.path.abspath(self.model)  # noqa: PTH100  a link stays the name that was given
         call(worker, side.name, "open_session", model=model, arguments=self.arguments, inputs=str(self.inputs))
-        found = call(worker, side.name, "explain")
+        with self.running():
+            found = call(worker, side.name, "explain")
         report = msgspec.json.decode(json_bytes(found["report"]), type=Report)
         return _Opened(side.name, report, worker, own, found["defaults"])
-
-
-def _made_up(model: str | os.PathLike[str]) -> dict[str, Any]:
-    from xpuruntime.engines.model import read_model
-    from xpuruntime.engines.precision import probe_feeds
-
-    return dict(probe_feeds(read_model(model)))
 
 
 def _level(name: str, rows: tuple[DiffRow, ...], reason: str = "") -> Level:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.errors import (
     EngineError,
+    EngineFailed,
     EngineUnavailable,
     InputError,
     LockError,
@@ -40,6 +41,7 @@ _KINDS: tuple[type[XpuRuntimeError], ...] = (
     ModelError,
     InputError,
     EngineUnavailable,
+    EngineFailed,
     UnsupportedOperationError,
     PlanError,
     LockError,
@@ -138,7 +140,7 @@ def call(worker: Worker, name: str, function: str, **arguments: Any) -> Any:
     Raises
     ------
     XpuRuntimeError
-        Of the same kind as the worker's where that is bad input or a refusal, else an `EngineError`.
+        Of the same kind as the worker's where that is bad input, a refusal or a failed engine, else an `EngineError`.
     """
     try:
         return worker.call(f"{MODULE}:{function}", called=function, **arguments)

@@ -227,9 +227,12 @@ def verify(
                 raise
             return msgspec.structs.replace(result, claims=(_not_opened(error),))
         opened_s = time.perf_counter() - start
+        from xpuruntime.engines.precision import probing
+
         with session:
             feeds, notes = _feeds(session, inputs)
-            session.run(feeds)  # inputs that do not fit are refused here, and fail no claim
+            with probing(session.model, feeds, made=inputs is None):
+                session.run(feeds)  # inputs that do not fit are refused here, and fail no claim
             subject = Subject(
                 session=session,
                 model=model,
