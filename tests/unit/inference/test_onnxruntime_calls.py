@@ -161,7 +161,7 @@ def test_a_choice_of_outputs_of_a_module() -> None:
             assert torch.equal(found[second], x * x)
         assert list(session.run({name: x})) == [first, second]
         with pytest.raises(InputError, match="ONNX Runtime's own run"):
-            session.run(None, {name: x})
+            session.run(None, {name: x})  # type: ignore[arg-type]
 
 
 def test_a_choice_of_outputs_of_batches_that_are_padded(tmp_path: Path) -> None:

@@ -4,15 +4,19 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.control_builder import ControlBuilder, show
 from xpuruntime.engines.onnxruntime.kernel_controls import KernelKeys
 from xpuruntime.engines.onnxruntime.options import (
+    AFFINITIES,
     CONFUSED_BY_CASTS,
     CPU_OPTIONS,
     CUDA_OPTIONS,
+    DENORMALS,
     DISABLED,
+    INTER_THREADS,
     NAMES,
     SAFE_LEVEL,
     SESSION_OPTIONS,
@@ -21,6 +25,7 @@ from xpuruntime.engines.onnxruntime.precision_controls import on_unless_stated, 
 from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
+from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -79,14 +84,47 @@ def _given_options(
     level = entries.pop("graph_optimization_level", SAFE_LEVEL if converts else "all")
     if converts and not level_stated:
         entries.setdefault(DISABLED, ";".join(CONFUSED_BY_CASTS))
-    for name in [] if cuda else [name for name in entries if name.startswith("ep.")]:
+    if AFFINITIES in entries:
+        _check_affinities(f"{where}.{AFFINITIES}", entries[AFFINITIES], request.policy.execution.threads)
+    unused = [INTER_THREADS] if cuda else [name for name in entries if name.startswith("ep.")]
+    for name in [name for name in unused if name in entries]:
         del entries[name]  # ONNX Runtime would keep it, and nobody reads it
         reason = "it is for a provider that does not run here: ONNX Runtime would accept it silently"
         for alias in NAMES:
             key = f"execution.provider_options.{alias}.{name}"
             builder.add(key, "-", "unsupported", reason, "use the device that it is for, or leave the key out")
+    inter = entries.pop(INTER_THREADS, None)
+    if entries.pop(DENORMALS, None) is not None:
+        reason = (
+            "ONNX Runtime sets it for good on the thread that opens the first session, also for what the program "
+            "computes there itself, and not for the calling threads of later sessions"
+        )
+        for alias in NAMES:
+            builder.add(f"execution.provider_options.{alias}.{DENORMALS}", "-", "unsupported", reason, "leave it out")
     builder.options(where, NAMES, "validated and handed to ONNX Runtime; provider options are read back after loading")
-    return settings.replace(options=options, session=entries, level=level, level_stated=level_stated)
+    return settings.replace(
+        options=options,
+        session=entries,
+        level=level,
+        level_stated=level_stated,
+        inter_threads=None if inter is None else int(inter),
+    )
+
+
+def _check_affinities(key: str, text: str, threads: int | None) -> None:
+    """Refuse affinities that do not fit the threads: ONNX Runtime has an entry for each but the caller's."""
+    entries = text.split(";")
+    ranged = r"[1-9][0-9]{0,4}(-[1-9][0-9]{0,4})?"
+    if not all(re.fullmatch(rf"{ranged}(,{ranged})*", entry) for entry in entries):
+        fix = f"{key}: '1,2;3-4', processors from 1 on, with ';' between threads"
+        raise PolicyError(f"{key}: {text!r} is no list of processors for each thread", fix=fix, engine="onnxruntime")
+    if threads != len(entries) + 1:
+        stated = "is not stated" if threads is None else f"is {threads}"
+        raise PolicyError(
+            f"{key} has {len(entries)} entries, one for each thread but the caller's, and execution.threads {stated}",
+            fix=f"execution.threads: {len(entries) + 1}",
+            engine="onnxruntime",
+        )
 
 
 def _placement(

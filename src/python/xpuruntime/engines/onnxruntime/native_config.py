@@ -27,7 +27,7 @@ from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, Model
 from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
 from xpuruntime.engines.onnxruntime.native_script import script_text
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
-from xpuruntime.engines.onnxruntime.options import NAMES
+from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES
 from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.errors import UnsupportedOperationError
 
@@ -133,6 +133,7 @@ class OnnxRuntimeExporter(NativeExporter):
             entries=python_literal(entries),
             level=LEVELS[settings.level],
             threads=settings.threads or 0,
+            inter=settings.inter_threads,
             deterministic=settings.deterministic,
             preload="    ort.preload_dlls()\n" if settings.provider == _CUDA else "",
         )
@@ -170,7 +171,7 @@ class OnnxRuntimeExporter(NativeExporter):
             found.add("execution.memory.", "kept", "ONNX Runtime's own arena, with gpu_mem_limit")
         found.add("execution.memory.", "lost", "the pool is xpuruntime's")
         for name in NAMES:
-            for option in (*settings.options, *settings.session, "graph_optimization_level"):
+            for option in (*settings.options, *settings.session, "graph_optimization_level", INTER_THREADS):
                 found.add(f"execution.provider_options.{name}.{option}", "kept", "the same option")
         return found.settle(
             device=f"{settings.provider} with its device_id, and the script refuses a session without it"
@@ -249,6 +250,7 @@ class OnnxRuntimeExporter(NativeExporter):
                 found.add(f"{head}{option}", "kept", "of the cuda accelerator" if cuda else "the backend's own")
             for option in _TRITON_ENTRIES:
                 found.add(f"{head}{option}", "kept", "the same parameter")
+            found.add(f"{head}{INTER_THREADS}", "kept", "inter_op_thread_count, execution_mode")
             known = settings.level in (*_TRITON_LEVELS, "all")
             found.add(f"{head}graph_optimization_level", "kept" if known else "lost", "optimization.graph.level")
             found.add(head, "lost", "the backend passes no such session entry on")
@@ -297,6 +299,8 @@ def _triton_parameters(settings: OnnxRuntimeSettings) -> dict[str, str]:
     found = {name: settings.session[name] for name in _TRITON_ENTRIES if name in settings.session}
     if settings.threads is not None:
         found["intra_op_thread_count"] = str(settings.threads)
+    if settings.inter_threads is not None:
+        found |= {"inter_op_thread_count": str(settings.inter_threads), "execution_mode": "1"}
     return found
 
 

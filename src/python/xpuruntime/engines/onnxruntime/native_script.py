@@ -25,6 +25,8 @@ def script_text(taken: Sequence[str], given: Sequence[str], **facts: Any) -> str
         What stands in the template.
     """
     facts["main"] = script_main("open_session")
+    inter = facts.pop("inter")
+    facts["inter"] = "" if inter is None else _PARALLEL.format(inter)
     if not taken and not given:
         return _TEMPLATE.format(imports="", names="", run=_RUN, **facts)
     names = f"BFLOAT16_INPUTS = {list(taken)!r}  # as bits, in arrays of uint16\nBFLOAT16_OUTPUTS = {list(given)!r}\n"
@@ -32,6 +34,10 @@ def script_text(taken: Sequence[str], given: Sequence[str], **facts: Any) -> str
     return _TEMPLATE.format(imports="import ctypes\nimport math\n", names=names, run=_RUN_BITS, **facts)
 
 
+_PARALLEL = """\
+    options.inter_op_num_threads = {}
+    options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
+"""
 _TEMPLATE = '''\
 #!/usr/bin/env python3
 """The model {name} on ONNX Runtime {version}, as the lock {digest} has it.
@@ -56,7 +62,7 @@ def session_options():
     options = ort.SessionOptions()
     options.graph_optimization_level = ort.GraphOptimizationLevel.{level}
     options.intra_op_num_threads = {threads}  # 0: ONNX Runtime's choice
-    options.use_deterministic_compute = {deterministic}
+{inter}    options.use_deterministic_compute = {deterministic}
     for key, value in SESSION_ENTRIES.items():
         options.add_session_config_entry(key, value)
     return options

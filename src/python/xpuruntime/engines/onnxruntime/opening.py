@@ -8,9 +8,11 @@ that does the same, and a CUDA provider whose library cannot be loaded, which is
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.engines.onnxruntime.options import AFFINITIES
 from xpuruntime.errors import EngineError, EngineUnavailable, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -57,6 +59,9 @@ def session_options(settings: OnnxRuntimeSettings, source: ModelSource) -> Any:
     options.graph_optimization_level = getattr(ort.GraphOptimizationLevel, LEVELS[settings.level])
     if settings.threads is not None:
         options.intra_op_num_threads = settings.threads
+    if settings.inter_threads is not None:
+        options.inter_op_num_threads = settings.inter_threads
+        options.execution_mode = ort.ExecutionMode.ORT_PARALLEL
     options.use_deterministic_compute = settings.deterministic
     if settings.provider == "DmlExecutionProvider":
         options.enable_mem_pattern = False  # the provider is documented not to work with it
@@ -80,6 +85,7 @@ def open_session(settings: OnnxRuntimeSettings, source: ModelSource, device: str
         The provider is not the one asked for, ONNX Runtime refused the model, or opening it would end the process.
     ModelError, OutOfMemoryError, CudaError
     """
+    _check_processors(settings, device)
     if options is None:
         options = session_options(settings, source)
         options.add_session_config_entry(_ASSIGNMENT, "1")
@@ -132,6 +138,21 @@ def assignment(session: Any) -> list[Assigned] | None:
         ]
     except Exception:  # the binding raises its own types, which are not importable everywhere
         return None
+
+
+def _check_processors(settings: OnnxRuntimeSettings, device: str) -> None:
+    """Refuse affinities with processors that this process cannot use: ONNX Runtime logs it, and binds no thread."""
+    text = settings.session.get(AFFINITIES)
+    if text is None:
+        return
+    usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
+    for part in text.replace(";", ",").split(","):
+        first, _, last = part.partition("-")
+        wrong = sorted({*range(int(first), int(last or first) + 1)} - {one + 1 for one in usable})
+        if wrong or not int(first) <= int(last or first):
+            have = ", ".join(str(one + 1) for one in sorted(usable))
+            msg = f"{AFFINITIES}: {part} is no processor that this process can use; it can use {have}"
+            raise EngineError(msg, fix="name some of these", engine="onnxruntime", device=device)
 
 
 def _construct(settings: OnnxRuntimeSettings, source: ModelSource, options: Any) -> Any:

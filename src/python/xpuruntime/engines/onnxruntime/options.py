@@ -12,13 +12,16 @@ from __future__ import annotations
 from xpuruntime.engines.options import BOOL, Option
 
 __all__ = [
+    "AFFINITIES",
     "CONFUSED_BY_CASTS",
     "COREML_OPTIONS",
     "CPU_OPTIONS",
     "CUDA_OPTIONS",
+    "DENORMALS",
     "DISABLED",
     "DML_OPTIONS",
     "DML_SESSION_OPTIONS",
+    "INTER_THREADS",
     "LAYER_FUSIONS",
     "MIGRAPHX_OPTIONS",
     "NAMES",
@@ -37,6 +40,10 @@ CONFUSED_BY_CASTS = ("LayerNormFusionL1", "GeluFusionL1")
 #: The same at all levels.
 LAYER_FUSIONS = (*CONFUSED_BY_CASTS, "LayerNormFusionL2", "GeluFusionL2", "SimplifiedLayerNormFusion")
 DISABLED = "optimization.disable_specified_optimizers"
+#: Processors of each thread beside the caller's.
+AFFINITIES = "session.intra_op_thread_affinities"
+INTER_THREADS = "inter_op_num_threads"
+DENORMALS = "session.set_denormal_as_zero"
 
 CUDA_OPTIONS: dict[str, Option] = {
     "device_id": Option(meaning="device index", owned_by="execution.device"),
@@ -124,6 +131,13 @@ DML_SESSION_OPTIONS: dict[str, Option] = {
 
 SESSION_OPTIONS: dict[str, Option] = {
     "session.disable_prepacking": Option(meaning="keep weights as they are", values=BOOL),
+    INTER_THREADS: Option(meaning="operators run side by side on this many threads; CPU only", low=1, high=4096),
+    AFFINITIES: Option(
+        meaning="processors of each thread but the caller's, from 1 on, such as 1,2;3-4: one entry for each thread of "
+        "execution.threads but the first",
+        text=True,
+    ),
+    DENORMALS: Option(meaning="denormal numbers are zero; refused, as it would hold for the program", values=BOOL),
     "session.intra_op.allow_spinning": Option(meaning="worker threads spin", values=BOOL, search=("0",)),
     "session.inter_op.allow_spinning": Option(meaning="worker threads spin", values=BOOL),
     "session.force_spinning_stop": Option(meaning="stop spinning after the last run", values=BOOL),

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.model.shapes import read_shapes
-from xpuruntime.engines.onnxruntime.options import NAMES
+from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -69,7 +69,13 @@ def read_back(
             )
         except Exception:  # an entry that was never set raises; then it was not taken
             found[f"execution.provider_options.onnxruntime.{name}"] = f"not set (asked {value})"
-    threads = session.get_session_options().intra_op_num_threads
+    held = session.get_session_options()
+    if settings.inter_threads is not None:
+        side_by_side = held.execution_mode.name == "ORT_PARALLEL"
+        found[f"execution.provider_options.onnxruntime.{INTER_THREADS}"] = (
+            str(held.inter_op_num_threads) if side_by_side else f"{held.inter_op_num_threads}, and sequential"
+        )
+    threads = held.intra_op_num_threads
     if threads:
         found["execution.threads"] = f"intra_op_num_threads={threads}"
     seen = {tensor.name: tensor.shape for tensor in session.get_inputs() if isinstance(tensor.shape, list)}

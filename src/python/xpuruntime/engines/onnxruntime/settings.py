@@ -38,6 +38,8 @@ class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
         Whether the policy states it.
     threads : int or None
         Threads inside one op; ``None`` leaves ONNX Runtime's choice.
+    inter_threads : int or None
+        Threads that operators run on side by side; ``None``: one after the other.
     deterministic : bool
     convert : str or None
         ``"fp16"`` or ``"bf16"`` when the graph is converted.
@@ -70,6 +72,7 @@ class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
     level: Literal["disable", "basic", "extended", "layout", "all"] = "all"
     level_stated: bool = False
     threads: int | None = None
+    inter_threads: int | None = None
     deterministic: bool = False
     convert: Literal["fp16", "bf16"] | None = None
     qdq: Literal["ort-cpu", "ort-cuda"] | None = None
