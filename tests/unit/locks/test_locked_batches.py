@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 import pytest
 from typer.testing import CliRunner
@@ -125,7 +127,7 @@ def test_a_lock_without_the_times_that_are_asked_for(digits, locked, tmp_path):
         ready, reason = service.ready()
         assert not ready
         assert "slo.curve: 'lock', but the lock has no times of batches" in reason
-        assert f"Fix: xrt lock {digits} -o {lock} --batches 1,2,4, or state curve: load" in reason
+        assert f"Fix: xrt lock {Path(digits).name} -o {Path(lock).name} --batches 1,2,4, or state curve: load" in reason
     with pytest.raises(xrt.PolicyError, match=r"models\.digits\.slo\.curve: 'lock' needs the key 'lock'"):
         ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": {"digits": {"source": str(digits), **asked}}})
 
