@@ -164,7 +164,7 @@ def test_limits_by_settings_and_instances() -> None:
 
 def test_the_gate_knows_when_requests_come_one_at_a_time() -> None:
     async def main() -> None:
-        gate = Gate()
+        gate = Gate(0)
 
         def one(model: str) -> bool:
             with gate:

@@ -10,7 +10,9 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper
 from serving_clients import Client, until
 from serving_models import WAIT, FaultyEngine, Gate, ask, rows_of
 
@@ -92,6 +94,33 @@ def test_with_an_access_log_nothing_is_inline(mlp: Path, serve: Serve) -> None:
         assert isinstance(found, Future)
         found.result(WAIT)
     assert until(lambda: len(lines) == 10)
+
+
+@pytest.mark.parametrize("sizes", ["a request's", "of a shape", "of the model"])
+def test_where_values_of_a_request_say_how_much_is_computed_nothing_is_inline(
+    serve: Serve, tmp_path: Path, sizes: str
+) -> None:
+    inputs = [helper.make_tensor_value_info("v", TensorProto.FLOAT, [1])]
+    inputs += [helper.make_tensor_value_info("n", TensorProto.INT64, [2])]
+    nodes = {
+        "a request's": [helper.make_node("Abs", ["n"], ["sizes"])],
+        "of a shape": [helper.make_node("Shape", ["n"], ["sizes"])],
+        "of the model": [helper.make_node("Constant", [], ["sizes"], value_ints=[2, 2])],
+    }[sizes]
+    nodes += [helper.make_node("Expand", ["v", "sizes"], ["y"]), helper.make_node("Neg", ["n"], ["z"])]
+    outputs = [helper.make_tensor_value_info("y", TensorProto.FLOAT, None)]
+    outputs += [helper.make_tensor_value_info("z", TensorProto.INT64, [2])]
+    model = helper.make_model(helper.make_graph(nodes, "g", inputs, outputs), ir_version=9)
+    model.opset_import[0].version = 17
+    onnx.save(model, tmp_path / "m.onnx")
+    service = serve({"m": {"source": str(tmp_path / "m.onnx"), "batching": AMPLE}})
+    request = {"v": np.ones(1, np.float32), "n": np.array([2, 2], np.int64)}
+    found: list[Any] = []
+    for _ in range(20):
+        found.append(service.respond(ask("m", request)))
+        if isinstance(found[-1], Future):
+            found[-1].result(WAIT)
+    assert any(isinstance(one, InferResponse) for one in found) == (sizes != "a request's")
 
 
 def test_a_request_larger_than_a_batch_is_split_and_so_queued(mlp: Path, serve: Serve) -> None:

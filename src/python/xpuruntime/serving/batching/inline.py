@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, TypeAlias
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
+    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.serving.batching.settings import BatchSettings
 
-__all__ = ["ShortRuns", "Soon"]
+__all__ = ["ShortRuns", "Soon", "sized_by_values"]
 
 #: Calls a function later in the same thread, such as `call_soon` of an event loop.
 Soon: TypeAlias = "Callable[[Callable[[], None]], object]"
@@ -25,6 +26,44 @@ _MOST = 1024
 _SHARE, _BURST = 0.25, 0.1
 #: Seconds of an execution behind which the pause doubles each time, up to 2^12, unless so many seconds went well.
 _SEVERE, _MOST_DOUBLED, _FORGIVEN = 0.1, 12, 60.0
+
+
+#: Operators whose results are as large as the values of these inputs say, which shapes do not tell; of all where empty.
+_SIZES: dict[str, tuple[int, ...]] = {
+    "CenterCropPad": (1,),
+    "ConstantOfShape": (0,),
+    "Expand": (1,),
+    "Loop": (),
+    "OneHot": (1,),
+    "Pad": (1,),
+    "Range": (),
+    "Resize": (2, 3),
+    "Tile": (1,),
+    "Upsample": (1,),
+}
+
+
+def sized_by_values(model: ModelInfo) -> bool:
+    """Return whether the values of a request may say how much a model computes, beside the shapes of its inputs."""
+    made_by = {name: node for node in model.nodes for name in node.outputs}
+    given = {one.name for one in model.inputs}
+    todo = [
+        name
+        for node in model.nodes
+        if node.op in _SIZES
+        for at, name in enumerate(node.inputs)
+        if not _SIZES[node.op] or at in _SIZES[node.op]
+    ]
+    seen: set[str] = set()
+    while todo:
+        name = todo.pop()
+        if name in given:
+            return True
+        node = made_by.get(name)
+        if name not in seen and node is not None and node.op not in ("Shape", "Size"):
+            todo += node.inputs
+        seen.add(name)
+    return False
 
 
 class ShortRuns:

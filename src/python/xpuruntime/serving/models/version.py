@@ -12,6 +12,7 @@ from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.runtime.process_memory import process_memory
 from xpuruntime.serving.batching.assembly import joined
 from xpuruntime.serving.batching.driver import Batcher
+from xpuruntime.serving.batching.inline import sized_by_values
 from xpuruntime.serving.batching.jobs import answer, fail
 from xpuruntime.serving.batching.layout import Layout
 from xpuruntime.serving.batching.settings import batch_sizes
@@ -125,7 +126,8 @@ class ServedVersion:
                 instances=settings.instances,
                 name=name,
                 warm=warm,
-                inline=self.device == "cpu" and log is None,  # writing a log may block
+                # writing a log may block, and values of a request should not say for how long the event loop stands
+                inline=self.device == "cpu" and log is None and not sized_by_values(self.session.model),
             )
             self._before, self._measured = before, device
             self.memory: dict[str, Any] = {}
