@@ -320,6 +320,23 @@ def test_a_search_ends_with_its_budget_however_slow_candidates_open(opens):
     assert "not_tried" in codes(found).values()
 
 
+@pytest.mark.parametrize("gain", [1.0, 1.5])
+def test_time_that_no_finalist_needs_is_for_candidates_that_were_skipped(gain):
+    """Half of the budget is kept back for a final duel; where nothing leads there is none."""
+
+    def seconds(changes):
+        better = changes.get("execution.threads") == 4 and changes["execution.engine"] == "b"
+        return 1e-3 / (gain if better else 0.8)
+
+    opens = 4.0
+    executor = SimulatedExecutor(seconds, seed=1, opens=lambda changes: opens)
+    found = run(executor, space(THREADS), TuneSpec.loads("budget: {time: 60s}"))
+    assert "not_tried" not in codes(found).values() or executor.now > 60 - 2 * opens
+    tried = [one for one in found.candidates if one.changes.get("execution.threads") == 4 and one.engine == "b"]
+    assert [one.code for one in tried] != ["not_tried"]
+    assert executor.now <= 60
+
+
 def test_a_control_that_the_budget_has_no_room_for_is_undecided():
     executor = SimulatedExecutor(cuda_seconds, opens=lambda changes: 700.0)
     found = run(executor, cuda_space("a"), TuneSpec())

@@ -42,8 +42,15 @@ class CandidateState:
         self.gain: Ratio | None = None
         #: Where it was opened at last.
         self.device: str | None = None
+        #: Whether it was tried when nothing led, in time that was kept back for the decision.
+        self.late = False
         #: Estimated ratio of its figure to that of the control.
         self.estimate: float | None = None
+
+    @property
+    def trial_key(self) -> str:
+        """What its trial is called in the journal. One that is late is not taken for one in time when it is resumed."""
+        return f"trial/{self.candidate.id}" + ("/late" if self.late else "")
 
     def result(self) -> CandidateResult:
         """Return it as a record."""

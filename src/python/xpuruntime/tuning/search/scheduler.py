@@ -88,7 +88,7 @@ class TrialScheduler:
         self._tried_settings: set[frozenset[Setting]] = set()
         self._incumbent: str | None = None
         self._races = self._opened = self._untried = 0
-        self._reserve, self._kernel_reserve, self._skipped_for_time = 0.0, 0.0, False
+        self._reserve, self._kernel_reserve = 0.0, 0.0
         self._counts = {"planned": 0, "rejected by the plan": 0, "opened": 0, "raced": 0, "finalists": 0}
         self._notes = list(space.notes)
         for executor in measurements.executors:
@@ -127,7 +127,7 @@ class TrialScheduler:
             with self._lock:
                 self._counts["opened"] += 1
             self._report("open", executor, (one.id,))
-            key = f"trial/{one.id}"
+            key = state.trial_key
             try:
                 found = self._measurements.measure(
                     executor, key, lambda: {"changes": one.changes, "trial": executor.trial(one)}
@@ -293,15 +293,30 @@ class TrialScheduler:
 
     def _has_time(self, state: CandidateState) -> bool:
         """Whether there is time for a candidate."""
-        if self._measurements.due(f"trial/{state.candidate.id}", self._deadline):
+        if self._measurements.due(state.trial_key, self._deadline):
             return True
         self._skip_for_time(state)
         return False
 
     def _skip_for_time(self, state: CandidateState) -> None:
         with self._lock:
-            self._untried, self._skipped_for_time = self._untried + 1, True
+            self._untried += 1
         state.code, state.reason = CandidateCode.NOT_TRIED, USED_UP
+
+    def _skipped_for_time(self) -> list[CandidateState]:
+        return [one for one in self._states.values() if (one.code, one.reason) == (CandidateCode.NOT_TRIED, USED_UP)]
+
+    def _run_skipped(self) -> None:
+        """Try candidates that were skipped, while nothing leads for which time must be kept back."""
+        while self._leader() in (None, CONTROL):
+            self._reserve = 0.0
+            heat = [one for one in self._skipped_for_time() if not one.late][:_AT_ONCE]
+            for state in heat:
+                state.code, state.reason, state.late = CandidateCode.UNDECIDED, "", True
+            self._untried -= len(heat)
+            self._run_heats(heat)
+            if all(state.code == CandidateCode.NOT_TRIED for state in heat):
+                return
 
     def _update_reserve(self) -> None:
         """Keep back what the decision on the leader takes: the control and it are opened anew for each round."""

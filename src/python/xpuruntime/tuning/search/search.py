@@ -71,6 +71,7 @@ class Search(TrialScheduler):
             self._run_wave(size)
         self._kernel_reserve = 0.0
         self._search_kernels()
+        self._run_skipped()
         self._reserve = 0.0  # what is left is for the decision
         try:
             return self._decide()
@@ -262,7 +263,7 @@ class Search(TrialScheduler):
 
     def _no_winner(self, gain: Ratio | None) -> Outcome:
         open_ = [name for name, state in self._states.items() if state.code == CandidateCode.UNDECIDED]
-        if self._skipped_for_time:
+        if self._skipped_for_time():
             reason = f"nothing that was tried is better, and {_candidates(self._untried)} not tried in the budget"
             return self._outcome("undecided", reason, gain=gain)
         if open_:
