@@ -9,6 +9,8 @@ import warnings
 from collections import Counter
 
 import numpy as np
+import onnx
+import onnx.parser
 import pytest
 from exported_models import example, exported, samples
 
@@ -61,6 +63,51 @@ def test_the_evidence_shows_integer_kernels(digits):
     assert found["bn1"] is found["conv1"]
     said = [one for one in report.conversions if one.what == "graph quantised to int8"]
     assert said[0].reason.startswith("11 of 12 nodes were quantised by onnxruntime")
+
+
+#: Products of the model below that ONNX Runtime's CPU provider has no integer kernel for, and their constant operands.
+UNSERVED = {
+    "ConvTranspose": ("y = ConvTranspose <strides = [2, 2]> (c, w)", {"w": (4, 4, 2, 2)}, "[1, 4, 16, 16]"),
+    "ConvTranspose of groups": ("y = ConvTranspose <group = 2> (c, w)", {"w": (4, 2, 2, 2)}, "[1, 4, 9, 9]"),
+    "ConvTranspose of shared weights": ("y = ConvTranspose (c, k)", {}, "[1, 4, 10, 10]"),
+    "Gemm with alpha": (
+        "m = Flatten (c) y = Gemm <alpha = 0.5> (m, w, b)", {"w": (256, 3), "b": (3,)}, "[1, 3]",
+    ),
+    "Gemm with a computed bias": (
+        "m = Flatten (c) r = Relu (m) y = Gemm (m, w, r)", {"w": (256, 256)}, "[1, 256]",
+    ),
+    "Conv with a computed bias": (
+        "p = GlobalAveragePool (c) b = Flatten <axis = 4> (p) q = Squeeze (b) y = Conv (c, w, q)",
+        {"w": (4, 4, 3, 3)}, "[1, 4, 6, 6]",
+    ),
+    "MatMul of weights in batches": ("y = MatMul (c, w)", {"w": (4, 8, 3)}, "[1, 4, 8, 3]"),
+    "MatMul with a constant first": ("y = MatMul (w, c)", {"w": (3, 8)}, "[1, 4, 3, 8]"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", UNSERVED)
+def test_products_without_an_integer_kernel_are_left_alone(name, tmp_path):
+    """The convolution before them is quantised; they are computed as in fp32, and that is no deviation."""
+    body, constants, shape = UNSERVED[name]
+    head = '<ir_version: 9, opset_import: ["": 17]>'
+    model = onnx.parser.parse_model(
+        f"{head} g (float[1, 4, 8, 8] x) => (float{shape} y) {{ c = Conv <pads = [1, 1, 1, 1]> (x, k) {body} }}"
+    )
+    random = np.random.default_rng(0)
+    for one, sizes in {"k": (4, 4, 3, 3), **constants}.items():
+        values = random.standard_normal(sizes).astype(np.float32)
+        model.graph.initializer.append(onnx.numpy_helper.from_array(values, one))
+    onnx.save(model, tmp_path / "m.onnx")
+    feeds = {"x": random.standard_normal((1, 4, 8, 8)).astype(np.float32)}
+    with xrt.InferenceSession(tmp_path / "m.onnx", calibration=[feeds], **INT8) as session:
+        report = session.explain(feeds)
+        assert np.isfinite(session.run(feeds)["y"]).all()
+    assert report.honoured, report.deviations
+    accounted(report, tmp_path / "m.onnx")
+    products = [unit for unit in report.units if unit.op in (name.split()[0], "QLinearConv")]
+    wanted = {(unit.precision_requested, unit.op == "QLinearConv") for unit in products}
+    assert wanted == {("int8", True), ("fp32", False)}
+    assert any("no integer kernel" in one.reason for one in report.conversions)
 
 
 @pytest.mark.parametrize("name", ["encoder", "convnet"])

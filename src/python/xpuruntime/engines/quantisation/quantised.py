@@ -15,7 +15,7 @@ from xpuruntime.engines.model.check import complaint_about
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.graph import graphs, name_nodes, sort_nodes
 from xpuruntime.engines.quantisation.quiet import quiet
-from xpuruntime.engines.quantisation.style import HEAVY, STYLES, Style, for_this_cpu
+from xpuruntime.engines.quantisation.style import HEAVY, STYLES, Style, for_this_cpu, without_kernel
 from xpuruntime.errors import EngineError, XpuRuntimeError
 from xpuruntime.files.scratch import ScratchFolder
 
@@ -34,12 +34,16 @@ _QDQ = ("QuantizeLinear", "DequantizeLinear")
 
 
 class LeftNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A node with a product in it that stays in floats, and why. `by_rule`: the caller's patterns name it."""
+    """A node with a product in it that stays in floats, and why.
+
+    `by_rule`: the caller's patterns name it. `unserved`: the engine has no integer kernel for it.
+    """
 
     name: str
     op: str
     reason: str
     by_rule: bool = False
+    unserved: bool = False
 
 
 class QuantisedModel(msgspec.Struct, frozen=True, kw_only=True):
@@ -140,18 +144,18 @@ def _quantise(
 
         tool = f"onnxruntime {onnxruntime.__version__}"
     prepared = prepare(model, style, folder)
-    leave = prepared.matching(keep)
+    leave, unserved = prepared.matching(keep), without_kernel(prepared.proto, style)
     if style.tool == "nncf":
         proto = quantise_nncf(prepared, calibration, style, leave, folder)
     else:
-        proto = quantise_qdq(prepared, calibration, style, leave, folder)
+        proto = quantise_qdq(prepared, calibration, style, (*leave, *unserved), folder)
     sort_nodes(proto.graph)  # quantisers append what they insert, behind subgraphs that read it
     _tidy(proto)
-    quantised, left = _account(prepared, proto, leave)
+    quantised, left = _account(prepared, proto, leave, unserved)
     if not quantised:
         raise refuse(
             model.path,
-            f"nothing in it can be quantised: {_why_nothing(prepared, leave)}",
+            f"nothing in it can be quantised: {_why_nothing(prepared, leave, unserved)}",
             "use precision: fp32, or fp16, which also converts what is inside of If, Loop and Scan",
         )
     _check(proto, model.path)
@@ -193,7 +197,7 @@ def _regions(prepared: Prepared, proto: onnx.ModelProto) -> dict[str, tuple[str,
     return {name: tuple(dict.fromkeys(sources)) for name, sources in found.items() if sources}
 
 
-def _why_nothing(prepared: Prepared, leave: Sequence[str]) -> str:
+def _why_nothing(prepared: Prepared, leave: Sequence[str], unserved: set[str]) -> str:
     """Say why no node became quantised: rules, operands, or control flow, with the numbers of each."""
     inside = Counter(
         node.op_type
@@ -209,8 +213,11 @@ def _why_nothing(prepared: Prepared, leave: Sequence[str]) -> str:
         return "rules keep every node in floats"
     if ruled:
         reasons.append(f"rules keep {ruled} of its products in floats")
-    if len(outside) > ruled:
-        counted = Counter(node.op_type for node in outside if node.name not in leave)
+    counted = Counter(node.op_type for node in outside if node.name in unserved and node.name not in leave)
+    if counted:
+        reasons.append(f"the engine has no integer kernel for {_counted(counted)} of the outer graph")
+    counted = Counter(node.op_type for node in outside if node.name not in (*leave, *unserved))
+    if counted:
         reasons.append(f"{_counted(counted)} of the outer graph cannot be, such as products of two activations")
     if inside:
         reasons.append(f"{_counted(inside)} are inside of If, Loop or Scan, whose nodes the quantisers leave in floats")
@@ -228,7 +235,9 @@ def _tidy(proto: onnx.ModelProto) -> None:
     del proto.metadata_props[:]
 
 
-def _account(prepared: Prepared, proto: onnx.ModelProto, leave: Sequence[str]) -> tuple[list[str], list[LeftNode]]:
+def _account(
+    prepared: Prepared, proto: onnx.ModelProto, leave: Sequence[str], unserved: set[str]
+) -> tuple[list[str], list[LeftNode]]:
     """Return the prepared nodes that read quantised values, and the products that do not."""
     made = {output: node.op_type for node in proto.graph.node for output in node.output}
     constant = {tensor.name for tensor in prepared.proto.graph.initializer}
@@ -242,14 +251,22 @@ def _account(prepared: Prepared, proto: onnx.ModelProto, leave: Sequence[str]) -
             continue
         heavy = node.op_type in HEAVY
         read = [made.get(name) == "DequantizeLinear" for name in (now.input[:2] if heavy else now.input)]
-        if all(read) if heavy else any(read):
+        if node.name not in unserved and (all(read) if heavy else any(read)):
             quantised.append(node.name)
         elif heavy:
             ruled = node.name in leave
             weight = len(node.input) > 1 and node.input[1] in constant
-            reason = "the quantiser left it so" if weight else "its second operand is no constant"
+            reason = (
+                "a rule keeps it so"
+                if ruled
+                else "the engine has no integer kernel for it"
+                if node.name in unserved
+                else "the quantiser left it so"
+                if weight
+                else "its second operand is no constant"
+            )
             left += [
-                LeftNode(name=s, op=node.op_type, reason="a rule keeps it so" if ruled else reason, by_rule=ruled)
+                LeftNode(name=s, op=node.op_type, reason=reason, by_rule=ruled, unserved=node.name in unserved)
                 for s in prepared.regions[node.name]
             ]
     return quantised, left

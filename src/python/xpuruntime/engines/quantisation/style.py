@@ -5,11 +5,14 @@
 from __future__ import annotations
 
 import platform
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-__all__ = ["HEAVY", "IMAGE", "STYLES", "Style", "for_this_cpu"]
+if TYPE_CHECKING:
+    import onnx
+
+__all__ = ["HEAVY", "IMAGE", "STYLES", "Style", "for_this_cpu", "without_kernel"]
 
 #: Operators whose products are computed in integers.
 HEAVY = ("Conv", "ConvTranspose", "Gemm", "MatMul")
@@ -67,7 +70,13 @@ class Style(msgspec.Struct, frozen=True, kw_only=True):
 STYLES: dict[str, Style] = {
     style.name: style
     for style in (
-        Style(name="ort-cpu", on_cpu=True, ops=(*HEAVY, *_MOVING, *IMAGE), float_outputs=("Gemm", "MatMul")),
+        # See also `without_kernel`: ONNX Runtime's CPU provider has no integer kernel of ConvTranspose.
+        Style(
+            name="ort-cpu",
+            on_cpu=True,
+            ops=("Conv", "Gemm", "MatMul", *_MOVING, *IMAGE),
+            float_outputs=("Gemm", "MatMul"),
+        ),
         # The CUDA provider has no DequantizeLinear for int32, which a quantised bias would need.
         Style(name="ort-cuda", activations="int8", symmetric=True, ops=HEAVY, float_outputs=HEAVY, float_bias=True),
         Style(name="openvino", on_cpu=True, ops=(*HEAVY, *_MOVING, *IMAGE), float_outputs=("Gemm", "MatMul")),
@@ -93,3 +102,25 @@ def for_this_cpu(style: Style) -> Style:
 
     features = DeviceManager.instance().get_all_devices()[0].features
     return style if set(features) & {"avx_vnni", "avx512_vnni"} else msgspec.structs.replace(style, reduced=True)
+
+
+def without_kernel(proto: onnx.ModelProto, style: Style) -> set[str]:
+    """Return the products that ONNX Runtime's CPU provider would compute in floats although they are quantised.
+
+    It has no integer kernel of the operator, of a bias that is computed or that `alpha` scales, or of a constant first
+    operand; and that of a MatMul takes no scale for each column where the weights have more than two dimensions.
+    """
+    if style.name != "ort-cpu":
+        return set()
+    ranks = {tensor.name: len(tensor.dims) for tensor in proto.graph.initializer}
+    found = set()
+    for node in proto.graph.node:
+        first, second, bias = (*node.input, "", "", "")[:3]
+        scaled = any(one.name == "alpha" and one.f != 1 for one in node.attribute)
+        if (node.op_type in HEAVY and node.op_type not in style.ops) or (
+            (first in ranks or ranks.get(second, 0) > 2)
+            if node.op_type == "MatMul"
+            else node.op_type in ("Conv", "Gemm") and bias and (scaled or bias not in ranks)
+        ):
+            found.add(node.name)
+    return found

@@ -43,8 +43,8 @@ def in_source_terms(units: Sequence[Unit], made: QuantisedModel, model: ModelInf
     Notes
     -----
     Nodes that quantising inserted have no source. Nodes that it folded into others are with those. Of a product that a
-    rule keeps in floats fp32 was asked; of other products, and of what else ran on the quantised values, the type of
-    those values.
+    rule keeps in floats, or that the engine has no integer kernel for, fp32 was asked; of other products, and of what
+    else ran on the quantised values, the type of those values.
     """
     tensors = {name for node in model.nodes for name in node.outputs if name}
     ruled, kind = _ruled(made), "uint16" if made.style.activations == "uint16" else "int8"
@@ -97,7 +97,7 @@ def _claims(units: Sequence[Unit], made: QuantisedModel) -> dict[int, tuple[str,
 
 
 def _ruled(made: QuantisedModel) -> set[str]:
-    return {node.name for node in made.left_nodes if node.by_rule}
+    return {node.name for node in made.left_nodes if node.by_rule or node.unserved}
 
 
 def _sources(names: Iterable[str], made: QuantisedModel) -> tuple[str, ...]:
