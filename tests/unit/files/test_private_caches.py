@@ -202,8 +202,8 @@ def test_a_user_without_a_home(tmp_path: Path) -> None:
     }
     # Imported as root, since the interpreter may lie in root's home; then the user changes.
     code = (
-        "import csv, numpy, onnx, onnxruntime, packaging.requirements, xpuruntime\nimport xpuruntime.inference\n"
-        + NO_HOME
+        "import csv, numpy, onnx, onnxruntime, packaging.requirements, xpuruntime\n"
+        "import xpuruntime.inference.session, xpuruntime.ops, xpuruntime.ops.tuning_cache\n" + NO_HOME
     )
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, env=environment, cwd=tmp_path,

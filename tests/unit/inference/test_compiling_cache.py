@@ -103,7 +103,7 @@ def test_what_makes_another_entry(engine: SlowEngine, tmp_path: Path) -> None:
     key = key_of(engine, model)
     same = [
         key_of(engine, model, threads=1),
-        key_of(engine, model, fallback=["null@cpu"]),
+        key_of(engine, model, fallback=["slow@cpu"]),
         key_of(engine, model, artifacts={"stale": "rebuild"}),
         key_of(engine, model, provider_options={"openvino": {"NUM_STREAMS": 1}}),
         key_of(engine, models.save(models.mlp(), tmp_path, "copy.onnx")),
