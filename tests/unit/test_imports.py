@@ -37,6 +37,7 @@ ORDER = (
 ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["policies"] = {"files"}
 ALLOWED["ops"] = {"files", "policies", "runtime", "measuring", "evidence"}
+ALLOWED["lockfile"] |= {"ops"}
 ALLOWED["pytorch"] = {"files", "policies", "runtime", "measuring", "evidence", "lockfile", "ops"}
 ALLOWED["distributed"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops", "pytorch"}

@@ -137,12 +137,10 @@ def packages_of(engine: str) -> tuple[str, ...]:
 
 def quantiser_packages(settings: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the distributions that quantise a model when it is loaded, and what they compute with."""
-    from xpuruntime.engines.quantisation import STYLES
-
-    style = STYLES.get(settings.get("qdq") or (settings.get("style") if settings.get("quantise") else None) or "")
-    if style is None:
+    style = settings.get("qdq") or (settings.get("style") if settings.get("quantise") else None)
+    if not style:
         return ()
-    return (*(("nncf", "openvino") if style.tool == "nncf" else _PACKAGES["onnxruntime"]), "onnx", "numpy")
+    return (*(("nncf", "openvino") if style == "openvino-nncf" else _PACKAGES["onnxruntime"]), "onnx", "numpy")
 
 
 def compilers_of(settings: Mapping[str, Any], device: str) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import sys
 import threading
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,12 +24,17 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
 from xpuruntime.runtime.process_forks import fork_lock
 
-__all__ = ["release", "require"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+__all__ = ["CHECKS", "release", "require"]
 
 _lock = fork_lock()
 _BASE = _private_api.SingleLevelFunction
 _META: Any = type(torch.autograd.Function)
 _SET_UP = _BASE.setup_context
+#: Called with the class of each function and the arguments of its forward, before it runs.
+CHECKS: list[Callable[[Any, tuple[Any, ...]], None]] = []
 _IN_C = not isinstance(vars(torch.autograd.Function).get("apply"), classmethod)
 
 
@@ -74,9 +79,8 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
 
 
 def _refuse(cls: Any, args: tuple[Any, ...]) -> None:
-    from xpuruntime.pytorch.dispatch.overrides.report_only import refuse_function
-
-    refuse_function(cls, args)
+    for check in CHECKS:
+        check(cls, args)
 
 
 def _note_thread(node: Any) -> bool:

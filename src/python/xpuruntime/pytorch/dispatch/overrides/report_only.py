@@ -16,6 +16,7 @@ import torch
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entry_points import left
+from xpuruntime.pytorch.call_scope import function_phases
 from xpuruntime.pytorch.coverage.by_operators import names_operation
 from xpuruntime.pytorch.coverage.operation_table import operation_of_function, unserved_operator
 from xpuruntime.pytorch.coverage.unserved import UNSERVED, unserved_row
@@ -153,6 +154,7 @@ def refuse_function(kind: type[torch.autograd.Function], args: tuple[Any, ...]) 
 
 
 skip_in_dynamo(refuse_function.__code__)
+function_phases.CHECKS.append(refuse_function)
 
 
 @functools.lru_cache(maxsize=1024)
