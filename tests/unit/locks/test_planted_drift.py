@@ -146,8 +146,25 @@ def test_an_output(case: Case, tmp_path: Path) -> None:
         return msgspec.structs.replace(identity, outputs=(first,))
 
     name = case.lock.identity.outputs[0].name
-    with pytest.raises(xrt.LockError, match=rf"output {name}: expected sha256 0000"):
+    with pytest.raises(xrt.LockError, match=rf"output {name}: expected sha256 0000") as refused:
         case.open(case.edited(edit, tmp_path))
+    blind = [one.unit for one in case.lock.identity.entries if one.known == "unobservable"]
+    for suspect in (*blind[:1], "a library whose bytes changed under the same build ID"):
+        assert suspect in refused.value.drifts[0].restore
+
+
+def test_an_output_names_what_else_differs(ort: Case, tmp_path: Path) -> None:
+    """Where the lock is compared with one that is made now, its suspects are what differs as well."""
+
+    def edit(identity: Identity) -> Identity:
+        first = msgspec.structs.replace(identity.outputs[0], sha256="0" * 64)
+        identity = msgspec.structs.replace(identity, outputs=(first,))
+        return with_validator("library", lambda e: {**e, "build_id": "0" * 40})(identity)
+
+    found = xrt.lock(ort.model, output=ort.edited(edit, tmp_path), check=True)
+    library, output = found.drifts
+    assert (library.code, output.code) == ("library", "output")
+    assert f"library {library.subject} may have changed it" in output.restore
 
 
 ENTRIES: dict[str, dict[str, Any]] = {

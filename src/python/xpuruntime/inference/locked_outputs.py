@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.errors import InputError, OutOfMemoryError, PolicyError
 from xpuruntime.lockfile.codes import DriftCode
-from xpuruntime.lockfile.differences import compare_outputs, samples_agree
+from xpuruntime.lockfile.differences import compare_outputs, samples_agree, unseen
 from xpuruntime.lockfile.drift import LockDrift, drift_error, shown
 from xpuruntime.lockfile.measured import OutputSample
 from xpuruntime.lockfile.records import SHAPES_ID, LockedOutput
@@ -175,4 +175,4 @@ def compare_results(
         )
         if near:
             now[one.name] = one
-    return compare_outputs(locked, tuple(now.values()))
+    return compare_outputs(locked, tuple(now.values()), unseen(lock.identity))

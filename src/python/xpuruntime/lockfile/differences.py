@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "compare_calls", "compare_entries", "compare_identities", "compare_outputs", "compare_plans", "compare_stated",
-    "samples_agree",
+    "samples_agree", "unseen",
 ]  # fmt: skip
 
 #: Field of an entry to the code of its drift, in the order in which they are looked at.
@@ -40,6 +40,8 @@ _FIELDS = (
     ("accumulate", DriftCode.ACCUMULATE),
     ("layout", DriftCode.LAYOUT),
 )
+#: Of an output that differs, those that a message names.
+_SUSPECTS = 5
 _RELOCK = "xrt lock MODEL --upgrade-unit"
 #: Kinds of which locks of earlier releases have fewer.
 _ADDED = (ValidatorKind.LIBRARY, ValidatorKind.PACKAGE, ValidatorKind.COMPILER, ValidatorKind.KERNEL_SOURCE)
@@ -157,8 +159,10 @@ def samples_agree(expected: Sequence[float], found: Sequence[float], rtol: float
     )
 
 
-def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput, ...]) -> tuple[LockDrift, ...]:
-    """Return a drift for each output that is another one than the lock has."""
+def compare_outputs(
+    locked: tuple[LockedOutput, ...], found: tuple[LockedOutput, ...], suspects: Sequence[str]
+) -> tuple[LockDrift, ...]:
+    """Return a drift for each output that is another one than the lock has; `suspects` may be why, the likely first."""
     before = {(one.input, one.at, one.name): one for one in locked}
     now = {(one.input, one.at, one.name): one for one in found}
     drifts = []
@@ -175,11 +179,25 @@ def compare_outputs(locked: tuple[LockedOutput, ...], found: tuple[LockedOutput,
                 subject=key[2],
                 expected=expected,
                 found=got,
-                restore="restore what the lock depends on, or take the new outputs: "
+                restore=f"restore what it depends on: {_listed(suspects)} may have changed it. Or take the new: "
                 "xrt lock MODEL --accept output --why TEXT",
             )
         )
     return tuple(drifts)
+
+
+def unseen(identity: Identity) -> list[str]:
+    """Return what may change outputs where everything that a lock has is the same."""
+    blind = [one.unit for one in identity.entries if one.known == "unobservable"]
+    found = [f"the kernel of {name}, which is not reported" for name in blind[:1]]
+    if len(blind) > 1:
+        found = [f"the kernels of {len(blind)} units, such as {blind[0]}, which are not reported"]
+    return [*found, "a library whose bytes changed under the same build ID"]
+
+
+def _listed(suspects: Sequence[str]) -> str:
+    more = f" and {len(suspects) - _SUSPECTS} more" if len(suspects) > _SUSPECTS else ""
+    return ", or ".join(suspects[:_SUSPECTS]) + more
 
 
 def _output(one: LockedOutput | None) -> str:
@@ -259,7 +277,8 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
         )
     drifts += compare_entries(old.entries, new.entries)
     drifts += compare_calls(old.calls, new.calls)
-    drifts += compare_outputs(old.outputs, new.outputs)
+    suspects = [f"{one.code} {one.subject}" for one in drifts if not one.lacking]
+    drifts += compare_outputs(old.outputs, new.outputs, suspects or unseen(old))
     return tuple(drifts)
 
 
