@@ -66,6 +66,7 @@ QNN_UNQUANTISED = ("max_pool_ceil", "average_pool", "resize", "reshape_by_shape"
 REFUSALS = [
     Refusal(("onnxruntime",), ("bf16",), ALL, "the CPU provider has no bfloat16 kernels"),
     Refusal(("onnxruntime", "openvino"), ("int8",), FLOATS_ONLY, "nothing in it can be quantised"),
+    Refusal(("onnxruntime",), ("int8",), ("conv_transposed",), "no integer kernel for 1 ConvTranspose"),
     Refusal(("openvino",), ("fp16",), ALL, "this processor has no fp16 arithmetic", here=True),
     Refusal(("openvino",), ("bf16",), ALL, "this one has neither", here=True),
     Refusal(("openvino",), ("fp32", "fp16", "bf16"), ("function",), r"no conversion for the operators local\.Twice"),
@@ -80,6 +81,9 @@ REFUSALS = [
     # With AMX, OpenVINO's int8 kernel of it returns arbitrary numbers; the accuracy probe refuses that.
     Refusal(("openvino",), ("int8",), ("function",), "does not agree with fp32 on the CPU", here=True),
 ]
+
+#: Engine and pattern that a row of the known errors concerns: a deviation, though this pattern's results are right.
+KNOWN_ERRORS = {("openvino", "top_k"): "the indices of equal values"}
 
 
 def explained_by(engine: str) -> tuple[str, ...]:
@@ -165,8 +169,10 @@ def test_patterns_are_right_or_refused_for_a_reason_listed(engine: str, precisio
                 faults[name] = f"refused, which is not listed: {row['refused']}"
         elif any(not one.here for one in listed):
             faults[name] = "is not refused any more: take it out of the list"
-        elif (precision == "fp32" or (engine, precision) == ("qnn", "int8")) and (
-            not row.get("honoured", True) and name not in QUANTISED
+        elif (
+            (precision == "fp32" or (engine, precision) == ("qnn", "int8"))
+            and (not row.get("honoured", True) and name not in QUANTISED)
+            and KNOWN_ERRORS.get((engine, name), "\0") not in str(row["deviations"])
         ):
             faults[name] = f"a deviation that is none: {row['deviations']}"
         elif said := fault(row, reference(name, tmp_path), limit_of(engine, name, precision)):
