@@ -192,11 +192,18 @@ def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedM
     from xpuruntime.engines.base import Request as Plain
     from xpuruntime.engines.judging import judge
     from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
+    from xpuruntime.engines.onnxruntime.options import NAMES, OPERATOR_LIBRARIES
+    from xpuruntime.engines.options import own_options
     from xpuruntime.policies import ExecutionPolicy, Policy
 
     reference = OnnxRuntimeEngine() if engine is None or request.model.format == "onnx" else engine
     execution = request.policy.execution
-    policy = Policy(execution=ExecutionPolicy(device="cpu", engine=reference.name, threads=execution.threads))
+    libraries = own_options(execution.provider_options, NAMES).get(OPERATOR_LIBRARIES)
+    options = {} if libraries is None else {NAMES[0]: {OPERATOR_LIBRARIES: str(libraries)}}
+    plain_execution = ExecutionPolicy(
+        device="cpu", engine=reference.name, threads=execution.threads, provider_options=options
+    )
+    policy = Policy(execution=plain_execution)
     plain = Plain(model=request.model, device="cpu", policy=policy)
     if reference.name not in machine.engines:  # the registry of this session may not have it
         machine = msgspec.structs.replace(machine, engines={reference.name: reference.probe()})

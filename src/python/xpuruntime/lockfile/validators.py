@@ -10,6 +10,7 @@ import shlex
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
@@ -29,7 +30,13 @@ from xpuruntime.lockfile.tables import (
 )
 from xpuruntime.runtime.cpu_cores import cpu_cores, cpu_quota
 from xpuruntime.runtime.libraries.distributions import distributions
-from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
+from xpuruntime.runtime.libraries.identity import (
+    find_file,
+    library_identity,
+    mapped_libraries,
+    operator_library,
+    path_in_packages,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -155,6 +162,10 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
         expected[ValidatorKind.COMPILER, variable] = _compiler(variable, here.environment)
     for name, path in libraries_of(here.engine, here.device, here.mapped, kernels).items():
         expected[ValidatorKind.LIBRARY, name] = {**library_identity(path), "place": path_in_packages(path)}
+    for stated in here.settings.get("operator_libraries", ()):
+        if (library := operator_library(stated)) is not None:
+            facts = {**library_identity(library), "place": path_in_packages(library)}
+            expected[ValidatorKind.LIBRARY, Path(library).name] = facts
     if any(one.startswith(OWN_KERNELS) for one in kernels) and (core := _core_identity()) is not None:
         expected[ValidatorKind.KERNEL_SOURCE, CORE] = core
     for backend in {one.partition(".")[0] for one in kernels if is_plugin(one)}:

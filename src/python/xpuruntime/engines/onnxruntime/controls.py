@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.control_builder import ControlBuilder, show
@@ -18,6 +19,7 @@ from xpuruntime.engines.onnxruntime.options import (
     DISABLED,
     INTER_THREADS,
     NAMES,
+    OPERATOR_LIBRARIES,
     SAFE_LEVEL,
     SESSION_OPTIONS,
 )
@@ -26,6 +28,7 @@ from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.errors import PolicyError
+from xpuruntime.runtime.libraries.identity import EXTENSIONS
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -94,6 +97,7 @@ def _given_options(
             key = f"execution.provider_options.{alias}.{name}"
             builder.add(key, "-", "unsupported", reason, "use the device that it is for, or leave the key out")
     inter = entries.pop(INTER_THREADS, None)
+    libraries = _operator_libraries(f"{where}.{OPERATOR_LIBRARIES}", entries.pop(OPERATOR_LIBRARIES, ""))
     if entries.pop(DENORMALS, None) is not None:
         reason = (
             "ONNX Runtime sets it for good on the thread that opens the first session, also for what the program "
@@ -108,7 +112,18 @@ def _given_options(
         level=level,
         level_stated=level_stated,
         inter_threads=None if inter is None else int(inter),
+        operator_libraries=libraries,
     )
+
+
+def _operator_libraries(key: str, text: str) -> tuple[str, ...]:
+    """Return the libraries that a policy names. A relative path is refused: its code would depend on the folder."""
+    names = tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+    for name in names:
+        if name != EXTENSIONS and not Path(name).is_absolute():
+            fix = f"{key}: {Path(name).absolute()}, or {EXTENSIONS}"
+            raise PolicyError(f"{key}: {name!r} is no absolute path", fix=fix, engine="onnxruntime")
+    return names
 
 
 def _check_affinities(key: str, text: str, threads: int | None) -> None:

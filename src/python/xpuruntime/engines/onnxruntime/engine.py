@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Request
 from xpuruntime.engines.onnxruntime.controls import resolve_settings
-from xpuruntime.engines.onnxruntime.options import CPU_OPTIONS, CUDA_OPTIONS, NAMES, SESSION_OPTIONS
+from xpuruntime.engines.onnxruntime.options import CPU_OPTIONS, CUDA_OPTIONS, NAMES, OPERATOR_LIBRARIES, SESSION_OPTIONS
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, resolve_pass_through
 from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings, uncompilable
+from xpuruntime.engines.options import own_options
 from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.errors import PolicyError
@@ -277,12 +278,13 @@ def _refuse_model(request: Request, kind: str) -> Refusal | None:
             "correct the name or raise the opset; ONNX Runtime's own operators have the domain 'com.microsoft'",
         )
     foreign = {d: ops for d, ops in request.model.custom_domains.items() if d not in _DOMAINS}
-    if foreign:
+    if foreign and not own_options(request.policy.execution.provider_options, NAMES).get(OPERATOR_LIBRARIES):
         named = "; ".join(f"{domain}: {', '.join(ops)}" for domain, ops in foreign.items())
         return Refusal(
             VerdictCode.OP_UNSUPPORTED,
             f"ONNX Runtime has no kernels for the custom operators {named}",
-            "export the model without them",
+            f"state execution.provider_options.onnxruntime.{OPERATOR_LIBRARIES} with the library that has them, as "
+            "onnxruntime-extensions, or export the model without them",
         )
     return None
 

@@ -27,7 +27,7 @@ from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, Model
 from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
 from xpuruntime.engines.onnxruntime.native_script import script_text
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
-from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES
+from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES, OPERATOR_LIBRARIES
 from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.errors import UnsupportedOperationError
 
@@ -173,6 +173,7 @@ class OnnxRuntimeExporter(NativeExporter):
         for name in NAMES:
             for option in (*settings.options, *settings.session, "graph_optimization_level", INTER_THREADS):
                 found.add(f"execution.provider_options.{name}.{option}", "kept", "the same option")
+            found.add(f"execution.provider_options.{name}.{OPERATOR_LIBRARIES}", "lost", "the script registers none")
         return found.settle(
             device=f"{settings.provider} with its device_id, and the script refuses a session without it"
         )

@@ -12,8 +12,9 @@ import os
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.onnxruntime.failures import translate
-from xpuruntime.engines.onnxruntime.options import AFFINITIES
+from xpuruntime.engines.onnxruntime.options import AFFINITIES, OPERATOR_LIBRARIES
 from xpuruntime.errors import EngineError, EngineUnavailable, UnsupportedOperationError
+from xpuruntime.runtime.libraries.identity import EXTENSIONS, operator_library
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
@@ -67,11 +68,27 @@ def session_options(settings: OnnxRuntimeSettings, source: ModelSource) -> Any:
         options.enable_mem_pattern = False  # the provider is documented not to work with it
     for key, value in settings.session.items():
         options.add_session_config_entry(key, value)
+    for stated in settings.operator_libraries:
+        _register(options, stated)
     if source.operators is not None:
         options.register_custom_ops_library(source.operators)
     if isinstance(source.model, bytes) and source.folder is not None:
         options.add_session_config_entry("session.model_external_initializers_file_folder_path", source.folder)
     return options
+
+
+def _register(options: Any, stated: str) -> None:
+    path = operator_library(stated)
+    key = f"execution.provider_options.onnxruntime.{OPERATOR_LIBRARIES}"
+    if path is None:
+        fix = f"pip install {EXTENSIONS}" if stated == EXTENSIONS else f"correct the path in {key}"
+        raise EngineUnavailable(f"there is no library of operators {stated!r}", fix=fix, engine="onnxruntime")
+    try:
+        options.register_custom_ops_library(path)
+    except Exception as error:  # of a class that is not importable everywhere
+        msg = f"ONNX Runtime cannot take {path} as a library of operators: {error}"
+        fix = f"name a library in {key} that exports RegisterCustomOps and fits this ONNX Runtime"
+        raise EngineError(msg, fix=fix, engine="onnxruntime") from None
 
 
 def open_session(settings: OnnxRuntimeSettings, source: ModelSource, device: str, options: Any = None) -> Opened:

@@ -25,6 +25,7 @@ __all__ = [
     "LAYER_FUSIONS",
     "MIGRAPHX_OPTIONS",
     "NAMES",
+    "OPERATOR_LIBRARIES",
     "SAFE_LEVEL",
     "SESSION_OPTIONS",
 ]
@@ -43,6 +44,7 @@ DISABLED = "optimization.disable_specified_optimizers"
 #: Processors of each thread beside the caller's.
 AFFINITIES = "session.intra_op_thread_affinities"
 INTER_THREADS = "inter_op_num_threads"
+OPERATOR_LIBRARIES = "custom_op_libraries"
 DENORMALS = "session.set_denormal_as_zero"
 
 CUDA_OPTIONS: dict[str, Option] = {
@@ -131,6 +133,9 @@ DML_SESSION_OPTIONS: dict[str, Option] = {
 
 SESSION_OPTIONS: dict[str, Option] = {
     "session.disable_prepacking": Option(meaning="keep weights as they are", values=BOOL),
+    OPERATOR_LIBRARIES: Option(
+        meaning="libraries of operators, with commas between: absolute paths, or onnxruntime-extensions", text=True
+    ),
     INTER_THREADS: Option(meaning="operators run side by side on this many threads; CPU only", low=1, high=4096),
     AFFINITIES: Option(
         meaning="processors of each thread but the caller's, from 1 on, such as 1,2;3-4: one entry for each thread of "

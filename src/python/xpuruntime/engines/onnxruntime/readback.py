@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.model.shapes import read_shapes
-from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES
+from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES, OPERATOR_LIBRARIES
+from xpuruntime.runtime.libraries.identity import operator_library
+from xpuruntime.runtime.libraries.loading import mapped_paths
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,6 +76,17 @@ def read_back(
         side_by_side = held.execution_mode.name == "ORT_PARALLEL"
         found[f"execution.provider_options.onnxruntime.{INTER_THREADS}"] = (
             str(held.inter_op_num_threads) if side_by_side else f"{held.inter_op_num_threads}, and sequential"
+        )
+    if settings.operator_libraries:
+        mapped = {os.path.realpath(path) for path in mapped_paths()}
+        files = [operator_library(stated) for stated in settings.operator_libraries]
+        lost = [
+            stated
+            for stated, path in zip(settings.operator_libraries, files, strict=True)
+            if path is None or os.path.realpath(path) not in mapped
+        ]
+        found[f"execution.provider_options.onnxruntime.{OPERATOR_LIBRARIES}"] = (
+            f"not loaded: {', '.join(lost)}" if lost else ",".join(settings.operator_libraries)
         )
     threads = held.intra_op_num_threads
     if threads:

@@ -40,6 +40,8 @@ class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
         Threads inside one op; ``None`` leaves ONNX Runtime's choice.
     inter_threads : int or None
         Threads that operators run on side by side; ``None``: one after the other.
+    operator_libraries : tuple of str
+        Libraries of operators: absolute paths, or the name of the package ``onnxruntime-extensions``.
     deterministic : bool
     convert : str or None
         ``"fp16"`` or ``"bf16"`` when the graph is converted.
@@ -73,6 +75,7 @@ class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
     level_stated: bool = False
     threads: int | None = None
     inter_threads: int | None = None
+    operator_libraries: tuple[str, ...] = ()
     deterministic: bool = False
     convert: Literal["fp16", "bf16"] | None = None
     qdq: Literal["ort-cpu", "ort-cuda"] | None = None

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 from pathlib import Path
@@ -19,7 +20,10 @@ from xpuruntime.runtime.libraries.loading import LibraryIndex, mapped_paths
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-__all__ = ["find_file", "library_identity", "mapped_libraries", "path_in_packages"]
+__all__ = ["EXTENSIONS", "find_file", "library_identity", "mapped_libraries", "operator_library", "path_in_packages"]
+
+#: The distribution with operators for text, audio and images.
+EXTENSIONS = "onnxruntime-extensions"
 
 
 def mapped_libraries() -> dict[str, str]:
@@ -40,6 +44,22 @@ def path_in_packages(path: str) -> str:
         if os.path.realpath(path).startswith(real):
             return os.path.realpath(path)[len(real) :]
     return path
+
+
+def operator_library(stated: str) -> str | None:
+    """Return the file of a library of operators for ONNX Runtime; ``None`` where there is none.
+
+    Parameters
+    ----------
+    stated : str
+        A path, or `EXTENSIONS` for the library of that package, which is not imported.
+    """
+    if stated != EXTENSIONS:
+        return stated if Path(stated).is_file() else None
+    spec = importlib.util.find_spec(EXTENSIONS.replace("-", "_"))
+    folders = [Path(one) for one in (spec.submodule_search_locations or ())] if spec is not None else []
+    files = (path for folder in folders for path in sorted(folder.glob("_extensions_pydll*")))
+    return next((str(path) for path in files if path.suffix in (".so", ".pyd")), None)
 
 
 def find_file(name: str, place: str, mapped: Mapping[str, str]) -> str | None:
