@@ -188,6 +188,37 @@ def test_strict_refuses_products_that_no_kernel_can_stand_in_for(name):
         PRODUCTS[name]()
 
 
+@pytest.mark.parametrize("old", [False, True])
+def test_spectral_norm_goes_on_with_the_rule_that_the_error_states(old):
+    def made():
+        torch.manual_seed(0)
+        norm = torch.nn.utils.spectral_norm if old else torch.nn.utils.parametrizations.spectral_norm
+        return norm(torch.nn.Linear(8, 6))
+
+    model = made()
+    rule = r"\{match: \{op: matmul, n: 1\}, use: torch\}"
+    with xt.kernel_policy(strict(matmul="cpu.reference")), pytest.raises(UnsupportedOperationError, match=rule):
+        model(X)
+    rules = [{"match": {"op": "matmul", "n": 1}, "use": "torch"}]
+    for kernels in ({"matmul": "cpu.reference", "rules": rules}, {"matmul": ["cpu.reference", "auto"]}):
+        model = made()
+        with xt.kernel_policy(strict(**kernels)), xt.explain(root=model) as found:
+            model(X).sum().backward()
+        found.require()
+        rows = {row.operator: row.status for row in of(found, "matmul")}
+        assert rows.pop("aten::mv") == ("default" if "rules" in kernels else "honoured")
+        assert rows == {"aten::addmm": "honoured", "aten::mm": "honoured"}
+        with xt.kernel_policy(strict(**kernels)), xt.explain() as found:
+            X @ X[0]
+        assert [sentence.partition(",")[2] for sentence in found.never_ran] == (
+            [" and no call of matmul that this key decides was seen: 0 calls obey"] if "rules" in kernels else []
+        )
+        plain = made()
+        plain(X).sum().backward()
+        for one, other in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(one.grad, other.grad)
+
+
 @pytest.mark.parametrize(
     ("name", "op"),
     [

@@ -97,7 +97,7 @@ def test_products_of_other_numbers_than_floats_stay_pytorchs_own_and_obey_nothin
         assert (row.status, row.requested, row.source, row.dtypes) == ("default", (), "default", (dtype,))
         assert "does not include products of integers" in row.reason
     assert found.coverage.honoured == 0
-    with pytest.raises(UnsupportedOperationError, match="only products of integers or complex numbers"):
+    with pytest.raises(UnsupportedOperationError, match="but products of integers or complex numbers"):
         found.require()
     with xt.kernel_policy(strict(matmul="cpu.reference")), xt.explain() as found:
         x @ x

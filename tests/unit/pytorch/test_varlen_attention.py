@@ -253,6 +253,8 @@ IMPORTED_LATER = """
     import sys
     import torch, xpuruntime.pytorch as xt
     from xpuruntime.pytorch.dispatch.overrides.registry import installed
+    with xt.kernel_policy(attention="torch.flash"):
+        pass  # imports what waits for modules of PyTorch as long as the process lives
     finders = len(sys.meta_path)
     with xt.kernel_policy(attention=["torch.flash", "cpu.reference"]):
         assert not any("varlen" in name or "_options" in name for name in installed()), installed()

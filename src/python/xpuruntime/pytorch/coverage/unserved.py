@@ -20,11 +20,14 @@ from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-__all__ = ["MULTI_HEAD", "RECURRENT", "UNSERVED", "Unserved", "UnservedCall", "products_of_any_type", "unserved_row"]
+__all__ = [
+    "MULTI_HEAD", "RECURRENT", "UNSERVED", "Unserved", "UnservedCall", "products_of_any_type", "sizes_of_call",
+    "unserved_row",
+]  # fmt: skip
 
 #: The function that computes attention of ``nn.MultiheadAttention``, and where it is asked to return the weights.
 MULTI_HEAD = "multi_head_attention_forward"
@@ -247,22 +250,26 @@ def unserved_row(name: str, keys: tuple[str, ...], op: str, shown: str = "") -> 
         tensors = [x for x in (*args, *more.values()) if isinstance(x, torch.Tensor)]
         if not tensors or (products_of_any_type(name) and not tensors[0].is_floating_point()):
             return None
-        sizes = _head_dim(tensors[0]) if op == "attention" and tensors[0].dim() else _product(tensors, op)
-        return UnservedCall(tensors[0], tensors[0].dtype, sizes)
+        return UnservedCall(tensors[0], tensors[0].dtype, sizes_of_call(op, [tuple(x.shape) for x in tensors]))
 
     return Unserved(name, keys, entry, f"unserved_{op}", f"{shown} of {{}}", call, recorded=False)
 
 
-def _product(tensors: list[Tensor], op: str) -> tuple[tuple[str, int], ...] | None:
-    """Return the sizes of ``a @ b`` or of ``a @ vector``, as far as the arguments show which these are."""
+def sizes_of_call(op: str, shapes: Sequence[tuple[int, ...]]) -> tuple[tuple[str, int], ...] | None:
+    """Return the sizes that rules ask for of a call that no kernel can stand in for; ``None`` where they are not known.
+
+    Of a product they are those of ``a @ b`` or of ``a @ vector``, as far as the shapes show which these are.
+    """
+    if op == "attention":
+        return (("head_dim", shapes[0][-1]),) if shapes and shapes[0] else None
     if op != "matmul":
         return ()
-    at = next((at for at, x in enumerate(tensors) if x.dim() == 2), len(tensors))
-    a, *rest = tensors[at:] or [None]
-    if a is None or not rest or rest[0].dim() not in (1, 2) or rest[0].shape[0] != a.shape[1]:
+    a, b = (*(shape for shape in shapes if len(shape) > 1), (), ())[:2]
+    if len(a) == 2 and not b:
+        b = next((shape for shape in shapes[shapes.index(a) + 1 :] if len(shape) == 1), ())
+    if len(a) != 2 or len(b) not in (1, 2) or b[0] != a[1]:
         return None
-    n = rest[0].shape[1] if rest[0].dim() == 2 else 1
-    return ("m", int(a.shape[0])), ("n", int(n)), ("k", int(a.shape[1]))
+    return ("m", a[0]), ("n", b[1] if len(b) == 2 else 1), ("k", a[1])
 
 
 UNSERVED = (

@@ -238,7 +238,7 @@ class CompiledPolicy:
             found = Route(op, asked, source, default, passed_over=tuple(passed_over), module=module, phase=phase)
             if self.strict:
                 self.keep(key, None)
-                raise refuse(found, description or op, self.keys)
+                raise refuse(found, description or op, self.keys, with_vector=op == "matmul" and facts.n == 1)
             self._warn(found, description)
         if keep:
             self.keep(key, found)

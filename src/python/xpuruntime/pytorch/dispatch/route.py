@@ -261,9 +261,12 @@ def _unknown(op: str, name: str) -> str:
     return f"there is no such kernel; {question}`xrt kernels` lists them, those of installed plugins too"
 
 
-def refuse(route: Route, description: str, keys: Mapping[str, str]) -> UnsupportedOperationError:
+def refuse(
+    route: Route, description: str, keys: Mapping[str, str], *, with_vector: bool = False
+) -> UnsupportedOperationError:
     """Return the error for a call that nothing a strict policy asks for can serve; `keys` as of `CompiledPolicy`."""
-    fix = "add a rule for these calls with use: torch, put 'auto' last, or use mode: prefer"
+    rule = ", {match: {op: matmul, n: 1}, use: torch}" if with_vector else ""
+    fix = f"add a rule for these calls with use: torch{rule}, put 'auto' last, or use mode: prefer"
     if route.source == BY_CALL:
         fix = "name another kernel, or several in a list that ends in 'torch', or leave kernel= out"
     key = keys.get(route.source, route.source)

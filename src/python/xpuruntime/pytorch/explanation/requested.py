@@ -21,8 +21,9 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
     from xpuruntime.pytorch.explanation.summary import Row
 
-__all__ = ["RequestedKernels", "request_of", "requests_other_kernel", "uncertain"]
-
+__all__ = [
+    "COMPILED", "NO_FLOATS", "RequestedKernels", "is_no_float", "request_of", "requests_other_kernel", "uncertain",
+]  # fmt: skip
 
 #: The operator in rows of what `torch.compile` made C++ of.
 COMPILED = "torch.compile"
@@ -30,6 +31,7 @@ COMPILED = "torch.compile"
 _NAMED = 4
 #: Why a product is PyTorch's own whatever a policy asks for.
 NO_FLOATS = "matmul of a policy does not include products of integers and of complex numbers"
+_NO_FLOATS_SEEN = " but products of integers or complex numbers, which stay PyTorch's own,"
 
 
 def is_no_float(dtypes: Sequence[str]) -> bool:
@@ -62,7 +64,8 @@ class RequestedKernels:
         ``"inconclusive"`` and names what hides it.
         """
         seen = {row.op for row in rows if row.status != "default" or row.source != "default"}
-        left = {row.op for row in rows if row.reason == NO_FLOATS}
+        others = {row.op: " that this key decides" for row in rows}
+        others |= {row.op: _NO_FLOATS_SEEN for row in rows if row.reason == NO_FLOATS}
         found: dict[str, str] = {}
         for active in self._active.values():
             kernels = active.policy.kernels
@@ -71,7 +74,7 @@ class RequestedKernels:
                 if source is not None and op not in seen:
                     hidden = _hiding(rows, op)
                     sentence = _inconclusive(op, source, hidden) if hidden else ""
-                    found.setdefault(op, sentence or _never(op, source, op in left, root or active.root))
+                    found.setdefault(op, sentence or _never(op, source, others.get(op, ""), root or active.root))
         return tuple(found.values())
 
     def asked(self, facts: CallFacts) -> tuple[tuple[str, ...], str, bool]:
@@ -109,10 +112,9 @@ def _inconclusive(op: str, source: str, hidden: list[str]) -> str:
     return f"inconclusive: {seen}, but whether any ran inside {names} cannot be seen"
 
 
-def _never(op: str, source: str, left: bool, root: torch.nn.Module | None) -> str:
+def _never(op: str, source: str, others: str, root: torch.nn.Module | None) -> str:
     """Return that a key asks for something of which nothing ran, and where the model has it out of reach."""
-    others = ", only products of integers or complex numbers, which stay PyTorch's own" if left else ""
-    sentence = f"{source} names a kernel for {op}, and no call of {op} was seen{others}: 0 calls obey"
+    sentence = f"{source} names a kernel for {op}, and no call of {op}{others} was seen: 0 calls obey"
     own: dict[str, int] = {}
     for part, _, _ in () if root is None else module_names.walk(root):
         by = computed_by_operators(part)

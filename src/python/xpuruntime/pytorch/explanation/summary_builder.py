@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from msgspec import structs
 
@@ -13,11 +13,11 @@ from xpuruntime.ops.decision_log import recorded
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch.attention import flex_choices
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
-from xpuruntime.pytorch.coverage.operation_table import CUTE, FLEX
-from xpuruntime.pytorch.coverage.unserved import products_of_any_type
+from xpuruntime.pytorch.coverage.operation_table import CUTE, FLEX, unserved_operator
+from xpuruntime.pytorch.coverage.unserved import products_of_any_type, sizes_of_call
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.explanation.attribution import AttributedTime, Called
-from xpuruntime.pytorch.explanation.requested import NO_FLOATS, is_no_float, uncertain
+from xpuruntime.pytorch.explanation.requested import NO_FLOATS, is_no_float, requests_other_kernel, uncertain
 from xpuruntime.pytorch.explanation.summary import Row, RowStatus
 from xpuruntime.pytorch.explanation.timeline import MODULE
 
@@ -177,6 +177,7 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
     source, resolved = "default", ""
     if key.what == "uncovered":
         status = "default"
+        unserved = unserved_operator(key.operator) == key.op
         facts = facts_of_call(
             key.op,
             device="cpu" if kind == "cpu" else "cuda",
@@ -184,6 +185,8 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
             phase=key.phase or UNKNOWN,
             module=key.module,
         )
+        sizes: dict[str, Any] = dict((sizes_of_call(key.op, key.shapes) if unserved else None) or ())
+        facts = facts._replace(**sizes)
         if not key.module:  # the profiler names none: it is not known whether there is one
             facts = facts._replace(module=UNKNOWN, node=UNKNOWN)
         left = products_of_any_type(key.operator) and is_no_float(key.dtypes)
@@ -199,6 +202,8 @@ def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: R
             status, resolved, reason = "honoured", _kernel_of(key), _BY_NAME
         elif left:
             reason = NO_FLOATS
+        elif sure and unserved and any(not requests_other_kernel(key.op, (one,)) for one in requested):
+            status, resolved, reason = "honoured", _kernel_of(key), key.reason
         elif requested:
             status = "bypassed"
             reason = key.reason if sure else f"{key.reason}; {uncertain(source)}"
