@@ -7,6 +7,7 @@ import sys
 
 import numpy as np
 import onnx
+import onnx.parser
 import onnxruntime as ort
 import pytest
 from onnx import TensorProto, helper, numpy_helper
@@ -275,3 +276,60 @@ def test_a_conversion_beside_integer_products_is_compared_with_fp32(tmp_path):
         assert not report.honoured
     with pytest.raises(xrt.EngineError, match="does not agree with fp32"):  # 1e6 is not in the range of fp16
         xrt.InferenceSession(integer_product(tmp_path / "n.onnx", 1e6), **options)
+
+
+def decoder(path, present):
+    """Build two layers whose results are the cached keys and values together with the new ones."""
+    shape = "[]" if present is None else f"[B, 2, {present}, 32]"
+    caches = [f"{name}{layer}" for layer in (0, 1) for name in ("k", "v")]
+    text = f"""<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]>
+    g (float[B, S, 128] x0, int64[B, M] mask, {", ".join(f"float[B, 2, P, 32] p{one}" for one in caches)})
+      => (float[B, S, 128] x2, {", ".join(f"float{shape} n{one}" for one in caches)})
+    <int64[1] axis = {{1}}, int64 second = {{1}}> {{
+      rows = ReduceSum <keepdims = 0> (mask, axis)
+      before = Sub (rows, second)
+      lengths = Cast <to = 6> (before)
+      sizes = Shape (mask)
+      size = Gather (sizes, second)
+      total = Cast <to = 6> (size)
+    """
+    for layer in (0, 1):
+        for name, rows in (("q", 128), ("k", 64), ("v", 64)):
+            sizes = f"K = 128, N = {rows}, bits = 4, block_size = 32"
+            text += f"{name}{layer} = com.microsoft.MatMulNBits <{sizes}> (x{layer}, w{rows}, s{rows})\n"
+        text += f"""a{layer}, nk{layer}, nv{layer} =
+            com.microsoft.GroupQueryAttention <num_heads = 4, kv_num_heads = 2>
+            (q{layer}, k{layer}, v{layer}, pk{layer}, pv{layer}, lengths, total)
+        x{layer + 1} = Add (x{layer}, a{layer})
+        """
+    proto = onnx.parser.parse_model(text + "}")
+    random = np.random.default_rng(0)
+    for rows in (64, 128):
+        weights = random.integers(0, 256, (rows, 4, 16)).astype(np.uint8)
+        scales = (random.random(rows * 4) * 0.02).astype(np.float32)
+        proto.graph.initializer.extend(
+            [numpy_helper.from_array(weights, f"w{rows}"), numpy_helper.from_array(scales, f"s{rows}")]
+        )
+    onnx.save(proto, path)
+    return caches
+
+
+@pytest.mark.parametrize("present", ["M", "P", None])
+def test_caches_grow_from_run_to_run_in_fp16(present, tmp_path):
+    """The engine must not write the longer cache where the shorter was cast to, whatever the model calls its sizes."""
+    caches = decoder(tmp_path / "m.onnx", present)
+    x = np.random.default_rng(1).standard_normal((1, 8, 128)).astype(np.float32)
+
+    def generated(precision):
+        found, past = [], {f"p{one}": np.zeros((1, 2, 0, 32), np.float32) for one in caches}
+        options = {"device": "cpu", "engine": "onnxruntime", "precision": precision, "policy": {"mode": "auto"}}
+        with xrt.InferenceSession(tmp_path / "m.onnx", **options) as session:
+            for start, end in ((0, 5), (5, 6), (6, 7), (7, 8)):
+                results = session.run({"x0": x[:, start:end], "mask": np.ones((1, end), np.int64), **past})
+                past = {f"p{one}": results[f"n{one}"] for one in caches}
+                found.append(results["x2"])
+        assert {one.shape for one in past.values()} == {(1, 2, 8, 32)}
+        return np.concatenate(found, axis=1)
+
+    want = generated("model")
+    assert np.abs(generated("fp16") - want).max() < 0.02 * np.abs(want).max()

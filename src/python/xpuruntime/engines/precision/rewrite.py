@@ -25,6 +25,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Rewriter"]
 
+#: Dimensions of the keys and values that GroupQueryAttention hands out.
+_CACHE_RANK = 4
+
 
 class _Scope:
     """One graph while it is rewritten: the forms of its own values, and the nodes written so far."""
@@ -135,6 +138,8 @@ class Rewriter:
                 scope.forms[name] = {FLOAT: name}
             elif name in results:
                 node.output[i] = self._fresh(f"{name}_{self.suffix}")
+                rank = _CACHE_RANK if node.op_type == "GroupQueryAttention" and i in (1, 2) else None
+                self._state_shape(scope.graph, name, node.output[i], rank)
                 scope.forms[name] = {self.target: node.output[i], FLOAT: name}
                 self._cast(scope, node.output[i], name, FLOAT)
             else:
@@ -161,6 +166,24 @@ class Rewriter:
             forms[form] = self._fresh(f"{name}_{'fp32' if form == FLOAT else self.suffix}")
             self._cast(owner, next(iter(forms.values())), forms[form], form)
         return forms[form]
+
+    def _state_shape(self, graph: onnx.GraphProto, result: str, made: str, rank: int | None) -> None:
+        """State the sizes of what is cast to a result of the model, those that are not fixed by names of their own.
+
+        ONNX Runtime infers that cached keys and values with new ones behind them are as long as those before, and
+        writes them in their place where both are no inputs and results of the model.
+        """
+        for value in [one for one in graph.output if one.name == result]:
+            copy = graph.value_info.add()
+            copy.CopyFrom(value)
+            copy.name, tensor = made, copy.type.tensor_type
+            tensor.elem_type = self.target
+            if rank is not None and not tensor.HasField("shape"):
+                for _ in range(rank):
+                    tensor.shape.dim.add()
+            for axis, dim in enumerate(tensor.shape.dim):
+                if not dim.HasField("dim_value"):
+                    dim.dim_param = f"{made}.{axis}"
 
     def _cast(self, scope: _Scope, source: str, made: str, form: int) -> None:
         import onnx
