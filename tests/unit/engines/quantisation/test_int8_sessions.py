@@ -70,9 +70,6 @@ UNSERVED = {
     "ConvTranspose": ("y = ConvTranspose <strides = [2, 2]> (c, w)", {"w": (4, 4, 2, 2)}, "[1, 4, 16, 16]"),
     "ConvTranspose of groups": ("y = ConvTranspose <group = 2> (c, w)", {"w": (4, 2, 2, 2)}, "[1, 4, 9, 9]"),
     "ConvTranspose of shared weights": ("y = ConvTranspose (c, k)", {}, "[1, 4, 10, 10]"),
-    "Gemm with alpha": (
-        "m = Flatten (c) y = Gemm <alpha = 0.5> (m, w, b)", {"w": (256, 3), "b": (3,)}, "[1, 3]",
-    ),
     "Gemm with a computed bias": (
         "m = Flatten (c) r = Relu (m) y = Gemm (m, w, r)", {"w": (256, 256)}, "[1, 256]",
     ),

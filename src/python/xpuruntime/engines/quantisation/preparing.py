@@ -149,7 +149,7 @@ def _name(proto: onnx.ModelProto) -> None:
 
 
 def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
-    """Give each constant bias of a Gemm the shape [N] and the factor 1 that the quantisers take.
+    """Give each constant bias of a Gemm the shape [N], and both factors the 1 that quantisers and integer kernels take.
 
     The bias of a Gemm may be anything that broadcasts to [M, N], and ONNX Runtime's quantiser has scales for [N]. What
     has another shape is added after the product.
@@ -172,6 +172,12 @@ def _give_rows_of_bias(proto: onnx.ModelProto) -> None:
         facts = {one.name: one for one in node.attribute}
         columns = weight.dims[0 if "transB" in facts and facts["transB"].i else 1]
         beta = facts["beta"].f if "beta" in facts else 1.0
+        alpha = facts["alpha"].f if "alpha" in facts else 1.0
+        if alpha != 1.0:
+            values = numpy_helper.to_array(weight)
+            node.input[1] = fresh_name(f"{weight.name}_scaled", taken)
+            proto.graph.initializer.append(numpy_helper.from_array(values * values.dtype.type(alpha), node.input[1]))
+            facts["alpha"].f = 1.0
         if list(bias.dims) == [columns] and beta == 1.0:
             continue
         value = numpy_helper.to_array(bias)

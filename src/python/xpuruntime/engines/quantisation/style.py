@@ -107,8 +107,8 @@ def for_this_cpu(style: Style) -> Style:
 def without_kernel(proto: onnx.ModelProto, style: Style) -> set[str]:
     """Return the products that ONNX Runtime's CPU provider would compute in floats although they are quantised.
 
-    It has no integer kernel of the operator, of a bias that is computed or that `alpha` scales, or of a constant first
-    operand; and that of a MatMul takes no scale for each column where the weights have more than two dimensions.
+    It has no integer kernel of the operator, of a bias that is computed, or of a constant first operand; and that of a
+    MatMul takes no scale for each column where the weights have more than two dimensions.
     """
     if style.name != "ort-cpu":
         return set()
@@ -116,11 +116,10 @@ def without_kernel(proto: onnx.ModelProto, style: Style) -> set[str]:
     found = set()
     for node in proto.graph.node:
         first, second, bias = (*node.input, "", "", "")[:3]
-        scaled = any(one.name == "alpha" and one.f != 1 for one in node.attribute)
         if (node.op_type in HEAVY and node.op_type not in style.ops) or (
             (first in ranks or ranks.get(second, 0) > 2)
             if node.op_type == "MatMul"
-            else node.op_type in ("Conv", "Gemm") and bias and (scaled or bias not in ranks)
+            else node.op_type in ("Conv", "Gemm") and bias and bias not in ranks
         ):
             found.add(node.name)
     return found
