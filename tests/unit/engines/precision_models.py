@@ -8,6 +8,8 @@ import numpy as np
 import onnx
 from onnx import helper, numpy_helper, parser
 
+from xpuruntime.evidence.tolerances import compare_within
+
 
 def weight(model, name, *shape, scale=None, seed=0, graph=None):
     """Add a seeded fp32 initializer."""
@@ -176,3 +178,8 @@ def run_ort(model):
     session = ort.InferenceSession(data, options, providers=["CPUExecutionProvider"])
     names = [output.name for output in session.get_outputs()]
     return lambda feeds: dict(zip(names, session.run(names, feeds), strict=True))
+
+
+def verify(reference, converted, feeds, tolerance):
+    """Compare the outputs of two runs on the same feeds."""
+    return compare_within(reference(feeds), converted(feeds), tolerance)

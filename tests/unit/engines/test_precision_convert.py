@@ -11,10 +11,10 @@ import precision_models as zoo
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
 from onnx.reference import ReferenceEvaluator
-from precision_models import run_ort
+from precision_models import run_ort, verify
 
 from xpuruntime.engines.model import inspect_bytes, inspect_model
-from xpuruntime.engines.precision import convert, probe_feeds, verify
+from xpuruntime.engines.precision import convert, probe_feeds
 from xpuruntime.errors import ModelError
 from xpuruntime.evidence.tolerances import TOLERANCES
 

@@ -9,10 +9,10 @@ import onnx
 import precision_models as zoo
 import pytest
 from onnx import TensorProto, helper, numpy_helper, parser
-from precision_models import run_ort
+from precision_models import run_ort, verify
 
 from xpuruntime.engines.model import inspect_bytes
-from xpuruntime.engines.precision import convert, probe_feeds, verify
+from xpuruntime.engines.precision import convert, probe_feeds
 from xpuruntime.evidence.tolerances import TOLERANCES
 
 
