@@ -36,7 +36,8 @@ PYBIND11_MODULE(_core_in_main, module) {
   bind_profiler(module);
   // A name that the core lacks may have another one, which the error states (PEP 562).
   module.attr("__getattr__") = pybind11::cpp_function([](const pybind11::object& name) {
-    return pybind11::module_::import("xpuruntime.lazy_names").attr("load_name")("xpuruntime._core", name, pybind11::dict());
+    return pybind11::module_::import("xpuruntime.lazy_names")
+        .attr("load_name")("xpuruntime._core", name, pybind11::dict());
   });
 }
 
