@@ -83,6 +83,10 @@ class CompiledPolicy:
         Whether some rule asks for one of them.
     routes : dict
         From a key that an override makes of its arguments to the route; read without a lock.
+    kinds : dict
+        Routes of attention that calls of other lengths take as well, from what is left of their keys without lengths.
+    by_length : bool
+        Whether some rule asks for the length of keys.
     rule_use : RuleUse
     """
 
@@ -116,6 +120,8 @@ class CompiledPolicy:
         if self.strict:
             self.overrides |= {f"unserved_{op}" for op in FAMILIES if requests_other_kernel(op, self._kernel_names(op))}
         self.routes: dict[Any, Route] = {}
+        self.kinds: dict[Any, Route] = {}
+        self.by_length = any(rule.match.kv is not None for rule in self._rules("attention"))
         self._places: dict[Any, CallContext] = {}
         self._lock = threading.RLock()
         self._warned: set[tuple[Any, ...]] = set()
@@ -287,6 +293,15 @@ class CompiledPolicy:
                 self.routes[key] = route
         if before is not None and before.place is None:
             _core.forget_native_calls()
+
+    def keep_kind(self, kind: Any, route: Route) -> None:
+        """Keep a route for calls that differ in lengths alone; one that others were passed over for depends on them."""
+        lengths_count = route.passed_over or route.open or route.tuned or self.by_length or some_hold()
+        if kind is not None and not lengths_count:
+            with self._lock:
+                if len(self.kinds) >= _MOST:
+                    self.kinds.clear()
+                self.kinds[kind] = route
 
     def forget_tuned(self) -> None:
         """Forget the routes that measured times have decided; the times themselves are kept."""

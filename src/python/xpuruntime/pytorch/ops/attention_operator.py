@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention.call import AttentionCall, traits
+from xpuruntime.pytorch.attention.call import AttentionCall, kind_of, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import deterministic, find_route, policy_for_xrt
 from xpuruntime.pytorch.dispatch.call_state import call_key
@@ -202,14 +202,24 @@ def _find(
     is_causal: bool, scale: float | None, needs_grad: bool, phase: str, module: str,
     skip: tuple[tuple[str, str], ...] = (),
 ) -> Route:  # fmt: skip
+    tensors = type(q) is type(k) is type(v) is torch.Tensor
+    rest = (backward, dropout_p > 0, is_causal, needs_grad, phase, module, deterministic(active))
+    kind = kind_of(q, k, v, mask, rest) if tensors and not skip else None
+    route = active.kinds.get(kind)
+    if route is not None:
+        active.keep(known, route)
+        return route
     call = AttentionCall(
         q.detach().requires_grad_(needs_grad), k.detach(), v.detach(), mask, dropout_p, is_causal, scale,
         enable_gqa=q.shape[1] != k.shape[1], needs_grad=needs_grad, backward=backward,
         phase=phase if active.by_phase else "", module=module if active.by_module else "",
     )  # fmt: skip
-    return find_route(
+    route = find_route(
         active, known, call, lambda: by_torch("torch.sdpa", *call[:4], dropout_p, is_causal, scale), skip=skip
     )
+    if route.place is not None:  # which refuses what it cannot serve; then the next is looked for
+        active.keep_kind(kind, route)
+    return route
 
 
 def _phase(phase: str) -> str | None:

@@ -18,8 +18,9 @@ import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch._private_api import messages
 from xpuruntime.pytorch.attention.advised import warn_of_own_choice
-from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, traits
+from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, kind_of, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import find_route, four
@@ -112,7 +113,7 @@ def attend(
     """
     phase = call_state.phase() if active.by_phase else ""
     module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
-    seen, plain, needs_grad = _key_of(active, given, phase, module)
+    seen, flags, plain, needs_grad = _key_of(active, given, phase, module)
     both = needs_grad and active.by_phase  # then the gradient may be another kernel's
     known = ("sdpa and its gradient", seen) if both else seen
     query, key, value, mask, dropout_p, is_causal, scale, _ = given
@@ -120,14 +121,21 @@ def attend(
         return natively()  # which computes nothing, or refuses it
     if not plain and not explicit and is_traced_for_a_program():
         return natively()
-    route = active.routes.get(known)
+    route, assumed = active.routes.get(known), False
+    kind = None
+    if route is None and plain:
+        kind = kind_of(query, key, value, mask, ("sdpa", flags, both, phase, module))
+        route = active.kinds.get(kind)
+        if assumed := route is not None:
+            active.keep(known, route)
     call: AttentionCall | None = None
-    if route is None or active.by_phase:
+    if route is None or both:
         call = AttentionCall(*given, needs_grad, phase=phase, module=module)
         call = call._replace(unfit=xrt_call_rejection(call))
         if route is None:
             with prefer_native_error(natively):
                 route = find_route(active, known, call, natively)
+            active.keep_kind(kind, route)
     four_already = query.dim() == 4
     in_rows = all(x.layout is not torch.strided or x.is_nested or x.stride(-1) == 1 for x in (query, key, value))
     while True:
@@ -135,7 +143,17 @@ def attend(
         if route.place is None and not apart:
             if both and plain and not route.open and seen not in active.routes:
                 active.keep(seen, route)  # the fast kernel may know that forward and gradient are PyTorch's
-            return _natively(route, natively, (query, key, value))
+            try:
+                return _natively(route, natively, (query, key, value))
+            except RuntimeError as error:
+                if not assumed or not messages.has_no_sdp_backend(error):
+                    raise
+            assumed = False  # the lengths or strides are such that this kernel cannot serve
+            call = AttentionCall(*given, needs_grad, phase=phase, module=module)
+            call = call._replace(unfit=xrt_call_rejection(call))
+            with prefer_native_error(natively):
+                route = find_route(active, known, call, natively)
+            continue
         rng = None
         name = kernel if not route.tuned else f"{route.kernel}?"
         if dropout_p != 0:
@@ -169,8 +187,8 @@ def attend(
         return out if in_rows else out.contiguous()  # as PyTorch's own result lies in memory then
 
 
-def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -> tuple[Any, bool, bool]:
-    """Return the key of a call's route, whether the tensors are nothing but tensors, and if a gradient is recorded.
+def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -> tuple[Any, int, bool, bool]:
+    """Return the key of a call's route, flags in it, whether its tensors are plain, and if a gradient is recorded.
 
     Of plain tensors the key is the one that the fast kernel looks for.
     """
@@ -188,12 +206,12 @@ def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -
         known = ("sdpa", flags, layers, *(type(x) for x in tensors), *(traits(x) for x in tensors))
     if active.by_call:
         known = (known, phase, module)
-    return known, plain, needs_grad
+    return known, flags, plain, needs_grad
 
 
 def _keep_native(active: CompiledPolicy, given: Arguments) -> None:
     """Keep that a call is PyTorch's own, which the policy does not decide, so that the fast kernel knows it."""
-    known, plain, needs_grad = _key_of(active, given, *active.call_context())
+    known, _, plain, needs_grad = _key_of(active, given, *active.call_context())
     if known not in active.routes:
         warn_of_own_choice(active, AttentionCall(*given, needs_grad))
         if plain:
