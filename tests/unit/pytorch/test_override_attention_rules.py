@@ -97,6 +97,37 @@ def test_the_backward_may_be_by_another_kernel():
         assert counts() == ran
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("form", ["causal", "boolean mask", "added mask", "mask of keys"])
+def test_the_backward_apart_from_its_forward_knows_all_weights(form, dtype):
+    q, k, v = operands(kv_heads=2, q_length=37, kv_length=90, dtype=dtype)
+    shape = (1, 90) if form == "mask of keys" else (37, 90)
+    more = {"enable_gqa": True, "is_causal": form == "causal"}
+    if form != "causal":
+        more["attn_mask"] = torch.randn(shape, dtype=dtype) if form == "added mask" else torch.rand(shape) > 0.5
+    if form == "boolean mask":
+        more["attn_mask"][3] = False
+    expected = gradients(q, k, v, **more)
+    rules = [rule("cpu.reference", phase="backward"), rule("torch.math", phase="train")]
+    with xt.kernel_policy(strict(rules=rules)):
+        torch.testing.assert_close(gradients(q, k, v, **more), expected)
+    assert counts() == {"attention_backward": 1}
+
+
+def test_the_backward_apart_from_its_forward_costs_no_memory_of_all_scores():
+    q = torch.randn(1, 4, 1024, 16, requires_grad=True)
+
+    def allocated():
+        sdpa(q, q, q)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
+            sdpa(q, q, q)
+        return sum(max(one.self_cpu_memory_usage, 0) for one in found.key_averages())
+
+    plain = allocated()
+    with xt.kernel_policy(strict(rules=[rule("cpu.reference", phase="backward"), rule("torch.flash", phase="train")])):
+        assert allocated() < 4 * plain
+
+
 def test_with_dropout_the_backward_has_to_follow_the_forward():
     q, k, v = operands()
     rules = [rule("torch.math", phase="backward"), rule("cpu.reference", phase="train")]

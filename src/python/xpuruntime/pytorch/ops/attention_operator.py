@@ -257,23 +257,39 @@ def _forward_by_torch(
     out = torch.empty_like(q)
     with torch.no_grad():
         out.copy_(_run("attention", route, by_torch, (route.kernel, q, k, v, mask, 0.0, is_causal, scale)))
-        lse = _lse(q, k, mask, is_causal, scale) if want_lse else None
+        with thread_policy(None):
+            lse = _lse(q, k, mask, is_causal, scale) if want_lse else None
     return out, lse
 
 
 def _lse(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
-    """Return the logarithm of the sum of exponentials of the scores, for a gradient by an xpuruntime kernel."""
-    group = q.shape[1] // max(k.shape[1], 1)
-    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    keys = k.to(wide).repeat_interleave(group, 1) if group > 1 else k.to(wide)
-    factor = q.shape[3] ** -0.5 if scale is None else scale
-    scores = (q.to(wide) * factor) @ keys.transpose(-1, -2)
-    if is_causal:
-        hidden = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).triu(1)
-        scores = scores.masked_fill(hidden, -torch.inf)
-    if mask is not None:
-        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask.to(wide)
-    return torch.logsumexp(scores, -1).to(torch.float32)
+    """Return the logarithm of the sum of exponentials of the scores, for a gradient by an xpuruntime kernel.
+
+    The scores are made for as many queries at a time as take the memory of `q` and `k`.
+    """
+    batch, heads, length, head_dim = q.shape
+    n_keys, wide = k.shape[2], torch.float64 if q.dtype == torch.float64 else torch.float32
+    keys = k.to(wide)
+    keys = (keys.repeat_interleave(heads // k.shape[1], 1) if heads > k.shape[1] else keys).flatten(0, 1).mT
+    factor = head_dim**-0.5 if scale is None else scale
+    lse = q.new_full((batch, heads, length), -torch.inf, dtype=torch.float32)
+    if not (lse.numel() and n_keys):
+        return lse
+    rows = min(length, max(1, (q.numel() + k.numel()) // (batch * heads * n_keys)))
+    scores = q.new_empty((batch * heads, rows, n_keys), dtype=wide)
+    for start in range(0, length, rows):
+        end = min(start + rows, length)
+        block = torch.bmm((q[:, :, start:end].to(wide) * factor).flatten(0, 1), keys, out=scores[:, : end - start])
+        block = block.unflatten(0, (batch, heads))
+        if is_causal:
+            block.masked_fill_(torch.ones_like(block[0, 0], dtype=torch.bool).triu_(1 + start), -torch.inf)
+        if mask is not None:
+            part = mask[..., start:end, :] if mask.shape[-2] > 1 else mask
+            block.masked_fill_(~part, -torch.inf) if part.dtype == torch.bool else block.add_(part)
+        highest = block.amax(-1, keepdim=True)
+        highest.masked_fill_(highest == -torch.inf, 0)
+        lse[:, :, start:end] = block.sub_(highest).exp_().sum(-1).log_().add_(highest.squeeze(-1))
+    return lse
 
 
 def _backward_by_torch(
