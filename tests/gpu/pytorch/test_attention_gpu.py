@@ -181,8 +181,8 @@ def test_what_ours_cannot_serve_is_pytorchs_with_a_word(reason, make):
 
 @pytest.mark.parametrize("kernel", OURS)
 def test_dropout_follows_the_seed_and_the_backward_drops_the_same(kernel):
-    q, k, _ = operands(q_length=64, kv_length=64)
-    v = torch.eye(64, device=DEVICE, dtype=torch.bfloat16).expand(2, 4, 64, 64).contiguous()
+    q, k, _ = operands(head_dim=128)
+    v = torch.eye(128, device=DEVICE, dtype=torch.bfloat16).expand(2, 4, 128, 128).contiguous()
 
     def run():
         torch.manual_seed(7)
@@ -196,18 +196,18 @@ def test_dropout_follows_the_seed_and_the_backward_drops_the_same(kernel):
     assert all(torch.equal(a, b) for a, b in zip(first, second, strict=True))
     weights, gradient, another = first
     assert not torch.equal(weights, another)
-    plain = torch.softmax(q.double() @ k.double().mT / 8, -1)  # the weights, since v is the identity
+    plain = torch.softmax(q.double() @ k.double().mT / 128**0.5, -1)  # the weights, since v is the identity
     kept = weights != 0
     assert 0.45 < kept.double().mean() < 0.55
     torch.testing.assert_close(weights.double(), torch.where(kept, plain * 2, 0), rtol=2e-2, atol=2e-3)
-    expected = weights.double().sum(-2)[..., None].expand(2, 4, 64, 64)
+    expected = weights.double().sum(-2)[..., None].expand(2, 4, 128, 128)
     torch.testing.assert_close(gradient.double(), expected, rtol=2e-2, atol=2e-2)
 
 
 @pytest.mark.parametrize("kernel", OURS)
 def test_a_cuda_graph_draws_dropout_anew_in_each_replay(kernel):
-    q, k, _ = operands(q_length=64, kv_length=64)
-    v = torch.eye(64, device=DEVICE, dtype=torch.bfloat16).expand(2, 4, 64, 64).contiguous().requires_grad_()
+    q, k, _ = operands(head_dim=128)
+    v = torch.eye(128, device=DEVICE, dtype=torch.bfloat16).expand(2, 4, 128, 128).contiguous().requires_grad_()
 
     def step():
         out = sdpa(q, k, v, dropout_p=0.5)
@@ -230,7 +230,7 @@ def test_a_cuda_graph_draws_dropout_anew_in_each_replay(kernel):
             graph.replay()
             torch.cuda.synchronize()
             seen.append(out.clone())
-            expected = out.double().sum(-2)[..., None].expand(2, 4, 64, 64)
+            expected = out.double().sum(-2)[..., None].expand(2, 4, 128, 128)
             torch.testing.assert_close(gradient.double(), expected, rtol=2e-2, atol=2e-2)
     assert not torch.equal(seen[0], seen[1])
     assert not torch.equal(seen[1], seen[2])

@@ -15,6 +15,7 @@ import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.policies.advisories import ADVISORIES
 from xpuruntime.pytorch.attention import advised
+from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 
@@ -73,19 +74,40 @@ def test_kernels_that_are_named_are_refused():
 
 def test_what_is_left_to_pytorch_is_warned_of():
     needs(OF_KEYS)
-    tensors = operands(192, 192)
-    with pytest.warns(XpuRuntimeWarning, match="which PyTorch chooses"), xt.kernel_policy(matmul="cublasLt"):
-        run(tensors, None)
+    said = pytest.warns(XpuRuntimeWarning, match=r"attention is left to PyTorch, which may choose torch\.cudnn")
+    with said, xt.kernel_policy(matmul="cublasLt"):
+        assert installed() == ()
+    rules = [{"match": {"op": "attention"}, "use": "torch"}]
+    with pytest.warns(XpuRuntimeWarning, match="which PyTorch chooses"), xt.kernel_policy(rules=rules):
+        run(operands(192, 192), None)
 
 
-def test_compiled_code_takes_another_kernel_under_auto():
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("kind", ["", "boolean"])
+def test_compiled_code_takes_another_kernel_under_auto(kind, dynamic):
     needs(OF_KEYS)
-    tensors = operands(192, 192)
-    mask = torch.ones(192, 192, device=DEVICE, dtype=torch.bool)
+    compiled = torch.compile(attend, dynamic=dynamic)
     with xt.kernel_policy(attention="auto"):
-        out = torch.compile(attend)(*tensors, attn_mask=mask)
-        gradients = torch.autograd.grad(out, tensors, torch.ones_like(out))
-    assert finite((out, *gradients))
+        for length in (256, 192) if dynamic else (192,):
+            tensors = operands(length, length)
+            mask = torch.ones(length, length, device=DEVICE, dtype=torch.bool) if kind else None
+            out = compiled(*tensors, attn_mask=mask)
+            gradients = torch.autograd.grad(out, tensors, torch.ones_like(out))
+            assert finite((out, *gradients))
+
+
+def test_compiled_code_obeys_kernels_that_are_named():
+    tensors = operands(256, 256, low=False)
+    expected = run(tensors, None)
+    for kernel, name in (("torch.flash", "Flash"), ("torch.efficient", "Efficient"), ("torch.cudnn", "Cudnn")):
+        torch._dynamo.reset()
+        policy = xrt.Policy(kernels={"rules": [{"match": {"op": "attention"}, "use": kernel}]}, mode="strict")
+        with xt.kernel_policy(policy), torch.profiler.profile() as profile:
+            found = torch.compile(attend)(*tensors)
+            gradients = torch.autograd.grad(found, tensors, torch.ones_like(found))
+        ran = {one.key for one in profile.key_averages()}
+        assert f"aten::_scaled_dot_product_{name.lower()}_attention" in ran
+        torch.testing.assert_close((found, gradients), expected, rtol=5e-2, atol=5e-2)
 
 
 @pytest.mark.parametrize("row", [OF_BOOLEAN_MASKS, OF_OTHER_TYPES])

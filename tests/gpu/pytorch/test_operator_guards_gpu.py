@@ -66,8 +66,8 @@ def step(form: str, dtype: torch.dtype) -> Callable[[], tuple[torch.Tensor, ...]
     packet, _, how = form.partition(" ")
     operands: tuple[torch.Tensor, ...]
     if packet == "attention":
-        operands = (leaf(2, 4, 64, 64), leaf(2, 4, 64, 64), leaf(2, 4, 64, 64))
-        mask = torch.randn(64, 64, device="cuda").to(dtype) if how == "masked" else None
+        operands = (leaf(2, 4, 128, 64), leaf(2, 4, 128, 64), leaf(2, 4, 128, 64))
+        mask = torch.randn(128, 128, device="cuda").to(dtype) if how == "masked" else None
 
         def run() -> torch.Tensor:
             return F.scaled_dot_product_attention(*operands, attn_mask=mask, is_causal=how == "causal")

@@ -10,14 +10,18 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
+from torch._subclasses.fake_tensor import FakeTensorMode  # noqa: E402
+from torch.fx.experimental.symbolic_shapes import ShapeEnv  # noqa: E402
+
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
 from xpuruntime.policies.advisories import AdvisedCall, Advisory, Platform, holding  # noqa: E402
-from xpuruntime.pytorch.attention import advised, selection  # noqa: E402
-from xpuruntime.pytorch.attention.call import AttentionCall  # noqa: E402
+from xpuruntime.pytorch.attention import advised, sdpa_backends, selection  # noqa: E402
+from xpuruntime.pytorch.attention.call import AttentionCall, traits  # noqa: E402
 from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import active_policy  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides.registry import installed  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
 
@@ -44,6 +48,9 @@ def concerned(kernel, call, platform=H200):
         ({"mask": "", "causal": True}, False),
         ({"queries": 1, "keys": 200}, True),
         ({"queries": 1, "keys": 200, "gradient": False}, False),
+        ({"keys": None}, True),
+        ({"queries": None, "keys": 200}, True),
+        ({"keys": None, "gradient": False}, False),
     ],
 )
 def test_calls_that_are_concerned(kernel, changes, wrong):
@@ -79,7 +86,7 @@ def on_an_h200(monkeypatch):
     monkeypatch.setattr(advised, "rows_on", lambda _: holding(H200))
     monkeypatch.setattr(advised, "own_choice", lambda _: TORCH)
     for module in ("xpuruntime.pytorch.attention.advised", "xpuruntime.pytorch.dispatch.compiled_policy"):
-        monkeypatch.setattr(f"{module}.some_hold", lambda: True)
+        monkeypatch.setattr(f"{module}.rows_here", lambda: holding(H200))
 
 
 def operands(length=192):
@@ -112,17 +119,72 @@ def test_what_cannot_serve_is_replaced_by_none_that_is_wrong():
 
 @pytest.mark.usefixtures("on_an_h200")
 @pytest.mark.parametrize("policy", [{"matmul": "cpu.blas"}, {"attention": "torch", "matmul": "cpu.blas"}])
-def test_what_pytorch_chooses_by_itself_is_warned_of_once(policy):
+def test_what_is_left_to_pytorch_is_warned_of_once_and_costs_no_call(policy):
+    before = installed()
     with warnings.catch_warnings(record=True) as said:
         warnings.simplefilter("always")
         with xt.kernel_policy(xrt.Policy(kernels=policy)):
             for length in (256, 192, 192, 320):
                 attend(*operands(length))
-            assert "torch.flash" not in kernels()
+            assert not [name for name in set(installed()) - set(before) if "attention" in name]
+            with xt.kernel_policy(None):
+                pass
     (found,) = [str(one.message) for one in said if one.category is XpuRuntimeWarning]
-    assert "torch.cudnn, which PyTorch chooses" in found
-    assert "issues/196678" in found
+    assert "attention is left to PyTorch, which may choose torch.cudnn" in found
     assert "attention: auto" in found
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_nothing_is_said_where_pytorch_may_not_choose_it():
+    before = torch.backends.cuda.cudnn_sdp_enabled()
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            with xt.kernel_policy(matmul="cpu.blas"):
+                attend(*operands())
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(before)
+
+
+@pytest.mark.usefixtures("on_an_h200")
+def test_a_gradient_with_dropout_leaves_the_choice_where_it_is():
+    """No kernel of PyTorch's computes the gradient of a forward of ours that has dropped weights."""
+    q, k, v, _ = operands()
+    with xt.kernel_policy(xrt.Policy(kernels={"attention": ["cpu.reference", "auto"]})):
+        attend(q, k, v, dropout_p=0.5).sum().backward()
+        assert kernels() == {"cpu.reference"}
+    assert torch.isfinite(q.grad).all()
+
+
+@pytest.fixture
+def traced():
+    """Return a call on CUDA that is traced, with an added mask of another type than the queries."""
+    with FakeTensorMode():
+        q, k, v = (torch.empty(1, 2, 192, 64, device="cuda", dtype=torch.bfloat16) for _ in range(3))
+        yield AttentionCall(q, k, v, torch.zeros(192, 192, device="cuda"))
+
+
+def test_the_choice_for_traced_code_is_that_for_its_device(traced):
+    assert advised.own_choice(traced) == "torch.math"  # the others are in no build for the CPU
+
+
+def test_a_mask_of_another_type_is_not_for_the_efficient_kernel(traced):
+    rejected = sdpa_backends.rejection("torch.efficient", *traced[:6], scale=None, enable_gqa=False)
+    assert "attn_mask is torch.float32, and this one takes" in rejected
+
+
+def test_code_for_any_length_is_concerned(monkeypatch):
+    monkeypatch.setattr(advised, "rows_on", lambda _: holding(H200))
+    shape_env = ShapeEnv()
+    with FakeTensorMode(shape_env=shape_env) as mode:
+        fixed = torch.empty(1, 2, 256, 64)
+    whole = mode.from_tensor(torch.empty(1, 2, 256, 64), symbolic_context=None)
+    assert not isinstance(whole.shape[2], int)
+    assert traits(whole) != traits(fixed)
+    for keys, concerned in ((fixed, False), (whole, True)):
+        call = AttentionCall(fixed, keys, keys, needs_grad=True)
+        assert (advised.advisory_of(TORCH, call) is not None) is concerned
 
 
 @pytest.mark.usefixtures("on_an_h200")

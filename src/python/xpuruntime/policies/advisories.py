@@ -41,14 +41,15 @@ class AdvisedCall(NamedTuple):
     mask : {"", "boolean", "same", "other"}
         Empty without an explicit mask; else whether it is boolean, or added and of the type of the queries or not.
     causal : bool
-    queries, keys : int
+    queries, keys : int or None
+        ``None``: any, as in code that is compiled for all lengths.
     """
 
     gradient: bool
     mask: str
     causal: bool
-    queries: int
-    keys: int
+    queries: int | None
+    keys: int | None
 
 
 class Advisory(NamedTuple):
@@ -97,12 +98,12 @@ class Advisory(NamedTuple):
         return _within(platform.cudnn, self.cudnn) and _within(platform.torch, self.torch)
 
     def concerns(self, kernel: str, call: AdvisedCall) -> bool:
-        """Say whether a call by a kernel is concerned, on a platform where the row holds."""
+        """Say whether a call by a kernel is, or may be, concerned, on a platform where the row holds."""
         if kernel not in self.kernels or (self.gradient and not call.gradient) or (call.causal and not self.causal):
             return False
-        if (self.mask and call.mask != self.mask) or (self.queries and call.queries != self.queries):
+        if (self.mask and call.mask != self.mask) or (self.queries and call.queries not in (self.queries, None)):
             return False
-        return self.keys is None or call.keys % self.keys[0] == self.keys[1]
+        return self.keys is None or call.keys is None or call.keys % self.keys[0] == self.keys[1]
 
     def __str__(self) -> str:
         return f"{self.wrong} ({self.reference})"

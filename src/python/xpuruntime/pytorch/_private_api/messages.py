@@ -6,7 +6,14 @@ from __future__ import annotations
 
 import itertools
 
-__all__ = ["has_no_sdp_backend", "is_capture_error", "is_kernel_gone", "is_second_backward", "sdp_reasons"]
+__all__ = [
+    "has_no_sdp_backend",
+    "is_capture_error",
+    "is_kernel_gone",
+    "is_second_backward",
+    "sdp_reasons",
+    "without_source",
+]
 
 
 def is_kernel_gone(error: RuntimeError) -> bool:
@@ -21,11 +28,13 @@ def has_no_sdp_backend(error: RuntimeError) -> bool:
 
 def sdp_reasons(warnings: list[str]) -> list[tuple[str, str]]:
     """Return the warnings that a backend is not used, each with the next one, which has the reason. Otherwise: none."""
-    return [
-        (what, why.split("(Triggered internally", 1)[0].strip(" ."))
-        for what, why in itertools.pairwise(warnings)
-        if "not used because" in what
-    ]
+    pairs = itertools.pairwise(warnings)
+    return [(what, without_source(why)) for what, why in pairs if "not used because" in what]
+
+
+def without_source(warning: str) -> str:
+    """Return a warning without the line of PyTorch's source that it comes from. Otherwise: as it is."""
+    return warning.split("(Triggered internally", 1)[0].strip(" .")
 
 
 def is_capture_error(error: BaseException) -> bool:

@@ -14,16 +14,25 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.policies.advisories import AdvisedCall, Advisory, Platform, holding
-from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import sizes_of
-from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, choice, is_enabled
 from xpuruntime.pytorch.dispatch.call_state import arch_of
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from xpuruntime.pytorch.attention.call import AttentionCall
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["advisory_of", "cudnn_version", "own_choice", "rows_on", "some_hold", "warn_of_own_choice"]
+__all__ = [
+    "advisory_of",
+    "cudnn_version",
+    "own_choice",
+    "rows_here",
+    "rows_on",
+    "warn_of_any_choice",
+    "warn_of_own_choice",
+]
 
 
 def cudnn_version() -> tuple[int, ...]:
@@ -45,14 +54,13 @@ def rows_on(device: torch.device) -> tuple[Advisory, ...]:
 
 
 @functools.cache
-def some_hold() -> bool:
-    """Say whether an advisory holds on a device of this machine. Starts no CUDA context."""
-    if not _rows(""):
-        return False
-    if not _core.DeviceManager.built_with_cuda():
-        return True
+def rows_here() -> tuple[Advisory, ...]:
+    """Return the advisories that hold on a device of this machine. Starts no CUDA context."""
+    if not _rows("") or not _core.DeviceManager.built_with_cuda():
+        return _rows("")
     devices = _core.DeviceManager.instance().get_all_devices()[1:]
-    return any(_rows("sm{}{}".format(*device.compute_capability)) for device in devices)
+    archs = ["sm{}{}".format(*device.compute_capability) for device in devices]
+    return tuple(dict.fromkeys(row for arch in archs for row in _rows(arch)))
 
 
 def advisory_of(kernel: str, call: AttentionCall) -> Advisory | None:
@@ -67,32 +75,50 @@ def advisory_of(kernel: str, call: AttentionCall) -> Advisory | None:
         gradient=call.needs_grad or call.backward,
         mask=mask,
         causal=call.is_causal,
-        queries=sizes_of(call.q)[-2],
-        keys=sizes_of(call.k)[-2],
+        queries=_length(call.q),
+        keys=_length(call.k),
     )
     return next((row for row in rows if row.concerns(kernel, facts)), None)
+
+
+def _length(x: Tensor) -> int | None:
+    """Return the length of an operand, or ``None`` where code is traced for any."""
+    return sizes_of(x)[-2] if x.is_nested or isinstance(x.shape[-2], int) else None
 
 
 def own_choice(call: AttentionCall) -> str:
     """Return the id of the kernel that PyTorch chooses for a call by itself; empty for one that has none here."""
     with by_backend(None), contextlib.suppress(RuntimeError):  # which the call itself raises when it is made
-        number = _private_api.sdp_choice(
-            call.q, call.k, call.v, call.mask, call.dropout_p, call.is_causal, scale=call.scale,
-            enable_gqa=call.enable_gqa,
-        )  # fmt: skip
+        number = choice(*call[:6], scale=call.scale, enable_gqa=call.enable_gqa)
         return next((id_ for id_, own in BACKENDS.items() if own == number), "")
     return ""
 
 
-def warn_of_own_choice(active: CompiledPolicy, call: AttentionCall) -> None:
-    """Warn, once for each policy and advisory, where PyTorch's own choice for a call is a kernel that one concerns."""
-    if not some_hold() or not rows_on(call.q.device):
+def warn_of_any_choice(active: CompiledPolicy) -> None:
+    """Warn where a policy looks at no call of attention, and one that PyTorch may choose is known to be wrong here."""
+    concerned = {id_ for row in rows_here() for id_ in row.kernels if id_ in BACKENDS}
+    kernels = sorted(filter(is_enabled, concerned))
+    if kernels and "attention" not in active.overrides:
+        msg = (
+            f"attention is left to PyTorch, which may choose {' or '.join(kernels)}: for some calls that is known to "
+            "be wrong with these versions on a device of this machine; `xrt doctor` names them. Fix: state attention: "
+            "auto among the kernels of the policy, which takes another one for such calls"
+        )
+        warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+
+
+def warn_of_own_choice(active: CompiledPolicy, call: AttentionCall, asked: tuple[str, ...]) -> None:
+    """Warn, once for each policy and advisory, where PyTorch's own choice for a call is a kernel that one concerns.
+
+    `asked` is what the policy asks for.
+    """
+    if not rows_on(call.q.device):
         return
     kernel = own_choice(call)
     found = advisory_of(kernel, call)
     if found is not None and active.is_first((kernel, found)):
-        msg = (
-            f"{call} runs by {kernel}, which PyTorch chooses and which is known to be wrong: {found}. Fix: state "
-            "attention: auto among the kernels of the policy, which takes another one for such calls"
-        )
+        fix = "name torch.math for such calls: no other kernel of PyTorch's can serve them"
+        if "auto" not in asked:
+            fix = "state attention: auto among the kernels of the policy, which takes another one for such calls"
+        msg = f"{call} runs by {kernel}, which PyTorch chooses and which is known to be wrong: {found}. Fix: {fix}"
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)

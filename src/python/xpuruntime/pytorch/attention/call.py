@@ -136,8 +136,8 @@ def kind_of(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, rest
 
 
 def _sizes(sizes: Any) -> Any:
-    """Return sizes as what a key can hold, also where they are symbols."""
+    """Return sizes as what a key can hold; a symbol, which stands for any, is apart from the number of the example."""
     for n in sizes:
         if type(n) is not int:
-            return tuple(whole(n) for n in sizes)
+            return tuple(n if type(n) is int else (whole(n),) for n in sizes)
     return sizes

@@ -25,6 +25,7 @@ __all__ = [
     "SdpaBackends",
     "backend_request",
     "by_backend",
+    "choice",
     "fix_backend_order",
     "is_enabled",
     "kernels_in",
@@ -175,36 +176,92 @@ def backend_request(kernel: str, *, tuned: bool) -> int:
     return _request(kernel, tuned) if kernel in BACKENDS else 0
 
 
-def rejection(kernel: str, *args: Any, **kwargs: Any) -> str:
+def choice(*args: Any, scale: float | None, enable_gqa: bool) -> int:
+    """Return the number of the backend that PyTorch takes for a call as its switches are; -1 where none can serve.
+
+    Parameters
+    ----------
+    *args
+        The first six of ``scaled_dot_product_attention``.
+    scale, enable_gqa
+        As there.
+
+    Raises
+    ------
+    RuntimeError
+        PyTorch refuses the call.
+    """
+    if not _is_traced_for_cuda(args[0]):
+        return _private_api.sdp_choice(*args, scale=scale, enable_gqa=enable_gqa)
+    with _private_api.without_modes():
+        fix_backend_order()
+    for number in _private_api.sdp_order():
+        kernel = next((id_ for id_, own in BACKENDS.items() if own == number), None)
+        if kernel is not None and _can_use(kernel, False, *args, enable_gqa):
+            return number
+    return -1
+
+
+def _is_traced_for_cuda(query: torch.Tensor) -> bool:
+    """Say whether PyTorch's own function would find no device: in the dispatcher, that of traced tensors is meta."""
+    return query.device.type == "cuda" and _private_api.dispatch_modes() > 0 and not query.is_nested
+
+
+def _can_use(kernel: str, debug: bool, *args: Any) -> bool:
+    """Say whether a backend is enabled and can serve a call; where it cannot and `debug` is set, PyTorch warns why."""
+    cuda = torch.backends.cuda
+    if kernel == "torch.math":
+        return bool(cuda.math_sdp_enabled())
+    ask = {
+        "torch.flash": cuda.can_use_flash_attention,
+        "torch.efficient": cuda.can_use_efficient_attention,
+        "torch.cudnn": cuda.can_use_cudnn_attention,
+    }
+    return bool(ask[kernel](cuda.SDPAParams(*args), debug))
+
+
+def rejection(kernel: str, *args: Any, scale: float | None, enable_gqa: bool) -> str:
     """Return why PyTorch cannot serve a call by one of its kernels; empty where it can.
 
     Parameters
     ----------
     kernel : str
         A key of `BACKENDS`.
-    *args, **kwargs
-        As for ``scaled_dot_product_attention``.
+    *args, scale, enable_gqa
+        As for `choice`.
     """
     if kernel == "torch.math":
         return ""
+    query, mask = args[0], args[3]
+    if kernel == "torch.efficient" and mask is not None and mask.dtype not in (torch.bool, query.dtype):
+        return f"attn_mask is {mask.dtype}, and this one takes a boolean mask, or one of the queries' {query.dtype}"
     said: list[str] = []
-    choice = -1
-    traced = _private_api.dispatch_modes() > 0 and not args[0].is_nested
-    if traced and args[0].device.type == "cpu":
+    number = -1
+    traced = _private_api.dispatch_modes() > 0 and not query.is_nested
+    if traced and query.device.type == "cpu":
+        like = (_like(x) if isinstance(x, torch.Tensor) else x for x in args)
         with _private_api.without_modes():
-            return rejection(kernel, *(_like(x) if isinstance(x, torch.Tensor) else x for x in args), **kwargs)
+            return rejection(kernel, *like, scale=scale, enable_gqa=enable_gqa)
     with by_backend(kernel), warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
-            choice = _private_api.sdp_choice(*args, **kwargs)
+            if _is_traced_for_cuda(query):
+                served = _can_use(kernel, True, *args, enable_gqa)
+                reasons = (messages.without_source(str(one.message)) for one in caught)
+                return "" if served else next(reasons, _unknown(kernel))
+            number = _private_api.sdp_choice(*args, scale=scale, enable_gqa=enable_gqa)
         except RuntimeError as error:
             if not messages.has_no_sdp_backend(error):
                 return ""  # the call itself is wrong, and says so when it is made
         said = [str(one.message) for one in caught]
-    if choice == BACKENDS[kernel]:
+    if number == BACKENDS[kernel]:
         return ""
     reasons = (why for what, why in messages.sdp_reasons(said) if _named(kernel, what))
-    return next(reasons, f"PyTorch finds that {kernel} cannot serve these arguments")
+    return next(reasons, _unknown(kernel))
+
+
+def _unknown(kernel: str) -> str:
+    return f"PyTorch finds that {kernel} cannot serve these arguments"
 
 
 def whole(size: Any) -> int:

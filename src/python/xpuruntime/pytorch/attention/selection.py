@@ -116,7 +116,7 @@ def find_route(
             key, call.facts(), deterministic=exact, skip=skip, description=str(call), entry=entry, keep=False
         )
         if route.kernel == SDPA.default:
-            advised.warn_of_own_choice(active, call)
+            advised.warn_of_own_choice(active, call, route.asked)
         if route.open:
             return _settle(active, key, route, call, natively, exact, {kernel_name for kernel_name, _ in skip})
         if route.place is None:
@@ -144,7 +144,7 @@ def _entry_of(call: AttentionCall) -> EntryPoint:
         return SDPA
     kernels = ("torch.flash", "torch.efficient", "torch.math")
     able = [id_ for id_ in kernels if id_ != own and not native_rejection(id_, call)]
-    return SDPA._replace(default=next(filter(is_enabled, able), able[0]))
+    return SDPA._replace(default=next(filter(is_enabled, able), able[0])) if able else SDPA
 
 
 def _word_of(route: Route) -> str:

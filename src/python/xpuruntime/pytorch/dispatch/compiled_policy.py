@@ -16,7 +16,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.call_context import CallContext
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.kernel_ids import FAMILIES
-from xpuruntime.pytorch.attention.advised import some_hold
+from xpuruntime.pytorch.attention.advised import rows_here
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.dispatch import call_state
@@ -114,9 +114,9 @@ class CompiledPolicy:
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_kernels = self._kernel_names("attention")
         self.overrides = self.ops | (_ENTRIES if self.attention_kernels - _FREE else frozenset())
-        if some_hold():
+        self.avoids = bool(rows_here()) and "auto" in self.attention_kernels
+        if self.avoids:
             self.overrides |= {"attention"}
-        self.avoids = some_hold() and "auto" in self.attention_kernels
         if self.strict:
             self.overrides |= {f"unserved_{op}" for op in FAMILIES if requests_other_kernel(op, self._kernel_names(op))}
         self.routes: dict[Any, Route] = {}
@@ -296,7 +296,7 @@ class CompiledPolicy:
 
     def keep_kind(self, kind: Any, route: Route) -> None:
         """Keep a route for calls that differ in lengths alone; one that others were passed over for depends on them."""
-        lengths_count = route.passed_over or route.open or route.tuned or self.by_length or some_hold()
+        lengths_count = route.passed_over or route.open or route.tuned or self.by_length or rows_here()
         if kind is not None and not lengths_count:
             with self._lock:
                 if len(self.kinds) >= _MOST:

@@ -14,6 +14,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.pytorch.attention.advised import warn_of_any_choice
 from xpuruntime.pytorch.call_scope import function_phases, module_paths
 from xpuruntime.pytorch.capture import torch_graph_patch
 from xpuruntime.pytorch.compiler.compile_hooks import import_graph_trees, policy_changed
@@ -57,6 +58,8 @@ class InstalledPolicy:
             if not again:
                 refuse_impossible(active)
             undo.callback(set_switches(active.policy, quiet=again).release)
+            if not again:
+                warn_of_any_choice(active)
             if active.by_module:
                 module_paths.require(active.root)
                 undo.callback(module_paths.release, active.root)

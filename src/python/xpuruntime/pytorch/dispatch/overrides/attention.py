@@ -19,7 +19,6 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import messages
-from xpuruntime.pytorch.attention.advised import warn_of_own_choice
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, kind_of, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
@@ -211,11 +210,9 @@ def _key_of(active: CompiledPolicy, given: Arguments, phase: str, module: str) -
 
 def _keep_native(active: CompiledPolicy, given: Arguments) -> None:
     """Keep that a call is PyTorch's own, which the policy does not decide, so that the fast kernel knows it."""
-    known, _, plain, needs_grad = _key_of(active, given, *active.call_context())
-    if known not in active.routes:
-        warn_of_own_choice(active, AttentionCall(*given, needs_grad))
-        if plain:
-            active.keep_native(known, "attention")
+    known, _, plain, _ = _key_of(active, given, *active.call_context())
+    if plain and known not in active.routes:
+        active.keep_native(known, "attention")
 
 
 def _natively(route: Route | None, natively: Callable[[], Tensor], tensors: tuple[Tensor, Tensor, Tensor]) -> Tensor:
