@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -136,6 +138,27 @@ def test_graphs_of_reduce_overhead_replay_the_policys_kernels() -> None:
     assert set(first) == {LT}
     torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)
     torch.testing.assert_close(again, found, rtol=0, atol=0)
+
+
+def test_graphs_of_reduce_overhead_are_recorded_whichever_thread_imports_them() -> None:
+    program = """
+import threading
+import torch
+import xpuruntime.pytorch as xt
+
+thread = threading.Thread(target=__import__, args=("torch._inductor.cudagraph_trees",))
+thread.start()
+thread.join()
+layer = torch.nn.Linear(256, 256, device="cuda", dtype=torch.bfloat16)
+step = torch.compile(layer, mode="reduce-overhead")
+x = torch.randn(64, 256, device="cuda", dtype=torch.bfloat16)
+for policy in ({"matmul": "cublas.cublasLt"}, {"layer_norm": "cuda_raw"}):
+    with xt.kernel_policy(**policy):
+        for _ in range(3):
+            torch.compiler.cudagraph_mark_step_begin()
+            step(x).float().sum().backward()
+"""
+    subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=240)
 
 
 def test_max_autotune_is_said_and_with_pytorchs_own_kernels_alone_obeys() -> None:

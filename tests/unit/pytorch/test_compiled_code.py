@@ -5,8 +5,6 @@
 from __future__ import annotations
 
 import copy
-import importlib.machinery
-import sys
 import threading
 import uuid
 import warnings
@@ -20,8 +18,9 @@ from compiled_blocks import Block, gradients, rule, served, strict  # noqa: E402
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import PolicyError, XpuRuntimeWarning  # noqa: E402
-from xpuruntime.pytorch import _private_api  # noqa: E402
 from xpuruntime.pytorch.call_scope import module_paths  # noqa: E402
+from xpuruntime.pytorch.compiler import compile_hooks  # noqa: E402
+from xpuruntime.pytorch.dispatch import context  # noqa: E402
 
 F = torch.nn.functional
 
@@ -256,50 +255,19 @@ def test_inference_mode_and_a_compiled_function():
     assert {call for call, kernel in found.items() if kernel == "cpu.reference"} == {("addmm", "1.inner", "infer")}
 
 
-class GraphTreesFinder:
-    """Finds an empty module in place of Inductor's CUDA graph trees, and keeps which threads import it."""
-
-    NAME = "torch._inductor.cudagraph_trees"
-
-    def __init__(self):
-        self.threads = []
-
-    def find_spec(self, name, path=None, target=None):
-        return importlib.machinery.ModuleSpec(name, self) if name == self.NAME else None
-
-    def create_module(self, spec):
-        return None
-
-    def exec_module(self, module):
-        self.threads.append(threading.get_ident())
-        module.reset_cudagraph_trees = lambda: None
-
-
-@pytest.mark.parametrize("loaded", ["whole", "in part", "not at all"])
 @pytest.mark.parametrize("change", ["enter", "exit", "lose", "set", "clear"])
-def test_the_caller_imports_what_resetting_dynamo_imports(change, loaded, monkeypatch):
-    """PyTorch 2.11 binds the trees to the thread that imports them, and the reset runs in another one."""
-    policy, dynamo, resets = {"layer_norm": "cpu.reference"}, torch._dynamo, []
-    monkeypatch.delitem(sys.modules, "torch._dynamo")
+def test_dynamo_is_not_reset_while_it_is_imported(change, monkeypatch):
+    """The reset would wait for the import, which may wait for the change."""
+    policy, resets = {"layer_norm": "cpu.reference"}, []
     block = xt.kernel_policy(**policy)
     if change in ("exit", "lose"):
         block.__enter__()
     elif change == "clear":
         xt.set_kernel_policy(**policy)
 
-    finder = GraphTreesFinder()
-    monkeypatch.setattr(sys, "meta_path", [finder, *sys.meta_path])
-    monkeypatch.delitem(sys.modules, finder.NAME, raising=False)
-    monkeypatch.setattr(torch._inductor, "cudagraph_trees", None, raising=False)
-    monkeypatch.setattr(_private_api, "graph_trees", _private_api.graph_trees.__wrapped__)  # as before its first call
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    if loaded != "not at all":
-        sys.modules["torch._dynamo"] = dynamo
-    if loaded == "in part":
-        monkeypatch.setattr(dynamo.__spec__, "_initializing", True)
-    if loaded != "whole":  # the reset would import Dynamo, which in part is waited for, from the thread that waits here
-        monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
-
+    monkeypatch.setattr(context.CONTEXT, "unguarded", True)
+    monkeypatch.setattr(torch._dynamo.__spec__, "_initializing", True)
+    monkeypatch.setattr(torch.compiler, "reset", lambda: resets.append(1))
     if change == "lose":
         del block
     else:
@@ -309,8 +277,30 @@ def test_the_caller_imports_what_resetting_dynamo_imports(change, loaded, monkey
             "set": lambda: xt.set_kernel_policy(**policy),
             "clear": xt.clear_kernel_policy,
         }[change]()
-    assert finder.threads == ([threading.get_ident()] if loaded == "whole" else [])
     assert resets == []
     monkeypatch.undo()
     if change == "enter":
         block.__exit__(None, None, None)
+
+
+def test_all_threads_may_record_graphs_whichever_imports_them(monkeypatch):
+    """As with PyTorch before 2.13, where the thread that imports the module has the state alone."""
+    from torch._inductor import cudagraph_trees as trees
+
+    monkeypatch.delattr(trees, "_initialize_tls", raising=False)
+    monkeypatch.setattr(trees, "get_obj", trees.get_obj)
+    compile_hooks._share_graph_trees(trees)
+    found = []
+
+    def look():
+        for name in ("tree_manager_containers", "tree_manager_locks"):
+            first, again = (trees.get_obj(trees.local, name) for _ in range(2))
+            assert first is again
+            found.append(first)
+
+    for thread in [threading.Thread(target=look) for _ in range(2)]:
+        thread.start()
+        thread.join()
+    look()
+    assert len({id(one) for one in found}) == 6
+    assert all(found[number] == {} for number in (0, 2))

@@ -18,6 +18,7 @@ import torch
 from xpuruntime.pytorch._private_api.attributes import (
     DYNAMO_GRAPHS,
     DYNAMO_LIMIT,
+    GRAPH_TREES,
     TRACED_FUNCTION,
     TRACED_FUNCTION_MODULES,
     call_kernel_at,
@@ -56,6 +57,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DYNAMO_GRAPHS",
     "DYNAMO_LIMIT",
+    "GRAPH_TREES",
     "TABLE",
     "TRACED_FUNCTION",
     "TRACED_FUNCTION_MODULES",
@@ -395,11 +397,11 @@ inductor_passes: Callable[[], Any] = later(
 )
 dynamo_config: Callable[[], Any] = later("torch._dynamo.config", "which gives the settings of Dynamo")
 inductor_config: Callable[[], Any] = later("torch._inductor.config", "which gives the settings of Inductor")
-graph_trees: Callable[[], Any] = later(
-    "torch._inductor.cudagraph_trees.reset_cudagraph_trees",
-    "whose state belongs, in PyTorch 2.11, to the thread that imports it",
-    without="nothing has to be imported",
-    otherwise=None,
+is_in_state_of_thread: Callable[[str], bool] = take(
+    "torch._C._is_key_in_tls", "where Inductor keeps its CUDA graphs, for threads of autograd too"
+)
+keep_in_state_of_thread: Callable[[str, Any], None] = take(
+    "torch._C._stash_obj_in_tls", "where Inductor keeps its CUDA graphs, for threads of autograd too"
 )
 fake_tensor: Callable[[], Any] = later("torch._subclasses.fake_tensor.FakeTensor", "which stands for traced tensors")
 fake_tensor_mode: Callable[[], Any] = later(

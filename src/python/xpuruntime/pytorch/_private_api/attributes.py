@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DYNAMO_GRAPHS",
     "DYNAMO_LIMIT",
+    "GRAPH_TREES",
     "TRACED_FUNCTION",
     "TRACED_FUNCTION_MODULES",
     "call_kernel_at",
@@ -242,7 +243,14 @@ def mark_constant(function: Any) -> None:
 #: variants of a code with their limit.
 DYNAMO_GRAPHS = ("torch._dynamo.output_graph", "OutputGraph")
 DYNAMO_LIMIT = ("torch._dynamo.convert_frame", "exceeds_recompile_limit")
+#: The module of Inductor's CUDA graphs, and its names of what each thread has: the graphs by device, and their locks.
+GRAPH_TREES = ("torch._inductor.cudagraph_trees", "tree_manager_containers", "tree_manager_locks")
 TABLE += [
+    PrivateName(
+        f"{GRAPH_TREES[0]}.get_obj",
+        "by which, before 2.13, one thread alone finds what it has recorded",
+        "threads that did not import it refuse to record CUDA graphs of compiled code",
+    ),
     PrivateName(
         ".".join(DYNAMO_GRAPHS),
         "by which compiled code is found again under the policy that it was compiled for",

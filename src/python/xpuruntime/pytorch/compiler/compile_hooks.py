@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import copy
 import functools
 import hashlib
 import json
 import sys
+import threading
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +33,7 @@ if TYPE_CHECKING:
     from xpuruntime.policies import Policy
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["compiles_alike", "import_graph_trees", "keep_compiled", "policy_changed"]
+__all__ = ["compiles_alike", "keep_compiled", "policy_changed"]
 
 _TAG = "xpuruntime-"
 
@@ -43,7 +45,6 @@ _PACKAGES = "torch.export.pt2_archive._package"
 #: Policies whose compiled code is kept.
 _MOST_KEPT = 8
 
-_GRAPH_TREES = "torch._inductor.cudagraph_trees"
 
 _lock = fork_lock()
 
@@ -86,21 +87,10 @@ def policy_changed(active: CompiledPolicy | None) -> None:
     if drops:
         flex_choices.forget()
         if _dynamo_is_loaded():
-            torch.compiler.reset()
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # PyTorch's own, of its deprecated parts
+                torch.compiler.reset()
             CONTEXT.unguarded = not CONTEXT.guards_added
-
-
-def import_graph_trees() -> None:
-    """Import what `policy_changed` would import when it resets Dynamo, in the thread of who calls this.
-
-    PyTorch 2.11 binds the state of Inductor's CUDA graphs to the thread that imports them: code that is compiled with
-    ``mode="reduce-overhead"`` fails in all others.
-    """
-    if _GRAPH_TREES not in sys.modules and _dynamo_is_loaded() and torch.cuda.is_available():
-        # What fails here fails in the reset again, which says so.
-        with warnings.catch_warnings(), contextlib.suppress(Exception):
-            warnings.simplefilter("ignore")  # PyTorch's own, of its deprecated parts
-            _private_api.graph_trees()
 
 
 def _dynamo_is_loaded() -> bool:
@@ -210,7 +200,6 @@ def _check_compile(active: CompiledPolicy, wrapper: Any, graph: Any, *args: Any,
     del args
     options = {**wrapper.config, **(more.get("config_patches") or {})}
     report_gaps([*gaps_in_settings(active, options), *gaps_in_graph(active, graph)], active)
-    _private_api.graph_trees()  # imported in this thread before a reset of Dynamo does so in another
     asked = _stated(active)
     if not asked:
         return None
@@ -269,6 +258,29 @@ def _scale_limit(module: Any) -> None:
     setattr(module, name, exceeds)
 
 
+def _share_graph_trees(module: Any) -> None:
+    """Let all threads record CUDA graphs of compiled code, as PyTorch does since 2.13.
+
+    Before, only the one that imports the module can, and those of autograd that it starts; a change of the policy
+    resets Dynamo, which imports it, in a thread of its own.
+    """
+    containers, locks = _private_api.GRAPH_TREES[1:]
+    if hasattr(module, "_initialize_tls"):
+        return
+    before = module.get_obj
+
+    @functools.wraps(before)
+    def get_obj(local: Any, name: str) -> Any:
+        if not hasattr(local, name) and not _private_api.is_in_state_of_thread(name):
+            for key, value in ((containers, {}), (locks, collections.defaultdict(threading.Lock))):
+                setattr(local, key, value)
+                _private_api.keep_in_state_of_thread(key, value)
+        return before(local, name)
+
+    module.get_obj = get_obj
+
+
 CONTEXT.unguarded = _private_api.DYNAMO_GRAPHS[0] in sys.modules
 _when_imported(_private_api.DYNAMO_GRAPHS[0], _guard_graphs)
 _when_imported(_private_api.DYNAMO_LIMIT[0], _scale_limit)
+_when_imported(_private_api.GRAPH_TREES[0], _share_graph_trees)

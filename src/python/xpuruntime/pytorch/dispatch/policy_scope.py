@@ -17,7 +17,7 @@ from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch.attention.advised import warn_of_any_choice
 from xpuruntime.pytorch.call_scope import function_phases, module_paths
 from xpuruntime.pytorch.capture import torch_graph_patch
-from xpuruntime.pytorch.compiler.compile_hooks import import_graph_trees, policy_changed
+from xpuruntime.pytorch.compiler.compile_hooks import policy_changed
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
 from xpuruntime.pytorch.dispatch.overrides import registry
@@ -134,7 +134,6 @@ def _install_last() -> None:
 def _lose(frame: PolicyFrame) -> None:
     if frame not in CONTEXT.lost_frames:
         CONTEXT.lost_frames.append(frame)
-    import_graph_trees()
     _core.call_aside(_repair)
 
 
@@ -253,13 +252,11 @@ def set_kernel_policy(
     [[3.0, 3.0], [3.0, 3.0]]
     >>> xrt_torch.clear_kernel_policy()
     """
-    import_graph_trees()
     report(_core.call_aside(_change, _policy_of(policy, kernels, root, lock), root))
 
 
 def clear_kernel_policy() -> None:
     """Give PyTorch its own kernels and switches back."""
-    import_graph_trees()
     report(_core.call_aside(_change, None))
 
 
@@ -311,7 +308,6 @@ class kernel_policy:  # noqa: N801 - used like a function
         self._exiting: list[_Entered] = []
 
     def __enter__(self) -> KernelPolicy | None:
-        import_graph_trees()
         self._enter()
         return None if self._policy is None else self._policy.kernels
 
@@ -332,13 +328,8 @@ class kernel_policy:  # noqa: N801 - used like a function
         if kind is None:
             report(active)
 
-    def _leave(self) -> None:
-        """Leave what `_begin_exit` took, unless that is done: the import is the caller's, and may be interrupted."""
-        import_graph_trees()
-        self._leave_begun()
-
     @_core.shielded
-    def _leave_begun(self) -> None:
+    def _leave(self) -> None:
         if self._exiting:
             _leave(self._exiting.pop())
 
