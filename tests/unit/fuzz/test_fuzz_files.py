@@ -18,7 +18,8 @@ from xpuruntime.cli.inputs import read_feeds
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.evidence import Report, compare_reports
-from xpuruntime.lockfile.records import Identity, digest_of_identity
+from xpuruntime.lockfile.measured import Measured
+from xpuruntime.lockfile.records import Identity, digest_of_part
 from xpuruntime.locks.statement import lock_statement
 from xpuruntime.locks.verification.outputs import FORMATS
 from xpuruntime.ops.tuning_cache import TuningCache
@@ -135,10 +136,11 @@ def test_manifests(tmp_path: Path) -> None:
 
 
 def resealed(data: bytes) -> bytes:
-    """Return a lock with the digest of its identity, where it has one."""
+    """Return a lock with the digests of its parts, where it has them."""
     try:
         plain = json.loads(data)
-        plain["digest"] = digest_of_identity(msgspec.convert(plain["identity"], Identity))
+        plain["digest"] = digest_of_part(msgspec.convert(plain["identity"], Identity))
+        plain["measured_digest"] = digest_of_part(msgspec.convert(plain["measured"], Measured))
     except (LookupError, RecursionError, TypeError, ValueError, msgspec.ValidationError):
         return data
     return json.dumps(plain).encode()

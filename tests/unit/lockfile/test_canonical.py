@@ -19,7 +19,8 @@ from lock_values import ENGINE, a_lock
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.canonical import load_lock, lock_bytes, parse_lock, save_lock
-from xpuruntime.lockfile.records import Identity, Lock, UnitEntry, digest_of_identity
+from xpuruntime.lockfile.measured import Measured
+from xpuruntime.lockfile.records import Identity, Lock, UnitEntry, digest_of_part
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -68,9 +69,21 @@ def test_only_the_identity_decides_the_digest() -> None:
     other = msgspec.structs.replace(
         lock, provenance=msgspec.structs.replace(lock.provenance, created="2030-01-01T00:00:00Z")
     )
-    assert digest_of_identity(other.identity) == lock.digest
+    assert digest_of_part(other.identity) == lock.digest
     changed = msgspec.structs.replace(lock.identity, entries=lock.identity.entries[1:])
-    assert digest_of_identity(changed) != lock.digest
+    assert digest_of_part(changed) != lock.digest
+
+
+def test_edited_measurements_are_refused_where_they_are_sealed() -> None:
+    plain = json.loads(lock_bytes(a_lock()))
+    plain["measured"]["memory_peak"] += 1
+    with pytest.raises(xrt.LockError, match=r"m\.lock was edited: its section measured has the digest .*Fix: restore"):
+        parse_lock(json.dumps(plain), "m.lock")
+    del plain["measured_digest"]
+    earlier = parse_lock(json.dumps(plain), "m.lock")
+    assert (a_lock().sealed, earlier.sealed, earlier.measured.memory_peak) == (True, False, 6)
+    assert parse_lock(lock_bytes(earlier), "m.lock") == earlier
+    assert b"measured_digest" not in lock_bytes(earlier)
 
 
 def test_a_file_that_is_cut_off_anywhere_is_refused() -> None:
@@ -180,7 +193,7 @@ def test_what_contradicts_itself_is_refused(name: str) -> None:
     plain = json.loads(lock_bytes(a_lock()))
     edit(plain["identity"])
     with contextlib.suppress(msgspec.ValidationError):
-        plain["digest"] = digest_of_identity(msgspec.convert(plain["identity"], Identity))
+        plain["digest"] = digest_of_part(msgspec.convert(plain["identity"], Identity))
     with pytest.raises(xrt.LockError, match=rf"m\.lock is a damaged lock: .*{message}.*Fix: "):
         parse_lock(json.dumps(plain), "m.lock")
 
@@ -219,6 +232,7 @@ BATCH = {"median_us": 1.0, "longest_us": 2.0, "runs": 1}
 def test_figures_that_contradict_each_other_are_refused(figures: dict[str, Any], message: str) -> None:
     plain = json.loads(lock_bytes(a_lock()))
     plain["measured"].update(figures)
+    plain["measured_digest"] = digest_of_part(msgspec.convert(plain["measured"], Measured))
     with pytest.raises(xrt.LockError, match=rf"m\.lock is a damaged lock: .*{message}.*Fix: "):
         parse_lock(json.dumps(plain), "m.lock")
 

@@ -309,3 +309,15 @@ def test_two_processes_lock_one_file(case: Case) -> None:
     assert [one.returncode for one in both] == [0, 0]
     assert load_lock(case.path).identity.subject == "inference"
     assert {one.name for one in folder.iterdir()} == {"model.onnx", "model.lock"}
+
+
+def test_figures_without_a_digest_are_noted_and_an_upgrade_seals_them(case: Case, tmp_path: Path) -> None:
+    plain = json.loads(case.path.read_bytes())
+    del plain["measured_digest"]
+    earlier = tmp_path / "earlier.lock"
+    earlier.write_text(json.dumps(plain))
+    before = xrt.verify(case.model, lock=earlier, only=["evidence"]).notes
+    assert [one for one in before if "is not detected: `xrt lock --upgrade` seals them" in one]
+    assert xrt.lock(case.model, output=earlier, upgrade=True).lock.sealed
+    after = xrt.verify(case.model, lock=earlier, only=["evidence"]).notes
+    assert list(after) == [one for one in before if "seals" not in one]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, is_typeddict
+from typing import Any
 
 import msgspec
 
@@ -69,13 +69,13 @@ def schema_of(kind: type, version: str, title: str, added: dict[str, Any]) -> di
         "description": top["description"],
         "type": "object",
         "properties": properties,
-        "required": list(properties),
+        "required": [name for name in properties if name in ("schema", *added, *top["required"])],
         "$defs": dict(sorted(parts.items())),
     }
 
 
 def _describe(part: dict[str, Any], kind: type) -> None:
-    """Take descriptions from the docstring, and require all: what is written has every field, defaults included."""
+    """Take descriptions from the docstring, and require what is always written: defaults are, unset fields are not."""
     text = inspect.cleandoc(kind.__doc__ or "")
     part["description"] = " ".join(_SECTION.split("\n" + text)[0].split())
     if issubclass(kind, Code):
@@ -86,8 +86,9 @@ def _describe(part: dict[str, Any], kind: type) -> None:
         one.pop("default", None)
         if name in told:
             one["description"] = told[name]
-    if not is_typeddict(kind):  # whose keys may be left out
-        part["required"] = list(part["properties"])
+    if issubclass(kind, msgspec.Struct):  # keys of a typed dict may be left out
+        unset = {one.encode_name for one in msgspec.structs.fields(kind) if one.default is msgspec.UNSET}
+        part["required"] = [name for name in part["properties"] if name not in unset]
 
 
 def _attributes(text: str) -> dict[str, str]:

@@ -15,7 +15,7 @@ from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import check_writable, replace_file
 from xpuruntime.lockfile.consistency import contradiction, contradiction_of_figures
-from xpuruntime.lockfile.records import SCHEMA, Lock, digest_of_identity
+from xpuruntime.lockfile.records import SCHEMA, Lock, digest_of_part
 
 if TYPE_CHECKING:
     import os
@@ -86,12 +86,16 @@ def parse_lock(data: bytes | str, where: str) -> Lock:
         raise LockError(
             f"{where} is a damaged lock: {error}. Fix: restore the file, or make it again with `xrt lock`"
         ) from None
-    found = digest_of_identity(lock.identity)
-    if not hmac.compare_digest(found.encode(), lock.digest.encode()):
-        raise LockError(
-            f"{where} was edited: its identity has the digest {found}, and the file states {lock.digest}. Fix: restore "
-            "the file, or make it again with `xrt lock`"
-        )
+    for name, part, stated in (
+        ("identity", lock.identity, lock.digest),
+        ("section measured", lock.measured, lock.measured_digest),
+    ):
+        found = digest_of_part(part)
+        if stated is not msgspec.UNSET and not hmac.compare_digest(found.encode(), stated.encode()):
+            raise LockError(
+                f"{where} was edited: its {name} has the digest {found}, and the file states {stated}. Fix: restore "
+                "the file, or make it again with `xrt lock`"
+            )
     wrong = contradiction(lock.identity) or contradiction_of_figures(lock.measured)
     if wrong:
         raise LockError(f"{where} is a damaged lock: {wrong}. Fix: restore the file, or make it again with `xrt lock`")

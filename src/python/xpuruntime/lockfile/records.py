@@ -28,7 +28,7 @@ __all__ = [
     "Provenance",
     "UnitEntry",
     "Validator",
-    "digest_of_identity",
+    "digest_of_part",
     "stable_id",
     "utc_now",
 ]
@@ -348,6 +348,8 @@ class Lock(_Record, frozen=True, kw_only=True):
         ``"sha256:…"`` of the identity: the name of the lock. A file whose identity has another digest was edited.
     identity : Identity
     measured : Measured
+    measured_digest : str
+        ``"sha256:…"`` of the measurements, which a lock of an earlier release does not have: `sealed` is then false.
     provenance : Provenance
     """
 
@@ -355,17 +357,25 @@ class Lock(_Record, frozen=True, kw_only=True):
     digest: str
     identity: Identity
     measured: Measured = Measured()
+    measured_digest: str | msgspec.UnsetType = msgspec.UNSET
     provenance: Provenance = Provenance()
 
     @classmethod
     def of(cls, identity: Identity, *, measured: Measured | None = None, provenance: Provenance | None = None) -> Lock:
-        """Return a lock of an identity, with its digest."""
+        """Return a lock of an identity, with its digest and that of the measurements."""
+        measured = measured or Measured()
         return cls(
-            digest=digest_of_identity(identity),
+            digest=digest_of_part(identity),
             identity=identity,
-            measured=measured or Measured(),
+            measured=measured,
+            measured_digest=digest_of_part(measured),
             provenance=provenance or Provenance(),
         )
+
+    @property
+    def sealed(self) -> bool:
+        """Whether an edit of the measurements would be detected."""
+        return self.measured_digest is not msgspec.UNSET
 
 
 def utc_now() -> str:
@@ -373,9 +383,9 @@ def utc_now() -> str:
     return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def digest_of_identity(identity: Identity) -> str:
-    """Return ``"sha256:…"`` of the canonical JSON of an identity."""
-    return "sha256:" + hashlib.sha256(msgspec.json.encode(identity, order="sorted")).hexdigest()
+def digest_of_part(part: Identity | Measured) -> str:
+    """Return ``"sha256:…"`` of the canonical JSON of a part of a lock."""
+    return "sha256:" + hashlib.sha256(msgspec.json.encode(part, order="sorted")).hexdigest()
 
 
 def stable_id(kind: str, key: str) -> str:

@@ -191,7 +191,7 @@ def lock(
     lacking = tuple(one for one in compared if one.lacking)
     drifts = tuple(one for one in compared if not one.lacking)
     measured = made.measured.ratios or made.measured.memory_peak is not None or made.measured.batches
-    if check or (not drifts and not (upgrade and (measured or lacking)) and not batches):
+    if check or (not drifts and not (upgrade and (measured or lacking or not old.sealed)) and not batches):
         return LockResult(lock=old, path=str(path), drifts=drifts, lacking=lacking)
     refused = [] if upgrade else [
         one for one in drifts if not _allowed(one, drifts, old, upgrade_units, upgrade_packages, accept)

@@ -231,6 +231,9 @@ def verify(
 
         with session:
             feeds, notes = _feeds(session, inputs)
+            if locked is not None and not locked.sealed:
+                unsealed = f"an edit of the figures of {result.lock} is not detected: `xrt lock --upgrade` seals them"
+                notes = (*notes, unsealed)
             with probing(session.model, feeds, made=inputs is None):
                 session.run(feeds)  # inputs that do not fit are refused here, and fail no claim
             subject = Subject(
