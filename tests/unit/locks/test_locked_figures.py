@@ -11,9 +11,11 @@ import pytest
 from planted_engine import PlantedEngine
 
 import xpuruntime as xrt
+from xpuruntime.cli.entry import run
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.measured import LockedRatio
 from xpuruntime.lockfile.records import Lock
+from xpuruntime.locks.verification.sections.controls import open_reference
 
 SPEED = {"max_slowdown": "25%", "budget": "4s"}
 POLICY = {
@@ -127,6 +129,39 @@ def test_a_ratio_that_is_not_known_well_passes_nothing(digits, locked, tmp_path)
     wide = LockedRatio(control="reference", ratio=1.0, low=0.7, high=1.3, confidence=0.99, rounds=61)
     claim = claims(digits, edited(locked, tmp_path, ratios={"latency.p50": wide}), "speed")["speed.latency.p50"]
     assert (claim.verdict, claim.code) == ("inconclusive", "noisy")
+
+
+def test_what_a_ratio_cannot_decide_is_said_when_it_is_locked(digits, locked, tmp_path, capsys):
+    wide = LockedRatio(control="reference", ratio=1.0, low=0.7, high=1.1, confidence=0.99, rounds=41, margin=0.05)
+    path = edited(locked, tmp_path, ratios={"latency.p50": wide, "start": msgspec.structs.replace(wide, margin=0.5)})
+    assert run(["lock", str(digits), "-o", str(path)]) == 0
+    (line,) = [one for one in capsys.readouterr().out.splitlines() if "cannot decide" in one]
+    assert line.strip() == (
+        "this lock cannot decide a slowdown of 5% of latency.p50: its ratio 1.000 [0.700, 1.100] may be off by 10%, "
+        "more than half of that. It takes about 611 rounds in place of 41, a margin of 20%, or a quieter machine"
+    )
+
+
+def test_the_control_has_the_threads_of_the_policy(digits, tmp_path):
+    policy = {
+        "execution": {**POLICY["execution"], "threads": 1},
+        "verify": {"speed": {**SPEED, "max_slowdown": "90%"}},
+    }
+    with (
+        xrt.InferenceSession(digits, policy=policy) as session,
+        open_reference(session, digits, trust=False) as control,
+    ):
+        assert (control.plan.engine, control.policy.execution.threads) == ("onnxruntime", 1)
+    path = tmp_path / "one.lock"
+    ratio = xrt.lock(digits, policy, path).lock.measured.ratios["latency.p50"]
+    assert ratio.margin >= 0.9
+    claim = claims(digits, path, "speed", policy)["speed.latency.p50"]
+    assert "onnxruntime@cpu with execution.threads 1 alone" in claim.requested
+    earlier = edited(path, tmp_path, ratios={"latency.p50": msgspec.structs.replace(ratio, margin=msgspec.UNSET)})
+    claim = claims(digits, earlier, "speed", policy)["speed.latency.p50"]
+    assert (claim.verdict, claim.reason) == (
+        "unobservable", "the lock has no ratio of latency.p50 to a control with execution.threads 1",
+    )  # fmt: skip
 
 
 def test_a_peak_that_grew_fails(digits, locked, tmp_path):

@@ -4,9 +4,12 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Literal, TypedDict
 
 import msgspec
+
+from xpuruntime.policies.quantities import share_text
 
 __all__ = ["BatchTime", "LatencyFigures", "LockedRatio", "Measured", "OutputSample", "SessionMemory"]
 
@@ -62,6 +65,8 @@ class LockedRatio(_Record, frozen=True, kw_only=True):
     confidence : float
         Of the interval.
     rounds : int
+    margin : float
+        Of speed: the slowdown that counted, as a share; a lock of an earlier release does not have it.
     """
 
     control: Literal["reference", "anchor"]
@@ -70,6 +75,20 @@ class LockedRatio(_Record, frozen=True, kw_only=True):
     high: _Figure
     confidence: Annotated[float, msgspec.Meta(gt=0, lt=1)]
     rounds: _Count
+    margin: _Figure | msgspec.UnsetType = msgspec.UNSET
+
+    def doubt(self, metric: str, margin: float) -> str:
+        """Return why a slowdown by a margin, a share, cannot be decided against this ratio; empty where it can."""
+        off = self.high / self.ratio - 1
+        if off <= margin / 2:
+            return ""
+        rounds = math.ceil(self.rounds * (math.log1p(off) / math.log1p(margin / 2)) ** 2)
+        return (
+            f"this lock cannot decide a slowdown of {share_text(margin)} of {metric}: its ratio {self.ratio:.3f} "
+            f"[{self.low:.3f}, {self.high:.3f}] may be off by {share_text(off)}, more than half of that. "
+            f"It takes about {rounds} rounds in place of {self.rounds}, a margin of {share_text(2 * off)}, "
+            "or a quieter machine"
+        )
 
 
 class BatchTime(_Record, frozen=True, kw_only=True):
@@ -131,3 +150,10 @@ class Measured(_Record, frozen=True, kw_only=True):
     samples: tuple[OutputSample, ...] = ()
     batches: tuple[BatchTime, ...] = ()
     memory: SessionMemory | None = None
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """Why slowdowns that the policy does not allow cannot be decided against the ratios."""
+        found = ((name, one, one.margin) for name, one in self.ratios.items())
+        texts = (one.doubt(name, margin) for name, one, margin in found if margin is not msgspec.UNSET)
+        return tuple(text for text in texts if text)

@@ -16,7 +16,7 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.lockfile.measured import LockedRatio
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.verification.sections.controls import ControlError, open_control, open_reference
-from xpuruntime.locks.verification.timing import time_metric
+from xpuruntime.locks.verification.timing import SMALLEST, time_metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.rounds import measure, timed
 from xpuruntime.measuring.statistics import Margin, RatioVerdict
@@ -29,11 +29,12 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.rounds import RoundTimes
     from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.policies import Policy, VerifyPolicy
+    from xpuruntime.policies.verify_policy import Control
 
 __all__ = ["START_MARGIN", "measure_ratios", "peak_of_process", "time_start"]
 
-#: Rounds of a ratio that a lock keeps, and of one of opening a session.
-_ROUNDS, _START_ROUNDS = 41, 11
+#: Rounds of the ratio of opening a session that a lock keeps.
+_START_ROUNDS = 11
 #: Slowdown of a start that counts.
 START_MARGIN = Margin(0.25, 5e-3)
 #: Runs in which engines fill their arenas.
@@ -65,9 +66,10 @@ def measure_ratios(
             run = session.run
             for metric in checks.metric:
                 left = ends - time.monotonic()
-                one = time_metric(metric, timed(lambda: run(feeds)), control, checks, left, rounds=_ROUNDS).comparison
-                if one is not None:
-                    found[metric] = _ratio(one, checks.control)
+                timing = time_metric(metric, timed(lambda: run(feeds)), control, checks, left, keep=True)
+                if timing.comparison is not None:
+                    margin = Margin(checks.max_slowdown, SMALLEST).of(timing.figures["session_us"] / 1e6)
+                    found[metric] = _ratio(timing.comparison, checks.control, margin=margin)
     if verify.start is not None:
         rounds = (_START_ROUNDS, _START_ROUNDS)
         started = time_start(session, model, reopen, trust=trust, rounds=rounds)
@@ -76,9 +78,15 @@ def measure_ratios(
     return found
 
 
-def _ratio(one: RatioComparison, control: Any) -> LockedRatio:
+def _ratio(one: RatioComparison, control: Control, **more: float) -> LockedRatio:
     return LockedRatio(
-        control=control, ratio=one.ratio, low=one.low, high=one.high, confidence=one.confidence, rounds=one.rounds
+        control=control,
+        ratio=one.ratio,
+        low=one.low,
+        high=one.high,
+        confidence=one.confidence,
+        rounds=one.rounds,
+        **more,
     )
 
 

@@ -107,8 +107,8 @@ class VerifySpeed(PolicyValue, frozen=True, kw_only=True):
     max_slowdown : float
         Share by which the time may exceed the control's: 0.05, or ``"5%"`` in a file.
     control : {"reference", "anchor"}
-        What the session is timed against: the same model on ONNX Runtime's CPU provider without a policy, or a fixed
-        NumPy workload.
+        What the session is timed against: the same model on ONNX Runtime's CPU provider with the policy's
+        ``execution.threads`` and nothing else of it, or a fixed NumPy workload.
     confidence : float
         Of all speed claims together, from 0.5 to 0.9999.
     budget : float

@@ -172,6 +172,7 @@ def _record(found: LockResult) -> dict[str, Any]:
         "unobservable": identity.unobservable,
         "random_outputs": [one.name for one in identity.outputs if one.grade == "random"],
         "validators": len(identity.validators),
+        "doubts": found.lock.measured.doubts,
         "drifts": found.drifts,
         "lacking": found.lacking,
     }
@@ -201,6 +202,7 @@ def _show(found: LockResult, *, check: bool) -> None:
         lines.append(f"  unobservable: the kernels of {blind} unit(s) are not reported; only validators stand for them")
     if identity.random_outputs:
         lines.append(f"  not locked: values of {identity.random_outputs}, which depend on random numbers")
+    lines += [f"  {one}" for one in found.lock.measured.doubts]
     lines += [f"  {drift}" for drift in found.drifts]
     lines += [f"  not in the lock: {one.code} {one.subject}, {one.found}; --upgrade adds it" for one in found.lacking]
     if check and found.drifts:

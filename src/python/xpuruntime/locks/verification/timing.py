@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["SMALLEST", "TimedMetric", "time_metric"]
 
-#: Rounds of medians, the fewest and the most; and rounds of percentiles, which are looked at once.
-_ROUNDS, _TAIL_ROUNDS = (9, 121), 15
+#: Rounds of medians, the fewest and the most, also of a ratio that is kept; and of percentiles, looked at once.
+_ROUNDS, _KEPT_ROUNDS, _TAIL_ROUNDS = (9, 121), (41, 1000), 15
 #: Runs of a turn from which a 99th percentile is taken, and seconds of a sample below which `measure` joins calls.
 _TAIL_RUNS, _SAMPLE = 100, 20e-6
 #: The smallest difference that counts, in seconds.
@@ -58,9 +58,11 @@ def time_metric(
     left: float,
     *,
     expected: float = 1.0,
-    rounds: int | None = None,
+    keep: bool = False,
 ) -> TimedMetric:
     """Time a session beside its control until it is decided whether it is slower than the margin allows.
+
+    A ratio that is to be kept is timed until it is known to half of the margin.
 
     Parameters
     ----------
@@ -71,8 +73,7 @@ def time_metric(
         Seconds of the budget.
     expected : float
         The ratio to the control that counts as no difference.
-    rounds : int, optional
-        So many in any case, for a ratio that is to be kept.
+    keep : bool
     """
     family = len(checks.metric)
     margin = Margin(checks.max_slowdown, SMALLEST)
@@ -84,9 +85,9 @@ def time_metric(
             control="control",
             margin=margin,
             confidence=checks.confidence,
-            rounds=_ROUNDS if rounds is None else (rounds, rounds),
+            rounds=_KEPT_ROUNDS if keep else _ROUNDS,
             budget=budget,
-            settled=_settled if rounds is None else lambda _: False,
+            settled=_known if keep else _settled,
             family=family,
             expected=expected,
         )
@@ -102,6 +103,11 @@ def time_metric(
 
 def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:
     return all(one.within_limit or one.verdict is RatioVerdict.SLOWER for one in comparisons.values())
+
+
+def _known(comparisons: Mapping[str, RatioComparison]) -> bool:
+    """Whether ratios are known to half of the margin, as `LockedRatio.doubt` wants it."""
+    return all(one.high / one.ratio - 1 <= one.margin / 2 for one in comparisons.values())
 
 
 def _contradicted(comparison: RatioComparison, found: RoundTimes, expected: float) -> str:

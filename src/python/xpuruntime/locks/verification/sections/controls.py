@@ -82,18 +82,21 @@ def open_control(
         reference = stack.enter_context(open_reference(session, model, trust=trust))
         reference.run(feeds)
     except XpuRuntimeError as error:
-        msg = f"the model does not run as a reference, on the CPU without a policy: {error.reason}"
+        msg = f"the model does not run as a reference, on the CPU: {error.reason}"
         raise ControlError(msg, fix=error.fix) from None
     run = reference.run
-    return timed(lambda: run(feeds)), f"{reference.plan.engine}@cpu without a policy"
+    threads = session.policy.execution.threads
+    stated = "without a policy" if threads is None else f"with execution.threads {threads} alone"
+    return timed(lambda: run(feeds)), f"{reference.plan.engine}@cpu {stated}"
 
 
 def open_reference(session: InferenceSession, model: Any, *, trust: bool) -> InferenceSession:
-    """Open the model of a session on the CPU without a policy."""
+    """Open the model of a session on the CPU with its number of threads, and nothing else of its policy."""
     from xpuruntime.inference import InferenceSession
 
     engine = "onnxruntime" if session.model.format == "onnx" else session.plan.engine
-    policy = Policy.coerce({"execution": {"engine": engine, "device": "cpu"}})
+    threads = session.policy.execution.threads
+    policy = Policy.coerce({"execution": {"engine": engine, "device": "cpu", "threads": threads}})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", XpuRuntimeWarning)
         return InferenceSession(model, policy=policy, trust=trust)

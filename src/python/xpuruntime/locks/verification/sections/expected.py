@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xpuruntime.locks.verification.vocabulary import Section
     from xpuruntime.policies import VerifySpeed
 
-__all__ = ["elsewhere", "expected_ratio", "not_locked", "uncertain"]
+__all__ = ["elsewhere", "expected_ratio", "not_locked"]
 
 
 def elsewhere(subject: Subject, id: str, section: Section) -> Claim | None:
@@ -72,20 +72,9 @@ def expected_ratio(subject: Subject, metric: str, checks: VerifySpeed) -> Locked
     if found.control != checks.control:
         what = f"ratio of {metric} to the control '{checks.control}', only to '{found.control}'"
         return not_locked(id, "speed", what, "verify.speed.control")
+    threads = subject.policy.execution.threads
+    if found.margin is msgspec.UNSET and found.control == "reference" and threads is not None:
+        return not_locked(
+            id, "speed", f"ratio of {metric} to a control with execution.threads {threads}", "verify.speed"
+        )
     return found
-
-
-def uncertain(claim: Claim, locked: LockedRatio) -> Claim:
-    """Return the claim of a lock's ratio that may be off by more than half of the margin."""
-    return msgspec.structs.replace(
-        claim,
-        code=ClaimCode.NOISY,
-        reason=(
-            f"the ratio of the lock is {locked.ratio:.3f} [{locked.low:.3f}, {locked.high:.3f}], and may be off by "
-            "more than half of the margin"
-        ),
-        fix=(
-            "`xrt lock MODEL --upgrade` on a quiet machine measures it again; "
-            "or state a wider verify.speed.max_slowdown"
-        ),
-    )

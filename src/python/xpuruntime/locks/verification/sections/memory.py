@@ -189,7 +189,7 @@ def _locked_start(subject: Subject, lock: Lock) -> Claim:
         observed="-",
         verdict="unobservable",
         code=ClaimCode.UNOBSERVABLE,
-        reason="the model does not run as a reference, on the CPU without a policy",
+        reason="the model does not run as a reference, on the CPU",
     )
     budget = _START_BUDGET if subject.budget is None else subject.budget
     found = time_start(

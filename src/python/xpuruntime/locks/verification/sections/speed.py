@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.locks.verification.sections.controls import ControlError, open_pair
-from xpuruntime.locks.verification.sections.expected import elsewhere, expected_ratio, uncertain
+from xpuruntime.locks.verification.sections.expected import elsewhere, expected_ratio
 from xpuruntime.locks.verification.timing import SMALLEST, time_metric
 from xpuruntime.measuring.statistics import RatioVerdict, holm
 from xpuruntime.measuring.worker_failure import WorkerFailure
@@ -31,6 +31,10 @@ if TYPE_CHECKING:
 __all__ = ["decide", "speed_claims"]
 
 _QUIETER = "run on a quieter machine, or state a wider verify.speed.max_slowdown"
+_MEASURED_AGAIN = (
+    "`xrt lock MODEL --upgrade` on a quiet machine, with a longer verify.speed.budget, measures it again; "
+    "or state a wider verify.speed.max_slowdown"
+)
 _WORKER_FIX = "install xpuruntime and the engine for that interpreter, or leave --against out"
 
 
@@ -133,8 +137,8 @@ def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, co
         if locked is not None:
             fix = f"find what changed: `xrt diff {lock} here MODEL`"
         return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOWER, reason=reason, fix=fix)
-    if locked is not None and locked.high / locked.ratio - 1 > checks.max_slowdown / 2:
-        return uncertain(claim, locked)
+    if locked is not None and (doubt := locked.doubt(found.metric, one.margin)):
+        return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=doubt, fix=_MEASURED_AGAIN)
     if flags[1] and one.high < limit:
         what = "the control" if locked is None else "what was locked"
         reason = f"within {share_text(one.margin)} of {what} at a confidence of {checks.confidence:g}{remarks}"
