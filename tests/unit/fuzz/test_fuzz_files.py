@@ -139,7 +139,7 @@ def resealed(data: bytes) -> bytes:
     """Return a lock with the digests of its parts, where it has them."""
     try:
         plain = json.loads(data)
-        plain["digest"] = digest_of_part(msgspec.convert(plain["identity"], Identity))
+        plain["digest"] = digest_of_part(msgspec.convert(plain["identity"], Identity).ungrouped())
         plain["measured_digest"] = digest_of_part(msgspec.convert(plain["measured"], Measured))
     except (LookupError, RecursionError, TypeError, ValueError, msgspec.ValidationError):
         return data

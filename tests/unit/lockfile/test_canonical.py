@@ -64,6 +64,34 @@ def test_one_entry_more_is_one_line_more() -> None:
     )  # and the digest
 
 
+def test_validators_that_entries_share_are_stated_once() -> None:
+    identity = a_lock(20).identity
+    ids = tuple(one.id for one in identity.validators)
+    entries = tuple(msgspec.structs.replace(one, depends_on=ids) for one in identity.entries)
+    lock = Lock.of(msgspec.structs.replace(identity, entries=entries))
+    data = lock_bytes(lock)
+    plain = json.loads(data)
+    assert plain["identity"]["groups"] == {"g0": list(ids)}
+    assert {tuple(one["depends_on"]) for one in plain["identity"]["entries"]} == {("g0",)}
+    assert [tuple(one["depends_on"]) for one in plain["identity"]["calls"]] == [(ENGINE,)], "no entry shares it"
+    assert parse_lock(data, "m.lock") == lock
+    for one in plain["identity"]["entries"]:
+        one["depends_on"] = list(ids)
+    del plain["identity"]["groups"]
+    assert parse_lock(json.dumps(plain), "m.lock") == lock, "as earlier releases wrote it, with the same digest"
+
+
+@pytest.mark.parametrize("edit", [{"g0": ["eng-00000000"]}, {}, {"g1": [ENGINE, ENGINE]}])
+def test_edited_groups_are_refused(edit: dict[str, list[str]]) -> None:
+    identity = a_lock().identity
+    shared = tuple(one.id for one in identity.validators)
+    entries = tuple(msgspec.structs.replace(one, depends_on=shared) for one in identity.entries)
+    plain = json.loads(lock_bytes(Lock.of(msgspec.structs.replace(identity, entries=entries))))
+    plain["identity"]["groups"] = edit
+    with pytest.raises(xrt.LockError, match=r"m\.lock was edited: its identity has the digest"):
+        parse_lock(json.dumps(plain), "m.lock")
+
+
 def test_only_the_identity_decides_the_digest() -> None:
     lock = a_lock()
     other = msgspec.structs.replace(

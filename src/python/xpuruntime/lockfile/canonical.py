@@ -35,8 +35,8 @@ class _Header(msgspec.Struct):
 
 
 def lock_bytes(lock: Lock) -> bytes:
-    """Return the text of a lock's file, UTF-8. A lock that `parse_lock` read gives the bytes that it was read from."""
-    plain = msgspec.json.decode(json_bytes(lock, order="sorted"))
+    """Return the text of a lock's file, UTF-8. What this release wrote and `parse_lock` read gives the same bytes."""
+    plain = msgspec.json.decode(json_bytes(lock.filed(), order="sorted"))
     return ("\n".join(_lines(plain, 0)) + "\n").encode()
 
 
@@ -82,6 +82,7 @@ def parse_lock(data: bytes | str, where: str) -> Lock:
         raise LockError(_other_schema(where, schema))
     try:
         lock = decode_json(data, Lock)
+        lock = msgspec.structs.replace(lock, identity=lock.identity.ungrouped())
     except msgspec.MsgspecError as error:
         raise LockError(
             f"{where} is a damaged lock: {error}. Fix: restore the file, or make it again with `xrt lock`"

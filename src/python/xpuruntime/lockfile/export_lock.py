@@ -108,7 +108,7 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_json(self) -> str:
         """Return the lock as JSON text on one line."""
-        return msgspec.json.encode(self.to_lock(), order="sorted").decode()
+        return msgspec.json.encode(self.to_lock().filed(), order="sorted").decode()
 
     @classmethod
     def from_json(cls, text: str, where: str) -> ExportLock:

@@ -6,12 +6,16 @@ from __future__ import annotations
 
 import datetime
 import hashlib
-from typing import Annotated, Any, Literal
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.lockfile.measured import Measured
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "SCHEMA",
@@ -89,7 +93,7 @@ class UnitEntry(_Record, frozen=True, kw_only=True):
         Precision of sums inside of it, where that is known.
     layout : str or None
     depends_on : tuple of str
-        `Validator.id` of all that it depends on.
+        `Validator.id` of all that it depends on; in a file also one key of `Identity.groups`, in place of its ids.
     known : {"observed", "unobservable"}
         ``"unobservable"``: the engine does not report which kernel ran, so that only the validators stand for it.
     """
@@ -254,6 +258,9 @@ class Identity(_Record, frozen=True, kw_only=True):
     entries : tuple of UnitEntry
     calls : tuple of CallEntry
     outputs : tuple of LockedOutput
+    groups : dict of str to tuple of str
+        Only in a file, where several entries depend on the same validators: name to their ids. The digest is that of
+        the identity with the ids in the entries, as files of earlier releases have them.
     """
 
     subject: Literal["inference", "training", "export"]
@@ -265,6 +272,7 @@ class Identity(_Record, frozen=True, kw_only=True):
     entries: tuple[UnitEntry, ...] = ()
     calls: tuple[CallEntry, ...] = ()
     outputs: tuple[LockedOutput, ...] = ()
+    groups: dict[str, tuple[str, ...]] | msgspec.UnsetType = msgspec.UNSET
 
     @property
     def random_outputs(self) -> str:
@@ -280,6 +288,32 @@ class Identity(_Record, frozen=True, kw_only=True):
     def kernels(self) -> tuple[str, ...]:
         """The kernels of xpuruntime and of plugins that ran."""
         return tuple(one.kernel for one in self.calls)
+
+    def grouped(self) -> Identity:
+        """Return the identity as a file has it: lists of validators that several entries repeat are groups."""
+        counts = Counter([one.depends_on for one in self.entries] + [one.depends_on for one in self.calls])
+        repeated = [ids for ids, count in counts.items() if count > 1 and len(ids) > 1]
+        names = {ids: f"g{place}" for place, ids in enumerate(repeated)}
+        if not names:
+            return self
+        groups = {name: ids for ids, name in names.items()}
+        return self._depending(lambda ids: (names[ids],) if ids in names else ids, groups)
+
+    def ungrouped(self) -> Identity:
+        """Return the identity with the ids of validators in its entries."""
+        if self.groups is msgspec.UNSET:
+            return self
+        groups = self.groups
+        return self._depending(lambda ids: groups.get(ids[0], ids) if len(ids) == 1 else ids, msgspec.UNSET)
+
+    def _depending(self, ids_of: Callable[[tuple[str, ...]], tuple[str, ...]], groups: Any) -> Identity:
+        changed = msgspec.structs.replace
+        return changed(
+            self,
+            entries=tuple(changed(one, depends_on=ids_of(one.depends_on)) for one in self.entries),
+            calls=tuple(changed(one, depends_on=ids_of(one.depends_on)) for one in self.calls),
+            groups=groups,
+        )
 
     def dependents(self) -> dict[str, tuple[str, ...]]:
         """Return id of a validator to the names of the units and calls that depend on it."""
@@ -376,6 +410,10 @@ class Lock(_Record, frozen=True, kw_only=True):
     def sealed(self) -> bool:
         """Whether an edit of the measurements would be detected."""
         return self.measured_digest is not msgspec.UNSET
+
+    def filed(self) -> Lock:
+        """Return the lock as a file has it; `parse_lock` undoes it."""
+        return msgspec.structs.replace(self, identity=self.identity.grouped())
 
 
 def utc_now() -> str:
