@@ -22,6 +22,7 @@ import xpuruntime as xrt
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import drift_error
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
+from xpuruntime.lockfile.tables import compiler_packages
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
@@ -305,6 +306,13 @@ def test_the_compiler_of_a_program_that_is_compiled_when_it_is_loaded(tmp_path: 
     (drift,) = compare_validators(identity, here)
     assert drift.found == "nothing"
     assert not expected_of(identity_of(replace(here, settings={})), "compiler")
+
+
+def test_what_compiles_kernels_for_a_gpu() -> None:
+    here = replace(HERE, engine="torch", device="cuda:0", settings={"mode": "compile"})
+    assert list(expected_of(identity_of(here), "compiler")) == ["CC"]
+    assert "triton" in compiler_packages(here.settings, here.device)
+    assert not compiler_packages(here.settings, "cpu")
 
 
 @pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "HOME", "TMPDIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS"])

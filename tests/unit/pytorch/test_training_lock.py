@@ -20,6 +20,7 @@ from xpuruntime.lockfile.records import Identity, Lock
 torch = pytest.importorskip("torch")
 
 import xpuruntime.pytorch as xt  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData  # noqa: E402
 
 
 def step(seed: int = 0) -> list[torch.Tensor]:
@@ -102,6 +103,51 @@ def test_validators(tmp_path: Path, kind: str) -> None:
     (drift,) = refused.value.drifts
     assert (drift.code, drift.validator) == (kind, one.id)
     assert list(drift.entries) == [call.name for call in identity.calls]
+
+
+def kinds(lock: Lock, kind: str) -> dict[str, Any]:
+    return {one.key: one.expect for one in lock.identity.validators if one.kind == kind}
+
+
+def test_a_compiled_step_depends_on_what_compiled_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, compiler = tmp_path / "step.lock", tmp_path / "c++"
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
+        torch.compile(lambda x: torch.mm(x, x).relu() + 1)(torch.ones(3, 3))
+    assert list(kinds(xt.lock(found, path), "compiler")) == ["CXX"]
+    xt.kernel_policy(lock=path)
+    monkeypatch.setenv("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    xt.kernel_policy(lock=path)
+    compiler.write_text("#!/bin/sh\necho my compiler 1.0\n")
+    compiler.chmod(0o755)
+    monkeypatch.setenv("CXX", str(compiler))
+    monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "1")
+    with pytest.raises(xrt.LockError) as refused:
+        xt.kernel_policy(lock=path)
+    assert {(one.code, one.found) for one in refused.value.drifts} == {
+        ("compiler", "my compiler 1.0"), ("environment", "TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG 1"),
+    }  # fmt: skip
+
+
+def test_an_eager_step_depends_on_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "step.lock"
+    assert not kinds(locked(path), "compiler")
+    for name in ("CXX", "CC", "TORCHINDUCTOR_MAX_AUTOTUNE", "TRITON_PTXAS_PATH"):
+        monkeypatch.setenv(name, "1")
+    xt.kernel_policy(lock=path)
+
+
+def test_kernels_of_triton_are_compiled() -> None:
+    """What `explain` finds on a device, in the place of one."""
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
+        step()
+    row = msgspec.structs.replace(found.rows[0], op="", operator="triton_poi_fused_relu_0", resolved="")
+    made = Explanation()
+    made.finish(
+        ExplanationData(
+            rows=(*found.rows, row), time_kind="cpu", overhead_us=0.0, policy=found.policy, notes=(), partial=False
+        )
+    )
+    assert list(kinds(xt.lock(made), "compiler")) == ["CXX"]
 
 
 def test_what_cannot_be_locked(tmp_path: Path) -> None:

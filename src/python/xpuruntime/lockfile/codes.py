@@ -23,7 +23,7 @@ class ValidatorKind(Code):
     CPU_ISA = "cpu_isa", "The instruction sets of the processor."
     ENVIRONMENT = "environment", "Environment variables that change what runs."
     PACKAGE = "package", "The version of a Python package."
-    COMPILER = "compiler", "A compiler that makes code of the model when it is loaded."
+    COMPILER = "compiler", "A compiler that makes code of the model when it is loaded, or of a step."
     CALIBRATION = "calibration", "The inputs that the model is quantised with."
     ARTIFACT = "artifact", "The compiled artifact that is loaded."
 

@@ -285,7 +285,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
 def _read_by(identity: Identity, engine: str, environment: Any) -> dict[str, str]:
     """Return those variables of another lock that the engine and the kernels of a lock read."""
     device = next((one.key for one in identity.validators if one.kind == ValidatorKind.DEVICE), "")
-    return variables_of(engine, device, environment, identity.kernels)
+    return variables_of(engine, device, environment, identity.kernels, compiled=identity.compiled)
 
 
 def _other_format(old: LockedModel | None, new: LockedModel | None) -> tuple[LockDrift, ...]:

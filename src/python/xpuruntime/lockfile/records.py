@@ -285,6 +285,11 @@ class Identity(_Record, frozen=True, kw_only=True):
         return sum(one.known == "unobservable" for one in self.entries)
 
     @property
+    def compiled(self) -> bool:
+        """Whether code of the model was compiled."""
+        return any(one.kind == ValidatorKind.COMPILER for one in self.validators)
+
+    @property
     def kernels(self) -> tuple[str, ...]:
         """The kernels of xpuruntime and of plugins that ran."""
         return tuple(one.kernel for one in self.calls)

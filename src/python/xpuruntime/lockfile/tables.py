@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
 __all__ = [
-    "CORE", "OWN_KERNELS", "compilers_of", "is_plugin", "libraries_of", "of_kernel", "packages_of",
+    "CORE", "OWN_KERNELS", "compiler_packages", "compilers_of", "is_plugin", "libraries_of", "of_kernel", "packages_of",
     "quantiser_packages", "variables_of",
 ]  # fmt: skip
 
@@ -51,15 +51,19 @@ _VARIABLES: dict[str, tuple[str, ...]] = {
     "qnn": ("QNN_*", "ORT_*", "ADSP_LIBRARY_PATH"),
     "tensorrt": ("TRT_*", "TENSORRT_*"),
     "torch": (
-        *_OPENMP, "TORCH_*", "PYTORCH_*", "ATEN_*", "MKL_*", "OPENBLAS_*", "ONEDNN_*", "DNNL_*", "TORCHINDUCTOR_*",
-        "TORCHDYNAMO_*", "TRITON_*", "XPURUNTIME_TORCH_*",
+        *_OPENMP, "TORCH_*", "PYTORCH_*", "ATEN_*", "MKL_*", "OPENBLAS_*", "ONEDNN_*", "DNNL_*", "TORCHDYNAMO_*",
+        "XPURUNTIME_TORCH_*",
     ),
 }  # fmt: skip
+#: Engine to what is read beside these where code of a model is compiled.
+_COMPILED_VARIABLES: dict[str, tuple[str, ...]] = {
+    "torch": ("TORCHINDUCTOR_*", "TRITON_*", "CUTEDSL_*", "CUTLASS_*", "ENABLE_*TMA_*"),
+}
 _SECRET = ("KEY", "TOKEN", "SECRET", "PASSWORD", "CREDENTIAL", "AUTH")
 #: What says the validator of the device, which devices CUDA shows and in what order, and where files are kept.
 _ELSEWHERE = (
     "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "CUDA_HOME", "CUDA_PATH", "CUDA_CACHE_PATH", "TORCH_LOGS*",
-    "TORCH_HOME", "TRITON_HOME", "*_CACHE_DIR",
+    "TORCH_HOME", "TRITON_HOME", "*_CACHE_DIR", "TORCHINDUCTOR_COMPILE_THREADS",
 )  # fmt: skip
 
 #: The BLAS that xpuruntime's kernels for the CPU call, and what a plugin's kernels may compute by: NumPy's, and OpenMP.
@@ -111,10 +115,11 @@ def is_plugin(kernel: str) -> bool:
 
 
 def variables_of(
-    engine: str, device: str, environment: Mapping[str, str], kernels: Collection[str] = ()
+    engine: str, device: str, environment: Mapping[str, str], kernels: Collection[str] = (), *, compiled: bool = False
 ) -> dict[str, str]:
     """Return those environment variables that are set and that an engine, its libraries or kernels read; no secrets."""
     patterns = _COMMON + _VARIABLES.get(engine, ()) + (_GPU if device.startswith("cuda") else ())
+    patterns += _COMPILED_VARIABLES.get(engine, ()) if compiled else ()
     for prefix, names in _KERNEL_VARIABLES.items():
         patterns += names if any(one.startswith(prefix) for one in kernels) else ()
     if any(map(is_plugin, kernels)):
@@ -148,3 +153,8 @@ def compilers_of(settings: Mapping[str, Any], device: str) -> tuple[str, ...]:
     if settings.get("mode") != "compile":
         return ()
     return ("CC",) if device.startswith("cuda") else ("CXX",)
+
+
+def compiler_packages(settings: Mapping[str, Any], device: str) -> tuple[str, ...]:
+    """Return the distributions that make code of a model for a device, beside that of the engine."""
+    return ("triton", "pytorch-triton") if compilers_of(settings, device) and device.startswith("cuda") else ()

@@ -7,6 +7,7 @@ from __future__ import annotations
 import functools
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from xpuruntime.lockfile.records import Validator, stable_id
 from xpuruntime.lockfile.tables import (
     CORE,
     OWN_KERNELS,
+    compiler_packages,
     compilers_of,
     is_plugin,
     libraries_of,
@@ -134,11 +136,12 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     kernels : iterable of str
         Ids of the kernels that ran; those of the core depend on its build, others on the plugin that brings them.
     """
-    kernels = tuple(kernels)
+    kernels, compilers = tuple(kernels), compilers_of(here.settings, here.device)
+    variables = variables_of(here.engine, here.device, here.environment, kernels, compiled=bool(compilers))
     expected: dict[tuple[ValidatorKind, str], Any] = {
         (ValidatorKind.ENGINE, here.engine): here.engine_facts(),
         (ValidatorKind.DEVICE, here.device): here.device_facts(),
-        (ValidatorKind.ENVIRONMENT, here.engine): variables_of(here.engine, here.device, here.environment, kernels),
+        (ValidatorKind.ENVIRONMENT, here.engine): variables,
         (ValidatorKind.PACKAGE, "xpuruntime"): _version_of("xpuruntime"),
     }
     if here.model is not None:
@@ -154,11 +157,12 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
         expected[ValidatorKind.CALIBRATION, "calibration"] = dict(here.calibration)
     if here.artifact is not None:
         expected[ValidatorKind.ARTIFACT, "artifact"] = here.artifact
-    if here.calibration is not None:
-        for name in quantiser_packages(here.settings):
-            if name not in packages_of(here.engine) and (version := _version_of(name)) is not None:
-                expected[ValidatorKind.PACKAGE, name] = version
-    for variable in compilers_of(here.settings, here.device):
+    packages = compiler_packages(here.settings, here.device)
+    packages += quantiser_packages(here.settings) if here.calibration is not None else ()
+    for name in packages:
+        if name not in packages_of(here.engine) and (version := _version_of(name)) is not None:
+            expected[ValidatorKind.PACKAGE, name] = version
+    for variable in compilers:
         expected[ValidatorKind.COMPILER, variable] = _compiler(variable, here.environment)
     for name, path in libraries_of(here.engine, here.device, here.mapped, kernels).items():
         expected[ValidatorKind.LIBRARY, name] = {**library_identity(path), "place": path_in_packages(path)}
@@ -185,7 +189,7 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[LockDrif
     for one in identity.validators:
         found, expected = _found(one, here, identity), _expected(one)
         if one.kind == ValidatorKind.ENVIRONMENT:  # of an earlier release, which kept more of them
-            expected = variables_of(one.key, here.device, expected, identity.kernels)
+            expected = variables_of(one.key, here.device, expected, identity.kernels, compiled=identity.compiled)
         if one.kind == ValidatorKind.DEVICE and found is not None and expected is not None:  # which kept fewer
             found = within_threads({name: value for name, value in found.items() if name in expected}, identity)
             expected = within_threads(expected, identity)
@@ -267,7 +271,7 @@ def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
     if kind == ValidatorKind.CPU_ISA:
         return sorted(here.machine.cpu.features) if key == here.machine.architecture else None
     if kind == ValidatorKind.ENVIRONMENT:
-        return variables_of(key, here.device, here.environment, identity.kernels)
+        return variables_of(key, here.device, here.environment, identity.kernels, compiled=identity.compiled)
     if kind == ValidatorKind.PACKAGE:
         return _version_of(key)
     if kind == ValidatorKind.COMPILER:
@@ -296,7 +300,8 @@ def _plugin(backend: str) -> dict[str, str] | None:
 
 def _compiler(variable: str, environment: Mapping[str, str]) -> str | None:
     """Return the first line in which the compiler that a variable names says its version."""
-    command = shlex.split(environment.get(variable) or {"CC": "gcc", "CXX": "g++"}[variable])
+    default = "g++" if variable == "CXX" else "gcc" if shutil.which("gcc") else "clang"
+    command = shlex.split(environment.get(variable) or default)
     try:
         shown = subprocess.run([*command, "--version"], capture_output=True, text=True, timeout=60, check=False).stdout
     except (OSError, ValueError, subprocess.TimeoutExpired):

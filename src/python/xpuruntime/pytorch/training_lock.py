@@ -19,6 +19,7 @@ from xpuruntime.lockfile.rules import policy_record, rules_of_calls, stated_keys
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.policies import Policy
 from xpuruntime.pytorch.explanation.explanation import Explanation
+from xpuruntime.pytorch.explanation.requested import COMPILED
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.snapshot import machine_snapshot
 
@@ -109,7 +110,7 @@ def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
             "operations that the step has"
         )
     device = next((row.device for row in rows if row.device.startswith("cuda")), rows[0].device or "cpu")
-    here = _surroundings(device, policy)
+    here = _surroundings(device, policy, compiled=any(map(_is_compiled, found.rows)))
     validators = collect_validators(here, kernels=[row.resolved for row in rows])
     ids = tuple(sorted(one.id for one in validators))
     return Lock.of(
@@ -176,10 +177,17 @@ def _sizes(row: Row) -> dict[str, int | str]:
     return {"n": n, "k": k} if row.phase == "prefill" else {"m": m, "n": n, "k": k}
 
 
-def _surroundings(device: str, policy: Policy) -> Surroundings:
+def _is_compiled(row: Row) -> bool:
+    """Whether `torch.compile` made code, and not only a graph of PyTorch's own kernels."""
+    names = (row.operator, *row.observed)
+    return row.operator == COMPILED or any(one.startswith("triton_") or "cpp_fused_" in one for one in names)
+
+
+def _surroundings(device: str, policy: Policy, *, compiled: bool = False) -> Surroundings:
     facts = EngineFacts(name="torch", version=str(torch.__version__), loadable=True)
     machine = machine_snapshot().with_engines({"torch": facts})
-    return Surroundings(engine="torch", device=device, machine=machine, policy=stated_keys(policy))
+    settings = {"mode": "compile"} if compiled else {}
+    return Surroundings(engine="torch", device=device, machine=machine, policy=stated_keys(policy), settings=settings)
 
 
 def policy_of_lock(path: str | os.PathLike[str]) -> Policy:

@@ -14,7 +14,7 @@ from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedPlan, LockedShapes, Validator
 from xpuruntime.lockfile.rules import PLACES, policy_record
-from xpuruntime.lockfile.tables import CORE, packages_of, variables_of
+from xpuruntime.lockfile.tables import CORE, compilers_of, packages_of, variables_of
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
@@ -193,7 +193,8 @@ def _variables(
 ) -> dict[str, str] | None:
     if not isinstance(one.expect, dict) or len(influential_variables(one.expect)) < len(one.expect):
         return None  # a report leaves out some of those that the lock has
-    return variables_of(plan["engine"], plan["device"], variables, [call.kernel for call in calls])
+    compiled = bool(compilers_of(plan.get("settings") or {}, plan["device"]))
+    return variables_of(plan["engine"], plan["device"], variables, [call.kernel for call in calls], compiled=compiled)
 
 
 def _shapes(report: Report, at: str) -> tuple[LockedShapes, ...]:
