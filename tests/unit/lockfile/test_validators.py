@@ -22,7 +22,7 @@ import xpuruntime as xrt
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import drift_error
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
-from xpuruntime.lockfile.tables import compiler_packages
+from xpuruntime.lockfile.tables import compiler_packages, libraries_of
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
@@ -231,6 +231,23 @@ def test_the_blas_of_the_kernels_that_ran() -> None:
     other = identity_of(here)
     assert name not in expected_of(other, "library")
     assert expected_of(other, "environment")["onnxruntime"] == {}
+
+
+@pytest.mark.parametrize(
+    ("engine", "device", "names"),
+    [
+        ("openvino", "cpu", {"libopenvino.so.1", "libopenvino_intel_cpu_plugin.so"}),
+        ("openvino", "npu", {"libopenvino.so.1", "libopenvino_intel_cpu_plugin.so", "libopenvino_intel_npu_plugin.so"}),
+        ("onnxruntime", "cpu", {"libonnxruntime.so.1"}),
+        ("onnxruntime", "cuda:1", {"libonnxruntime.so.1", "libonnxruntime_providers_cuda.so"}),
+    ],
+)
+def test_libraries_of_other_devices_that_a_process_has_mapped(engine: str, device: str, names: set[str]) -> None:
+    mapped = [
+        "libopenvino.so.1", "libopenvino_intel_cpu_plugin.so", "libopenvino_intel_npu_plugin.so",
+        "libopenvino_intel_gpu_plugin.so", "libonnxruntime.so.1", "libonnxruntime_providers_cuda.so",
+    ]  # fmt: skip
+    assert set(libraries_of(engine, device, dict.fromkeys(mapped, "/x"))) == names
 
 
 @pytest.mark.skipif(

@@ -41,6 +41,13 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
     ),
 }  # fmt: skip
 
+#: Libraries that compute on one kind of device alone; a process that looked for devices has mapped others too.
+_OF_DEVICES = {
+    "libonnxruntime_providers_cuda.so*": "cuda", "libonnxruntime_providers_rocm.so*": "rocm",
+    "libmigraphx*.so*": "rocm", "libopenvino_intel_gpu_plugin.so*": "gpu",
+    "libopenvino_intel_npu_plugin.so*": "npu",
+}  # fmt: skip
+
 #: Patterns of variables that every process reads; where `LD_LIBRARY_PATH` leads is compared by build of the libraries.
 _COMMON = ("LD_PRELOAD",)
 _GPU = ("CUDA_*", "NVIDIA_TF32_OVERRIDE", "CUBLAS_*", "CUBLASLT_*", "CUDNN_*")
@@ -95,10 +102,11 @@ _PACKAGES: dict[str, tuple[str, ...]] = {
 def libraries_of(engine: str, device: str, mapped: Mapping[str, str], kernels: Collection[str] = ()) -> dict[str, str]:
     """Return those mapped libraries, file name to path, that compute what an engine and kernels run on a device."""
     patterns = _LIBRARIES.get(engine, ()) + (_CUDA if device.startswith("cuda") else ())
+    others = tuple(name for name, kind in _OF_DEVICES.items() if kind != device.partition(":")[0])
     return {
         name: path
         for name, path in mapped.items()
-        if _matches(name, patterns) or any(of_kernel(name, one) for one in kernels)
+        if (_matches(name, patterns) and not _matches(name, others)) or any(of_kernel(name, one) for one in kernels)
     }
 
 
