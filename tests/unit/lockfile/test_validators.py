@@ -11,7 +11,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from shutil import which
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -19,6 +19,7 @@ import onnxruntime
 import pytest
 
 import xpuruntime as xrt
+from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.differences import compare_identities
 from xpuruntime.lockfile.drift import drift_error
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
@@ -27,6 +28,9 @@ from xpuruntime.lockfile.validators import Surroundings, collect_validators, com
 from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 CUDA = CudaFacts(
     index=0,
@@ -91,34 +95,71 @@ def test_nothing_drifts_where_nothing_changed() -> None:
     }  # fmt: skip
 
 
-CHANGES: dict[str, tuple[dict[str, Any], str, str]] = {
-    "model": ({"model": msgspec.structs.replace(MODEL, sha256="b", graph_sha256="h")}, "graph g", "graph h"),
-    "initializers": (
-        {"model": msgspec.structs.replace(MODEL, sha256="b", initializers_sha256="j")},
+def here(base: Surroundings = HERE, **changes: Any) -> Callable[[], tuple[Identity, Surroundings]]:
+    """Plant a deviation where the lock is used."""
+    return lambda: (identity_of(base), replace(base, **changes))
+
+
+def lock(kind: str, **facts: Any) -> Callable[[], tuple[Identity, Surroundings]]:
+    """Plant a deviation in the lock, of what a process cannot have otherwise."""
+
+    def deviation() -> tuple[Identity, Surroundings]:
+        identity = identity_of(HERE)
+        first = next(one for one in identity.validators if one.kind == kind)
+        other = msgspec.structs.replace(first, expect=facts.get("expect") or {**first.expect, **facts})
+        validators = tuple(other if one is first else one for one in identity.validators)
+        return msgspec.structs.replace(identity, validators=validators), HERE
+
+    return deviation
+
+
+ON_CUDA = replace(HERE, device="cuda:0")
+COMPILED = replace(HERE, engine="torch", settings={"mode": "compile"}, environment={"CXX": sys.executable})
+CPU, H100 = MACHINE.cpu, msgspec.structs.replace(CUDA, name="NVIDIA H100")
+#: By code, and another word where a code has several: what is planted, and what is named as expected and found.
+DEVIATIONS: dict[str, tuple[Callable[[], tuple[Identity, Surroundings]], str, str]] = {
+    "model": (here(model=msgspec.structs.replace(MODEL, sha256="b", graph_sha256="h")), "graph g", "graph h"),
+    "model initializers": (
+        here(model=msgspec.structs.replace(MODEL, sha256="b", initializers_sha256="j")),
         "initializers i",
         "initializers j",
     ),
-    "external_data": ({"model": msgspec.structs.replace(MODEL, external={"w.bin": "x"})}, "e", "x"),
-    "policy": ({"policy": {"execution.threads": "2"}}, "execution.threads 1", "execution.threads 2"),
-    "device": ({"machine": machine(cpu=CpuFacts(name="AMD EPYC", cores=4, features=MACHINE.cpu.features))}, "2", "4"),
-    "cpu_isa": (
-        {"machine": machine(cpu=CpuFacts(name="AMD EPYC", cores=2, features=("avx2",)))},
-        "with avx512f",
-        "1 features",
+    "external_data": (here(model=msgspec.structs.replace(MODEL, external={"w.bin": "x"})), "e", "x"),
+    "policy": (here(policy={"execution.threads": "2"}), "execution.threads 1", "execution.threads 2"),
+    "device": (here(machine=machine(cpu=msgspec.structs.replace(CPU, cores=4))), "cores 2", "cores 4"),
+    "device cuda": (here(ON_CUDA, machine=machine(cuda=(H100,))), "name NVIDIA H200", "name NVIDIA H100"),
+    "driver": (
+        here(ON_CUDA, machine=machine(cuda=(msgspec.structs.replace(CUDA, driver_version=(12, 8)),))),
+        "cuda 13.0",
+        "cuda 12.8",
     ),
-    "engine": ({"machine": machine(engines={"onnxruntime": EngineFacts(name="x", version="1.32.0")})}, "31", "1.32.0"),
-    "environment": ({"environment": {"ORT_A": "3", "ORT_X": "1"}}, "ORT_A 2, ORT_X", "ORT_X 1"),
-    "environment gone": ({"environment": {}}, "ORT_A 2", "ORT_A nothing"),
-    "calibration": ({"calibration": {"samples": 2, "ordered": "d", "content": "c"}}, "ordered c", "ordered d"),
-    "artifact": ({"artifact": None}, "f", "nothing"),
+    "cpu_isa": (here(machine=machine(cpu=msgspec.structs.replace(CPU, features=("avx2",)))), "avx512f", "1 features"),
+    "engine": (here(machine=machine(engines={"onnxruntime": EngineFacts(name="x", version="1.32.0")})), "31", "1.32"),
+    "library": (lock("library", build_id="0" * 40), "build_id 0", "build_id "),
+    "kernel_source": (lock("kernel_source", build_id="0" * 40), "build_id 0", "build_id "),
+    "package": (lock("package", expect="0.9"), "0.9", str(xrt.__version__)),
+    "compiler": (here(COMPILED, environment={"CXX": "no-such-compiler"}), "Python 3", "nothing"),
+    "environment": (here(environment={"ORT_A": "3", "ORT_X": "1"}), "ORT_A 2, ORT_X", "ORT_X 1"),
+    "environment gone": (here(environment={}), "ORT_A 2", "ORT_A nothing"),
+    "environment compiled": (
+        here(COMPILED, environment={**COMPILED.environment, "TRITON_X": "1"}),
+        "TRITON_X nothing",
+        "TRITON_X 1",
+    ),
+    "calibration": (here(calibration={"samples": 2, "ordered": "d", "content": "c"}), "ordered c", "ordered d"),
+    "artifact": (here(artifact=None), "f", "nothing"),
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
+def test_a_deviation_of_each_kind_is_planted() -> None:
+    assert {name.partition(" ")[0] for name in DEVIATIONS} == set(ValidatorKind)
+
+
+@pytest.mark.parametrize("name", DEVIATIONS)
 def test_each_fact_that_changed_is_named(name: str) -> None:
-    changes, expected, found = CHANGES[name]
-    (drift,) = compare_validators(identity_of(HERE), replace(HERE, **changes))
-    assert drift.code == {"initializers": "model", "environment gone": "environment"}.get(name, name)
+    deviation, expected, found = DEVIATIONS[name]
+    (drift,) = compare_validators(*deviation())
+    assert drift.code == name.partition(" ")[0]
     assert expected in drift.expected
     assert found in drift.found
     assert drift.entries == ("fc1",)
@@ -143,17 +184,9 @@ def test_secrets_are_not_recorded() -> None:
     assert "secret" not in str(identity_of(HERE))
 
 
-def test_devices_and_drivers_of_cuda() -> None:
-    here = replace(HERE, device="cuda:0")
-    identity = identity_of(here)
-    other = msgspec.structs.replace(CUDA, name="NVIDIA H100", driver_version=(12, 8))
-    drifts = compare_validators(identity, replace(here, machine=machine(cuda=(other,))))
-    assert [one.code for one in drifts] == ["device", "driver"]
-    assert drifts[0].expected == "name NVIDIA H200"
-    assert drifts[0].found == "name NVIDIA H100"
-    assert drifts[1].found.startswith("cuda 12.8")
-    gone = compare_validators(identity, replace(here, machine=machine(cuda=())))
-    assert [one.found for one in gone] == ["nothing", "nothing"]
+def test_a_device_of_cuda_that_is_gone() -> None:
+    gone = compare_validators(identity_of(ON_CUDA), replace(ON_CUDA, machine=machine(cuda=())))
+    assert [(one.code, one.found) for one in gone] == [("device", "nothing"), ("driver", "nothing")]
 
 
 def library(identity: Identity) -> Validator:
@@ -330,11 +363,6 @@ def test_what_compiles_kernels_for_a_gpu() -> None:
     assert list(expected_of(identity_of(here), "compiler")) == ["CC"]
     assert "triton" in compiler_packages(here.settings, here.device)
     assert not compiler_packages(here.settings, "cpu")
-
-
-@pytest.mark.parametrize("name", ["LD_LIBRARY_PATH", "HOME", "TMPDIR", "OMP_NUM_THREADS", "MKL_NUM_THREADS"])
-def test_variables_that_the_engine_does_not_read(name: str) -> None:
-    assert not compare_validators(identity_of(HERE), replace(HERE, environment={**HERE.environment, name: "another"}))
 
 
 def test_a_place_is_relative_to_the_search_path() -> None:

@@ -4,8 +4,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +70,29 @@ def test_an_instrumented_run_is_as_locked(case: Case) -> None:
     seen = {one.key: one for one in report.observations}["execution.lock"]
     assert seen.status == "honoured", seen
     assert f"{len(case.lock.identity.entries)} units ran as locked" in seen.reason
+
+
+#: Changes that no result depends on; variables of OpenMP for the engines that do not read them.
+HARMLESS = {
+    "HOME": "{folder}", "TMPDIR": "{folder}", "LD_LIBRARY_PATH": "{folder}", "PYTHONHASHSEED": "17", "LC_ALL": "C",
+    "LANG": "C", "TZ": "Asia/Seoul", "COLUMNS": "40", "MY_VARIABLE": "1",
+}  # fmt: skip
+OPENMP = {"OMP_NUM_THREADS": "1", "KMP_BLOCKTIME": "0", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+CHECK = """
+import json, sys, xpuruntime as xrt
+found = xrt.lock(sys.argv[1], output=sys.argv[2], check=True, **json.loads(sys.argv[3]))
+print(json.dumps([str(one) for one in (*found.drifts, *found.lacking)]))
+"""
+
+
+def test_what_no_result_depends_on_breaks_no_lock(case: Case, tmp_path: Path) -> None:
+    """All of it at once, in a process of another folder, whose instrumented run is compared as well."""
+    changes = {name: value.format(folder=tmp_path) for name, value in HARMLESS.items()}
+    environment = {**os.environ, **changes, **({} if case.engine == "torch" else OPENMP)}
+    words = [sys.executable, "-W", "ignore", "-c", CHECK, str(case.model), str(case.path), json.dumps(case.options)]
+    done = subprocess.run(words, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout.splitlines()[-1]) == []
 
 
 ISA = pytest.param("cpu_isa", lambda expect: [*expect, "avx4096"], "avx4096", "same instruction sets", id="isa")
