@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+import statistics
 from typing import TYPE_CHECKING, Any
 
 from report_parts import Check, Section, machine, number, spread, table, target_table
@@ -238,6 +239,25 @@ def served_models(record: dict[str, Any]) -> Section:
     return Section(f"Served models on {settings['device']}", text, tuple(checks))
 
 
+def transports(record: dict[str, Any]) -> Section:
+    """Show ResNet-50 over HTTP by the server that carries the requests."""
+    settings, peak = record["settings"], sum(record["raw"]) / len(record["raw"])
+    rows = [["raw `run`", f"{peak:,.0f}", "-", "-", "1"]]
+    for name, runs in record["served"].items():
+        rate, p50, p99 = (
+            statistics.median(run[key] for run in runs) for key in ("rows_per_second", "p50_ms", "p99_ms")
+        )
+        rows.append([name, f"{rate:,.0f}", number(p50), number(p99), number(rate / peak)])
+    text = (
+        "How much of a raw session's peak do requests of 602 kB over HTTP reach, with the server of `xrt serve` and with "
+        "the same application in an ASGI server?\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_http_transports.py`: ResNet-50, {settings['concurrency']} requests "
+        f"at a time, batches of up to {settings['batch']} rows, {settings['seconds']:g} s each, medians of "
+        f"{settings['rounds']} rounds.\n\n{table(_RATES[:5], rows)}"
+    )
+    return Section(f"HTTP servers on {settings['device']}", text, ())
+
+
 _RATES = ("", "rows a second", "p50, ms", "p99, ms", "to the raw peak", "to raw with as many rows")
 
 
@@ -259,4 +279,5 @@ SERVING_SECTIONS: dict[str, Callable[[dict[str, Any]], Section]] = {
     "serving_batches": batches,
     "serving_batches_cores": batches,
     "serving_gpu": served_models,
+    "http_transports": transports,
 }
