@@ -249,10 +249,10 @@ def transports(record: dict[str, Any]) -> Section:
         )
         rows.append([name, f"{rate:,.0f}", number(p50), number(p99), number(rate / peak)])
     text = (
-        "How much of a raw session's peak do requests of 602 kB over HTTP reach, with the server of `xrt serve` and with "
-        "the same application in an ASGI server?\n\n"
-        f"{machine(record)}\n`python benchmarks/bench_http_transports.py`: ResNet-50, {settings['concurrency']} requests "
-        f"at a time, batches of up to {settings['batch']} rows, {settings['seconds']:g} s each, medians of "
+        "How much of a raw session's peak do requests of 602 kB over HTTP reach, with the server of `xrt serve` and "
+        "with the same application in an ASGI server?\n\n"
+        f"{machine(record)}\n`python benchmarks/bench_http_transports.py`: ResNet-50, {settings['concurrency']} "
+        f"requests at a time, batches of up to {settings['batch']} rows, {settings['seconds']:g} s each, medians of "
         f"{settings['rounds']} rounds.\n\n{table(_RATES[:5], rows)}"
     )
     return Section(f"HTTP servers on {settings['device']}", text, ())
