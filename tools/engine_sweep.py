@@ -155,7 +155,7 @@ def variants(ops: Collection[str] = (), first: int = 0, every: int = 1) -> Itera
         for opset in opsets:
             kinds = _types(node, newest) if opset == opsets[-1] else [("", None)]
             for variable, kind in kinds:
-                for edge in (False, True):
+                for edge in (False, True) if node.op_type not in NO_EDGES else (False,):
                     feeds = _feeds(node, newest, base.feeds, variable, kind, random if edge else None)
                     if feeds is None:
                         continue
@@ -218,7 +218,7 @@ def _feeds(node: Any, schema: Any, own: dict[str, Any], variable: str, kind: Any
         value, formal = own[name], _formal(schema, place).type_str
         if variable and formal == variable:
             value = _cast(value, kind)
-        if random is not None and formal == first and node.op_type not in NO_EDGES:
+        if random is not None and formal == first:
             edges = _edges(value.dtype)
             if edges is not None:
                 picked = random.choice(edges, value.shape).astype(value.dtype)
@@ -426,20 +426,22 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--json", type=Path, help="write the cases that differ, a line each")
     parser.add_argument("--ops", nargs="*", default=[], help="operators, where not all")
     given = parser.parse_args(arguments)
-    failed = [engine for engine in given.engines if not report(engine, given.jobs, given.ops, given.json)]
-    return int(bool(failed))
+    failed = False
+    for engine in given.engines:
+        found = sweep(engine, given.jobs, given.ops)
+        if given.json:
+            given.json.write_text("\n".join(json.dumps(row) for row in found), encoding="utf-8")
+        failed |= not report(engine, found, given.ops)
+    return int(failed)
 
 
-def report(engine: str, jobs: int, ops: Collection[str] = (), kept: Path | None = None) -> bool:
-    """Sweep an engine and print the outcome; whether it is what the engine's table says."""
+def report(engine: str, found: list[dict[str, Any]], ops: Collection[str] = ()) -> bool:
+    """Print the outcome of a sweep; whether it is what the engine's table says."""
     from xpuruntime.engines.known_errors import applies_to, known_errors
 
-    found = sweep(engine, jobs, ops)
-    if kept:
-        kept.write_text("\n".join(json.dumps(row) for row in found), encoding="utf-8")
     here = version(engine)
-    device = DEVICES.get(engine, "cpu")
-    rows = {row.id: row for row in known_errors(engine) if applies_to(row, here.rpartition(" ")[2], device)}
+    number, device = here.rpartition(" ")[2], DEVICES.get(engine, "cpu")
+    rows = {row.id: row for row in known_errors(engine) if applies_to(row, number, device)}
     shown = Counter(one for row in found if row.get("wrong") for one in row["rows"])
     about = Counter(one for row in found for one in row.get("rows", ()))
     new: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
@@ -450,7 +452,7 @@ def report(engine: str, jobs: int, ops: Collection[str] = (), kept: Path | None 
     gone = [name for name, row in rows.items() if not shown[name] and _swept(row, ops)]
     print(f"{here}: {len(new)} differences without a row, {len(gone)} rows without a difference")
     print(f"  {'row':40} {'cases':>6} {'differ':>7}")
-    for name in rows:
+    for name in sorted(about.keys() & rows.keys() | set(gone)):
         print(f"  {name:40} {about[name]:6} {shown[name]:7}{'   gone' if name in gone else ''}")
     for (op, types), cases_ in sorted(new.items()):
         print(f"  new: {op} ({types}), {len(cases_)} cases, such as {cases_[0]['case']}: {cases_[0]['wrong']}")

@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The jobs of the page on CI are run as far as a shell can: every command but the installation of the package."""
+"""The jobs of the page on CI are run as far as a shell can: every command but the installation of the package.
+
+The jobs of the repository itself run targets of the Makefile.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import xml.etree.ElementTree as ET
@@ -76,3 +80,12 @@ def test_a_command_that_fails_stops_the_job(folder: Path):
     (folder / "policy.yaml").write_text("execution: {engine: onnxruntime, device: cpu, layout: nchw}\n")
     with pytest.raises(AssertionError, match=r"evidence\.execution\.layout"):
         run(commands, folder)
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)
+def test_the_jobs_of_the_repository_run_targets_that_exist(path: Path):
+    targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.M)
+    for name, job in yaml.safe_load(path.read_text(encoding="utf-8"))["jobs"].items():
+        for step in job.get("steps", ()):
+            for target in re.findall(r"^make ([\w-]+)", step.get("run", ""), re.M):
+                assert target in targets, f"{name}: make {target}"
