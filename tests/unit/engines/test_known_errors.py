@@ -134,16 +134,26 @@ def typed(op: str, inputs: list[Any], outputs: int = 1, opset: int = 18, open_: 
     return model
 
 
-def attention(keys: int, *, past: int = 0, **attributes: Any) -> Any:
-    heads = [floats(1, 2, 4, 8), floats(1, 2, keys, 8), floats(1, 2, keys, 8)]
+def attention(keys: int, *, past: int = 0, open_: bool = False, **attributes: Any) -> Any:
+    """Return an Attention of four queries; open lengths that are equal have the same name."""
+    heads: list[Any] = [floats(1, 2, 4, 8), floats(1, 2, keys, 8), floats(1, 2, keys, 8)]
+    if open_:
+        heads[1:] = [(one,) for one in heads[1:]]
     more = [None, floats(1, 2, past, 8), floats(1, 2, past, 8)] if past else []
-    return typed("Attention", [*heads, *more], 3 if past else 1, 25 if not past else 23, **attributes)
+    model = typed("Attention", [*heads, *more], 3 if past else 1, 25 if not past else 23, **attributes)
+    fed = VALUES[model.SerializeToString()]
+    for value in model.graph.input if open_ else ():
+        length = value.type.tensor_type.shape.dim[2]
+        length.dim_param = f"n{length.dim_value}"
+    VALUES[model.SerializeToString()] = fed
+    return model
 
 
 #: The input of models whose values matter, by the model.
 VALUES: dict[bytes, Any] = {}
 U8, S8, LARGE = np.arange(1, 9, dtype=np.uint8), np.int8([-7, -5, 5, 7]), [777777777, 1900000001, 33554435, 3]
 WIDE = [np.array(LARGE, kind) for kind in (np.int32, np.int64)]
+TIES = (np.arange(192, dtype=np.float32) % 3).reshape(3, 64)
 POOL = {"kernel_shape": [3, 3], "strides": [2, 2]}
 #: Row to models that it is about.
 OPENVINO: dict[str, Callable[[], list[Any]]] = {
@@ -175,12 +185,18 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
         attention(6, left_window_size=1, right_window_size=1),
         attention(6, is_causal=1, left_window_size=2),
     ],
-    "attention-causal-with-past": lambda: [attention(6, past=12, is_causal=1)],
+    "attention-causal-with-past": lambda: [
+        attention(6, past=12, is_causal=1),
+        attention(6, past=12, is_causal=1, open_=True),
+    ],
     "conv-transpose-same-with-open-sizes": lambda: [
         typed("ConvTranspose", [floats(1, 1, 3, 3), floats(1, 2, 3, 3)], strides=[2, 2], auto_pad=pad, open_=True)
         for pad in ("SAME_UPPER", "SAME_LOWER")
     ],
-    "dft-inverse-onesided": lambda: [typed("DFT", [floats(1, 6, 10, 2)], opset=17, axis=1, inverse=1, onesided=1)],
+    "dft-onesided": lambda: [
+        typed("DFT", [floats(1, 6, 10, 2)], opset=17, axis=1, inverse=1, onesided=1),
+        typed("DFT", [floats(1, 6, 10, 1)], opset=17, axis=1, onesided=1),
+    ],
     "gemm-of-integers-with-fractions": lambda: [
         typed("Gemm", [np.int32([[1, 2], [3, 5]]), np.int32([[3, 1], [2, 7]])], alpha=0.5)
     ],
@@ -188,6 +204,8 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
     "tile-with-variable-repeats": lambda: [typed("Tile", [X4, (np.int64([1, 2, 2, 2]),)])],
     "top-k-of-equal-values": lambda: [
         typed("TopK", [np.zeros((1, 64), np.float32), np.int64([10])], 2),
+        typed("TopK", [TIES, np.int64([1])], 2),
+        typed("TopK", [TIES, (np.int64([5]),)], 2),
         typed("TopK", [np.zeros((4, 8), np.int32), np.int64([3])], 2, open_=True),
     ],
     "unique-along-an-axis": lambda: [
@@ -214,9 +232,15 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
         integers("Mul", S8, 100, open_=True),
     ],
     "div-of-8-bits-with-open-sizes": lambda: [integers("Div", U8, 4, open_=True), integers("Div", S8, 2, open_=True)],
-    "bit-shift": lambda: [
-        integers("BitShift", U8, 6, direction="LEFT"),
-        integers("BitShift", np.array(LARGE, np.uint64), 1, direction="RIGHT"),
+    "bit-shift-left-of-8-bits": lambda: [integers("BitShift", x, 6, opset=28, direction="LEFT") for x in (U8, S8)],
+    "bit-shift-left-by-31": lambda: [integers("BitShift", np.uint32([2, 4]), 31, direction="LEFT")],
+    "bit-shift-right-of-signed": lambda: [
+        integers("BitShift", np.array(S8, kind), 1, opset=28, direction="RIGHT")
+        for kind in ("int8", "int16", "int32", "int64")
+    ],
+    "bit-shift-right-of-8-bits-with-open-sizes": lambda: [integers("BitShift", U8, 1, open_=True, direction="RIGHT")],
+    "bit-shift-right-in-fp32": lambda: [
+        integers("BitShift", np.array(LARGE, kind), 1, direction="RIGHT") for kind in ("uint32", "uint64")
     ],
     "div-of-integers-in-fp32": lambda: [integers("Div", x, 11, open_=o) for x in WIDE for o in (False, True)],
     "mod-of-integers-in-fp32": lambda: [integers("Mod", x, 13, open_=o) for x in WIDE for o in (False, True)],
@@ -246,7 +270,16 @@ RIGHT: list[Callable[[], Any]] = [
     lambda: one("MaxPool", floats(1, 2, 6, 6), 19, kernel_shape=[3, 3], strides=[2, 2], pads=[1] * 4, ceil_mode=1),
     lambda: one("ReduceL2", X3, 13, axes=[1]),
     lambda: attention(4, past=3, is_causal=1),
+    lambda: attention(4, past=3, is_causal=1, open_=True),
     lambda: attention(6, left_window_size=-1, right_window_size=-1),
+    lambda: typed("DFT", [floats(1, 6, 10, 1)], opset=17, axis=1),
+    lambda: integers("BitShift", np.array(LARGE, np.uint32), 4, direction="LEFT"),
+    lambda: integers("BitShift", U8, 2, direction="RIGHT"),
+    lambda: integers("BitShift", np.uint16([65535, 7]), 2, direction="RIGHT"),
+    *(
+        lambda k=k: typed("TopK", [TIES, np.int64([k])], 2)  # type: ignore[misc]
+        for k in (2, 6)
+    ),
     lambda: typed("Tile", [X4, np.int64([1, 2, 2, 2])]),
     lambda: typed("Tile", [X3, (np.int64([2, 2, 2]),)]),
     lambda: typed("Gemm", [np.int16([[1, 2], [3, 5]]).astype(np.float32), floats(2, 2)], alpha=0.5),
@@ -440,6 +473,19 @@ def text_model(text: str, folder: Path) -> list[str]:
         (
             "g (float[n] x) => (int64[1] y) { s = Shape (x) k = Constant <value = int64[1] {4}> () y = Div (s, k) }",
             [],
+        ),
+        (
+            "g (uint32[4] x) => (uint32[4] y) { k = Constant <value = uint32[1] {8}> () i = Cast <to = 6> (k) "
+            'j = Cast <to = 12> (i) y = BitShift <direction = "RIGHT"> (j, k) }',
+            [],
+        ),
+        *(
+            (
+                "g (float[3, 64] x) => (float[3, m] v, int64[3, m] i) { b = Constant <value = int64[1] {1}> () "
+                f"a = Constant <value = int64 {{{k}}}> () k = Reshape (a, b) v, i = TopK (x, k) }}",
+                rows,
+            )
+            for k, rows in ((6, []), (7, ["top-k-of-equal-values"]))
         ),
         (
             "g (float[n] x) => (int32[n] y) { i = Cast <to = 6> (x) j = ours.Shuffle (i) y = Div (j, i) }",

@@ -35,8 +35,10 @@ __all__ = ["KEY", "KnownError", "applies_to", "control_of", "known_errors", "nod
 #: The key under which plans and reports name such nodes; it is in no policy file.
 KEY = "execution.operators"
 _NAMED = 4
-#: Operators that make sizes, the elements of a constant that is looked into, and the last integer before fp32's gaps.
-_OF_SIZES, _FEW, _EXACT = ("Shape", "Size"), 64, 2**24
+#: Operators that make sizes, and those that keep elements.
+_OF_SIZES, _MOVING = ("Shape", "Size"), ("Identity", "Reshape", "Squeeze", "Unsqueeze")
+#: ONNX's codes of integers, the elements of a constant that is looked into, and the integers before fp32's gaps.
+_INTEGERS, _FEW, _EXACT = (2, 3, 4, 5, 6, 7, 12, 13), 64, (-(2**24), 2**24)
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -66,8 +68,11 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Inputs that must not be constants.
     rank : int
         The least rank of its first input.
+    right_within : dict of int to (int, int)
+        Inputs and bounds, both included: it is right where each is a constant between them and no size of the first
+        input is open.
     lengths_differ : bool
-        Whether the sizes of its first two inputs along their axis before the last must be known to differ.
+        Whether the sizes of its first two inputs along their axis before the last must not be known to be equal.
     last_window : {"", "partial", "outside"}
         Where the last window of a pooling with ``ceil_mode`` must be, along one axis: ``"partial"`` begins within the
         input and its padding, and ends beyond; ``"outside"`` begins behind the input.
@@ -105,6 +110,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     outputs: tuple[int, ...] = ()
     variable: tuple[int, ...] = ()
     rank: int = 0
+    right_within: dict[int, tuple[int, int]] = {}
     lengths_differ: bool = False
     last_window: Literal["", "partial", "outside"] = ""
     inner_axis: bool = False
@@ -223,9 +229,13 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
     first = values.get(node.input[0], _UNKNOWN) if node.input else _UNKNOWN
     if error.types and first.kind not in error.types:
         return False
-    if error.open and first.dims is not None and None not in first.dims:
+    fixed = first.dims is not None and all(isinstance(one, int) for one in first.dims)
+    if error.open and fixed:
         return False
-    if error.large and all(values.get(name, _UNKNOWN).small for name in node.input if name):
+    if error.large and all(values.get(name, _UNKNOWN).lies_in(_EXACT) for name in node.input if name):
+        return False
+    bounds = error.right_within
+    if fixed and bounds and all(values.get(node.input[k], _UNKNOWN).lies_in(both) for k, both in bounds.items()):
         return False
     if error.where == "subgraph" and not inside:
         return False
@@ -252,7 +262,7 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
         return False
     if error.lengths_differ:
         lengths = [dims[-2] for name in node.input[:2] if (dims := values.get(name, _UNKNOWN).dims)]
-        if len(lengths) < 2 or None in lengths or lengths[0] == lengths[1]:
+        if len(lengths) == 2 and None not in lengths and lengths[0] == lengths[1]:
             return False
     if error.inner_axis:
         rank = None if first.dims is None else len(first.dims)
@@ -261,7 +271,7 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
     return True
 
 
-def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims: tuple[int | None, ...] | None) -> bool:
+def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims: _Dims | None) -> bool:
     """Whether the last window along an axis is `wanted`, or may be for an axis whose size is open."""
     if "auto_pad" in attributes and attributes["auto_pad"].s not in (b"", b"NOTSET", b"VALID"):
         return False
@@ -274,7 +284,7 @@ def _ends_with(wanted: str, attributes: Mapping[str, onnx.AttributeProto], dims:
         sizes, kernel, of.get("strides") or ones, of.get("dilations") or ones, pads[:rank], pads[rank:], strict=False
     ):
         covered = (width - 1) * dilation + 1
-        rests = range(1, stride) if size is None else [(size + before + after - covered) % stride]
+        rests = [(size + before + after - covered) % stride] if isinstance(size, int) else range(1, stride)
         if any(rest and (wanted == "outside") == (rest <= stride + after - covered) for rest in rests):
             return True
     return False
@@ -290,16 +300,23 @@ def _value(attribute: onnx.AttributeProto) -> int | float | str:
     return attribute.s.decode("utf-8", "replace") if attribute.s else int(attribute.i)
 
 
-class _Value(NamedTuple):
-    """A tensor: its element type, its dimensions, and what it is computed of.
+#: A size that is open is its name, or ``None``.
+_Dims = tuple[int | str | None, ...]
 
-    It is small where it is computed of sizes and small constants alone.
+
+class _Value(NamedTuple):
+    """A tensor: its element type, its dimensions, bounds of its elements as far as they are known, and its origin.
+
+    What is computed of sizes and of constants below 2**24 alone is taken to be below it as well.
     """
 
     kind: str = ""
-    dims: tuple[int | None, ...] | None = None
-    small: bool = False
+    dims: _Dims | None = None
+    span: tuple[int, int] | None = None
     constant: bool = False
+
+    def lies_in(self, bounds: tuple[int, int]) -> bool:
+        return self.span is not None and bounds[0] <= self.span[0] and self.span[1] <= bounds[1]
 
 
 _UNKNOWN = _Value()
@@ -315,14 +332,15 @@ def _nodes(
         for _, inner in subgraphs(node):
             yield from _nodes(inner, values)
         read = [values.get(name, _UNKNOWN) for name in node.input if name]
-        small = node.op_type in _OF_SIZES or (bool(read) and all(value.small for value in read))
+        small = node.op_type in _OF_SIZES or (bool(read) and all(value.lies_in(_EXACT) for value in read))
+        span = read[0].span if node.op_type in _MOVING and read else _EXACT if small else None
         constant = node.op_type == "Constant" or (bool(read) and all(value.constant for value in read))
         for tensor in (one.t for one in node.attribute if node.op_type == "Constant" and one.name == "value"):
-            small = _is_small(tensor)
+            span = _span(tensor)
         for name in filter(None, node.output):
             # Inference does not know operators of vendors: nearly all make what they read.
             known = values.get(name) or (_Value(read[0].kind) if read else _UNKNOWN)
-            values[name] = known._replace(small=small, constant=constant)
+            values[name] = known._replace(span=span, constant=constant)
 
 
 def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
@@ -332,24 +350,27 @@ def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
     for value in (*graph.input, *graph.output, *graph.value_info):
         tensor = value.type.tensor_type
         if value.type.HasField("tensor_type") and tensor.elem_type:
-            dims = tuple(dim.dim_value if dim.HasField("dim_value") else None for dim in tensor.shape.dim)
+            dims = tuple(
+                dim.dim_value if dim.HasField("dim_value") else dim.dim_param or None for dim in tensor.shape.dim
+            )
             kind = TensorProto.DataType.Name(tensor.elem_type).lower()
             found[value.name] = _Value(kind, dims if tensor.HasField("shape") else None)
     for weight in graph.initializer:
         kind = TensorProto.DataType.Name(weight.data_type).lower()
         constant = weight.name not in found
-        found[weight.name] = _Value(kind, tuple(weight.dims), _is_small(weight), constant)
+        found[weight.name] = _Value(kind, tuple(weight.dims), _span(weight), constant)
     return found
 
 
-def _is_small(tensor: onnx.TensorProto) -> bool:
-    """Whether a constant of few elements has no number beyond 2**24."""
-    import numpy as np
+def _span(tensor: onnx.TensorProto) -> tuple[int, int] | None:
+    """Return the least and the largest of a constant's few integers."""
     from onnx import numpy_helper
 
-    if tensor.data_type not in (6, 7) or tensor.data_location == tensor.EXTERNAL or math.prod(tensor.dims) > _FEW:
-        return False
-    return bool((np.abs(numpy_helper.to_array(tensor).astype(np.float64)) <= _EXACT).all())
+    count = math.prod(tensor.dims)
+    if tensor.data_type not in _INTEGERS or tensor.data_location == tensor.EXTERNAL or not 0 < count <= _FEW:
+        return None
+    elements = numpy_helper.to_array(tensor)
+    return int(elements.min()), int(elements.max())
 
 
 def _inferred(proto: onnx.ModelProto) -> onnx.GraphProto:
