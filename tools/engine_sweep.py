@@ -65,7 +65,7 @@ DOMAINS = {
     "NonMaxSuppression": (3, lambda x: np.clip(x, 0, 1)),
 }
 #: Operators whose operands are sizes, places or scales, which edge values would only make invalid or huge, or whose
-#: results no rounding could be compared of: a softmax of scores in the thousands, a gate or a mean of terms that cancel.
+#: results no rounding could be compared of: a softmax of scores in the thousands, a gate of terms that cancel out.
 NO_EDGES = {
     *("Attention", "ConstantOfShape", "DequantizeLinear", "GroupNormalization", "NegativeLogLikelihoodLoss", "OneHot"),
     *("QuantizeLinear", "Range", "Resize", "SoftmaxCrossEntropyLoss", *RECURRENT),
@@ -79,8 +79,12 @@ CASTS = {"Cast", "CastLike"}
 SIMPLIFIED = {*RECURRENT, "GridSample"}
 #: Made of random numbers, or of more than their inputs.
 UNCOMPARED = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
+#: Engines that take no open sizes.
+STATIC = {"qnn"}
 #: Seconds of a case, after which its process ends.
 _LONGEST = 120
+#: Processes one after another, for an engine may not free all memory of models that are closed.
+_PARTS = 4
 
 
 class Base(NamedTuple):
@@ -146,7 +150,9 @@ def _base(op: str, inputs: list[str], outputs: list[str], feeds: dict[str, Any],
     return Base(helper.make_model(graph), feeds)
 
 
-def variants(ops: Collection[str] = (), first: int = 0, every: int = 1) -> Iterator[tuple[int, Case]]:
+def variants(
+    ops: Collection[str] = (), first: int = 0, every: int = 1, *, static: bool = False
+) -> Iterator[tuple[int, Case]]:
     """Yield each `every`th case from `first` on, or those of some operators, with its place in an unchanging order."""
     places = count()
     for base in bases():
@@ -163,7 +169,7 @@ def variants(ops: Collection[str] = (), first: int = 0, every: int = 1) -> Itera
                     if feeds is None:
                         continue
                     for fixed in (False, True) if len(feeds) > 1 else (False,):
-                        for opened in (False, True):
+                        for opened in (False,) if static else (False, True):
                             place = next(places)
                             if place < first or (place - first) % every:
                                 continue
@@ -389,7 +395,7 @@ def work(engine: str, first: int, every: int, out: Path, ops: Collection[str]) -
     warnings.simplefilter("ignore")
     rows = known_errors(engine)
     with out.open("a", encoding="utf-8") as file:
-        for index, case in variants(ops, first, every):
+        for index, case in variants(ops, first, every, static=engine in STATIC):
             file.write(json.dumps({"index": index, "name": case.name}) + "\n")
             file.flush()
             signal.alarm(_LONGEST)
@@ -404,8 +410,9 @@ def work(engine: str, first: int, every: int, out: Path, ops: Collection[str]) -
 
 def sweep(engine: str, processes: int, ops: Collection[str] = ()) -> list[dict[str, Any]]:
     """Return the cases that differ, or that rows are about."""
+    every = processes if ops else _PARTS * processes
     with ThreadPoolExecutor(processes) as pool:
-        parts = pool.map(lambda first: _part(engine, first, processes, ops), range(processes))
+        parts = pool.map(lambda first: _part(engine, first, every, ops), range(every))
         return [row for part in parts for row in part]
 
 

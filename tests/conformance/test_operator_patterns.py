@@ -82,9 +82,6 @@ REFUSALS = [
     Refusal(("openvino",), ("int8",), ("function",), "does not agree with fp32 on the CPU", here=True),
 ]
 
-#: Engine and pattern that a row of the known errors concerns: a deviation, though this pattern's results are right.
-KNOWN_ERRORS = {("openvino", "top_k"): "the indices of equal values"}
-
 
 def explained_by(engine: str) -> tuple[str, ...]:
     return ALL if engine != "qnn" else tuple(dict.fromkeys((*ALL[::EVERY], *FUSED, "arg_max", "integers")))
@@ -171,8 +168,8 @@ def test_patterns_are_right_or_refused_for_a_reason_listed(engine: str, precisio
             faults[name] = "is not refused any more: take it out of the list"
         elif (
             (precision == "fp32" or (engine, precision) == ("qnn", "int8"))
-            and (not row.get("honoured", True) and name not in QUANTISED)
-            and KNOWN_ERRORS.get((engine, name), "\0") not in str(row["deviations"])
+            and not row.get("honoured", True)
+            and name not in QUANTISED
         ):
             faults[name] = f"a deviation that is none: {row['deviations']}"
         elif said := fault(row, reference(name, tmp_path), limit_of(engine, name, precision)):
