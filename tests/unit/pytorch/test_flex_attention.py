@@ -226,6 +226,16 @@ def test_each_policy_has_code_of_its_own(x):
 
 
 @pytest.mark.usefixtures("backends_run_here")
+@pytest.mark.parametrize("reset", [torch.compiler.reset, lambda: torch._dynamo.reset()])
+def test_code_that_a_reset_drops_is_forgotten(x, reset):
+    for stated, expected in (({}, TRITON), ({"BACKEND": "TRITON_DECODE"}, DECODE)):
+        reset()
+        with xt.kernel_policy(attention=TRITON):
+            options_of(lambda x, stated=stated: attend(x, kernel_options=stated), x)
+            assert {choice.kernel for choice in flex_choices.choices("")} == {expected}
+
+
+@pytest.mark.usefixtures("backends_run_here")
 def test_rules_hold_in_compiled_code():
     class Block(torch.nn.Module):
         def forward(self, x):

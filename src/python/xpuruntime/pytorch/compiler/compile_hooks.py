@@ -75,8 +75,6 @@ def policy_changed(active: CompiledPolicy | None) -> None:
         CONTEXT.compiled_for = key
         CONTEXT.compiled_keys.add(key)
         drops = CONTEXT.unguarded or len(CONTEXT.compiled_keys) > _MOST_KEPT
-        if drops:
-            CONTEXT.compiled_keys = {key}
     config = torch.compiler.config
     rest = config.cache_key_tag.partition(_TAG)[0]
     if built_in:
@@ -84,13 +82,11 @@ def policy_changed(active: CompiledPolicy | None) -> None:
 
         built_in += __version__  # its operators are in the code that is kept, with their arguments
     config.cache_key_tag = rest + (_TAG + hashlib.sha256(built_in.encode()).hexdigest()[:16] if built_in else "")
-    if drops:
-        flex_choices.forget()
-        if _dynamo_is_loaded():
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # PyTorch's own, of its deprecated parts
-                torch.compiler.reset()
-            CONTEXT.unguarded = not CONTEXT.guards_added
+    if drops and _dynamo_is_loaded():
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # PyTorch's own, of its deprecated parts
+            torch.compiler.reset()
+        CONTEXT.unguarded = not CONTEXT.guards_added
 
 
 def _dynamo_is_loaded() -> bool:
@@ -225,6 +221,20 @@ def _check_package(active: CompiledPolicy, *args: Any, **more: Any) -> None:
     report_gaps(gaps_in_package(active), active)
 
 
+def _forget_with_code(module: Any) -> None:
+    """Whoever resets Dynamo, forget with the code what is known of it."""
+    before = module.reset
+
+    @functools.wraps(before)
+    def reset() -> None:
+        before()
+        with _lock:
+            CONTEXT.compiled_keys = {CONTEXT.compiled_for}
+        flex_choices.forget()
+
+    module.reset = reset
+
+
 def _guard_graphs(module: Any) -> None:
     """Have all code that Dynamo compiles hold for the policy alone that it was compiled for, or for none."""
     graphs = getattr(module, _private_api.DYNAMO_GRAPHS[1], None)
@@ -281,6 +291,7 @@ def _share_graph_trees(module: Any) -> None:
 
 
 CONTEXT.unguarded = _private_api.DYNAMO_GRAPHS[0] in sys.modules
+_when_imported("torch._dynamo", _forget_with_code)
 _when_imported(_private_api.DYNAMO_GRAPHS[0], _guard_graphs)
 _when_imported(_private_api.DYNAMO_LIMIT[0], _scale_limit)
 _when_imported(_private_api.GRAPH_TREES[0], _share_graph_trees)
