@@ -156,6 +156,7 @@ for policy in ({"matmul": "cublas.cublasLt"}, {"layer_norm": "cuda_raw"}):
     with xt.kernel_policy(**policy):
         for _ in range(3):
             torch.compiler.cudagraph_mark_step_begin()
+            layer.zero_grad()  # what a replay has left there is overwritten by the next one
             step(x).float().sum().backward()
 """
     subprocess.run([sys.executable, "-W", "ignore", "-c", program], check=True, timeout=240)

@@ -9,12 +9,13 @@ import warnings
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.policies.advisories import ADVISORIES
-from xpuruntime.pytorch.attention import advised
+from xpuruntime.pytorch.attention import advised, sdpa_backends
 from xpuruntime.pytorch.dispatch.overrides.registry import installed
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_is_left")]
@@ -102,12 +103,32 @@ def test_compiled_code_obeys_kernels_that_are_named():
     for kernel, name in (("torch.flash", "Flash"), ("torch.efficient", "Efficient"), ("torch.cudnn", "Cudnn")):
         torch._dynamo.reset()
         policy = xrt.Policy(kernels={"rules": [{"match": {"op": "attention"}, "use": kernel}]}, mode="strict")
-        with xt.kernel_policy(policy), torch.profiler.profile() as profile:
+        with xt.kernel_policy(policy), torch.profiler.profile(acc_events=True) as profile:
             found = torch.compile(attend)(*tensors)
             gradients = torch.autograd.grad(found, tensors, torch.ones_like(found))
         ran = {one.key for one in profile.key_averages()}
         assert f"aten::_scaled_dot_product_{name.lower()}_attention" in ran
         torch.testing.assert_close((found, gradients), expected, rtol=5e-2, atol=5e-2)
+
+
+def test_why_traced_code_cannot_have_a_kernel_is_said_by_no_warning():
+    seen = []
+
+    def choice(query, mask):
+        seen.append(
+            sdpa_backends.rejection("torch.flash", *[query] * 3, mask, 0.0, False, scale=None, enable_gqa=False)
+        )
+        return query.clone()
+
+    library = torch.library.Library("xpuruntime_test", "DEF")
+    library.define("choice(Tensor query, Tensor mask) -> Tensor")
+    library.impl("choice", choice, "CompositeImplicitAutograd")
+    with FakeTensorMode(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        query = torch.empty(1, 2, 256, 64, device="cuda", dtype=torch.bfloat16)
+        torch.ops.xpuruntime_test.choice(query, torch.empty(256, 256, device="cuda", dtype=torch.bool))
+    library._destroy()
+    assert "attn_mask" in seen[0]
 
 
 @pytest.mark.parametrize("row", [OF_BOOLEAN_MASKS, OF_OTHER_TYPES])

@@ -17,7 +17,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import messages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from contextlib import AbstractContextManager
 
 __all__ = [
@@ -246,9 +246,10 @@ def rejection(kernel: str, *args: Any, scale: float | None, enable_gqa: bool) ->
         warnings.simplefilter("always")
         try:
             if _is_traced_for_cuda(query):
-                served = _can_use(kernel, True, *args, enable_gqa)
-                reasons = (messages.without_source(str(one.message)) for one in caught)
-                return "" if served else next(reasons, _unknown(kernel))
+                if _can_use(kernel, False, *args, enable_gqa):
+                    return ""
+                _warning_here(lambda: _can_use(kernel, True, *args, enable_gqa))
+                return next((messages.without_source(str(one.message)) for one in caught), _unknown(kernel))
             number = _private_api.sdp_choice(*args, scale=scale, enable_gqa=enable_gqa)
         except RuntimeError as error:
             if not messages.has_no_sdp_backend(error):
@@ -258,6 +259,12 @@ def rejection(kernel: str, *args: Any, scale: float | None, enable_gqa: bool) ->
         return ""
     reasons = (why for what, why in messages.sdp_reasons(said) if _named(kernel, what))
     return next(reasons, _unknown(kernel))
+
+
+def _warning_here(ask: Callable[[], bool]) -> None:
+    """Call a function whose warnings PyTorch would otherwise hold back until the operator around has returned."""
+    with _private_api.without_modes(), _private_api.without_torch_function():
+        torch.zeros(1, device="cpu").apply_(lambda _: float(ask()))  # whose binding hands on what was warned of inside
 
 
 def _unknown(kernel: str) -> str:
