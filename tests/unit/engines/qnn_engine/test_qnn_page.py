@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The page on QNN holds the chips that the code holds, and that of vendor options its options."""
+"""The page of vendor options holds the chips and the options of QNN that the code holds."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, OPTIONS, TARGET_OPTION
 from xpuruntime.engines.qnn.targets import SOCS
 
 DOCS = Path(__file__).resolve().parents[4] / "docs"
-PAGE = (DOCS / "engines" / "qnn.md").read_text(encoding="utf-8")
+PAGE = (DOCS / "reference" / "options.md").read_text(encoding="utf-8")
 
 
 def test_chips() -> None:
@@ -22,8 +22,7 @@ def test_chips() -> None:
 
 
 def test_options() -> None:
-    page = (DOCS / "reference" / "options.md").read_text(encoding="utf-8")
-    tables = page.split("\n## QNN\n")[1].split("\n## ")[0]
+    tables = PAGE.split("\n## QNN\n")[1].split("\n### QNN: chips\n")[0]
     own = {name for name, option in {**TARGET_OPTIONS, **GRAPH_OPTIONS, **OPTIONS}.items() if option.owned_by is None}
     assert set(re.findall(r"^\| `(\w+)` ", tables, re.MULTILINE)) == own
     for name, option in OPTIONS.items():
