@@ -20,7 +20,7 @@ import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
 from xpuruntime.errors import PolicyError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
 from xpuruntime.ops import plugins  # noqa: E402
-from xpuruntime.pytorch.call_scope import module_paths  # noqa: E402
+from xpuruntime.pytorch.call_scope import module_names, module_paths  # noqa: E402
 
 pytestmark = pytest.mark.torch
 
@@ -348,6 +348,54 @@ def test_modules_made_in_a_forward_cost_no_walk_of_the_model_each():
                 count[anew, layers] = calls_of_python(lambda net=net, x=x: net(x))
     assert count[True, 80] < 5 * count[True, 20]  # by the layers, not by their square
     assert count[True, 80] < 6 * count[False, 80]  # making a module is most of it
+
+
+class Loss(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.head, self.criterion = torch.nn.Linear(4, 4), torch.nn.MSELoss()
+
+    def forward(self, x):
+        return self.criterion(self.head(x), x)
+
+
+def test_a_loss_that_each_step_makes_names_no_other_module_anew(monkeypatch):
+    rule = xrt.KernelPolicy(rules=[{"match": {"op": "matmul", "module": "layers.3"}, "use": "cpu.blas"}])
+    nets, x, walked = [Made(20, anew=False) for _ in range(2)], torch.ones(2, 4), []
+    real = module_names.walk
+    monkeypatch.setattr(module_names, "walk", lambda root, path="": (walked.append(type(root)), real(root, path))[1])
+    kept = []
+    with xt.kernel_policy(rule, root=nets[0]):
+        for step in range(200):
+            for net in nets:
+                net(x)
+            if not step:
+                walked.clear()
+            kept = [*kept[-3:], Loss()]  # not always at the same address
+            kept[-1](x)
+    assert walked.count(Made) < 20
+    assert len(module_names.known()) < 400
+
+
+def test_a_new_outermost_module_is_named_in_what_holds_it():
+    layers, x = torch.nn.ModuleList([torch.nn.Linear(4, 4)]), torch.ones(2, 4)
+    with xt.kernel_policy(matmul="cpu.blas"), xt.explain(root=layers) as found:
+        layers[0](x)
+        layers.insert(0, torch.nn.Linear(4, 4))  # of which PyTorch tells no hook
+        layers[0](x)
+    assert [(row.module, row.count) for row in found.rows if row.op == "matmul"] == [("0", 2)]
+
+
+def test_what_a_new_outermost_module_holds_is_named_in_it():
+    inner, x = torch.nn.Linear(4, 4), torch.ones(2, 4)
+    outer = torch.nn.Sequential(torch.nn.ReLU(), inner)
+    module_paths.require()
+    try:
+        for module, path in ((inner, ""), (outer, "1"), (inner, "1")):
+            module(x)
+            assert module_names.find(id(inner)).path == path
+    finally:
+        module_paths.release()
 
 
 def test_a_module_that_is_registered_in_a_forward_has_its_path_at_once():

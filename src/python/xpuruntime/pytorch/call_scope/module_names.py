@@ -72,6 +72,8 @@ class _Root(NamedTuple):
 
 
 _MOST = 4096
+#: Roots that are gone and are kept; with one more, all are named anew.
+_MOST_DEAD = 64
 _inner_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
 
 
@@ -106,6 +108,11 @@ def walk(root: torch.nn.Module, path: str = "") -> Iterator[tuple[torch.nn.Modul
         # What is wrapped comes first, since a wrapper may have it by another name, too.
         inside.sort(key=lambda one: one[2][-1] != inner)
         left += reversed(inside)
+
+
+def _named_in(root: torch.nn.Module, path: str) -> Iterator[tuple[int, Known]]:
+    start = weakref.ref(root)
+    return ((id(module), Known(weakref.ref(module), name, start, keys)) for module, name, keys in walk(root, path))
 
 
 def _all_in(root: torch.nn.Module) -> Iterator[torch.nn.Module]:
@@ -178,7 +185,8 @@ class ModuleNames:
         if found is None or found.module() is not module or not found.holds():
             with self._lock:
                 self._see(module)
-                self._name_all()
+                if not self._name_apart(module):
+                    self._name_all()
                 found = self._known[number]
         if type(module) is torch.nn.DataParallel:
             self._parallel[type(module.module)] = found.path
@@ -239,6 +247,27 @@ class ModuleNames:
         path = self._parallel.get(type(module), "") if _private_api.is_replica(module) else ""
         self._seen[id(module)] = _Root(weakref.ref(module), path)
 
+    def _name_apart(self, module: torch.nn.Module) -> bool:
+        """Name the modules of a new root alone, such as a loss that each step makes; not where others have some of it.
+
+        Returns
+        -------
+        bool
+            Whether that was enough.
+        """
+        roots = [root.module() for root in self._seen.values()]
+        if roots.count(None) > _MOST_DEAD:
+            return False
+        own = dict(_named_in(module, self._seen[id(module)].path))
+        known = (self._known.get(number) for number in own)
+        if any(one is not None and one.module() is not None for one in known):
+            return False
+        roots += [root for _, root in self._named]
+        if any(id(module) in self._members_of(root) for root in roots if root is not None and root is not module):
+            return False
+        self._known = {**self._known, **own}
+        return True
+
     def _name_all(self) -> None:
         """Name all modules anew, of the roots that count most first."""
         if len(self._shared) > _MOST:
@@ -252,10 +281,8 @@ class ModuleNames:
         for at, (root, path) in enumerate((*named, *seen)):
             if at >= len(named) and id(root) in found:
                 continue  # in a larger one
-            start = weakref.ref(root)
-            for module, name, keys in walk(root, path):
-                if id(module) not in found:
-                    found[id(module)] = Known(weakref.ref(module), name, start, keys)
+            for number, known in _named_in(root, path):
+                found.setdefault(number, known)
         self._known = found
 
 
