@@ -32,7 +32,7 @@ import numpy as np
 
 import xpuruntime as xrt
 from harness import environment, write
-from xpuruntime.files.journal_lines import DamagedLineError, journal_line, read_journal_lines
+from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.verification.sections.speed import decide
 from xpuruntime.locks.verification.timing import time_metric

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from xpuruntime.files import digest_cache, digests
+from xpuruntime.files import digests
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux says who may write to a file")
 
@@ -25,9 +25,9 @@ SIZE = (16 << 20) + 4321
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Return the folder of the cache; files are taken to be settled at once."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.delenv(digest_cache.VARIABLE, raising=False)
-    monkeypatch.setattr(digest_cache, "_SETTLED", -1.0)
-    monkeypatch.setattr(digest_cache, "_WITHOUT_TIMES", ())  # wherever temporary files are
+    monkeypatch.delenv(digests.VARIABLE, raising=False)
+    monkeypatch.setattr(digests, "_SETTLED", -1.0)
+    monkeypatch.setattr(digests, "_WITHOUT_TIMES", ())  # wherever temporary files are
     return tmp_path / "cache" / "xpuruntime" / "digests"
 
 
@@ -110,7 +110,7 @@ def test_a_file_that_changed_is_read_again(folder, large, change):
 
 
 def test_a_file_that_changed_a_moment_ago_is_not_kept(folder, large, hashed, monkeypatch):
-    monkeypatch.setattr(digest_cache, "_SETTLED", 2.0)
+    monkeypatch.setattr(digests, "_SETTLED", 2.0)
     for _ in range(2):
         assert digests.file_digest(large) == right(large)
     assert len(hashed) == 2
@@ -151,7 +151,7 @@ def test_small_files_are_not_kept(folder, tmp_path):
 
 
 def test_the_variable_turns_it_off(folder, large, hashed, monkeypatch):
-    monkeypatch.setenv(digest_cache.VARIABLE, "off")
+    monkeypatch.setenv(digests.VARIABLE, "off")
     for _ in range(2):
         assert digests.file_digest(large) == right(large)
     assert len(hashed) == 2
@@ -193,8 +193,8 @@ def test_where_nothing_can_be_kept_digests_are_right(folder, large, monkeypatch,
 
 
 def test_entries_are_bounded(folder, large, monkeypatch):
-    monkeypatch.setattr(digest_cache, "_MOST", 10)
-    monkeypatch.setattr(digest_cache, "_DROPPED", 4)
+    monkeypatch.setattr(digests, "_MOST", 10)
+    monkeypatch.setattr(digests, "_DROPPED", 4)
     folder.mkdir(parents=True, mode=0o700)
     for number in range(10):
         entry = folder / f"0-{number}"

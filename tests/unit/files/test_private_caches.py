@@ -19,7 +19,7 @@ import xpuruntime as xrt
 from xpuruntime.engines.onnxruntime.pass_through import refuse_shared_caches
 from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.engines.tensorrt.caches import CacheFile
-from xpuruntime.files.folders import make_private, not_private
+from xpuruntime.files.paths import make_private, not_private
 from xpuruntime.ops.tuning_cache import TuningCache
 
 if TYPE_CHECKING:

@@ -20,8 +20,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.files.staging import staging
-from xpuruntime.files.writing import check_writable, replace_file
+from xpuruntime.files.writing import check_writable, replace_file, staging
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -165,7 +164,7 @@ def test_a_lock_file_of_another_sweep_is_not_taken_for_ones_own(
             (room / ".lock").touch()
         return True
 
-    monkeypatch.setattr("xpuruntime.files.staging._locked", swept)
+    monkeypatch.setattr("xpuruntime.files.writing._try_lock", swept)
     replace_file(tmp_path / "f", b"new")
     assert (tmp_path / "f").read_bytes() == b"new"
     assert len(seen) == 2

@@ -26,7 +26,7 @@ from xpuruntime.distributed.rendezvous import file as rendezvous
 from xpuruntime.engines.tensorrt.caches import CacheFile
 from xpuruntime.evidence import Report
 from xpuruntime.evidence.traces.trace_file import write_trace
-from xpuruntime.files import staging
+from xpuruntime.files import writing
 from xpuruntime.files.writing import check_writable, files_beside
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.records import Identity, Lock, Provenance
@@ -163,7 +163,7 @@ def kill_everywhere(name: str, folder: Path) -> int:
     step = 0
     while True:
         status = in_child(lambda step=step: killed_at(step, lambda: write(target, "two")))
-        if staging._rename_two() is None:
+        if writing._rename_two() is None:
             check_writable(folder / "another")  # which puts back what was moved away
         assert read(target) in ("one", "two"), f"step {step}"
         for word in ("two", "one"):  # a cache that holds the same already is not written
@@ -230,7 +230,7 @@ if __name__ == "__main__":
                 results[one][trial.__name__] = trial(one, place)
             except AssertionError as error:
                 results[one][trial.__name__] = f"failed: {error}"
-    staging._rename_two = lambda: None  # as on a file system that cannot exchange two names
+    writing._rename_two = lambda: None  # as on a file system that cannot exchange two names
     for one in ("compiled.xrt", "copied.xrt"):
         place = made / f"without_exchange-{one}"
         place.mkdir()

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import pytest
 
 import xpuruntime
-from xpuruntime.files.journal_lines import read_journal_lines
+from xpuruntime.files.reading import read_journal_lines
 
 pytest.importorskip("onnxruntime")
 pytest.importorskip("openvino")

@@ -19,7 +19,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.errors import EngineUnavailable, InputError, PolicyError, UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.files.journal_lines import read_journal_lines
+from xpuruntime.files.reading import read_journal_lines
 from xpuruntime.tuning.devices import TrialDevice
 from xpuruntime.tuning.executors.ray_cluster import RayCluster
 from xpuruntime.tuning.executors.ray_node import FileSent, NodeExecutor

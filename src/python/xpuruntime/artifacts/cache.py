@@ -16,8 +16,7 @@ from xpuruntime.artifacts.store import build, usable
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
-from xpuruntime.files.folders import cache_folder, not_private
-from xpuruntime.files.paths import json_bytes, kind_of, with_home
+from xpuruntime.files.paths import cache_folder, json_bytes, kind_of, not_private, with_home
 
 if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact

@@ -14,9 +14,8 @@ import msgspec
 from xpuruntime.artifacts.manifest import MANIFEST, SCHEMA, Artifact, Manifest
 from xpuruntime.errors import ModelError
 from xpuruntime.files.digests import digest_of
-from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import kind_of, reason_of
-from xpuruntime.files.reading import open_regular, read_regular
+from xpuruntime.files.reading import decode_json, open_regular, read_regular
 from xpuruntime.policies import ArtifactPolicy, Policy
 
 if TYPE_CHECKING:

@@ -21,10 +21,8 @@ from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
-from xpuruntime.files.folders import make_private
-from xpuruntime.files.locking import locked
-from xpuruntime.files.paths import json_bytes, kind_of, reason_of
-from xpuruntime.files.staging import publish_folder, staging
+from xpuruntime.files.paths import json_bytes, kind_of, make_private, reason_of
+from xpuruntime.files.writing import locked, publish_folder, staging
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:

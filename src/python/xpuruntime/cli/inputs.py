@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.files.archives import unpacked_too_large
 from xpuruntime.files.paths import reason_of
-from xpuruntime.files.reading import open_regular
+from xpuruntime.files.reading import open_regular, unpacked_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,8 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.files.conflicts import refuse_overwriting
-from xpuruntime.files.paths import kind_of
+from xpuruntime.files.paths import kind_of, refuse_overwriting
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

@@ -12,10 +12,8 @@ import msgspec
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.report import MAX_REPORT
-from xpuruntime.files.conflicts import refuse_overwriting
-from xpuruntime.files.json_reading import decode_json
-from xpuruntime.files.paths import kind_of, reason_of, user_path
-from xpuruntime.files.reading import open_regular
+from xpuruntime.files.paths import kind_of, reason_of, refuse_overwriting, user_path
+from xpuruntime.files.reading import decode_json, open_regular
 from xpuruntime.files.writing import check_writable
 
 if TYPE_CHECKING:

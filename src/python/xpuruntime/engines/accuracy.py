@@ -278,7 +278,7 @@ def read_reference(path: Path) -> Reference:
 
     import numpy as np
 
-    from xpuruntime.files.archives import unpacked_too_large
+    from xpuruntime.files.reading import unpacked_too_large
 
     parts: dict[str, dict[str, Any]] = {"in": {}, "out": {}}
     origin = "generated"

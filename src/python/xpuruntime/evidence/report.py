@@ -17,9 +17,8 @@ from xpuruntime.evidence.sections.graph_status import GraphStatus
 from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
 from xpuruntime.evidence.writing import write_whole
-from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, json_text, reason_of, user_path
-from xpuruntime.files.reading import read_regular
+from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:

@@ -1,18 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Paths that users give: their type, what no system takes as a path, and how they are shown."""
+"""Paths that users name, the cache folder of one user, and outputs that would replace inputs."""
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
+import stat
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
 from xpuruntime.printable import printable
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
 __all__ = [
+    "cache_folder",
     "checked",
     "folder_of",
     "home_folder",
@@ -20,7 +26,10 @@ __all__ = [
     "json_bytes",
     "json_text",
     "kind_of",
+    "make_private",
+    "not_private",
     "reason_of",
+    "refuse_overwriting",
     "user_path",
     "with_home",
 ]
@@ -134,8 +143,12 @@ def home_folder() -> Path:
             found = ""
         if found and Path(found).is_absolute():
             return Path(found)
+    raise InputError(_no_home())
+
+
+def _no_home() -> str:
     user = f"user id {os.getuid()}" if hasattr(os, "getuid") else "this user"
-    raise InputError(
+    return (
         f"there is no home folder: HOME is not set, and {user} has no entry in the user database. Fix: set HOME or "
         "XDG_CACHE_HOME, or name a folder without ~"
     )
@@ -190,3 +203,131 @@ def _printable(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_printable(one) for one in value]
     return value
+
+
+def cache_folder() -> Path:
+    """Return ``xpuruntime`` in the user's cache folder, which may not exist yet: ``XDG_CACHE_HOME``, or the system's.
+
+    Raises
+    ------
+    InputError
+        None is stated, and the user has no home folder.
+    """
+    import platformdirs
+
+    try:
+        return platformdirs.user_cache_path("xpuruntime", appauthor=False, opinion=False)
+    except RuntimeError:
+        raise InputError(_no_home()) from None
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder, and those above it, that only this user can enter; one that is there stays as it is.
+
+    Raises
+    ------
+    OSError
+    """
+    checked(folder)
+    created: list[Path] = []
+    try:
+        for parent in (*reversed(folder.parents), folder):
+            if not parent.exists():
+                parent.mkdir(mode=0o700, exist_ok=True)
+                created.append(parent)
+        if not folder.is_dir():
+            folder.mkdir()  # raises what is wrong
+    except OSError:
+        for parent in reversed(created):
+            with contextlib.suppress(OSError):
+                parent.rmdir()
+        raise
+
+
+def not_private(path: Path) -> str | None:
+    """Return why a cache, or an entry of one, may hold what another user has put there, and the fix; else ``None``.
+
+    What is not there is nobody's. The administrator is trusted.
+
+    Parameters
+    ----------
+    path : Path
+        A file or a folder. A link must be this user's as well as what it leads to.
+    """
+    if not hasattr(os, "getuid"):
+        return None
+    trusted = (os.getuid(), 0)
+    try:
+        checked(path)
+        link, facts = path.lstat(), path.stat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        return f"{str(path)[:300]!r} cannot be looked at ({reason_of(error)}). Fix: name another place"
+    for found in (link, facts):
+        if found.st_uid not in trusted:
+            return f"{path} belongs to user id {found.st_uid}. Fix: name a place of your own, or remove it"
+    open_to = "everybody" if facts.st_mode & stat.S_IWOTH else _writing_group(facts)
+    if open_to is not None:
+        return f"{path} can be written by {open_to}. Fix: chmod go-w '{path}' after a look at what is in it"
+    return None
+
+
+def _writing_group(facts: os.stat_result) -> str | None:
+    """Return the group that may write, unless it is the user's own with nobody else in it."""
+    if not facts.st_mode & stat.S_IWGRP or facts.st_gid == 0:
+        return None
+    import grp
+    import pwd
+
+    try:
+        group, user = grp.getgrgid(facts.st_gid), pwd.getpwuid(os.getuid())
+    except KeyError:
+        return f"the group {facts.st_gid}"
+    if group.gr_name == user.pw_name and set(group.gr_mem) <= {user.pw_name}:
+        return None
+    return f"the group {group.gr_name}"
+
+
+def refuse_overwriting(
+    outputs: Mapping[str, str | os.PathLike[str] | None], inputs: Iterable[tuple[str, str | os.PathLike[str]]]
+) -> None:
+    """Refuse to write over what is read: by the same name, another spelling of it, a link or a hard link.
+
+    Parameters
+    ----------
+    outputs : mapping of str to path or None
+        The option and where it writes. Two options must not write to one file.
+    inputs : iterable of (str, path)
+        What is read, and its path. Nothing may be written into a folder that is read.
+
+    Raises
+    ------
+    InputError
+    """
+    seen: list[tuple[str, Path]] = []
+    read = [(what, Path(path)) for what, path in inputs if kind_of(path) in ("file", "folder")]
+    for option, given in outputs.items():
+        if given is None:
+            continue
+        target = user_path(given, option)
+        place = Path(os.path.realpath(target))
+        for what, path in read:
+            if _same_file(place, path) or (
+                kind_of(path) == "folder" and any(_same_file(one, path) for one in place.parents)
+            ):
+                raise InputError(
+                    f"{option} {target} would replace {what} {str(path)!r}, which this reads. Fix: name another file"
+                )
+        for other, path in seen:
+            if _same_file(place, path):
+                raise InputError(f"{option} and {other} name the same file {target}. Fix: name two files")
+        if kind_of(place) in ("file", "missing"):
+            seen.append((option, place))
+
+
+def _same_file(place: Path, path: Path) -> bool:
+    try:
+        return place.samefile(path)
+    except OSError:
+        return os.path.normcase(place) == os.path.normcase(os.path.realpath(path))

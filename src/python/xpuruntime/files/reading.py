@@ -1,20 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Reader of regular files: pipes, devices and sockets are refused at once, and sizes are known before reading."""
+"""Untrusted files: regular ones only, JSON, sizes of ZIP archives, and journals whose lines carry digests."""
 
 from __future__ import annotations
 
 import errno
+import hashlib
+import json
 import os
 import stat
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, overload
 
-from xpuruntime.files.paths import checked, kind_of
+import msgspec
+
+from xpuruntime.files.paths import checked, json_bytes, kind_of
 
 if TYPE_CHECKING:
+    import zipfile
+    from collections.abc import Mapping
     from typing import BinaryIO
 
-__all__ = ["NotRegularError", "open_regular", "read_regular"]
+__all__ = [
+    "DamagedLineError",
+    "JournalLines",
+    "NotRegularError",
+    "decode_json",
+    "journal_line",
+    "open_regular",
+    "read_journal_lines",
+    "read_regular",
+    "unpacked_too_large",
+]
 
 _FLAGS = (
     os.O_RDONLY
@@ -73,3 +89,131 @@ def _check(facts: os.stat_result, name: str) -> None:
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), name)
     if not stat.S_ISREG(facts.st_mode):
         raise NotRegularError(errno.EINVAL, f"it is a {kind_of(name)}, not a regular file", name)
+
+
+_T = TypeVar("_T")
+
+
+@overload
+def decode_json(data: bytes | str | msgspec.Raw) -> Any: ...
+
+
+@overload
+def decode_json(data: bytes | str | msgspec.Raw, kind: type[_T]) -> _T: ...
+
+
+def decode_json(data: bytes | str | msgspec.Raw, kind: Any = Any) -> Any:
+    """Decode JSON as `msgspec.json.decode` does, with one class of errors for everything that can be wrong with it.
+
+    Raises
+    ------
+    msgspec.DecodeError
+        The text is no JSON, is no UTF-8, or is nested too deeply; `msgspec.ValidationError`, a subclass, where it is
+        not of the type `kind`.
+    """
+    try:
+        return msgspec.json.decode(data, type=kind)
+    except msgspec.DecodeError:
+        raise
+    except RecursionError:
+        raise msgspec.DecodeError("it is nested too deeply") from None
+    except (ValueError, OverflowError, msgspec.MsgspecError) as error:  # text that is no UTF-8 among them
+        raise msgspec.DecodeError(str(error)) from None
+
+
+#: Bytes that any archive may unpack to, and times its own size that a larger one may.
+_FREE = 256 << 20
+_TIMES = 32
+_MEMBERS = 1_000_000
+
+
+def unpacked_too_large(archive: zipfile.ZipFile, packed: int) -> str | None:
+    """Return why an archive is not unpacked; ``None`` where its sizes are plausible.
+
+    A member never unpacks to more than its entry states, since Python stops there.
+
+    Parameters
+    ----------
+    archive : zipfile.ZipFile
+    packed : int
+        Bytes of the archive itself.
+    """
+    members = archive.infolist()
+    if len(members) > _MEMBERS:
+        return f"it has {len(members):,} members, and at most {_MEMBERS:,} are read"
+    names = [member.filename for member in members]
+    if len(set(names)) < len(names):
+        return "two of its members have one name"
+    total = sum(member.file_size for member in members)
+    if total > max(_FREE, _TIMES * packed):
+        return (
+            f"it has {packed:,} bytes and unpacks to {total:,}: more than {_TIMES} times its size, and more than "
+            f"{_FREE >> 20} MiB"
+        )
+    return None
+
+
+class DamagedLineError(ValueError):
+    """A line that is none of a journal, or was changed.
+
+    Attributes
+    ----------
+    number : int
+        From 1.
+    changed : bool
+        Whether it is a line of a journal, and it or one before it is not as it was written.
+    """
+
+    def __init__(self, number: int, *, changed: bool) -> None:
+        reason = "this line was changed after it was written, or one before it was removed"
+        super().__init__(reason if changed else "this is no line of a journal")
+        self.number, self.changed = number, changed
+
+
+class JournalLines(NamedTuple):
+    """What a journal has.
+
+    Attributes
+    ----------
+    entries : list of dict
+    length : int
+        Bytes of the whole lines. What follows was being written when the process ended.
+    digest : str
+        Of the last line, for the next one.
+    """
+
+    entries: list[dict[str, Any]]
+    length: int
+    digest: str
+
+
+def journal_line(entry: Mapping[str, Any], digest: str) -> tuple[bytes, str]:
+    """Return the line of an entry that follows one with this digest, ``""`` for the first, and its own digest."""
+    body = json_bytes(entry)
+    found = hashlib.sha256(digest.encode() + body).hexdigest()
+    return body[:-1] + f',"sha256":"{found}"}}\n'.encode(), found
+
+
+def read_journal_lines(data: bytes) -> JournalLines:
+    """Return the entries of a journal.
+
+    Raises
+    ------
+    DamagedLineError
+    """
+    whole = data[: data.rfind(b"\n") + 1]
+    entries: list[dict[str, Any]] = []
+    digest = ""
+    for number, line in enumerate(whole.splitlines(keepends=True), 1):
+        try:
+            entry = json.loads(line)
+        except ValueError:
+            raise DamagedLineError(number, changed=False) from None
+        if not isinstance(entry, dict) or "sha256" not in entry:
+            raise DamagedLineError(number, changed=False)
+        del entry["sha256"]
+        expected, digest = journal_line(entry, digest)
+        if expected != line:
+            raise DamagedLineError(number, changed=True)
+        entries.append(entry)
+    return JournalLines(entries, len(whole), digest)

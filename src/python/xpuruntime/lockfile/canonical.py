@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError, LockError
-from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
-from xpuruntime.files.reading import read_regular
+from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.files.writing import check_writable, replace_file
 from xpuruntime.lockfile.consistency import contradiction, contradiction_of_figures
 from xpuruntime.lockfile.records import SCHEMA, Lock, digest_of_part

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import LockError
-from xpuruntime.files.json_reading import decode_json
+from xpuruntime.files.reading import decode_json
 from xpuruntime.lockfile.canonical import parse_lock
 from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.records import CallEntry, Identity, Lock, LockedModel, Provenance, Validator, stable_id

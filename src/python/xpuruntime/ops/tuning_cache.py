@@ -15,12 +15,9 @@ import msgspec
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError
-from xpuruntime.files.folders import cache_folder, make_private, not_private
-from xpuruntime.files.json_reading import decode_json
-from xpuruntime.files.locking import locked
-from xpuruntime.files.paths import checked, reason_of, with_home
-from xpuruntime.files.reading import read_regular
-from xpuruntime.files.writing import replace_file
+from xpuruntime.files.paths import cache_folder, checked, make_private, not_private, reason_of, with_home
+from xpuruntime.files.reading import decode_json, read_regular
+from xpuruntime.files.writing import locked, replace_file
 from xpuruntime.ops.library_builds import BACKEND_LIBRARIES, core_build, mapped_builds
 
 if TYPE_CHECKING:
@@ -252,23 +249,23 @@ class _NoTuningCache:
         return self._note
 
 
-def tuning_path(environment: Mapping[str, str] = os.environ) -> Path | None:
+def tuning_path() -> Path | None:
     """Return the file of the tuning cache, or ``None`` where it is turned off.
 
     ``XPURUNTIME_TUNING_CACHE`` names it, or is ``off``. Otherwise it is ``xpuruntime/tuning.json`` in the user's cache
-    folder: ``XDG_CACHE_HOME``, ``~/.cache``, or on Windows ``LOCALAPPDATA``.
+    folder: ``XDG_CACHE_HOME``, or the system's.
 
     Raises
     ------
     InputError
         There is no such folder, as for a user without a home.
     """
-    stated = environment.get("XPURUNTIME_TUNING_CACHE", "").strip()
+    stated = os.environ.get("XPURUNTIME_TUNING_CACHE", "").strip()
     if stated.lower() == "off":
         return None
     if stated:
         return with_home(stated, "the tuning cache")
-    return cache_folder(environment) / "tuning.json"
+    return cache_folder() / "tuning.json"
 
 
 class _WithBuilds:

@@ -15,8 +15,8 @@ from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, json_text
+from xpuruntime.files.reading import decode_json
 from xpuruntime.planning.execution import ExecutionFacts  # a field of `Plan`
 
 if TYPE_CHECKING:

@@ -23,9 +23,8 @@ import torch
 
 import xpuruntime
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.files.folders import cache_folder, make_private, not_private
-from xpuruntime.files.locking import locked
-from xpuruntime.files.staging import publish_folder, staging
+from xpuruntime.files.paths import cache_folder, make_private, not_private
+from xpuruntime.files.writing import locked, publish_folder, staging
 
 __all__ = ["COMMAND", "MODULE", "build", "key", "places"]
 

@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
-from xpuruntime.files.reading import read_regular
+from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.runtime.libraries.loading import with_build_id
 from xpuruntime.runtime.libraries.package_builds import package_libraries
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine

@@ -51,8 +51,7 @@ def diff(
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare, report_probe_inputs
-    from xpuruntime.files.conflicts import refuse_overwriting
-    from xpuruntime.files.paths import kind_of
+    from xpuruntime.files.paths import kind_of, refuse_overwriting
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.diff.side import LockSide, read_side
     from xpuruntime.policies.quantities import read_duration

@@ -68,7 +68,7 @@ def export(
     Exits with 1 when --prove finds an output or a unit that is not the lock's, or --strict a key that is not kept.
     """
     from xpuruntime.cli.output import print_thing, working
-    from xpuruntime.files.conflicts import refuse_overwriting
+    from xpuruntime.files.paths import refuse_overwriting
     from xpuruntime.locks.export.exporting import export_lock, export_targets
 
     if to is None or output is None:

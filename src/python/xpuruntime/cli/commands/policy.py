@@ -100,7 +100,7 @@ def convert(source: SourceArgument, target: TargetArgument, json: JsonOption = F
     """Write a policy file in the other format: YAML to JSON or back. Comments are not kept."""
     from xpuruntime.cli.output import print_json, print_plain
     from xpuruntime.cli.output_kinds import refuse_other_kinds
-    from xpuruntime.files.conflicts import refuse_overwriting
+    from xpuruntime.files.paths import refuse_overwriting
     from xpuruntime.policies import Policy
 
     refuse_overwriting({"OUT": target}, [("IN", source)])

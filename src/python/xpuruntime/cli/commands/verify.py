@@ -113,7 +113,7 @@ def verify(
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare
-    from xpuruntime.files.conflicts import refuse_overwriting
+    from xpuruntime.files.paths import refuse_overwriting
     from xpuruntime.locks.verification.outputs import FORMATS, GITLAB_REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
     from xpuruntime.policies.memory_policy import read_size

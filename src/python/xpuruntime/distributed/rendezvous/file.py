@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.distributed.rendezvous.member import Member, late, misfit, refused
-from xpuruntime.files.json_reading import decode_json
 from xpuruntime.files.paths import user_path
-from xpuruntime.files.reading import read_regular
+from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:

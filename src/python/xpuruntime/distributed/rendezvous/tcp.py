@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.distributed.rendezvous.member import Member, late, misfit, refused
-from xpuruntime.files.json_reading import decode_json
+from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable

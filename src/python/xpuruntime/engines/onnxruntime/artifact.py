@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.engines.model_source import ModelSource
 from xpuruntime.errors import ModelError
-from xpuruntime.files.json_reading import decode_json
+from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
     from xpuruntime.artifacts.manifest import Artifact

@@ -26,8 +26,7 @@ from xpuruntime.engines.options import Option, check_options, own_options
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.files.folders import not_private
-from xpuruntime.files.paths import kind_of, with_home
+from xpuruntime.files.paths import kind_of, not_private, with_home
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request

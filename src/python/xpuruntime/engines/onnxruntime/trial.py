@@ -24,7 +24,7 @@ from xpuruntime.engines.onnxruntime.options import SAFE_LEVEL
 from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import EngineFailed, XpuRuntimeError
-from xpuruntime.files.folders import cache_folder, make_private, not_private
+from xpuruntime.files.paths import cache_folder, make_private, not_private
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.files.writing import replace_file

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.errors import ModelError
 from xpuruntime.evidence.records import Unit
-from xpuruntime.files.json_reading import decode_json
+from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

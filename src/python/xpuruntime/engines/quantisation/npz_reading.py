@@ -13,9 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 
 from xpuruntime.engines.quantisation.sample_error import SampleError
 from xpuruntime.errors import InputError
-from xpuruntime.files.archives import unpacked_too_large
 from xpuruntime.files.paths import reason_of
-from xpuruntime.files.reading import open_regular
+from xpuruntime.files.reading import open_regular, unpacked_too_large
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -15,7 +15,7 @@ from xpuruntime.engines.tensorrt.building import build
 from xpuruntime.engines.tensorrt.messages import logger
 from xpuruntime.engines.tensorrt.probing import bindings
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError
-from xpuruntime.files.json_reading import decode_json
+from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
     from pathlib import Path

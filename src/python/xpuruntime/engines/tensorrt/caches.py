@@ -8,11 +8,9 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.file import looks_like, parse
 from xpuruntime.errors import EngineError, ModelError
-from xpuruntime.files.folders import cache_folder, make_private, not_private
-from xpuruntime.files.locking import locked
-from xpuruntime.files.paths import reason_of, with_home
+from xpuruntime.files.paths import cache_folder, make_private, not_private, reason_of, with_home
 from xpuruntime.files.reading import read_regular
-from xpuruntime.files.writing import replace_file
+from xpuruntime.files.writing import locked, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -19,7 +19,7 @@ from xpuruntime.errors import InputError, LockError, UnsupportedOperationError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import json_bytes, kind_of, reason_of, user_path
 from xpuruntime.files.reading import read_regular
-from xpuruntime.files.staging import publish_folder, staging
+from xpuruntime.files.writing import publish_folder, staging
 from xpuruntime.inference.locked import surroundings
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.codes import ValidatorKind

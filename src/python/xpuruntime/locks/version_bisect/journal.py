@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.files.journal_lines import DamagedLineError, journal_line, read_journal_lines
 from xpuruntime.files.paths import kind_of, reason_of, user_path
-from xpuruntime.files.reading import read_regular
+from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines, read_regular
 from xpuruntime.locks.version_bisect.result import VersionVerdict
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.files.folders import not_private
+from xpuruntime.files.paths import not_private
 from xpuruntime.pytorch import _private_api, build_addon
 from xpuruntime.pytorch.attention.advised import cudnn_version
 from xpuruntime.pytorch.dispatch.context import CONTEXT

@@ -13,8 +13,7 @@ import torch
 
 from xpuruntime.argument_types import COUNT, FLAG, check_types
 from xpuruntime.errors import InputError, ModelError, PolicyError
-from xpuruntime.files.conflicts import refuse_overwriting
-from xpuruntime.files.paths import kind_of, user_path
+from xpuruntime.files.paths import kind_of, refuse_overwriting, user_path
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch.exporter.exported import OPSET, Exported
 from xpuruntime.pytorch.exporter.onnx_program import write_onnx

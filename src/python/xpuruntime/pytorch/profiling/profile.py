@@ -13,7 +13,7 @@ from xpuruntime import _core
 from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.traces.trace_file import cannot_write, check_trace, trace_path
-from xpuruntime.files.staging import staging
+from xpuruntime.files.writing import staging
 from xpuruntime.ops.decision_log import decisions
 from xpuruntime.policies.files import dumps
 from xpuruntime.pytorch.call_scope import module_paths

@@ -273,8 +273,7 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         ------
         InputError
         """
-        from xpuruntime.files.conflicts import refuse_overwriting
-        from xpuruntime.files.paths import kind_of
+        from xpuruntime.files.paths import kind_of, refuse_overwriting
 
         read: list[str | os.PathLike[str]] = [*more]
 

@@ -16,9 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
-from xpuruntime.files.journal_lines import DamagedLineError, journal_line, read_journal_lines
-from xpuruntime.files.locking import try_lock
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
+from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -126,11 +125,13 @@ class Journal:
         self.close()
 
     def _open(self, path: Path, request: dict[str, Any], *, resume: bool) -> None:
+        from filelock import lock_descriptor
+
         flags = os.O_RDWR | os.O_CREAT | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_NONBLOCK", 0)
         self._descriptor = os.open(path, flags, 0o666)
         if not path.is_file():
             raise InputError(f"the journal '{path}' is not a regular file. Fix: name another")
-        if not try_lock(self._descriptor):
+        if not lock_descriptor(self._descriptor, blocking=False):
             raise InputError(f"another process writes the journal '{path}'. Fix: wait for it, or name another file")
         data = _read(self._descriptor)
         whole = data[: data.rfind(b"\n") + 1]

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.torch.program.text_checks import Unsafe, check_program
-from xpuruntime.files.archives import unpacked_too_large
+from xpuruntime.files.reading import unpacked_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
