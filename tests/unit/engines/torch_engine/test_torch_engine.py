@@ -286,6 +286,23 @@ class TestRunning:
             binding.run()
             assert not np.array_equal(result.numpy(), want)
 
+    def test_a_bound_buffer_is_never_broadcast_into(self, tmp_path: Path) -> None:
+        class Found(torch.nn.Module):
+            def forward(self, x: Any) -> Any:
+                return torch.nonzero(x)
+
+        x = torch.ones(4)
+        torch.export.save(torch.export.export(Found(), (x,)), tmp_path / "found.pt2")
+        with xrt.InferenceSession(tmp_path / "found.pt2", device="cpu") as session:
+            name = session.outputs[0].name
+            for outputs in ({}, {name: torch.zeros(4, 1, dtype=torch.int64)}):
+                binding = session.bind({"x": x.clone()}, outputs)
+                binding.run()
+                binding.inputs["x"][:3] = 0
+                with pytest.raises(xrt.InputError, match=r"from int64 \[4, 1\] to int64 \[1, 1\].*Fix: "):
+                    binding.run()
+                np.testing.assert_array_equal(binding.outputs[name], [[0], [1], [2], [3]])
+
     def test_threads_see_their_own_answers(self, program: Path, x: Any) -> None:
         with xrt.InferenceSession(program) as session:
             want = [session.run({"x": x * i})["more_0"] for i in range(8)]

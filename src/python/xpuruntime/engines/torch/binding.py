@@ -64,13 +64,15 @@ class TorchBinding(Binding):
 
     def _runner(self) -> Callable[[], None]:
         model, torch, around = self._model, self._torch, self._stream
-        ins, outs = list(self._inputs.values()), list(self._outputs.values())
+        ins, outs = list(self._inputs.values()), list(self._outputs.items())
         call = model.guard.call if self._overlaps else model.call
         failed, no_grad = model.failed, torch.no_grad
 
         def compute() -> None:
             try:
-                for target, result in zip(outs, call(ins), strict=True):
+                for (name, target), result in zip(outs, call(ins), strict=True):
+                    if target.shape != result.shape or target.dtype != result.dtype:
+                        raise _changed(name, target, result)
                     target.copy_(result)
             except Exception as error:
                 raise failed(error) from None
@@ -193,6 +195,12 @@ def _span(tensor: Any) -> tuple[int, int]:
         return start, start
     last = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     return start, start + (last + 1) * tensor.element_size()
+
+
+def _changed(name: str, target: Any, result: Any) -> InputError:
+    before, now = (f"{torch_dtype_name(t.dtype)} {list(t.shape)}" for t in (target, result))
+    msg = f"output {name!r} changed from {before} to {now}, which its buffer cannot hold"
+    return InputError(msg, fix="results = session.run(inputs), which binds no buffer")
 
 
 def _is_array(value: Any) -> bool:
