@@ -55,7 +55,16 @@ class TestEnginesAndEnvironment:
         )
         assert only(facts(machine=msgspec.structs.replace(GPU, engines={"onnxruntime": ort}))).code == "provider_broken"
         laptop = msgspec.structs.replace(LAPTOP, engines={"onnxruntime": ort})
-        assert examine(facts(machine=laptop, driver=DriverFacts())).healthy
+        found = [f for f in examine(facts(machine=laptop, driver=DriverFacts())).findings if f.what.startswith("onnxr")]
+        assert [(f.code, f.severity, f.fix) for f in found] == [("no_device", "info", None)]
+        assert "has no device that it can use here" in found[0].what
+
+    def test_a_processor_is_never_missing(self) -> None:
+        engine = EngineFacts(
+            name="openvino", version="2026.4.1", loadable=True, broken={"CPU": "no plugin"}, fix="pip install x"
+        )
+        found = only(facts(machine=msgspec.structs.replace(GPU, engines={"openvino": engine})))
+        assert (found.code, found.fix) == ("provider_broken", "pip install x")
 
     def test_variables_that_override_policies(self) -> None:
         found = only(facts(environment={"NVIDIA_TF32_OVERRIDE": "1", "CUDA_HOME": "/usr/local/cuda"}), "warning")

@@ -20,6 +20,7 @@ from xpuruntime.runtime.machine import EngineFacts
 __all__ = ["device_word", "our_device", "probe"]
 
 _NAME = "openvino"
+_AGAIN = f"pip install --force-reinstall {_NAME}"
 _INTEL = "0x8086"
 _PLUGINS = {"CPU": "intel_cpu", "GPU": "intel_gpu", "NPU": "intel_npu"}
 _NEEDS = {
@@ -70,7 +71,7 @@ def probe() -> EngineFacts:
 
 
 def _broken(version: str, reason: str) -> EngineFacts:
-    return EngineFacts(name=_NAME, version=version, reason=reason, fix=f"pip install --force-reinstall {_NAME}")
+    return EngineFacts(name=_NAME, version=version, reason=reason, fix=_AGAIN)
 
 
 def _missing_files() -> str | None:
@@ -119,7 +120,10 @@ def _devices(version: str) -> EngineFacts:
         for word in words:
             detail[word] = str(core.get_property(word, "FULL_DEVICE_NAME"))
         found += words
-    return EngineFacts(name=_NAME, version=version, loadable=True, providers=tuple(found), broken=broken, detail=detail)
+    fix = _AGAIN if "CPU" in broken else None
+    return EngineFacts(
+        name=_NAME, version=version, loadable=True, providers=tuple(found), broken=broken, fix=fix, detail=detail
+    )
 
 
 def _indices(core: Any, kind: str, broken: dict[str, str]) -> list[str]:

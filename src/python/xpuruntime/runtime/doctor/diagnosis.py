@@ -150,13 +150,15 @@ def check_engines(facts: Facts) -> Iterator[Finding]:
                 fix=engine.fix,
             )
         for provider, reason in engine.broken.items():
-            wanted = gpu and provider == "CUDAExecutionProvider"
+            nvidia = gpu and provider == "CUDAExecutionProvider"
+            wanted = nvidia or provider == "CPU"  # which every machine has
+            what = "is present but cannot be loaded here" if wanted else "has no device that it can use here"
             yield Finding(
-                code=FindingCode.PROVIDER_BROKEN,
+                code=FindingCode.PROVIDER_BROKEN if wanted else FindingCode.NO_DEVICE,
                 severity="error" if wanted else "info",
-                what=f"{name}: {provider} is present but cannot be loaded here",
+                what=f"{name}: {provider} {what}",
                 why=reason,
-                fix=(engine.fix or cuda.cuda_extra()) if wanted else None,
+                fix=(engine.fix if wanted else None) or (cuda.cuda_extra() if nvidia else None),
             )
 
 

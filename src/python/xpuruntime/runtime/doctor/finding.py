@@ -48,6 +48,7 @@ class FindingCode(Code):
     LIBRARY_PATH_SHADOWS_WHEEL = "library_path_shadows_wheel", "LD_LIBRARY_PATH has another version than a wheel has."
     LIBRARY_LOADED_TWICE = "library_loaded_twice", "Two versions of a library are loaded in this process."
     ENGINE_BROKEN = "engine_broken", "An engine is installed and cannot be loaded."
+    NO_DEVICE = "no_device", "A provider of an engine has no device here that it can use, which is no problem."
     PROVIDER_BROKEN = "provider_broken", "A provider of an engine is installed and cannot be loaded."
     PLUGIN_FAILED = "plugin_failed", "A plugin for engines or kernels failed to load; all else goes on."
     TORCH_FAST_PATH = "torch_fast_path", "Policies could reach PyTorch's operators at less cost, by the addon."
