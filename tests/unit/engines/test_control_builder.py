@@ -30,13 +30,3 @@ def test_options_of_every_other_engine_wait_for_it(word: str):
 def test_options_of_the_engine_that_runs_are_handed_over(word: str):
     found = control(word)
     assert (found.resolved, found.reason) == ("1", "handed over")
-
-
-def test_an_engine_that_nobody_knows_is_told():
-    found = control("tensort")
-    assert found.enforceability == "unsupported"
-    assert "tensort" in found.reason
-
-
-def test_an_engine_that_the_policy_lists_is_known():
-    assert control("mine", ("mine", "onnxruntime")).enforceability == "enforced"

@@ -334,8 +334,15 @@ class TestRefusal:
             PolicyError, match=r"no engine is named 'allow'; registered: alpha\. Fix: write alpha@cpu in"
         ):
             settle({"mode": mode, "execution": {"fallback": "allow@cpu"}})
+        options = {"alhpa": {"level": 1}}
+        with pytest.raises(
+            PolicyError, match=r"did you mean 'alpha'\?.*Fix: write execution\.provider_options\.alpha,"
+        ):
+            settle({"mode": mode, "execution": {"provider_options": options}})
         plan = settle({"mode": mode, "execution": {"fallback": "torch@cpu"}})
         assert plan.engine == "alpha", "torch can be installed"
+        if mode != "strict":
+            assert settle({"mode": mode, "execution": {"provider_options": {"torch": {"a": 1}}}}).engine == "alpha"
 
     def test_an_engine_with_no_device_here_gives_its_own_reason(self) -> None:
         reason = ("engine_broken", "the package does not import", "reinstall it")

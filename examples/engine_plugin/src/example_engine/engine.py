@@ -127,7 +127,7 @@ def _settle(request: Request) -> tuple[dict[str, Any], tuple[Control, ...]]:
     book.add("execution.precision", "the model's own types", "enforced", "the types of all results are read back")
     book.determinism(request, "-", "enforced", "NumPy gives the same bits for the same input in one process")
     book.add("execution.allow_cpu_ops", "-", "enforced", "every node runs on the CPU here")
-    book.add("execution.cuda_graph", "off", "unsupported", "the CPU has no CUDA graphs", "remove the key")
+    book.add("execution.cuda_graph", "off", "unsupported", "the CPU has no CUDA graphs", "state cuda_graph: off")
     book.add("execution.tf32", "-", "enforced" if execution.tf32 is False else "unsupported", "NumPy has no TF32")
     settings = {"options": options, "strict": request.policy.mode == "strict"}
     return settings, book.finish("onnx's reference evaluator")

@@ -108,7 +108,7 @@ def refuse_compiling(engine: Engine, request: Request, judgement: Judgement) -> 
     return Refusal(
         VerdictCode.COMPILE_UNSUPPORTED,
         judgement.uncompilable,
-        "leave that out, or load the model itself",
+        "load the model itself, or compile it without that",
     ).verdict(engine.name, request.device)
 
 

@@ -8,7 +8,6 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.evidence.records import Control
-from xpuruntime.policies.refusal import nearest
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
@@ -135,23 +134,16 @@ class ControlBuilder:
         handed : str
             What is done with an option of this engine, as a half sentence.
         """
-        from xpuruntime.engines.registry import default_registry
-
-        listed = self.stated.get("execution.engine", ())
+        head = where.rpartition(".")[0] + "."
         present = {control.key for control in self.controls}
         for key, value in self.stated.items():
-            if not key.startswith("execution.provider_options.") or key in present:
+            if not key.startswith(head) or key in present:
                 continue
-            engine = key.split(".")[2]
+            engine = key.removeprefix(head).partition(".")[0]
             if engine in names:
                 self.add(key, show(value), "enforced", handed)
-            elif engine in listed or engine in default_registry():
-                self.add(key, "-", "enforced", f"used when {engine} runs, and only then")
             else:
-                near = nearest(engine, default_registry().names())
-                home = f"execution.provider_options.{near}" if near else where
-                reason = f"{names[0]} runs, and no engine is named {engine!r}"
-                self.add(key, "-", "unsupported", reason, f"write {home}.{key.split('.', 3)[3]}")
+                self.add(key, "-", "enforced", f"used when {engine} runs, and only then")
 
     def finish(self, engine: str) -> tuple[Control, ...]:
         """Return the controls; a stated key that none was added for is one that the engine has no means for."""

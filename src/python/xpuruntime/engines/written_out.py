@@ -13,10 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-__all__ = ["NOTHING", "written_out"]
-
-#: Why a key chooses nothing, as the end of a sentence that opens with the operation.
-NOTHING = "was found in the model, neither as a node nor written out, so the key chooses nothing"
+__all__ = ["absence", "written_out"]
 
 _PRODUCTS = frozenset(
     (
@@ -64,6 +61,22 @@ class _Node(Protocol):
     def inputs(self) -> Sequence[str]: ...
     @property
     def outputs(self) -> Sequence[str]: ...
+
+
+def absence(op: str, operations: Iterable[str]) -> tuple[str, str]:
+    """Return why a key for an operation that is not in the model chooses nothing, and the fix.
+
+    Parameters
+    ----------
+    op : str
+    operations : iterable of str
+        Those that the model has, as `written_out` finds them.
+    """
+    others = ", ".join(operations)
+    return (
+        f"no {op} was found in the model, neither as a node nor written out, so the key chooses nothing",
+        f"state the key for an operation that the model has ({others})" if others else "name a model with such a node",
+    )
 
 
 def written_out(nodes: Iterable[_Node]) -> dict[str, tuple[str, ...]]:

@@ -15,6 +15,8 @@ from xpuruntime.engines.judging import judge
 from xpuruntime.engines.known_errors import control_of, not_swept
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.engines.refusal import Refusal
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import json_bytes
@@ -22,6 +24,7 @@ from xpuruntime.planning.candidates import (
     KNOWN_EXTRAS,
     chooses_among_all_engines,
     devices_of,
+    find_engine,
     list_candidates,
     nearest_engine,
 )
@@ -100,6 +103,10 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     unknown = [one for one in candidates if not one.known and one.engine not in KNOWN_EXTRAS]
     if unknown:  # a mistake in the policy, whether or not it would be tried
         raise refusal(unknown, [_unknown(one, engines) for one in unknown], {}, str(request.model.path))
+    for name in policy.execution.provider_options:
+        if find_engine(name, engines) is None and name not in default_registry():
+            reason, written, other = _misspelt(name, engines)
+            raise PolicyError(reason, fix=f"write execution.provider_options.{written}, or {other}", engine=name)
     verdicts: list[Verdict] = []
     unmet: dict[str, Sequence[Control]] = {}
     chosen: tuple[EngineCandidate, Judgement] | None = None
@@ -346,15 +353,24 @@ def _unknown(candidate: EngineCandidate, engines: Mapping[str, Engine]) -> Verdi
             f"no adapter for {candidate.engine} is registered (registered: {', '.join(engines) or 'none'})",
             f"install a package that registers {candidate.engine}; the vendor's own package comes with {install}",
         ).verdict(candidate.engine, candidate.device)
-    near = nearest_engine(candidate.engine, engines)
-    hint = f"did you mean '{near}'? " if near else ""
-    written = f"{near or next(iter(engines), 'onnxruntime')}" + f"@{candidate.device}" * candidate.fallback
+    reason, near, other = _misspelt(candidate.engine, engines)
+    written = near + f"@{candidate.device}" * candidate.fallback
     return Refusal(
         VerdictCode.ENGINE_UNKNOWN,
-        f"no engine is named '{candidate.engine}'; {hint}registered: {', '.join(engines) or 'none'}",
-        f"write {written} in execution.{'fallback' if candidate.fallback else 'engine'}, or install the package that "
-        f"registers {candidate.engine}",
+        reason,
+        f"write {written} in execution.{'fallback' if candidate.fallback else 'engine'}, or {other}",
     ).verdict(candidate.engine, candidate.device)
+
+
+def _misspelt(name: str, engines: Mapping[str, Engine]) -> tuple[str, str, str]:
+    """Return what is wrong with a name that no engine has, the name to write for it, and what else helps."""
+    near = nearest_engine(name, engines)
+    hint = f"did you mean '{near}'? " if near else ""
+    return (
+        f"no engine is named '{name}'; {hint}registered: {', '.join(engines) or 'none'}",
+        near or next(iter(engines), "onnxruntime"),
+        f"install the package that registers {name}",
+    )
 
 
 def _not_tried(candidate: EngineCandidate, winner: EngineCandidate) -> Verdict:

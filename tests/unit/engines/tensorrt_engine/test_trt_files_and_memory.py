@@ -161,7 +161,7 @@ def test_options_are_checked_by_name_value_and_version() -> None:
         ({"tf32": 1}, "is set by execution.tf32"),
         ({"workspace": 1}, "is set by execution.memory.limit"),
         ({"refit": "yes"}, "not one of 'off', 'on', 'identical'"),
-        ({"timing_cache": "default"}, "does not have it"),
+        ({"timing_cache": "default"}, "does not have it.*Fix: state engine: tensorrt,"),
         ({"runtime_cache": "cache"}, "for such a file write './cache'"),
         ({"weight_streaming_budget": 100}, "state weight_streaming: 1"),
         ({"max_num_tactics": -2}, "does not have it|outside -1"),

@@ -342,3 +342,5 @@ def test_the_facts_of_older_bindings_decide(tmp_path: Any) -> None:
         verdict = judge(ask(tmp_path, execution=execution), ADA, "tensorrt").verdict
         assert verdict.code == "option_invalid", option
         assert f"{option}: TensorRT {TRT10_FACTS.version} does not have it" in verdict.reason
+        assert verdict.fix is not None
+        assert verdict.fix.startswith("pip install --upgrade tensorrt")

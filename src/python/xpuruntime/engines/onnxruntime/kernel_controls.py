@@ -14,7 +14,7 @@ from xpuruntime.engines.onnxruntime.kernel_options import ATTENTION_BITS, CONV_S
 from xpuruntime.engines.onnxruntime.rewriting.records import FoundRewrites, Rewrite, UnrewrittenNode, by_key
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
 from xpuruntime.engines.onnxruntime.rewriting.rules import THREADS, xpuruntime_threads
-from xpuruntime.engines.written_out import NOTHING, written_out
+from xpuruntime.engines.written_out import absence, written_out
 from xpuruntime.policies.quantities import share_text
 
 if TYPE_CHECKING:
@@ -36,7 +36,6 @@ _OPS_OF = {
     "rms_norm": frozenset({"RMSNormalization", "SimplifiedLayerNormalization", "SkipSimplifiedLayerNormalization"}),
     "conv": frozenset({"Conv", "ConvTranspose", "FusedConv"}),
 }
-_DROP = "remove the key from the policy of this model"
 _TYPES = {"fp16": 10, "bf16": 16}
 #: Nodes that a control names.
 _NAMED = 3
@@ -142,7 +141,7 @@ class KernelKeys:
         elif not self._present(op) and self._seen.get(op) and not (op == "attention" and self._cuda):
             self._unserved(key, op, wanted)
         elif not self._present(op) and not self._seen.get(op):
-            self._book.add(key, "-", "advisory", f"no {op} {NOTHING}", _DROP)
+            self._book.add(key, "-", "advisory", *absence(op, self._seen))
         elif op == "attention" and self._cuda:
             self._attention(wanted, key)
         elif op == "conv" and self._cuda:
@@ -203,7 +202,7 @@ class KernelKeys:
         elif not done and not left and self._seen.get(what):
             self._unserved(key, what, wanted)
         elif not done and not left:
-            self._book.add(key, "-", "advisory", f"no {what} {NOTHING}", _DROP)
+            self._book.add(key, "-", "advisory", *absence(what, self._seen))
         elif not left:
             self._book.add(key, _counted(done), "enforced", _held(done, strict=self._settings.strict))
         else:
@@ -300,7 +299,7 @@ class KernelKeys:
                 "cudnn_conv_algo_search=HEURISTIC",
                 "unsupported",
                 "exhaustive search picks by timing, which execution.determinism forbids",
-                "drop one of the two keys",
+                "state kernels.conv: cudnn_heuristic, which picks without timing",
             )
             return
         self._settings = self._settings.with_options({"cudnn_conv_algo_search": search})
@@ -320,10 +319,10 @@ def _why_not(request: Request, settings: OnnxRuntimeSettings) -> tuple[str, str]
     if settings.qdq is not None:
         return (
             "the graph is quantised, and xpuruntime kernels compute in floats",
-            "use precision fp16, or remove the key",
+            "state precision fp32, fp16 or bf16, which they compute in",
         )
     if request.purpose == "compile" or request.artifact is not None:
-        return "a compiled graph holds ONNX Runtime's own operators", "run the model itself, or remove the key"
+        return "a compiled graph holds ONNX Runtime's own operators", "open the model itself, where the key holds"
     return None
 
 

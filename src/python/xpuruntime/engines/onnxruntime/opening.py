@@ -123,11 +123,8 @@ def open_session(settings: OnnxRuntimeSettings, source: ModelSource, device: str
         raise _absent(session, settings, device)
     placements = assignment(session)
     if cuda and settings.allow_cpu_ops and placements is None:
-        msg = (
-            "this ONNX Runtime cannot say which node runs where, so execution.allow_cpu_ops cannot be enforced; "
-            "install onnxruntime-gpu 1.24 or newer, or remove the key"
-        )
-        raise EngineError(msg, engine="onnxruntime", device=device)
+        msg = "this ONNX Runtime cannot say which node runs where, so execution.allow_cpu_ops cannot be enforced"
+        raise EngineError(msg, fix='pip install "onnxruntime-gpu>=1.24"', engine="onnxruntime", device=device)
     if cuda and placements is not None:
         strays = [p for p in placements if p.provider != settings.provider and p.op not in settings.allow_cpu_ops]
         if strays:

@@ -35,8 +35,8 @@ def compile_model(request: Request, settings: QnnSettings, folder: Path) -> Comp
     from xpuruntime.engines.qnn.observing import instrumented, read_records, units_of
 
     if settings.uncompilable is not None:
-        msg = f"{settings.uncompilable}; remove the key, or load the model itself"
-        raise EngineError(msg, engine="qnn", device=request.device)
+        fix = "load the model itself, or compile it without that"
+        raise EngineError(settings.uncompilable, fix=fix, engine="qnn", device=request.device)
     log = ConversionLog()
     source = source_of(request, settings, log)
     opening = opening_of(settings, source)

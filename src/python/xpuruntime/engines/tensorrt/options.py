@@ -12,7 +12,7 @@ import re
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.options import BOOL, Option, check_options
-from xpuruntime.engines.tensorrt.products import CAPABILITIES, compute_capabilities, has
+from xpuruntime.engines.tensorrt.products import CAPABILITIES, RTX, TENSORRT, compute_capabilities, has
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:
@@ -144,11 +144,8 @@ def checked_options(given: Mapping[str, object], product: TensorRtProduct, facts
     for name in (*found, *texts):
         word = NEEDS.get(name)
         if word is not None and not has(facts, word):
-            msg = (
-                f"{where}.{name}: {product.title} {facts.version} does not have it ({CAPABILITIES[word].meaning}); "
-                "remove the option"
-            )
-            raise PolicyError(msg, engine=product.name)
+            msg = f"{where}.{name}: {product.title} {facts.version} does not have it ({CAPABILITIES[word].meaning})"
+            raise PolicyError(msg, fix=_serving(word, product), engine=product.name)
     for name in ("timing_cache", "runtime_cache"):
         text = texts.get(name)
         if text is not None and text not in ("off", "default") and "/" not in text and "\\" not in text:
@@ -157,6 +154,14 @@ def checked_options(given: Mapping[str, object], product: TensorRtProduct, facts
     found.update(texts)
     _together(found, where, product)
     return found
+
+
+def _serving(word: str, product: TensorRtProduct) -> str:
+    other = TENSORRT if product.jit else RTX
+    elsewhere = f"state engine: {other.name}, and the option under that name"
+    if product.jit and CAPABILITIES[word].timed:
+        return elsewhere
+    return f"pip install --upgrade {product.distributions[0]}, or {elsewhere}"
 
 
 def _together(found: Mapping[str, str], where: str, product: TensorRtProduct) -> None:

@@ -90,21 +90,18 @@ class Capability(msgspec.Struct, frozen=True, kw_only=True):
     ----------
     meaning : str
     present : callable
-        ``present(module, product) -> bool``, from the names that the bindings offer.
+        ``present(module) -> bool``, from the names that the bindings offer.
+    timed : bool
+        Whether it is of tactics that are timed: TensorRT-RTX offers such names and does nothing with them.
     """
 
     meaning: str
-    present: Callable[[Any, TensorRtProduct], bool]
+    present: Callable[[Any], bool]
+    timed: bool = False
 
 
-def _member(kind: str, *names: str) -> Callable[[Any, TensorRtProduct], bool]:
-    return lambda trt, _: all(hasattr(getattr(trt, kind, None), name) for name in names)
-
-
-def _timed(kind: str, *names: str) -> Callable[[Any, TensorRtProduct], bool]:
-    """As `_member`, where the product times tactics: TensorRT-RTX offers these names and does nothing with them."""
-    found = _member(kind, *names)
-    return lambda trt, product: not product.jit and found(trt, product)
+def _member(kind: str, *names: str) -> Callable[[Any], bool]:
+    return lambda trt: all(hasattr(getattr(trt, kind, None), name) for name in names)
 
 
 #: Word in `EngineFacts.detail` to what it stands for.
@@ -118,11 +115,14 @@ CAPABILITIES: dict[str, Capability] = {
         present=_member("IBuilderConfig", "set_compute_capability", "num_compute_capabilities"),
     ),
     "timing_cache": Capability(
-        meaning="measured tactics are kept and used again", present=_timed("IBuilderConfig", "create_timing_cache")
+        meaning="measured tactics are kept and used again",
+        present=_member("IBuilderConfig", "create_timing_cache"),
+        timed=True,
     ),
     "tactic_pinning": Capability(
         meaning="a build can be restricted to the tactics of a timing cache",
-        present=_timed("BuilderFlag", "EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"),
+        present=_member("BuilderFlag", "EDITABLE_TIMING_CACHE", "ERROR_ON_TIMING_CACHE_MISS"),
+        timed=True,
     ),
     "runtime_cache": Capability(
         meaning="kernels compiled at load are kept and used again",
@@ -146,7 +146,8 @@ CAPABILITIES: dict[str, Capability] = {
     ),
     "hardware_compatibility": Capability(
         meaning="an engine can be built for other GPUs than the one here",
-        present=_timed("HardwareCompatibilityLevel", "AMPERE_PLUS"),
+        present=_member("HardwareCompatibilityLevel", "AMPERE_PLUS"),
+        timed=True,
     ),
     "tiling": Capability(meaning="tiling can be searched for", present=_member("TilingOptimizationLevel", "FULL")),
     "runtime_platform": Capability(
@@ -170,7 +171,7 @@ def probe_api(trt: Any, product: TensorRtProduct) -> dict[str, str]:
     trt : module
     product : TensorRtProduct
     """
-    words = [word for word, one in CAPABILITIES.items() if one.present(trt, product)]
+    words = [word for word, one in CAPABILITIES.items() if one.present(trt) and not (one.timed and product.jit)]
     return {"capabilities": " ".join(words), "compute_capabilities": " ".join(_targets(trt))}
 
 

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
 from xpuruntime.engines.torch.uncovered_calls import uncovered_calls
-from xpuruntime.engines.written_out import NOTHING, written_out
+from xpuruntime.engines.written_out import absence, written_out
 from xpuruntime.policies.kernel_ids import KERNEL_IDS, OPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
@@ -68,7 +68,7 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
     for op, kernel_names in policy.preferences.items():
         key = f"kernels.{op}"
         if op not in present:
-            _absent(builder, key, op, _tuple(kernel_names), written_out(request.model.nodes).get(op, ()))
+            _absent(builder, key, op, _tuple(kernel_names), written_out(request.model.nodes))
         else:
             _add(builder, key, (op,), _tuple(kernel_names), uncovered.get(key), cuda=cuda, compiled=compiled)
     placed = placed_rules(policy, request.model.nodes)
@@ -94,15 +94,17 @@ def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool
         builder.add("kernels.auto_strategy", "first_supported", "enforced", "a free choice is PyTorch's own")
 
 
-def _absent(builder: ControlBuilder, key: str, op: str, kernel_names: tuple[str, ...], nodes: Sequence[str]) -> None:
+def _absent(
+    builder: ControlBuilder, key: str, op: str, kernel_names: tuple[str, ...], found: Mapping[str, Sequence[str]]
+) -> None:
     """Add the control of a key for an operation of which the model has no call: written out, or not found."""
     if kernel_names[0] == "auto":
         builder.add(key, PYTORCH_CHOICE, "enforced", "auto leaves the choice to PyTorch")
-    elif nodes:
-        reason = f"the model writes {op} out (at {nodes[0]!r}), which is no call that a kernel could serve"
+    elif op in found:
+        reason = f"the model writes {op} out (at {found[op][0]!r}), which is no call that a kernel could serve"
         builder.add(key, ABSENT, "unsupported", reason, f"call the function of PyTorch for {op}")
     else:
-        builder.add(key, ABSENT, "advisory", f"no {op} {NOTHING}", "remove the key from the policy of this model")
+        builder.add(key, ABSENT, "advisory", *absence(op, found))
 
 
 def _ops_of(rule: KernelRule, present: set[str]) -> tuple[str, ...]:
