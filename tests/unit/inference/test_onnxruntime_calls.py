@@ -61,6 +61,24 @@ def test_arguments_of_the_constructor(given: dict[str, Any], fix: str) -> None:
     assert fix in fixed(error)
 
 
+@pytest.mark.parametrize(
+    ("given", "fix"),
+    [
+        ({}, "give onnx.load(path), or the path itself."),
+        ({"device": "cpu"}, "give onnx.load(path), or the path itself."),
+        ({"path_or_bytes": "model.onnx"}, "InferenceSession(model)"),
+        (
+            {"path_or_bytes": b"", "providers": ["CPUExecutionProvider"]},
+            'InferenceSession(model, device="cpu", engine="onnxruntime")',
+        ),
+    ],
+)
+def test_a_constructor_without_a_model(given: dict[str, Any], fix: str) -> None:
+    with pytest.raises(xrt.XpuRuntimeError) as error:
+        xrt.InferenceSession(**given)
+    assert fixed(error) == fix
+
+
 def test_an_argument_of_nobody_names_the_nearest() -> None:
     with pytest.raises(TypeError, match="devise") as error:
         xrt.InferenceSession(xrt.demo_model_path(), devise="cpu")  # type: ignore[arg-type]
@@ -86,10 +104,30 @@ def test_the_order_of_its_run(session: Any, call: Callable[[Any], Any], fix: str
     assert fix in fixed(error)
 
 
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda one: one.run_async(None, FEEDS),
+        lambda one: one.run_async(["logits"], FEEDS, print, None),
+        lambda one: one.run_async(FEEDS, print),
+        lambda one: one.run_async(output_names=None, input_feed=FEEDS, callback=print, user_data=None),
+        lambda one: one.run_async(FEEDS, callback=print),
+        lambda one: one.run_async(),
+    ],
+)
+def test_the_order_of_its_run_async(session: Any, call: Callable[[Any], Any]) -> None:
+    with pytest.raises(InputError, match="ONNX Runtime's own run_async has it") as error:
+        call(session)
+    assert fixed(error).startswith("future = session.run_async({name: array}), then future.result()")
+
+
 def test_a_misspelt_argument_of_run(session: Any) -> None:
     with pytest.raises(TypeError, match="output") as error:
         session.run(FEEDS, output=["logits"])
     assert fixed(error) == "outputs="
+    with pytest.raises(TypeError, match="time_out") as error:
+        session.run_async(FEEDS, time_out=1)
+    assert fixed(error) == "timeout="
 
 
 @pytest.mark.parametrize("name", [name for name in dir(ort.InferenceSession) if not name.startswith("_")])

@@ -159,15 +159,18 @@ def check_mapping(given: Any, name: str = "input", *, what: str = "inputs") -> N
         raise InputError(msg)
 
 
-def check_call(feeds: Any, other: Mapping[str, Any]) -> None:
-    """Refuse a call of `InferenceSession.run` that has the form of ONNX Runtime's, or unknown arguments.
+def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", more: Sequence[Any] = ()) -> None:
+    """Refuse a call of `InferenceSession` that has the form of ONNX Runtime's, or unknown arguments.
 
     Parameters
     ----------
     feeds : object
         The first argument.
     other : mapping of str to object
-        Arguments by names that `run` does not have.
+        Arguments by names that the method does not have.
+    method : {"run", "run_async"}
+    more : sequence
+        Positional arguments after the first that the method does not have.
 
     Raises
     ------
@@ -176,17 +179,23 @@ def check_call(feeds: Any, other: Mapping[str, Any]) -> None:
     TypeError
         Another argument is unknown.
     """
-    theirs = {"output_names", "input_feed", "run_options"}.intersection(other)
-    if theirs or feeds is None or (isinstance(feeds, (list, tuple)) and all(isinstance(one, str) for one in feeds)):
+    theirs = {"output_names", "input_feed", "run_options", "callback", "user_data"}.intersection(other)
+    listed = isinstance(feeds, (list, tuple)) and all(isinstance(one, str) for one in feeds)
+    if theirs or feeds is None or listed or more:
         names = other.get("output_names") or feeds
         chosen = f", outputs={list(names)!r}" if isinstance(names, (list, tuple)) else ""
-        found = f"the argument {min(theirs)!r}" if theirs else f"{feeds!r} in the place of the inputs"
-        msg = f"run takes the inputs first, and got {found}, as ONNX Runtime's own run has it"
-        raise InputError(msg, fix=f"session.run({{name: array}}{chosen}), which returns a dict of output name to array")
+        found = f"{feeds!r} in the place of the inputs" if feeds is None or listed else "more than the inputs"
+        found = f"the argument {min(theirs)!r}" if theirs else found
+        msg = f"{method} takes the inputs first, and got {found}, as ONNX Runtime's own {method} has it"
+        fix = f"session.run({{name: array}}{chosen}), which returns a dict of output name to array"
+        if method == "run_async":
+            fix = "future = session.run_async({name: array}), then future.result() or future.add_done_callback(f)"
+        raise InputError(msg, fix=fix)
     if other:
-        near = difflib.get_close_matches(min(other), ("inputs", "stream", "outputs"), n=1)
-        fix = f"{near[0]}=" if near else "session.run(inputs, stream=None, outputs=None)"
-        raise TypeError(f"run has no argument {min(other)!r}. Fix: {fix}")
+        known = ("stream", "outputs") if method == "run" else ("stream", "queue", "timeout")
+        near = difflib.get_close_matches(min(other), known, n=1)
+        fix = f"{near[0]}=" if near else f"leave it out; there are {', '.join(known)}"
+        raise TypeError(f"{method} has no argument {min(other)!r}. Fix: {fix}")
 
 
 def chosen_outputs(chosen: Any, names: Sequence[str]) -> list[str]:

@@ -79,12 +79,13 @@ def refuse_arguments(given: Mapping[str, Any], device: Any, names: Iterable[str]
         given = {**given, "sess_options": device}
     if not given:
         return
-    theirs = sorted(name for name in given if name == "providers" or name in _ARGUMENTS)
+    theirs = sorted(name for name in given if name in ("path_or_bytes", "providers") or name in _ARGUMENTS)
     if theirs:
         named = ", ".join(f"{name}=" for name in theirs)
         msg = f"{named} of ONNX Runtime's session {'is' if len(theirs) == 1 else 'are'} no argument of this one"
-        fixes = [_provider(given["providers"])] if "providers" in theirs else []
-        fixes += [_ARGUMENTS[name] for name in theirs if name != "providers"]
+        fixes = ["InferenceSession(model)"] if "path_or_bytes" in theirs else []
+        fixes = [_provider(given["providers"])] if "providers" in theirs else fixes
+        fixes += [_ARGUMENTS[name] for name in theirs if name in _ARGUMENTS]
         raise InputError(msg, fix="; ".join(fixes))
     name = min(given)
     near = difflib.get_close_matches(name, names, n=1)

@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime import _core
 from xpuruntime.argument_types import COUNT, NAMES, check_types
 from xpuruntime.engines.base import closed
-from xpuruntime.engines.input_binding import check_mapping
+from xpuruntime.engines.input_binding import check_call, check_mapping
 from xpuruntime.engines.model.static_batch import with_open_batch
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.engines.run_threads import QueueLimits
@@ -129,7 +129,7 @@ class InferenceSession:
 
     def __init__(
         self,
-        model: ModelLike,
+        model: ModelLike = None,
         device: str | None = None,
         engine: str | Sequence[str] | None = None,
         kernel_policy: KernelPolicy | None = None,
@@ -152,7 +152,7 @@ class InferenceSession:
         if unknown or type(device).__name__ == "SessionOptions":
             from xpuruntime.inference.onnxruntime_calls import refuse_arguments
 
-            others = ("example_inputs", "calibration", "plan", "registry", "machine")
+            others = ("model", "example_inputs", "calibration", "plan", "registry", "machine")
             refuse_arguments(unknown, device, (*SessionArguments._fields, *others))
         self._loaded: LoadedModel | None = None
         self.run = closed  # type: ignore[method-assign]
@@ -273,11 +273,12 @@ class InferenceSession:
 
     def run_async(
         self,
-        inputs: Mapping[str, Any],
-        *,
+        inputs: Mapping[str, Any] = None,  # type: ignore[assignment]  # noqa: RUF013
+        *more: Never,
         stream: Any = None,
         queue: int | None = None,
         timeout: float | None = None,
+        **unknown: Never,
     ) -> Future[dict[str, Any]]:
         """Start a run and return at once.
 
@@ -315,6 +316,7 @@ class InferenceSession:
         CUDA arrays are run by the calling thread, which only queues the work: such a future is done at once, and its
         arrays are ready in the order of the caller's stream. None of these waits, so `queue` and `timeout` hold.
         """
+        check_call(inputs, unknown, "run_async", more)
         limits = _limits(queue, timeout)
         start = instrumented_method(self._open(), "run_async")
         future: Future[dict[str, Any]] = (
