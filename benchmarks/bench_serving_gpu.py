@@ -43,7 +43,7 @@ from onnx_models import encoder, resnet, rows_of
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
-from xpuruntime.serving.protocol.rest_client import write_request
+from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:

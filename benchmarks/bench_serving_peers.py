@@ -36,7 +36,7 @@ from harness import write
 from loadgen_client import loadgen_module, server_scenario
 from serving_load import Requests, ask, closed_loop
 from xpuruntime.serving.messages import InferRequest, InferTensor
-from xpuruntime.serving.protocol.rest_client import write_request
+from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from xpuruntime.serving.batching.entries import Dispatch, Entry
-from xpuruntime.serving.batching.scheduler import Scheduler
+from xpuruntime.serving.batching.scheduler import Dispatch, Entry, Scheduler
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

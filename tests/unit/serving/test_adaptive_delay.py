@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from queue_simulation import closed_loop, execution_seconds, open_loop, poisson
 
-from xpuruntime.serving.batching.entries import Entry
-from xpuruntime.serving.batching.scheduler import Scheduler
+from xpuruntime.serving.batching.scheduler import Entry, Scheduler
 from xpuruntime.serving.batching.settings import BatchSettings
 
 SIZE = 16

@@ -15,8 +15,8 @@ from serving_models import ask
 from xpuruntime import _core
 from xpuruntime.engines.model.facts import TensorInfo
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
-from xpuruntime.serving.batching import copying
-from xpuruntime.serving.batching.assembly import Slice, assemble, joined, take_apart
+from xpuruntime.serving.batching import execution
+from xpuruntime.serving.batching.execution import Slice, assemble, joined, take_apart
 from xpuruntime.serving.batching.layout import DATATYPE_OF, Layout
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.batching.settings import BatchSettings
@@ -182,29 +182,29 @@ def test_any_request_is_accepted_whole_or_refused_as_wrong(shapes: str, drawn: l
 
 @pytest.mark.parametrize("threads", [0, 3])
 def test_large_parts_are_copied_by_several_threads(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(copying._copiers, "count", threads)
+    monkeypatch.setattr(execution._copiers, "count", threads)
     parts = [np.full((rows, 70_000), number, np.float32) for number, rows in enumerate((1, 3, 2, 1, 1, 2))]
     made = np.empty((10, 70_000), np.float32)
     stops = np.cumsum([len(part) for part in parts])
     places = [((slice(stop - len(part), stop),), part) for stop, part in zip(stops, parts, strict=True)]
-    copying.copy_parts(made, places)
+    execution.copy_parts(made, places)
     assert np.array_equal(made, np.concatenate(parts))
     with pytest.raises(ValueError, match="broadcast"):
-        copying.copy_parts(made, [*places, ((slice(0, 2),), parts[1])])
+        execution.copy_parts(made, [*places, ((slice(0, 2),), parts[1])])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "bool", "S3", "datetime64[s]"])
 def test_parts_of_any_type_and_layout_are_copied(dtype: str, monkeypatch: pytest.MonkeyPatch) -> None:
     if dtype == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="needs ml_dtypes")
-    monkeypatch.setattr(copying._copiers, "count", 1)
+    monkeypatch.setattr(execution._copiers, "count", 1)
     values = np.arange(3 * 8 * 100_000) % 5
     rows = values.reshape(3, 8, -1).astype(dtype)
     made = np.empty_like(rows)
-    copying.copy_parts(made, [((slice(None), slice(0, 3)), rows[:, :3]), ((slice(None), slice(3, 8)), rows[:, 3:])])
+    execution.copy_parts(made, [((slice(None), slice(0, 3)), rows[:, :3]), ((slice(None), slice(3, 8)), rows[:, 3:])])
     assert np.array_equal(made, rows)
     made = np.empty_like(rows)
-    copying.copy_parts(made, [((slice(at, at + 1),), np.asfortranarray(rows[at : at + 1])) for at in range(3)])
+    execution.copy_parts(made, [((slice(at, at + 1),), np.asfortranarray(rows[at : at + 1])) for at in range(3)])
     assert np.array_equal(made, rows)
 
 

@@ -14,8 +14,8 @@ from serving_models import WAIT, ask, rows_of
 import xpuruntime as xrt
 from xpuruntime.engines.host_runner import HostRunner
 from xpuruntime.inference.host_runs import host_runner
-from xpuruntime.serving.batching.assembly import Slice, assemble
 from xpuruntime.serving.batching.driver import Batcher
+from xpuruntime.serving.batching.execution import Slice, assemble
 from xpuruntime.serving.batching.layout import Layout
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.batching.settings import BatchSettings

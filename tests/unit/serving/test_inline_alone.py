@@ -17,8 +17,8 @@ from serving_models import WAIT, FaultyEngine, ask, rows_of
 from xpuruntime.errors import EngineFailed
 from xpuruntime.serving.batching.inline import ShortRuns
 from xpuruntime.serving.batching.settings import BatchSettings
+from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.status import ServingError
-from xpuruntime.serving.transport.gate import Gate
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -184,8 +184,8 @@ def test_the_gate_knows_when_requests_come_one_at_a_time() -> None:
 def test_one_client_is_served_inline(mlp: Path, serve: Serve, kind: str) -> None:
     pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
     grpc = pytest.importorskip("grpc", reason="needs grpcio, of the extra serve")
-    from xpuruntime.serving.protocol.infer_encoding import write_infer_request
-    from xpuruntime.serving.protocol.rest_client import write_request
+    from xpuruntime.serving.protocol.grpc_codec import write_infer_request
+    from xpuruntime.serving.protocol.rest import write_request
     from xpuruntime.serving.server import Server
 
     service = serve({"m": {"source": str(mlp), "batching": BATCHES}})

@@ -134,7 +134,7 @@ def test_a_request_larger_than_a_batch_is_split_and_so_queued(mlp: Path, serve: 
 
 def test_a_long_model_does_not_hold_health_routes_up(mlp: Path, serve: Serve) -> None:
     pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
-    from xpuruntime.serving.protocol.rest_client import write_request
+    from xpuruntime.serving.protocol.rest import write_request
     from xpuruntime.serving.server import Server
 
     gate = Gate()

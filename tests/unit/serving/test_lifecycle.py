@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of
 
-from xpuruntime.serving.models.repository import find_versions
+from xpuruntime.serving.models.loading import find_versions
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.status import ServingError, Status

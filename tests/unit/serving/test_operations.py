@@ -17,12 +17,11 @@ import xpuruntime as xrt
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
-from xpuruntime.serving.monitoring.access_log import AccessLog
-from xpuruntime.serving.monitoring.status_page import status_data, status_page
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
+from xpuruntime.serving.monitoring.pages import status_data, status_page
+from xpuruntime.serving.monitoring.request_logs import AccessLog
+from xpuruntime.serving.options import Access, TransportOptions
+from xpuruntime.serving.protocol.grpc_codec import write_infer_request
 from xpuruntime.serving.status import ServingError
-from xpuruntime.serving.transport.access import Access
-from xpuruntime.serving.transport.options import TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -68,7 +67,7 @@ def samples(text: str) -> dict[tuple[str, frozenset[str]], float]:
 
 def test_metrics_in_both_dialects(used: Models) -> None:
     pytest.importorskip("prometheus_client")
-    from xpuruntime.serving.monitoring.metrics import exposition
+    from xpuruntime.serving.monitoring.pages import exposition
 
     data, content_type = exposition(used)
     assert content_type.startswith("text/plain")
@@ -101,7 +100,7 @@ def test_metrics_in_both_dialects(used: Models) -> None:
 
 def test_counters_never_fall_between_two_reads(used: Models) -> None:
     pytest.importorskip("prometheus_client")
-    from xpuruntime.serving.monitoring.metrics import exposition
+    from xpuruntime.serving.monitoring.pages import exposition
 
     before = samples(exposition(used)[0].decode())
     used.infer(ask("mlp", {"x": X})).result(WAIT)
@@ -113,7 +112,7 @@ def test_counters_never_fall_between_two_reads(used: Models) -> None:
 
 
 def test_without_the_package_metrics_say_what_to_install(used: Models, monkeypatch: pytest.MonkeyPatch) -> None:
-    from xpuruntime.serving.monitoring.metrics import exposition
+    from xpuruntime.serving.monitoring.pages import exposition
 
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(Exception, match=r"pip install 'xpuruntime\[serve\]'"):

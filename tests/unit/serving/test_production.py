@@ -13,7 +13,7 @@ from serving_models import WAIT, FaultyEngine, ask, rows_of
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.measured import BatchTime
-from xpuruntime.serving.models.slo import choose_limits
+from xpuruntime.serving.models.loading import choose_limits
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 

@@ -10,8 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from xpuruntime.serving.batching.entries import REASONS, Dispatch, Entry, QueueFull
-from xpuruntime.serving.batching.scheduler import Scheduler
+from xpuruntime.serving.batching.scheduler import REASONS, Dispatch, Entry, QueueFull, Scheduler
 from xpuruntime.serving.batching.settings import BatchSettings
 
 US = 1e-6

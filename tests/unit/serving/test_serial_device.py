@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from queue_simulation import closed_loop, execution_seconds, open_loop, poisson
 
-from xpuruntime.serving.batching.entries import Dispatch, Entry
-from xpuruntime.serving.batching.scheduler import Scheduler
+from xpuruntime.serving.batching.scheduler import Dispatch, Entry, Scheduler
 from xpuruntime.serving.batching.settings import BatchSettings
 
 SIZE = 16

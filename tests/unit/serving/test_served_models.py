@@ -11,7 +11,7 @@ import pytest
 from serving_models import WAIT, FaultyEngine, Gate, ask, eventually, rows_of, serve_gated, tokens
 
 import xpuruntime as xrt
-from xpuruntime.serving.models.describing import memory_usage_of
+from xpuruntime.serving.models.service import memory_usage_of
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.testing import models
 

@@ -9,7 +9,7 @@ from queue_simulation import execution_seconds, open_loop, poisson
 
 from xpuruntime.lockfile.measured import BatchTime
 from xpuruntime.serving.batching.settings import BatchSettings
-from xpuruntime.serving.models.slo import choose_limits
+from xpuruntime.serving.models.loading import choose_limits
 
 REQUESTS = 4000
 

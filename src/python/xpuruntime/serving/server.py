@@ -17,17 +17,24 @@ from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninterrupted
+from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.http.application import Application
-from xpuruntime.serving.http.large_bodies import BodyThreads, default_threads
+from xpuruntime.serving.http.bodies import BodyThreads, default_threads
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.monitoring.pages import pages_of
+from xpuruntime.serving.options import (
+    Tls,
+    TransportOptions,
+    bind,
+    check_apart,
+    check_model,
+    options_for,
+    read_address,
+    shown,
+    unusable,
+)
 from xpuruntime.serving.status import ServingError
-from xpuruntime.serving.transport.access import check_model
-from xpuruntime.serving.transport.gate import Gate
-from xpuruntime.serving.transport.listening import bind, check_apart, read_address, shown, unusable
-from xpuruntime.serving.transport.options import TransportOptions, options_for
-from xpuruntime.serving.transport.tls import Tls
 
 if TYPE_CHECKING:
     import os
@@ -321,7 +328,7 @@ class Server:
     async def _start_grpc(self, address: str) -> Any:
         import grpc
 
-        from xpuruntime.serving.grpc.handlers import Handlers
+        from xpuruntime.serving.grpc_handlers import Handlers
 
         patience = round(self._options.response_seconds * 1000)
         limits = [

@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Status codes of requests: one word for each kind of failure, with its HTTP status and its gRPC code."""
+"""Status codes of requests, their errors, and what a client gets of any other error."""
 
 from __future__ import annotations
 
+import concurrent.futures
 import enum
+import logging
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.errors import (
+    EngineUnavailable,
+    InputError,
+    OutOfMemoryError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+)
 
-__all__ = ["ServingError", "Status", "without_folders"]
+if TYPE_CHECKING:
+    pass
+
+__all__ = ["ServingError", "Status", "failure_of", "without_folders"]
 
 #: Characters of a message that are kept of its beginning and of its end: a client's long name is not sent back whole.
 _BEGINNING, _END = 1200, 400
@@ -81,3 +92,32 @@ def without_folders(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: without_folders(one) for key, one in value.items()}
     return [without_folders(one) for one in value] if isinstance(value, (list, tuple)) else value
+
+
+_logger = logging.getLogger("xpuruntime.serving")
+
+#: The first class that fits decides.
+_STATUS: tuple[tuple[type[BaseException], Status], ...] = (
+    (InputError, Status.INVALID_ARGUMENT),
+    (OutOfMemoryError, Status.RESOURCE_EXHAUSTED),
+    (EngineUnavailable, Status.UNAVAILABLE),
+    (UnsupportedOperationError, Status.UNIMPLEMENTED),
+)
+
+
+def failure_of(error: BaseException) -> ServingError:
+    """Return the error that a client gets.
+
+    What is not an error of this package is a fault: it is logged with its traceback, and the client gets its type only.
+    """
+    if isinstance(error, ServingError):
+        return error
+    if isinstance(error, concurrent.futures.CancelledError):
+        return ServingError(Status.CANCELLED, "the request was cancelled")
+    if isinstance(error, XpuRuntimeError):
+        status = next((one for kind, one in _STATUS if isinstance(error, kind)), Status.INTERNAL)
+        return ServingError(status, without_folders(str(error)))
+    _logger.error("a request failed", exc_info=error)
+    return ServingError(
+        Status.INTERNAL, f"the server failed: {type(error).__name__}. Fix: see the log of the server, and report it"
+    )

@@ -13,7 +13,7 @@ from xpuruntime.demo import demo_model_path
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
-from xpuruntime.serving.monitoring.status_page import status_page
+from xpuruntime.serving.monitoring.pages import status_page
 
 HOSTILE = "<b id='bad'>x</b>.onnx"
 

@@ -11,15 +11,14 @@ import threading
 import numpy as np
 import pytest
 
+from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
-from xpuruntime.serving.protocol.infer_decoding import read_infer_request
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
-from xpuruntime.serving.protocol.items import INLINE_BYTES, MOST_ITEMS, NotInline
+from xpuruntime.serving.protocol.datatypes import INLINE_BYTES, MOST_ITEMS, NotInline
+from xpuruntime.serving.protocol.grpc_codec import read_infer_request, write_infer_request
+from xpuruntime.serving.protocol.rest import write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, read_request
-from xpuruntime.serving.protocol.rest_response import write_response
-from xpuruntime.serving.protocol.wire import packed_varints, varints_of
+from xpuruntime.serving.protocol.schema import packed_varints, varints_of
 from xpuruntime.serving.status import ServingError
-from xpuruntime.serving.transport.gate import Gate
 
 ONE = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}
 STRINGS = MOST_ITEMS + 1

@@ -10,7 +10,7 @@ import zlib
 
 import pytest
 
-from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
+from xpuruntime.serving.http.bodies import compress, decompress, response_encoding
 from xpuruntime.serving.status import ServingError, Status
 
 LIMIT = 64 << 20

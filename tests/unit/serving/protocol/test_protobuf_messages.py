@@ -13,11 +13,17 @@ from hypothesis import strategies as st
 from protobuf_descriptors import message_classes
 
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
-from xpuruntime.serving.protocol import infer_decoding
+from xpuruntime.serving.protocol import grpc_codec
 from xpuruntime.serving.protocol.datatypes import DATATYPES
+from xpuruntime.serving.protocol.grpc_codec import (
+    read_infer_request,
+    read_infer_response,
+    read_stream_response,
+    write_infer_request,
+    write_infer_response,
+    write_stream_response,
+)
 from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.infer_decoding import read_infer_request, read_infer_response, read_stream_response
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request, write_infer_response, write_stream_response
 from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, encode
 from xpuruntime.serving.status import ServingError
 
@@ -223,7 +229,7 @@ def test_contents_in_several_parts_are_one_tensor(values, cut, field):
 
 
 def _length(data: bytes) -> bytes:
-    from xpuruntime.serving.protocol.wire import varint
+    from xpuruntime.serving.protocol.schema import varint
 
     return varint(len(data))
 
@@ -341,7 +347,7 @@ def test_requests_that_differ_in_values_alone_are_read_as_the_first_was():
         changed = good[:at] + bytes((good[at] ^ 1,)) + good[at + 1 :]
         with contextlib.suppress(ServingError):
             first_read = read_infer_request(changed)
-            infer_decoding._FORMS.put((len(changed), changed[:48]), None)
+            grpc_codec._FORMS.put((len(changed), changed[:48]), None)
             again = read_infer_request(changed)
             assert (first_read.model, [one.name for one in first_read.inputs]) == (
                 again.model,

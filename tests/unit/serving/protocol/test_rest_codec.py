@@ -12,9 +12,8 @@ import pytest
 
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
-from xpuruntime.serving.protocol.rest_client import read_response, write_request
+from xpuruntime.serving.protocol.rest import error_body, read_response, write_request, write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
-from xpuruntime.serving.protocol.rest_response import error_body, write_response
 from xpuruntime.serving.status import ServingError, Status
 
 VALUES = {

@@ -14,7 +14,7 @@ from served_models import Service
 from serving_clients import Client, until
 
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
-from xpuruntime.serving.transport.options import TransportOptions
+from xpuruntime.serving.options import TransportOptions
 
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
 pytest.importorskip("grpc", reason="needs grpc, of the extra serve")

@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 from served_models import Service
 
-from xpuruntime.serving.http.large_bodies import BodyReceiver
+from xpuruntime.serving.http.bodies import BodyReceiver
 
 
 @pytest.fixture

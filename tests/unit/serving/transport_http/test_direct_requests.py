@@ -17,9 +17,8 @@ pytest.importorskip("httptools", reason="needs httptools, of the extra serve")
 
 from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.http.direct import DirectInfer
+from xpuruntime.serving.options import Access, TransportOptions
 from xpuruntime.serving.server import Server
-from xpuruntime.serving.transport.access import Access
-from xpuruntime.serving.transport.options import TransportOptions
 
 
 def body(at: int = 0, size: int = 1) -> bytes:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import xpuruntime as xrt
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
-from xpuruntime.serving.protocol.rest_client import write_request
+from xpuruntime.serving.protocol.rest import write_request
 
 ARRAYS = {
     "FP32": np.linspace(0, 1, 6, dtype=np.float32).reshape(2, 3),

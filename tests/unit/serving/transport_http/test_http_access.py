@@ -12,9 +12,7 @@ import pytest
 from serving_clients import Client
 
 from xpuruntime.errors import InputError
-from xpuruntime.serving.transport.access import Access
-from xpuruntime.serving.transport.options import TransportOptions
-from xpuruntime.serving.transport.tls import Tls
+from xpuruntime.serving.options import Access, Tls, TransportOptions
 
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")

@@ -17,10 +17,9 @@ import pytest
 from serving_clients import kill_a_client, until
 
 from xpuruntime.serving.messages import InferRequest, InferTensor
-from xpuruntime.serving.protocol.rest_client import write_request
+from xpuruntime.serving.options import Tls, TransportOptions
+from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
-from xpuruntime.serving.transport.options import TransportOptions
-from xpuruntime.serving.transport.tls import Tls
 
 REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
 

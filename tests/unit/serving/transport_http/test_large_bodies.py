@@ -20,13 +20,11 @@ pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
 pytest.importorskip("httptools", reason="needs httptools, of the extra serve")
 
 from xpuruntime.serving import server as server_module
-from xpuruntime.serving.http.large_bodies import BodyReceiver
+from xpuruntime.serving.http.bodies import BodyReceiver
 from xpuruntime.serving.messages import InferRequest, InferTensor
-from xpuruntime.serving.protocol.rest_client import write_request
+from xpuruntime.serving.options import Access, Tls, TransportOptions
+from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
-from xpuruntime.serving.transport.access import Access
-from xpuruntime.serving.transport.options import TransportOptions
-from xpuruntime.serving.transport.tls import Tls
 
 COUNT = 60_000
 

@@ -15,7 +15,7 @@ from test_large_bodies import assert_echo, connect, read_answer, request, servin
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
 pytest.importorskip("httptools", reason="needs httptools, of the extra serve")
 
-from xpuruntime.serving.http import large_bodies
+from xpuruntime.serving.http import bodies
 from xpuruntime.serving.http.connections import Connection
 
 HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
@@ -38,7 +38,7 @@ def handed(monkeypatch):
 @pytest.fixture
 def patient(monkeypatch):
     """Have threads wait for what is expected however busy the machine is."""
-    monkeypatch.setattr(large_bodies, "_QUICK", 20.0)
+    monkeypatch.setattr(bodies, "_QUICK", 20.0)
 
 
 def test_requests_of_one_head_come_whole(own, handed, patient):

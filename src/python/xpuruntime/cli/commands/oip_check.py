@@ -62,7 +62,7 @@ def oip_check(
     from xpuruntime.cli.output import print_thing, working
     from xpuruntime.policies.quantities import read_duration
     from xpuruntime.serving.conformance.checking import check_server
-    from xpuruntime.serving.transport.access import read_token
+    from xpuruntime.serving.options import read_token
 
     shapes = dict(_shape(one) for one in shape or ())
     token = None if token_file is None else read_token(token_file, "the token file")

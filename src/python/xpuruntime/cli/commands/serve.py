@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.kinds import Kind
     from xpuruntime.serving.models.settings import ServeSettings
+    from xpuruntime.serving.options import Tls
     from xpuruntime.serving.server import Server
-    from xpuruntime.serving.transport.tls import Tls
 
 __all__ = ["serve"]
 
@@ -110,9 +110,9 @@ def serve(
     """
     from xpuruntime.cli.output import error_line, working
     from xpuruntime.policies.quantities import read_duration
-    from xpuruntime.serving.models.sources import is_settings_file
+    from xpuruntime.serving.models.settings import is_settings_file
+    from xpuruntime.serving.options import read_token
     from xpuruntime.serving.server import Server
-    from xpuruntime.serving.transport.access import read_token
 
     of_model = {
         "--name": name, "--policy": policy, "--device": device, "--lock": lock, "--batch": batch, "--delay": delay,
@@ -150,7 +150,7 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
     from xpuruntime.policies.kinds import Text
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.models.model_settings import ModelSettings, check_model_name
-    from xpuruntime.serving.models.sources import is_settings_file, settings_of_source
+    from xpuruntime.serving.models.settings import is_settings_file, settings_of_source
 
     _check("--name", Text(what="a name", parse=check_model_name), of_model["--name"])
     _check("--device", ModelSettings.KINDS["device"], of_model["--device"])
@@ -206,7 +206,7 @@ def _with_listeners(
 
 
 def _tls(certificate: str | None, key: str | None, clients: str | None) -> Tls | None:
-    from xpuruntime.serving.transport.tls import Tls
+    from xpuruntime.serving.options import Tls
 
     if certificate is None or key is None:
         if certificate is not key or clients is not None:
@@ -245,7 +245,7 @@ def _say(server: Server, *, as_json: bool) -> None:
 
 def _warn_of_open_addresses(server: Server) -> None:
     from xpuruntime.cli.output import error_line
-    from xpuruntime.serving.transport.access import is_loopback
+    from xpuruntime.serving.options import is_loopback
 
     for address in filter(None, (server.http_address, server.grpc_address)):
         if not is_loopback(address.rpartition(":")[0].strip("[]")):

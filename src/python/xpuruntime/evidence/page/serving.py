@@ -24,7 +24,7 @@ def render_serving(plain: Mapping[str, Any]) -> str:
     ----------
     plain : mapping of str to object
         ``ready``, ``reason``, ``facts``, ``models`` and ``devices``, as
-        `xpuruntime.serving.monitoring.status_page` makes them.
+        `xpuruntime.serving.monitoring.pages` makes them.
     """
     state = "ready" if plain["ready"] else "not ready"
     rows = [

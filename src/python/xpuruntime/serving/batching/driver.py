@@ -10,12 +10,10 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime.runtime.interruptible_waits import ConditionVariable, InterruptibleFuture, Latch, uninterrupted
-from xpuruntime.serving.batching.admission import Admission
-from xpuruntime.serving.batching.entries import Dispatch, Entry, EntryRows, QueueFull
-from xpuruntime.serving.batching.executing import BatchExecutor
+from xpuruntime.serving.batching.execution import BatchExecutor
 from xpuruntime.serving.batching.inline import ShortRuns
-from xpuruntime.serving.batching.jobs import Execution, Job, QueueState, fail
-from xpuruntime.serving.batching.scheduler import Scheduler
+from xpuruntime.serving.batching.requests import Admission, Execution, Job, QueueState, fail
+from xpuruntime.serving.batching.scheduler import Dispatch, Entry, EntryRows, QueueFull, Scheduler
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:

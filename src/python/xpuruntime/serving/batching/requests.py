@@ -1,25 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Checks of requests against a model's layout: names, datatypes, shapes, rows, and which others they may run with."""
+"""Requests on their way to an execution: checked against a model's layout, with a deadline and a level, as jobs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import logging
+from concurrent.futures import Future, InvalidStateError
+from dataclasses import dataclass, field
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
 from xpuruntime.policies.refusal import did_you_mean
-from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.printable import printable
+from xpuruntime.serving.batching.scheduler import Entry
+from xpuruntime.serving.messages import InferResponse
+from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Mapping
+    from collections.abc import Callable, Hashable, Mapping
 
     from xpuruntime.serving.batching.layout import InputLayout, Layout
+    from xpuruntime.serving.batching.scheduler import Dispatch, Entry
+    from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferTensor
 
-__all__ = ["Feed", "RequestCheck", "check_request"]
+__all__ = [
+    "Admission",
+    "Execution",
+    "Feed",
+    "Job",
+    "QueueState",
+    "RequestCheck",
+    "answer",
+    "check_request",
+    "fail",
+    "failure_of_run",
+]
 
 #: Largest input without a batch dimension, in bytes, whose requests are compared in order to run together.
 _COMPARED = 1024
@@ -240,3 +259,157 @@ def _outputs(request: InferRequest, layout: Layout) -> tuple[str, ...]:
 
 def _refuse(reason: str) -> ServingError:
     return ServingError(Status.INVALID_ARGUMENT, reason)
+
+
+class Admission:
+    """Checks requests, and makes jobs of them.
+
+    Parameters
+    ----------
+    layout : Layout
+    settings : BatchSettings
+    name : str
+        Of the model, for messages.
+    clock : callable
+        Seconds, monotonic.
+    """
+
+    def __init__(self, layout: Layout, settings: BatchSettings, name: str, clock: Callable[[], float]) -> None:
+        self._name, self._clock = name, clock
+        self._check = RequestCheck(layout, fixed=settings.shapes == "fixed")
+        self._timeout, self._delays = settings.timeout_us * 1e-6, settings.timeout_action == "delay"
+        self._levels, self._default_level = settings.priority_levels, settings.default_level
+
+    def accept(self, request: InferRequest) -> Job:
+        """Return a request with its deadline and level.
+
+        Raises
+        ------
+        ServingError
+            ``INVALID_ARGUMENT``: it does not fit the model. ``DEADLINE_EXCEEDED``: its deadline has passed.
+        """
+        feed = self._check(request)
+        now = self._clock()
+        deadline = request.deadline
+        overdue = None
+        if self._timeout:
+            if self._delays:
+                overdue = now + self._timeout
+            else:
+                deadline = min(deadline, now + self._timeout) if deadline is not None else now + self._timeout
+        if deadline is not None and deadline <= now:
+            raise ServingError(
+                Status.DEADLINE_EXCEEDED, "the deadline had passed when the request arrived. Fix: allow more time"
+            )
+        level = self._level(request.priority) if request.priority else self._default_level
+        entry = Entry(feed.rows, feed.group, now, deadline, overdue, level)
+        job = entry.payload = Job(request, feed, entry)
+        return job
+
+    def _level(self, priority: int) -> int:
+        levels = self._levels
+        if not 1 <= priority <= levels:
+            has = f"has the levels 1 to {levels}" if levels else "has no levels"
+            raise ServingError(
+                Status.INVALID_ARGUMENT,
+                f"priority {priority}: model {self._name!r} {has}. Fix: leave it out, or set batching.priority_levels",
+            )
+        return priority
+
+
+_logger = logging.getLogger("xpuruntime.serving")
+
+
+@dataclass(slots=True)
+class Execution:
+    """What was measured of one execution: sizes, times in nanoseconds, and why it was sent."""
+
+    batch: Dispatch
+    rows: int = 0
+    elements: int = 0
+    padding: int = 0
+    input_ns: int = 0
+    infer_ns: int = 0
+    output_ns: int = 0
+    error: BaseException | None = None
+
+    @property
+    def compute_ns(self) -> int:
+        """Nanoseconds of the whole execution."""
+        return self.input_ns + self.infer_ns + self.output_ns
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """One accepted request."""
+
+    request: InferRequest
+    feed: Feed
+    entry: Entry
+    #: Made when the request is queued; one that runs inline has none.
+    future: Future[InferResponse] = field(init=False)
+    #: When the first of its rows was sent.
+    began: float | None = None
+    #: Outputs by first row, and the executions that made them.
+    pieces: dict[int, dict[str, Any]] = field(default_factory=dict)
+    executions: list[Execution] = field(default_factory=list)
+
+
+class QueueState:
+    """What a batcher does at one moment: requests that wait and run, and how long the first of them have."""
+
+    __slots__ = ("executing", "oldest_deadline", "oldest_wait", "running", "waiting")
+
+    def __init__(
+        self, waiting: int, running: int, oldest_wait: float, oldest_deadline: float | None, executing: float
+    ) -> None:
+        self.waiting, self.running = waiting, running
+        #: Seconds that the oldest request has waited, and seconds until its deadline; negative where that has passed.
+        self.oldest_wait, self.oldest_deadline = oldest_wait, oldest_deadline
+        #: Seconds that the longest execution has run so far.
+        self.executing = executing
+
+
+def answer(future: Future[InferResponse], response: InferResponse) -> bool:
+    """Set the result, and return whether somebody still waits for it."""
+    try:
+        future.set_result(response)
+    except InvalidStateError:
+        return False
+    return True
+
+
+def fail(future: Future[InferResponse], error: BaseException) -> bool:
+    """Set the error, and return whether somebody still waits for it."""
+    try:
+        future.set_exception(error)
+    except InvalidStateError:
+        return False
+    return True
+
+
+def failure_of_run(error: BaseException, name: str) -> ServingError:
+    """Return the error of a failed execution as clients get it.
+
+    It keeps no tensor of the batch alive: tracebacks are dropped, and an error that is not of this package is logged
+    with its traceback before.
+    """
+    if not isinstance(error, (XpuRuntimeError, MemoryError)):
+        _logger.error("a batch of model %r failed", name, exc_info=error)
+    one: BaseException | None = error
+    while one is not None and one.__traceback__ is not None:
+        one.__traceback__ = None
+        one = one.__cause__ or one.__context__
+    if isinstance(error, ServingError):
+        return error
+    text = without_folders(printable(str(error))) or type(error).__name__
+    if isinstance(error, InputError):
+        status = Status.INVALID_ARGUMENT
+    elif isinstance(error, (OutOfMemoryError, MemoryError)):
+        status = Status.RESOURCE_EXHAUSTED
+        text = f"{text}. Fix: lower batching.max_batch_size, or the number of models on the device"
+    else:
+        status = Status.INTERNAL
+    made = ServingError(status, f"model {name!r}: {text}")
+    made.__cause__ = error
+    return made

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING
 from xpuruntime.errors import EngineUnavailable, XpuRuntimeError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.runtime.install_commands import install_command
-from xpuruntime.serving.conformance.http_client import HttpClient
-from xpuruntime.serving.conformance.rest_checks import RestChecks
+from xpuruntime.serving.conformance.rest_checks import HttpClient, RestChecks
 from xpuruntime.serving.conformance.result import ConformanceResult, FailedCheck
-from xpuruntime.serving.transport.tls import read_authorities
+from xpuruntime.serving.options import read_authorities
 
 if TYPE_CHECKING:
     import os

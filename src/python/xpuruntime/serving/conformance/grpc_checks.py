@@ -8,13 +8,18 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
-from xpuruntime.serving.conformance.probes import check_outputs, need_same, probe_inputs
-from xpuruntime.serving.conformance.result import Checker, FailedCheck, UnobservableCheck
+from xpuruntime.serving.conformance.result import (
+    Checker,
+    FailedCheck,
+    UnobservableCheck,
+    check_outputs,
+    need_same,
+    probe_inputs,
+)
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
+from xpuruntime.serving.protocol.grpc_codec import read_infer_response, write_infer_request
 from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.infer_decoding import read_infer_response
-from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.protocol.schema import decode, encode
 
 if TYPE_CHECKING:

@@ -13,21 +13,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, check_types
-from xpuruntime.serving.http.answers import CLOSE, JSON, ONE_WRITE, Answer, failed_answer, outputs_answer
-from xpuruntime.serving.http.bodies import read_body
-from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
+from xpuruntime.serving.gate import ClientGone, Gate, HeldBytes, refuse_of, respond_of, response_of
+from xpuruntime.serving.http.bodies import compress, decompress, read_body, response_encoding
+from xpuruntime.serving.http.routes import (
+    CLOSE,
+    JSON,
+    ONE_WRITE,
+    Answer,
+    Endpoint,
+    WrongMethodError,
+    failed_answer,
+    outputs_answer,
+    route_of,
+)
 from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.monitoring.pages import pages_of
-from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
-from xpuruntime.serving.protocol.compression import compress, decompress, response_encoding
+from xpuruntime.serving.monitoring.request_logs import TRACE_HEADERS
+from xpuruntime.serving.options import TransportOptions, is_loopback, options_for
+from xpuruntime.serving.protocol.rest import write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
-from xpuruntime.serving.protocol.rest_response import write_response
-from xpuruntime.serving.status import ServingError, Status
-from xpuruntime.serving.transport.access import is_loopback
-from xpuruntime.serving.transport.failures import failure_of
-from xpuruntime.serving.transport.gate import Gate, HeldBytes
-from xpuruntime.serving.transport.options import TransportOptions, options_for
-from xpuruntime.serving.transport.waiting import ClientGone, refuse_of, respond_of, response_of
+from xpuruntime.serving.status import ServingError, Status, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

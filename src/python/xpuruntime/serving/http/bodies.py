@@ -1,21 +1,108 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Bodies of requests: bounded in length, and in how slowly they may come."""
+"""Bodies of requests: bounded, compressed ones, and large ones, which threads of the core receive."""
 
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+import zlib
+from typing import TYPE_CHECKING, Any, Protocol
 
+import numpy as np
+
+from xpuruntime import _core
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.serving.gate import ClientGone
 from xpuruntime.serving.status import ServingError, Status
-from xpuruntime.serving.transport.waiting import ClientGone
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Awaitable, Callable, Sequence
 
-    from xpuruntime.serving.transport.gate import HeldBytes
+    from xpuruntime.serving.gate import HeldBytes
+    from xpuruntime.serving.http.direct import Head
 
-__all__ = ["SLOWEST", "read_body", "seconds_left", "too_slow"]
+__all__ = [
+    "MAX_RATIO",
+    "SLOWEST",
+    "BodyReceiver",
+    "BodyThreads",
+    "ShortReads",
+    "compress",
+    "decompress",
+    "default_threads",
+    "read_body",
+    "response_encoding",
+    "seconds_left",
+    "too_slow",
+]
+
+#: How many times longer than its compressed form a body may be. Deflate reaches 1032 at most, with zeros.
+MAX_RATIO = 200
+_SMALL = 1 << 20
+_GZIP = 16 + zlib.MAX_WBITS
+
+
+def decompress(body: bytes, encoding: str, limit: int) -> bytes:
+    """Return a body without its ``Content-Encoding``.
+
+    Parameters
+    ----------
+    body : bytes
+    encoding : str
+        ``"gzip"``, ``"deflate"`` (RFC 1950, with zlib's header), ``"identity"`` or nothing.
+    limit : int
+        Largest length in bytes. A ratio above `MAX_RATIO` is refused as well where the body is over 1 MiB.
+
+    Raises
+    ------
+    ServingError
+        The encoding is another one, the data are corrupt, truncated or followed by more, or grow too much.
+    """
+    name = encoding.strip().lower()
+    if name in ("", "identity"):
+        return body
+    if name not in ("gzip", "deflate"):
+        raise ServingError(
+            Status.INVALID_ARGUMENT, f"the Content-Encoding is {encoding[:40]!r}. Fix: gzip, deflate or identity"
+        )
+    most = min(limit, max(_SMALL, MAX_RATIO * len(body)))
+    reader = zlib.decompressobj(_GZIP if name == "gzip" else zlib.MAX_WBITS)
+    try:
+        made = reader.decompress(body, most + 1)
+    except zlib.error as error:
+        raise _corrupt(name, str(error)) from None
+    if len(made) > most:
+        reason = f"over {limit} bytes" if most == limit else f"over {MAX_RATIO} times as long"
+        raise ServingError(
+            Status.TOO_LARGE, f"the body grows to {reason} as {name} is undone. Fix: send it in parts, or plain"
+        )
+    if not reader.eof:
+        raise _corrupt(name, "the data are truncated")
+    if reader.unused_data:
+        raise _corrupt(name, f"{len(reader.unused_data)} bytes follow the data")
+    return made
+
+
+def _corrupt(name: str, reason: str) -> ServingError:
+    return ServingError(Status.INVALID_ARGUMENT, f"the body is not {name}: {reason}. Fix: compress all of the body")
+
+
+def response_encoding(accepted: str) -> str:
+    """Return the encoding of a response for an ``Accept-Encoding``.
+
+    Only where it names one of gzip and deflate, and nothing else, is that used: so clients ask for it that want it.
+    Lists, such as browsers and curl send them, say what the client could read, and get what costs no time.
+    """
+    name = accepted.strip().lower()
+    return name if name in ("gzip", "deflate") else ""
+
+
+def compress(chunks: Sequence[bytes | memoryview], encoding: str) -> bytes:
+    """Return chunks as one compressed body."""
+    writer = zlib.compressobj(wbits=_GZIP if encoding == "gzip" else zlib.MAX_WBITS)
+    return b"".join([*map(writer.compress, chunks), writer.flush()])
+
 
 #: Bytes per second that a body must come with, after the first seconds, and that a response must be taken with.
 SLOWEST = 16 * 1024
@@ -118,3 +205,232 @@ class _Patience:
             if (uncancel := getattr(self._task, "uncancel", None)) is not None:
                 uncancel()
             raise too_slow(self.received, self._loop.time() - self._start) from None
+
+
+#: Bytes to which the tensors behind the JSON are aligned, so that engines can take them as they are.
+_ALIGNMENT = 64
+#: Bytes that are read at a time where a large body may begin: those of it that come with the head are copied.
+_SHORT = 16 << 10
+#: Threads by default, at most; one for so many processors.
+_MOST_THREADS, _PROCESSORS = 4, 4
+#: Seconds after which the event loop receives what threads have not, and the longest rest that threads are given: it
+#: counts as received meanwhile.
+_QUICK, _LONGEST = 0.1, 4 << 20
+
+
+class _Connection(Protocol):
+    """What the protocols call when a body is there, cannot be taken, or the connection does anything else."""
+
+    def data_received(self, data: bytes) -> None: ...
+    def body_handed_back(self, receiver: BodyReceiver, size: int, other: bytes | None, unsent: bytes) -> None: ...
+    def body_received(self, receiver: BodyReceiver) -> None: ...
+    def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None: ...
+    def pause_writing(self) -> None: ...
+    def resume_writing(self) -> None: ...
+    def eof_received(self) -> None: ...
+    def connection_lost(self, exc: Exception | None) -> None: ...
+
+
+class _Forwarding(asyncio.BufferedProtocol):
+    """A protocol that passes on what it does not treat itself."""
+
+    def __init__(self, connection: _Connection) -> None:
+        self.connection = connection
+
+    def eof_received(self) -> None:
+        """Pass it on."""
+        self.connection.eof_received()
+
+    def pause_writing(self) -> None:
+        """Pass it on."""
+        self.connection.pause_writing()
+
+    def resume_writing(self) -> None:
+        """Pass it on."""
+        self.connection.resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Pass it on."""
+        self.connection.connection_lost(exc)
+
+
+class ShortReads(_Forwarding):
+    """Reads little at a time, so that most of a large body is left for its `BodyReceiver`.
+
+    Parameters
+    ----------
+    connection : Connection
+    """
+
+    def __init__(self, connection: _Connection) -> None:
+        super().__init__(connection)
+        self._buffer = memoryview(bytearray(_SHORT))
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of asyncio
+        """Return where what comes goes."""
+        return self._buffer
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Pass on what has come."""
+        self.connection.data_received(bytes(self._buffer[:nbytes]))
+
+
+class BodyReceiver(_Forwarding):
+    """Receives the rest of one body. What follows it stays in the socket.
+
+    Parameters
+    ----------
+    connection : Connection
+    head : Head
+        Its `length` bytes are received.
+    begin : bytes or memoryview
+        What has come of the body.
+    held : HeldBytes
+        Counts the bytes as they come.
+    seconds : float
+        Within which the body must come, and one more for each 16 KiB that came.
+
+    Attributes
+    ----------
+    body : memoryview
+        Read-only, and complete when `body_received` is called.
+    """
+
+    def __init__(
+        self, connection: _Connection, head: Head, begin: bytes | memoryview, held: HeldBytes, seconds: float
+    ) -> None:
+        super().__init__(connection)
+        self.head, self.held = head, held
+        storage = np.empty(head.length + _ALIGNMENT, np.uint8)  # of which only what has come takes memory
+        place = -(storage.__array_interface__["data"][0] + (head.json_length or 0)) % _ALIGNMENT
+        self._buffer = storage.data[place : place + head.length]
+        self.body = self._buffer.toreadonly()
+        self._received = 0
+        self._seconds = seconds
+        self._loop = asyncio.get_running_loop()
+        self._start = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+        self._buffer[: len(begin)] = begin
+        self._received = len(begin)
+        self._response = b""
+
+    def watch(self) -> None:
+        """Have the rest come in time, from now on."""
+        self._start = self._loop.time()
+        self._timer = self._loop.call_later(self._seconds, self._look)
+
+    def get_buffer(self, sizehint: int) -> memoryview:  # noqa: ARG002 - of asyncio
+        """Return where the rest of the body goes."""
+        return self._buffer[self._received :]
+
+    def buffer_updated(self, nbytes: int) -> None:
+        """Count what has come."""
+        self._received += nbytes
+        try:
+            self.held.take(nbytes)
+        except ServingError as error:
+            self.connection.body_failed(self, error)
+            return
+        if self._received == len(self._buffer):
+            self.connection.body_received(self)
+
+    def hand_over(self, receiver: _core.SocketReceiver, socket: int, response: bytes = b"") -> None:
+        """Have threads receive the rest, which counts as received meanwhile; behind a response, with the head."""
+        rest = len(self._buffer) - self._received
+        self.held.take(rest)
+        self._response = response
+        try:
+            if response:
+                receiver.respond(self, socket, response, self.head.raw, self._buffer, _QUICK)
+            else:
+                receiver.receive(self, socket, self._buffer[self._received :], _QUICK)
+        except BaseException:
+            self.held.give_back(rest)
+            raise
+
+    def unsent(self, size: int) -> bytes:
+        """Return so many bytes of the end of the response."""
+        return self._response[len(self._response) - size :]
+
+    def handed_back(self, size: int) -> bool:
+        """Take that threads have received so many bytes, and return whether the body is whole."""
+        self._received += size
+        left = len(self._buffer) - self._received
+        self.held.give_back(left)
+        return not left
+
+    @property
+    def short(self) -> bool:
+        """Whether threads may receive the rest."""
+        return len(self._buffer) - self._received <= _LONGEST
+
+    @property
+    def begun(self) -> memoryview:
+        """What has come of the body."""
+        return self.body[: self._received]
+
+    def stop(self) -> None:
+        """End the timer."""
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _look(self) -> None:
+        elapsed = self._loop.time() - self._start
+        left = seconds_left(self._seconds, self._received, elapsed)
+        if left > 0.001:
+            self._timer = self._loop.call_later(left, self._look)
+        else:
+            self.connection.body_failed(self, too_slow(self._received, elapsed))
+
+
+class BodyThreads:
+    """Threads of the core that receive bodies, for the connections of one event loop.
+
+    Parameters
+    ----------
+    count : int
+        They are started when they are first needed; with 0, none is.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._receiver: _core.SocketReceiver | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def begin(self, body: BodyReceiver, socket: int, response: bytes = b"") -> bool:
+        """Have a body received and `body_handed_back` called; return whether that is so.
+
+        Parameters
+        ----------
+        body : BodyReceiver
+        socket : int
+            The file descriptor, which nothing else may read until then.
+        response : bytes
+            Is sent before, and the head of the body is received as well. What comes instead is handed back.
+        """
+        if not self.count or not body.short:
+            return False
+        try:
+            if self._receiver is None:
+                self._receiver, self._loop = _core.SocketReceiver(self.count), asyncio.get_running_loop()
+                self._loop.add_reader(self._receiver.fileno(), self._take, self._receiver)
+            body.hand_over(self._receiver, socket, response)
+        except XpuRuntimeError:  # no file descriptor is left, or no room for all of it: it is taken as it comes
+            return False
+        return True
+
+    def _take(self, receiver: _core.SocketReceiver) -> None:
+        for body, size, other, unsent in receiver.received():
+            body.connection.body_handed_back(body, size, other, body.unsent(unsent) if unsent else b"")
+
+    def close(self) -> None:
+        """End the threads."""
+        receiver, self._receiver, self.count = self._receiver, None, 0
+        if receiver is not None and self._loop is not None:
+            self._loop.remove_reader(receiver.fileno())
+            receiver.close()
+
+
+def default_threads() -> int:
+    """Return how many threads the processors of this process are enough for."""
+    return min(_MOST_THREADS, cpu_cores().logical // _PROCESSORS)

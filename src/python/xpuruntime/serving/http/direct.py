@@ -15,21 +15,20 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from xpuruntime.serving.http.answers import ONE_WRITE, Answer, failed_answer, outputs_answer
-from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
-from xpuruntime.serving.protocol.compression import response_encoding
-from xpuruntime.serving.protocol.items import INLINE_BYTES, NotInline
+from xpuruntime.serving.gate import HeldBytes
+from xpuruntime.serving.http.bodies import response_encoding
+from xpuruntime.serving.http.routes import ONE_WRITE, Answer, failed_answer, outputs_answer
+from xpuruntime.serving.monitoring.request_logs import TRACE_HEADERS
+from xpuruntime.serving.protocol.datatypes import INLINE_BYTES, NotInline
+from xpuruntime.serving.protocol.rest import write_response
 from xpuruntime.serving.protocol.rest_request import read_request
-from xpuruntime.serving.protocol.rest_response import write_response
-from xpuruntime.serving.status import ServingError, Status
-from xpuruntime.serving.transport.failures import failure_of
-from xpuruntime.serving.transport.gate import HeldBytes
+from xpuruntime.serving.status import ServingError, Status, failure_of
 
 if TYPE_CHECKING:
     from xpuruntime.serving.http.application import Application
     from xpuruntime.serving.messages import InferResponse
+    from xpuruntime.serving.protocol.rest import RestResponse
     from xpuruntime.serving.protocol.rest_request import RestRequest
-    from xpuruntime.serving.protocol.rest_response import RestResponse
 
 __all__ = ["DirectInfer", "Head", "Waiting", "stopped"]
 

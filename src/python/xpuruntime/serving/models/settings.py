@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`ServeSettings`: what ``serve.yaml`` says, read as strictly as a policy."""
+"""Settings of a server, as ``serve.yaml`` or arguments state them, read as strictly as a policy."""
 
 from __future__ import annotations
 
+import os
 import re
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
+from xpuruntime.errors import InputError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
 from xpuruntime.policies.device_spec import check_device
@@ -23,7 +26,7 @@ from xpuruntime.serving.models.model_settings import ModelSettings, check_model_
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from typing import Self
 
 __all__ = [
@@ -34,6 +37,8 @@ __all__ = [
     "MemorySettings",
     "MetricsSettings",
     "ServeSettings",
+    "is_settings_file",
+    "settings_of_source",
 ]
 
 #: The version of the file format that this release reads.
@@ -295,3 +300,42 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
 
 
 PolicyValue.ROOTS.append(ServeSettings)
+
+
+def is_settings_file(source: str | os.PathLike[str]) -> bool:
+    """Return whether a source is a settings file, by its name."""
+    return os.fspath(source).endswith((".yaml", ".yml", ".json"))
+
+
+def settings_of_source(
+    source: str | os.PathLike[str], model: Mapping[str, Any], *, name: str | None, given: Sequence[str]
+) -> ServeSettings:
+    """Return the settings in a file, or those of one model.
+
+    Parameters
+    ----------
+    source : str or path
+        A settings file, or a model: file, artifact or folder of versions.
+    model : mapping
+        Further keys of the model, such as ``lock``; those that are ``None`` are left out.
+    name : str or None
+        Of the model in paths; default: that of its file.
+    given : sequence of str
+        Arguments that were given for one model, as the user knows them. A settings file has its own.
+
+    Raises
+    ------
+    InputError
+        Something was given beside a settings file.
+    PolicyError
+        The settings are not valid.
+    """
+    if is_settings_file(source):
+        if given:
+            raise InputError(f"{given[0]} describes one model, and {source} has its own. Fix: state it in the file")
+        return ServeSettings.load(source)
+    stem = re.sub(r"[^A-Za-z0-9._-]", "-", Path(source).resolve().stem)
+    keys = {key: value for key, value in model.items() if value is not None}
+    return ServeSettings.coerce(
+        {"schema": SCHEMA, "models": {stem if name is None else name: {"source": os.fspath(source), **keys}}}
+    )

@@ -10,19 +10,25 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.runtime.process_memory import process_memory
-from xpuruntime.serving.batching.assembly import joined
 from xpuruntime.serving.batching.driver import Batcher
+from xpuruntime.serving.batching.execution import joined
 from xpuruntime.serving.batching.inline import sized_by_values
-from xpuruntime.serving.batching.jobs import answer, fail
 from xpuruntime.serving.batching.layout import Layout
+from xpuruntime.serving.batching.requests import answer, fail
 from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.messages import InferResponse
-from xpuruntime.serving.models.opening import batch_feeds, locked_size, open_session, warmup_sizes
-from xpuruntime.serving.models.repository import size_on_disk
-from xpuruntime.serving.models.slo import choose_limits, curve_of
+from xpuruntime.serving.models.loading import (
+    batch_feeds,
+    choose_limits,
+    curve_of,
+    locked_size,
+    open_session,
+    size_on_disk,
+    warmup_sizes,
+)
 from xpuruntime.serving.monitoring.statistics import Failure, ModelStatistics
-from xpuruntime.serving.sampling.watchers import make_watchers
 from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.watchers import make_watchers
 
 if TYPE_CHECKING:
     from concurrent.futures import Future
@@ -31,13 +37,13 @@ if TYPE_CHECKING:
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.serving.batching.inline import Soon
-    from xpuruntime.serving.batching.jobs import Execution, Job
+    from xpuruntime.serving.batching.requests import Execution, Job
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, Parameter
+    from xpuruntime.serving.models.loading import Limits
     from xpuruntime.serving.models.model_settings import ModelSettings
-    from xpuruntime.serving.models.slo import Limits
-    from xpuruntime.serving.monitoring.access_log import RequestLog
-    from xpuruntime.serving.sampling.watcher import Watcher
+    from xpuruntime.serving.monitoring.request_logs import RequestLog
+    from xpuruntime.serving.watchers import Watcher
 
 __all__ = ["ServedVersion"]
 

@@ -5,14 +5,311 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.policies.quantities import duration_text
+from xpuruntime.runtime.process_memory import process_memory
 from xpuruntime.serving.models.service import Models
+from xpuruntime.serving.monitoring.statistics import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
 
 if TYPE_CHECKING:
-    from xpuruntime.serving.messages import ModelService
+    from collections.abc import Iterator, Sequence
 
-__all__ = ["Pages", "pages_of"]
+    from xpuruntime.serving.messages import ModelService
+    from xpuruntime.serving.models.service import Models
+    from xpuruntime.serving.models.slot import ModelSlot
+    from xpuruntime.serving.models.version import ServedVersion
+
+__all__ = ["ModelsCollector", "Pages", "exposition", "pages_of", "status_data", "status_page"]
+
+_KEYS = ("model", "version")
+
+
+def exposition(models: Models, accept: str = "") -> tuple[bytes, str]:
+    """Return the metrics as Prometheus reads them, with their content type.
+
+    Parameters
+    ----------
+    models : Models
+    accept : str
+        The header of the request; OpenMetrics where it asks for that.
+
+    Raises
+    ------
+    XpuRuntimeError
+        The package prometheus-client is not installed.
+    """
+    try:
+        from prometheus_client import CollectorRegistry
+        from prometheus_client.exposition import choose_encoder
+    except ImportError as error:
+        raise XpuRuntimeError(
+            "metrics need the package prometheus-client, which is not installed. Fix: pip install 'xpuruntime[serve]'"
+        ) from error
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(ModelsCollector(models))
+    encode, content_type = choose_encoder(accept)
+    return encode(registry), content_type
+
+
+class ModelsCollector:
+    """A `Collector` of prometheus-client: register it where other metrics of the process are, too."""
+
+    def __init__(self, models: Models) -> None:
+        self._models = models
+        self._dialects = models.settings.metrics.dialect
+
+    def describe(self) -> list[Any]:
+        """Return nothing: what there is depends on the models."""
+        return []
+
+    def collect(self) -> Iterator[Any]:
+        """Yield the families."""
+        found = [(one, one.statistics.snapshot()) for slot in self._models.slots.values() for one in slot.loaded]
+        if "xrt" in self._dialects:
+            yield from _counted(found)
+            yield from _states(self._models, [one for one, _ in found])
+            yield from _watched([one for one, _ in found])
+        if "triton" in self._dialects:
+            yield from _triton(found)
+
+
+def _labels(one: ServedVersion) -> list[str]:
+    return [one.name, str(one.version)]
+
+
+def _counted(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    requests = CounterMetricFamily("xrt_requests", "Requests by outcome.", labels=[*_KEYS, "outcome"])
+    latency = HistogramMetricFamily("xrt_request_seconds", "Seconds from arrival to answer.", labels=_KEYS)
+    queue = CounterMetricFamily("xrt_queue_seconds", "Seconds that requests waited.", labels=_KEYS)
+    compute = CounterMetricFamily("xrt_compute_seconds", "Seconds of executions.", labels=[*_KEYS, "phase"])
+    rows = CounterMetricFamily("xrt_inferences", "Rows that were run.", labels=_KEYS)
+    executions = CounterMetricFamily("xrt_executions", "Batches that were run.", labels=_KEYS)
+    dispatches = CounterMetricFamily("xrt_dispatches", "Batches by why they were sent.", labels=[*_KEYS, "reason"])
+    elements = CounterMetricFamily("xrt_input_elements", "Elements of inputs.", labels=[*_KEYS, "kind"])
+    for one, counted in found:
+        at = _labels(one)
+        requests.add_metric([*at, "success"], counted.requests["success"].times)
+        for failure in FAILURES:
+            requests.add_metric([*at, failure.lower()], counted.failures[failure])
+        buckets, so_far = [], 0
+        for bound, count in zip((*map(str, LATENCY_BUCKETS), "+Inf"), counted.latency_buckets, strict=True):
+            so_far += count
+            buckets.append((bound, so_far))
+        latency.add_metric(at, buckets, counted.latency_sum)
+        queue.add_metric(at, counted.requests["queue"].ns / 1e9)
+        for phase, place in (("input", 0), ("infer", 1), ("output", 2)):
+            compute.add_metric([*at, phase], sum(times[place].ns for times in counted.batches.values()) / 1e9)
+        rows.add_metric(at, counted.inferences)
+        executions.add_metric(at, counted.executions)
+        for reason, count in counted.reasons.items():
+            dispatches.add_metric([*at, reason], count)
+        elements.add_metric([*at, "own"], counted.elements)
+        elements.add_metric([*at, "padding"], counted.padding)
+    yield from (requests, latency, queue, compute, rows, executions, dispatches, elements)
+
+
+def _states(models: Models, loaded: Sequence[ServedVersion]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily
+
+    ready = GaugeMetricFamily("xrt_model_ready", "Whether the model makes progress.", labels=["model"])
+    for name, slot in models.slots.items():
+        ready.add_metric([name], float(slot.ready()[0]))
+    waiting = GaugeMetricFamily("xrt_queue_requests", "Requests that wait.", labels=_KEYS)
+    running = GaugeMetricFamily("xrt_running_executions", "Batches that run.", labels=_KEYS)
+    oldest = GaugeMetricFamily("xrt_queue_oldest_seconds", "How long the oldest request has waited.", labels=_KEYS)
+    memory = GaugeMetricFamily("xrt_model_memory_bytes", "Size of a model.", labels=[*_KEYS, "device", "source"])
+    info = InfoMetricFamily("xrt_model", "What a model runs under.", labels=_KEYS)
+    for one in loaded:
+        at, state = _labels(one), one.batcher.state()
+        waiting.add_metric(at, state.waiting)
+        running.add_metric(at, state.running)
+        oldest.add_metric(at, state.oldest_wait)
+        memory.add_metric([*at, one.memory["device"], one.memory["source"]], one.memory["bytes"])
+        plan = one.session.plan
+        lock = one.lock.digest if one.lock is not None else ""
+        facts = {"engine": plan.engine, "device": plan.device, "precision": plan.precision, "lock": lock}
+        info.add_metric(at, {**facts, "execution_hash": plan.execution_hash})
+    used = GaugeMetricFamily("xrt_memory_used_bytes", "Memory of all models of a device.", labels=["device"])
+    for device, size in models.budget.used().items():
+        used.add_metric([device], size)
+    limits = GaugeMetricFamily("xrt_memory_budget_bytes", "Most memory of all models.", labels=["device"])
+    for device, size in models.budget.limits.items():
+        limits.add_metric([device], size)
+    resident = GaugeMetricFamily("xrt_process_resident_bytes", "Memory of the process, with what engines keep of it.")
+    resident.add_metric([], process_memory().resident or 0)
+    evicted = CounterMetricFamily("xrt_evictions", "Models that were evicted for others.", models.budget.evictions)
+    yield from (ready, waiting, running, oldest, memory, info, used, limits, resident, evicted)
+    if models.access_log is not None:
+        text = "Lines of the access log that could not be written."
+        yield CounterMetricFamily("xrt_access_log_lost", text, models.access_log.lost)
+
+
+def _watched(loaded: Sequence[ServedVersion]) -> Iterator[Any]:
+    from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+
+    drift = GaugeMetricFamily("xrt_canary_drift", "Largest relative difference of the last canary.", labels=_KEYS)
+    ratio = GaugeMetricFamily("xrt_shadow_time_ratio", "Time of the shadow over that of the model.", labels=_KEYS)
+    families = {
+        name: CounterMetricFamily(f"xrt_{name}_runs", f"Requests that the {name} ran.", labels=[*_KEYS, "result"])
+        for name in ("canary", "shadow")
+    }
+    for one in loaded:
+        at = _labels(one)
+        for name, facts in one.watched().items():
+            outside = facts["out_of_tolerance"]
+            families[name].add_metric([*at, "within"], facts["runs"] - outside)
+            families[name].add_metric([*at, "outside"], outside)
+            families[name].add_metric([*at, "dropped"], facts["dropped"])
+            families[name].add_metric([*at, "error"], facts["errors"])
+            if name == "canary":
+                drift.add_metric(at, facts["drift"])
+            elif facts["time"] is not None:
+                ratio.add_metric(at, facts["time"]["ratio"])
+    yield from (*families.values(), drift, ratio)
+
+
+def _triton(found: Sequence[tuple[ServedVersion, StatisticsSnapshot]]) -> Iterator[Any]:
+    """Yield the metrics under Triton's names, whose counters do not end in ``_total``: so they have no type here."""
+    from prometheus_client.core import GaugeMetricFamily, UnknownMetricFamily
+
+    def family(name: str, text: str, *labels: str) -> Any:
+        return UnknownMetricFamily(f"nv_inference_{name}", text, labels=[*_KEYS, *labels])
+
+    success = family("request_success", "Requests that were answered.")
+    failure = family("request_failure", "Requests that failed, by reason.", "reason")
+    rows = family("count", "Rows that were run.")
+    executions = family("exec_count", "Batches that were run.")
+    pending = GaugeMetricFamily("nv_inference_pending_request_count", "Requests that wait.", labels=_KEYS)
+    durations = {
+        name: family(f"{name}_duration_us", f"Microseconds: {name.replace('_', ' ')}.")
+        for name in ("request", "queue", "compute_input", "compute_infer", "compute_output")
+    }
+    for one, counted in found:
+        at = _labels(one)
+        success.add_metric(at, counted.requests["success"].times)
+        for reason in FAILURES:
+            failure.add_metric([*at, reason], counted.failures[reason])
+        rows.add_metric(at, counted.inferences)
+        executions.add_metric(at, counted.executions)
+        pending.add_metric(at, one.batcher.state().waiting)
+        for name, metric in durations.items():
+            metric.add_metric(at, counted.requests["success" if name == "request" else name].ns // 1000)
+    yield from (success, failure, rows, executions, pending, *durations.values())
+
+
+def status_page(models: Models) -> str:
+    """Return the page, which loads itself anew every few seconds and nothing else."""
+    from xpuruntime.evidence.page import render_serving
+
+    return render_serving(status_data(models))
+
+
+def status_data(models: Models) -> dict[str, Any]:
+    """Return what the page shows, as plain values."""
+    ready, reason = models.ready()
+    rows = [row for slot in models.slots.values() for row in _rows(slot)]
+    served = [row for row in rows if row["state"] == "READY"]
+    used, limits = models.budget.used(), models.budget.limits
+    return {
+        "ready": ready,
+        "reason": reason,
+        "facts": [
+            ["models ready", f"{sum(row['good'] for row in served)} of {len(models.slots)}"],
+            ["answered", f"{sum(row['requests'] for row in rows):,}"],
+            ["failed", f"{sum(row['failed'] for row in rows):,}"],
+            ["waiting", str(sum(row["waiting"] for row in rows))],
+            ["evicted", str(models.budget.evictions)],
+        ],
+        "models": rows,
+        "devices": [
+            {"device": device, "used": used.get(device, 0), "budget": limits.get(device)}
+            for device in sorted({*used, *limits})
+        ],
+    }
+
+
+def _rows(slot: ModelSlot) -> list[dict[str, Any]]:
+    loaded = slot.loaded
+    if loaded:
+        return [_row(one) for one in loaded]
+    (state,) = slot.index()
+    return [
+        {
+            **dict.fromkeys(("version", "engine", "plan", "lock", "canary", "shadow", "slo", "batching"), ""),
+            **dict.fromkeys(("requests", "failed", "waiting", "running", "executions", "inferences", "padding"), 0),
+            "name": slot.name,
+            "state": state["state"],
+            "reason": state["reason"],
+            "good": slot.ready()[0],
+            "p50": None,
+            "p99": None,
+            "reasons": {},
+            "memory": None,
+        }
+    ]
+
+
+def _row(loaded: ServedVersion) -> dict[str, Any]:
+    counted, queue, plan = loaded.statistics.snapshot(), loaded.batcher.state(), loaded.session.plan
+    p50, p99 = loaded.statistics.latency(0.5, 0.99)
+    good, reason = loaded.progress()
+    watched, batching, limits = loaded.watched(), loaded.batching, loaded.limits
+    canary, shadow = watched.get("canary"), watched.get("shadow")
+    return {
+        "name": loaded.name,
+        "version": str(loaded.version),
+        "state": "READY",
+        "reason": reason,
+        "good": good,
+        "engine": f"{plan.engine}@{plan.device} ({plan.precision})",
+        "p50": p50,
+        "p99": p99,
+        "requests": counted.requests["success"].times,
+        "failed": counted.requests["fail"].times,
+        "waiting": queue.waiting,
+        "running": queue.running,
+        "executions": counted.executions,
+        "inferences": counted.inferences,
+        "reasons": counted.reasons,
+        "padding": counted.padding_share,
+        "batching": ", ".join(f"{key} {_shown(value)}" for key, value in batching.to_plain().items()) or "no batches",
+        "memory": loaded.memory,
+        "plan": plan.execution_hash,
+        "lock": loaded.lock.digest if loaded.lock is not None else "",
+        "canary": _canary(canary) if canary is not None else "none",
+        "shadow": _shadow(shadow) if shadow is not None else "none",
+        "slo": "none"
+        if limits is None
+        else f"p99 {duration_text(limits.p99)}, {'met' if limits.met else 'not met'}: batches of "
+        f"{limits.max_batch_size}, delay {limits.max_queue_delay_us} us",
+    }
+
+
+def _shown(value: Any) -> str:
+    return ", ".join(map(str, value)) if isinstance(value, (list, tuple, dict)) else str(value)
+
+
+def _canary(found: dict[str, Any]) -> str:
+    said = (
+        f"{found['runs']} runs, {found['out_of_tolerance']} out of tolerance, largest drift {found['worst_drift']:.3g}"
+    )
+    return said + _left_out(found)
+
+
+def _shadow(found: dict[str, Any]) -> str:
+    time = found["time"]
+    verdict = f"{time['verdict']} ({time['ratio']:.3f} x)" if time is not None else f"{found['rounds']} rounds so far"
+    said = f"{found['engine']}: {verdict}, {found['out_of_tolerance']} of {found['runs']} out of tolerance"
+    return said + _left_out(found)
+
+
+def _left_out(found: dict[str, Any]) -> str:
+    return "".join(f", {found[what]} {what}" for what in ("dropped", "errors") if found[what])
+
 
 #: Path to a function of the header ``Accept``, which returns the body and its content type.
 Pages: TypeAlias = Mapping[str, Callable[[str], tuple[bytes, str]]]
@@ -25,13 +322,9 @@ def pages_of(service: ModelService) -> Pages:
     models = service
 
     def metrics(accept: str) -> tuple[bytes, str]:
-        from xpuruntime.serving.monitoring.metrics import exposition
-
         return exposition(models, accept)
 
     def status(accept: str) -> tuple[bytes, str]:
-        from xpuruntime.serving.monitoring.status_page import status_page
-
         del accept
         return status_page(models).encode(), "text/html; charset=utf-8"
 

@@ -10,10 +10,10 @@ from bisect import bisect_left
 from collections import deque
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from xpuruntime.serving.batching.entries import REASONS
+from xpuruntime.serving.batching.scheduler import REASONS
 
 if TYPE_CHECKING:
-    from xpuruntime.serving.batching.jobs import Execution
+    from xpuruntime.serving.batching.requests import Execution
 
 __all__ = ["FAILURES", "LATENCY_BUCKETS", "Failure", "ModelStatistics", "StatisticDuration", "StatisticsSnapshot"]
 

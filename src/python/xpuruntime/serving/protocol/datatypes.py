@@ -1,37 +1,117 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Datatypes of the protocol, their arrays, and the raw form of tensors: little-endian elements, row-major."""
+"""Datatypes of the protocol, their arrays and raw form, and the checks of every request, whatever its transport."""
 
 from __future__ import annotations
 
 import math
 import struct
+import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Hashable, Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from xpuruntime.serving.messages import InferTensor
-    from xpuruntime.serving.protocol.items import Items
+    from xpuruntime.serving.messages import InferTensor, Parameter
 
 __all__ = [
     "DATATYPES",
+    "INLINE_BYTES",
+    "LONGEST",
+    "MOST_ITEMS",
     "Datatype",
+    "Forms",
+    "Items",
+    "NotInline",
     "array_at",
     "array_of_elements",
     "array_of_pieces",
     "array_of_raw",
     "checked_shape",
     "datatype_named",
+    "deadline_of",
+    "priority_of",
     "raw_of",
+    "refuse_duplicates",
+    "refuse_extensions",
 ]
+
+#: Items of one request at most, each of about a microsecond; and how many of them a tensor is.
+MOST_ITEMS, _ITEMS_OF_TENSOR = 1 << 20, 64
+#: Items, and bytes of numbers that are converted, of a request that may be decoded in an event loop.
+_INLINE_ITEMS, INLINE_BYTES = 4096, 64 << 10
+
+
+class NotInline(Exception):  # noqa: N818 - a state, and no error
+    """The request takes too long to decode in an event loop, and is to be decoded again in a thread."""
+
+
+class Items:
+    """How many more items one request may have: fields of messages, strings, parameters and tensors.
+
+    Parameters
+    ----------
+    most : int
+    inline : bool
+        Whether the decoding holds up an event loop, and raises `NotInline` early.
+    """
+
+    __slots__ = ("inline", "left", "most")
+
+    def __init__(self, most: int = MOST_ITEMS, *, inline: bool = False) -> None:
+        self.most, self.inline = most, inline
+        self.left = _INLINE_ITEMS if inline else most
+
+    def take(self, count: int) -> None:
+        """Count so many items. Raises `ServingError` where they are too many, and `NotInline`."""
+        self.left -= count
+        if self.left >= 0:
+            return
+        if self.inline:
+            raise NotInline
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the request has more than {self.most} fields, strings, parameters and tensors together, where a tensor "
+            f"counts as {_ITEMS_OF_TENSOR}. Fix: send it in parts, and numbers as raw bytes",
+        )
+
+    def take_tensor(self) -> None:
+        """Count a tensor that the request has or names."""
+        self.take(_ITEMS_OF_TENSOR)
+
+    def convert(self, size: int) -> None:
+        """Raise `NotInline` where so many bytes are too many to be converted in an event loop."""
+        if self.inline and size > INLINE_BYTES:
+            raise NotInline
+
+
+#: Bytes of the longest head of a message that is remembered.
+LONGEST = 2048
+_MOST = 256
+_Form = TypeVar("_Form")
+
+
+class Forms(Generic[_Form]):
+    """A bounded table of forms by their key; full, it begins anew. Safe to use from many threads."""
+
+    def __init__(self) -> None:
+        self._known: dict[Hashable, _Form] = {}
+        #: Return the form of a key, or `None`.
+        self.get = self._known.get
+
+    def put(self, key: Hashable, form: _Form) -> None:
+        """Remember a form."""
+        if len(self._known) >= _MOST:
+            self._known.clear()
+        self._known[key] = form
+
 
 _MOST_DIMENSIONS = 32
 _LARGEST = 2**63 - 1
@@ -280,3 +360,75 @@ def _check_bools(raw: memoryview, tensor: str) -> None:
         raise ServingError(
             Status.INVALID_ARGUMENT, f"tensor {tensor!r} of BOOL has a byte that is neither 0 nor 1. Fix: send 0 or 1"
         )
+
+
+#: Parameters of extensions that are not served. Ignoring one would answer another question than was asked.
+_EXTENSIONS = {
+    "sequence_id": "sequences",
+    "sequence_start": "sequences",
+    "sequence_end": "sequences",
+    "shared_memory_region": "shared memory",
+    "shared_memory_offset": "shared memory",
+    "shared_memory_byte_size": "shared memory",
+    "classification": "classification",
+}
+
+
+def deadline_of(parameters: Mapping[str, Parameter], now: float | None) -> float | None:
+    """Return the deadline that the parameter ``timeout`` (microseconds) states, on the clock of `time.monotonic`."""
+    stated = parameters.get("timeout")
+    if stated is None:
+        return None
+    microseconds = _whole_number("timeout", stated)
+    if microseconds == 0:  # as in Triton: none
+        return None
+    return (time.monotonic() if now is None else now) + microseconds / 1e6
+
+
+def priority_of(parameters: Mapping[str, Parameter]) -> int:
+    """Return the parameter ``priority``, 0 for the model's default."""
+    stated = parameters.get("priority")
+    return 0 if stated is None else _whole_number("priority", stated)
+
+
+def _whole_number(name: str, stated: Parameter) -> int:
+    if isinstance(stated, str) and stated.isascii() and stated.isdecimal() and len(stated) < 20:
+        stated = int(stated)  # tritonclient sends `timeout` of a stream as text
+    if isinstance(stated, bool) or not isinstance(stated, int) or not 0 <= stated < 2**64:
+        raise ServingError(
+            Status.INVALID_ARGUMENT, f"the parameter {name} is {stated!r}. Fix: state a whole number, 0 or more"
+        )
+    return stated
+
+
+def refuse_extensions(parameters: Mapping[str, Parameter], where: str) -> None:
+    """Raise where a parameter belongs to an extension that is not served, unless it says no (0 or false).
+
+    So does one with the server's own prefix that it does not have, or whose value would be passed over. Others are the
+    client's own.
+    """
+    for name in parameters:
+        if name.startswith("xrt_") and not (
+            name == "xrt_evidence" and where == "the request" and isinstance(parameters[name], bool)
+        ):
+            raise ServingError(
+                Status.INVALID_ARGUMENT,
+                f"{where} has the parameter {name[:64]} {parameters[name]!r:.80}. Fix: of those that begin with xrt_ "
+                "a request may have xrt_evidence, true or false",
+            )
+        extension = _EXTENSIONS.get(name)
+        if extension is not None and (parameters[name] or extension == "shared memory"):
+            raise ServingError(
+                Status.UNIMPLEMENTED,
+                f"{where} has the parameter {name}, of the extension for {extension}, which is not served. "
+                f"Fix: leave it out, and see the extensions in the server's metadata",
+            )
+
+
+def refuse_duplicates(names: Iterable[str], what: str) -> None:
+    """Raise where a name comes twice."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            raise ServingError(Status.INVALID_ARGUMENT, f"the {what} {name!r} is given twice. Fix: name each once")
+        seen.add(name)

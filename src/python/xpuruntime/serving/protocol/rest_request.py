@@ -14,16 +14,20 @@ import msgspec
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
+    LONGEST,
     Datatype,
+    Forms,
+    Items,
     array_at,
     array_of_raw,
     checked_shape,
     datatype_named,
+    deadline_of,
+    priority_of,
+    refuse_duplicates,
+    refuse_extensions,
 )
-from xpuruntime.serving.protocol.forms import LONGEST, Forms
-from xpuruntime.serving.protocol.items import Items
-from xpuruntime.serving.protocol.json_data import array_of_json, reason_of
-from xpuruntime.serving.protocol.parameters import deadline_of, priority_of, refuse_duplicates, refuse_extensions
+from xpuruntime.serving.protocol.rest import array_of_json, reason_of
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:

@@ -1,12 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`AdaptiveDelay`: whether another request is expected within the queue delay, by the gaps between earlier ones.
-
-A gap begins with a request that waits while an instance is idle, or with a batch that was sent early, and ends with
-the next request of the group. Where none comes before the batch is sent, or ends, the gap is censored: its time counts,
-and no arrival. Time over arrivals is the mean gap, as of a Poisson process, with exponential forgetting. It is kept for
-each number of rows that wait, since a client that waits for its answer sends nothing.
-"""
+"""How long a batch may wait: for others that are expected, and behind one that the device computes."""
 
 from __future__ import annotations
 
@@ -15,9 +9,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Hashable
 
-    from xpuruntime.serving.batching.entries import Dispatch
+    from xpuruntime.serving.batching.scheduler import Dispatch
 
-__all__ = ["AdaptiveDelay"]
+__all__ = ["AdaptiveDelay", "SerialDevice"]
 
 #: What is left of the earlier gaps after one more, or after a delay without one.
 _KEPT = 7 / 8
@@ -116,3 +110,40 @@ class AdaptiveDelay:
         if gaps is None:
             gaps = self._gaps[rows] = _Gaps()
         return gaps
+
+
+#: Weight of the latest batch in the expected times of one.
+_LATEST = 0.2
+#: Share of a batch's time that the next one is sent before its expected end, beside what preparing takes.
+_AHEAD = 0.25
+
+
+class SerialDevice:
+    """Expected end of the batches that were sent to a device, from the times of earlier ones."""
+
+    def __init__(self) -> None:
+        self._running: dict[Dispatch, None] = {}
+        self._last_end = 0.0
+        self._compute: float | None = None
+        self._preparation = 0.0
+
+    def began(self, batch: Dispatch) -> None:
+        """Take a batch that was sent."""
+        self._running[batch] = None
+
+    def ended(self, batch: Dispatch, now: float, preparation: float) -> None:
+        """Take the end of a batch, and the seconds until its inputs were ready."""
+        self._running.pop(batch, None)
+        seconds = now - max(batch.at, self._last_end)
+        self._last_end = now
+        first = self._compute is None
+        self._compute = seconds if self._compute is None else self._compute + _LATEST * (seconds - self._compute)
+        self._preparation += (1.0 if first else _LATEST) * (preparation - self._preparation)
+
+    def hold_until(self) -> float | None:
+        """Return up to when another batch would only wait; `None`: nothing runs, or no batch has been timed yet."""
+        if not self._running or self._compute is None:
+            return None
+        begin = max(next(iter(self._running)).at, self._last_end)
+        end = begin + len(self._running) * self._compute
+        return end - _AHEAD * self._compute - self._preparation

@@ -10,25 +10,22 @@ from typing import TYPE_CHECKING, Any
 
 import grpc
 
+from xpuruntime.serving.gate import HeldBytes, refuse_of, respond_of, response_of
 from xpuruntime.serving.messages import InferRequest
-from xpuruntime.serving.monitoring.spans import TRACE_HEADERS
+from xpuruntime.serving.monitoring.request_logs import TRACE_HEADERS
+from xpuruntime.serving.options import check_model, check_version
+from xpuruntime.serving.protocol.datatypes import Items
+from xpuruntime.serving.protocol.grpc_codec import read_infer_request, write_infer_response, write_stream_response
 from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.infer_decoding import read_infer_request
-from xpuruntime.serving.protocol.infer_encoding import write_infer_response, write_stream_response
-from xpuruntime.serving.protocol.items import Items
 from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, encode
-from xpuruntime.serving.status import ServingError, Status
-from xpuruntime.serving.transport.access import check_model, check_version
-from xpuruntime.serving.transport.failures import failure_of
-from xpuruntime.serving.transport.gate import HeldBytes
-from xpuruntime.serving.transport.waiting import refuse_of, respond_of, response_of
+from xpuruntime.serving.status import ServingError, Status, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 
+    from xpuruntime.serving.gate import Gate
     from xpuruntime.serving.messages import ModelService
-    from xpuruntime.serving.transport.gate import Gate
-    from xpuruntime.serving.transport.options import TransportOptions
+    from xpuruntime.serving.options import TransportOptions
 
 __all__ = ["Handlers"]
 

@@ -1,25 +1,133 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Tensors of requests put into the input of one execution, each copied once, and its outputs taken apart."""
+"""Execution of batches: inputs put together, the run of the model, outputs taken apart, the times."""
 
 from __future__ import annotations
 
+import contextlib
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from xpuruntime.serving.batching.copying import copy_parts
+from xpuruntime import _core
+from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.runtime.process_forks import reset_in_child
+from xpuruntime.serving.batching.requests import Execution, Job, failure_of_run
+from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
+    from typing import Any
 
     from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.serving.batching.inline import ShortRuns
     from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.requests import Feed
+    from xpuruntime.serving.batching.scheduler import Dispatch, EntryRows
+    from xpuruntime.serving.batching.settings import BatchSettings
 
-__all__ = ["Assembled", "Slice", "assemble", "joined", "take_apart", "whole_inputs", "whole_outputs"]
+__all__ = [
+    "Assembled",
+    "BatchExecutor",
+    "Slice",
+    "assemble",
+    "copy_parts",
+    "joined",
+    "take_apart",
+    "whole_inputs",
+    "whole_outputs",
+]
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from concurrent.futures import Future
+
+    import numpy as np
+
+    Place = tuple[slice, ...]
+
+
+#: Bytes up to which waking other threads takes longer than copying.
+_SMALL = 1 << 20
+#: Threads that copy, beside those that need it, at most; one for so many processors.
+_MOST, _PROCESSORS = 3, 4
+
+
+class _Copiers:
+    """Threads that are started when they are first needed, also in a child of a fork, which has not its parent's."""
+
+    def __init__(self) -> None:
+        self.in_child()
+        reset_in_child(self)
+        self.count = min(_MOST, cpu_cores().logical // _PROCESSORS)
+
+    def in_child(self) -> None:
+        """Begin anew; see `Forks`."""
+        self._lock = threading.Lock()
+        self._pool: ThreadPoolExecutor | None = None
+
+    def pool(self) -> ThreadPoolExecutor:
+        """Return them."""
+        with self._lock:
+            if self._pool is None:
+                self._pool = ThreadPoolExecutor(self.count, thread_name_prefix="xpuruntime-copy")
+            return self._pool
+
+
+_copiers = _Copiers()
+
+
+def copy_parts(made: np.ndarray[Any, Any], parts: Iterable[tuple[Place, np.ndarray[Any, Any]]]) -> None:
+    """Copy each part to its place in an array. Returns when all are there.
+
+    The core copies several parts without the GIL in between, which NumPy needs after each: a thread would wait for it
+    behind those that take requests and give answers.
+    """
+    left = list(parts)
+    if made.nbytes < _SMALL or len(left) < 2 or made.dtype.hasobject or not _copiers.count:
+        _copy_all(made, left)
+        return
+    shares = [left[start :: _copiers.count + 1] for start in range(min(_copiers.count + 1, len(left)))]
+    helping: list[Future[None]] = []
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no thread any more
+        for share in shares[1:]:
+            helping.append(_copiers.pool().submit(_copy_all, made, share))
+    try:
+        for share in (shares[0], *shares[1 + len(helping) :]):
+            _copy_all(made, share)
+    finally:
+        failures = [one.exception() for one in helping]  # none writes any more
+    for failure in failures:
+        if failure is not None:
+            raise failure
+
+
+def _copy_all(made: np.ndarray[Any, Any], parts: Sequence[tuple[Place, np.ndarray[Any, Any]]]) -> None:
+    targets: list[Any] = []
+    sources: list[Any] = []
+    for place, part in parts:
+        target = made[place]
+        if (
+            target.shape == part.shape
+            and target.flags.c_contiguous
+            and part.flags.c_contiguous
+            and _same_bytes(made, part)
+        ):
+            targets.append(target)
+            sources.append(part)
+        else:
+            target[...] = part
+    _core.copy_arrays(targets, sources)
+
+
+def _same_bytes(made: np.ndarray[Any, Any], part: np.ndarray[Any, Any]) -> bool:
+    """Whether the bytes of a part are those of the array: of one dtype, and one that buffers have."""
+    return made.dtype == part.dtype and made.dtype.kind in "biufc"
 
 
 class Slice(NamedTuple):
@@ -238,3 +346,86 @@ def joined(layout: Layout, feed: Feed, pieces: Mapping[int, Mapping[str, Any]]) 
             array = np.concatenate(parts, axis=info.batch)
         tensors.append(InferTensor(name, info.datatype, tuple(array.shape), array))
     return tensors
+
+
+_tick = time.perf_counter_ns
+
+
+class BatchExecutor:
+    """Runs batches. Safe to call from many threads.
+
+    Parameters
+    ----------
+    runner : HostRunner
+    layout : Layout
+    settings : BatchSettings
+    name : str
+        Of the model, for messages.
+    short : ShortRuns, optional
+        Gets the times of executions that were not inline.
+    """
+
+    def __init__(
+        self, runner: HostRunner, layout: Layout, settings: BatchSettings, name: str, short: ShortRuns | None = None
+    ) -> None:
+        self._runner, self._layout, self._name, self._short = runner, layout, name, short
+        self._fixed_rows = settings.max_batch_size if settings.shapes == "fixed" else 0
+        #: Whether a request that runs alone is passed to the engine as it came.
+        self._passes = not self._fixed_rows and not runner.copies_all
+        #: Rows that executions have where the runner wants few sizes; the least that fits is taken.
+        self._sizes: tuple[int, ...] = ()
+        if runner.pads_rows and settings.max_batch_size:
+            self._sizes = batch_sizes(settings.max_batch_size, settings.preferred_batch_size)
+
+    def execute(self, batch: Dispatch, jobs: Sequence[Job], now: float) -> Execution:
+        """Run a batch of the parts of these jobs; what it raises is in the result."""
+        execution = Execution(batch)
+        parts = batch.parts
+        for job in jobs:
+            if job.began is None:
+                job.began = now
+            job.executions.append(execution)
+        feed = jobs[0].feed
+        whole = len(parts) == 1 and parts[0].stop - parts[0].start == feed.rows
+        try:
+            if whole and self._passes and not feed.lengths:
+                self._run_whole(jobs[0], execution)
+            else:
+                self._run_parts(parts, jobs, execution)
+        except BaseException as error:  # of this batch alone: the thread serves on
+            execution.error = failure_of_run(error, self._name)
+        else:
+            if self._short is not None and batch.reason != "inline":
+                self._short.queued(feed.shapes, execution.compute_ns * 1e-9)
+        return execution
+
+    def probe(self, feeds: Mapping[str, Any]) -> None:
+        """Run inputs, and drop the outputs."""
+        self._runner.run(dict(feeds))
+
+    def _run_whole(self, job: Job, execution: Execution) -> None:
+        begin = _tick()
+        feeds, execution.elements = whole_inputs(self._layout, job.feed)
+        execution.rows = job.feed.rows
+        copied = _tick()
+        results = self._runner.run(feeds)
+        ran = _tick()
+        job.pieces[0] = whole_outputs(self._layout, results, job.feed)
+        execution.input_ns, execution.infer_ns, execution.output_ns = copied - begin, ran - copied, _tick() - ran
+
+    def _run_parts(self, parts: Sequence[EntryRows], jobs: Sequence[Job], execution: Execution) -> None:
+        begin = _tick()
+        slices = [Slice(job.feed, part.start, part.stop) for job, part in zip(jobs, parts, strict=True)]
+        made = assemble(self._layout, slices, self._fixed_rows or self._padded(slices), self._runner)
+        execution.rows, execution.elements, execution.padding = made.rows, made.elements, made.padding
+        copied = _tick()
+        results = self._runner.run(made.feeds)
+        ran = _tick()
+        pieces = take_apart(self._layout, results, made.rows, slices)
+        execution.input_ns, execution.infer_ns, execution.output_ns = copied - begin, ran - copied, _tick() - ran
+        for job, part, outputs in zip(jobs, parts, pieces, strict=True):
+            job.pieces[part.start] = outputs
+
+    def _padded(self, slices: Sequence[Slice]) -> int:
+        rows = sum(one.stop - one.start for one in slices)
+        return next((size for size in self._sizes if size >= rows), 0)

@@ -1,54 +1,130 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Decoding of ``ModelInferRequest`` and ``ModelInferResponse``, as a server and a client read them."""
+"""Codecs of ModelInferRequest and ModelInferResponse, as servers and clients read and write them."""
 
 from __future__ import annotations
 
 import math
+import struct
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import (
+    DATATYPES,
+    LONGEST,
     Datatype,
+    Forms,
+    Items,
+    array_at,
     array_of_elements,
     array_of_raw,
     checked_shape,
     datatype_named,
+    deadline_of,
+    priority_of,
+    raw_of,
+    refuse_duplicates,
+    refuse_extensions,
 )
-from xpuruntime.serving.protocol.forms import Forms
-from xpuruntime.serving.protocol.grpc_form import GrpcForm
 from xpuruntime.serving.protocol.grpc_messages import INFER_PARAMETER
-from xpuruntime.serving.protocol.items import Items
-from xpuruntime.serving.protocol.parameters import deadline_of, priority_of, refuse_duplicates, refuse_extensions
-from xpuruntime.serving.protocol.schema import decode
-from xpuruntime.serving.protocol.wire import (
+from xpuruntime.serving.protocol.schema import (
     FIXED32,
     FIXED64,
     LENGTH,
     VARINT,
+    decode,
     fields_of,
     malformed,
     packed_array,
     packed_varints,
     signed,
     text_of,
+    varint,
     varint_list,
+    varints_of,
 )
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from numpy.typing import NDArray
 
-    from xpuruntime.serving.messages import Parameter
+    from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, Parameter
 
 __all__ = [
     "CONTENTS",
+    "GrpcForm",
     "read_infer_request",
     "read_infer_response",
     "read_stream_response",
+    "write_infer_request",
+    "write_infer_response",
+    "write_stream_response",
 ]
+
+_RAW = bytes((7 << 3 | LENGTH,))
+
+
+class GrpcForm:
+    """All of a request but the bytes of its tensors.
+
+    A message has the form where its length and everything between the tensors are the same: what is read of it then
+    differs in those bytes alone.
+    """
+
+    __slots__ = ("_between", "_request", "_tensors")
+
+    def __init__(
+        self,
+        request: InferRequest,
+        between: list[tuple[int, int, bytes]],
+        tensors: list[tuple[InferTensor, Datatype, int, int]],
+    ) -> None:
+        #: Without its tensors, which are views of a message that is answered some time.
+        self._request, self._between, self._tensors = replace(request, inputs=()), between, tensors
+
+    @classmethod
+    def of(cls, request: InferRequest, message: memoryview, raw: Sequence[memoryview]) -> GrpcForm | None:
+        """Return the form of a request that was read; `None` where its tensors are not raw ones at the end."""
+        heads = [_RAW + varint(len(one)) for one in raw]
+        at = len(message) - sum(len(head) + len(one) for head, one in zip(heads, raw, strict=True))
+        if not 0 < at <= LONGEST:
+            return None
+        between = [(0, at, bytes(message[:at]))]
+        tensors = []
+        for tensor, head, one in zip(request.inputs, heads, raw, strict=True):
+            between.append((at, at + len(head), head))
+            at += len(head)
+            datatype = DATATYPES[tensor.datatype]
+            if datatype.is_bytes or message[at - len(head) : at] != head or message[at : at + len(one)] != one:
+                return None
+            made = InferTensor(tensor.name, datatype.name, tensor.shape, None, tensor.parameters)
+            tensors.append((made, datatype, len(one) // datatype.size, at))
+            at += len(one)
+        return cls(request, between, tensors)
+
+    def fits(self, message: memoryview) -> bool:
+        """Return whether a message of the same length has this form."""
+        return all(message[start:stop] == text for start, stop, text in self._between)
+
+    def request(self, message: memoryview) -> InferRequest:
+        """Return the request in a message that fits."""
+        old = self._request
+        inputs = [
+            InferTensor(
+                one.name,
+                one.datatype,
+                one.shape,
+                array_at(datatype, one.shape, message, count, at, one.name),
+                one.parameters,
+            )
+            for one, datatype, count, at in self._tensors
+        ]
+        return InferRequest(old.model, inputs, old.version, old.id, old.outputs, {}, None, 0)
 
 
 #: Bytes at the beginning of requests by which their forms are found; the whole form is compared then.
@@ -320,3 +396,132 @@ def _piece(field: int, wire: int, value: Any) -> NDArray[Any]:
     if field == 3:
         return values.view(np.int64)
     return values.astype(np.uint32) if field == 4 else values
+
+
+_DOUBLE = struct.Struct("<d")
+#: What responses begin with that differ in their values alone.
+_HEADS: Forms[bytes] = Forms()
+
+
+def write_infer_response(response: InferResponse) -> bytes:
+    """Return the message of a response, with raw contents."""
+    parts: list[bytes | memoryview] = []
+    plain = not (response.id or response.parameters)
+    key = (response.model, response.version, tuple([(one.name, one.datatype, one.shape) for one in response.outputs]))
+    head = _HEADS.get(key) if plain else None
+    if head is None:
+        _put_head(parts, response.model, response.version, response.id, response.parameters)
+        for tensor in response.outputs:
+            _put(parts, 5, _tensor_message(tensor))
+        head = b"".join(parts)
+        if plain and not any(one.parameters for one in response.outputs):
+            _HEADS.put(key, head)
+    parts = [head]
+    for tensor in response.outputs:
+        _put(parts, 6, raw_of(tensor))
+    return b"".join(parts)
+
+
+def write_infer_request(request: InferRequest, *, raw: bool = True) -> bytes:
+    """Return the message of a request, as a client sends it, with raw or typed contents."""
+    parts: list[bytes | memoryview] = []
+    _put_head(parts, request.model, request.version, request.id, request.parameters)
+    for tensor in request.inputs:
+        _put(parts, 5, _tensor_message(tensor, contents=not raw))
+    for output in request.outputs:
+        inner: list[bytes | memoryview] = []
+        _put_text(inner, 1, output.name)
+        _put_parameters(inner, 2, output.parameters)
+        _put(parts, 6, b"".join(inner))
+    if raw:
+        for tensor in request.inputs:
+            _put(parts, 7, raw_of(tensor))
+    return b"".join(parts)
+
+
+def write_stream_response(response: bytes = b"", error: str = "", id: str = "") -> bytes:
+    """Return a ``ModelStreamInferResponse`` of the message of a response, or of an error and the id of its request.
+
+    Each is the last one of its request, and says so as Triton does.
+    """
+    parts: list[bytes | memoryview] = []
+    if error:
+        _put_text(parts, 1, error)
+        inner: list[bytes | memoryview] = []
+        _put_text(inner, 3, id)
+        response = b"".join(inner)
+    last: list[bytes | memoryview] = []
+    _put_parameters(last, 4, {"triton_final_response": True})
+    _put(parts, 2, b"".join((response, *last)))
+    return b"".join(parts)
+
+
+def _put(parts: list[bytes | memoryview], number: int, data: bytes | memoryview) -> None:
+    parts += (bytes((number << 3 | LENGTH,)), varint(len(data)), data)
+
+
+def _put_text(parts: list[bytes | memoryview], number: int, text: str) -> None:
+    if text:
+        _put(parts, number, text.encode())
+
+
+def _put_head(
+    parts: list[bytes | memoryview], model: str, version: str, id: str, parameters: Mapping[str, Parameter]
+) -> None:
+    _put_text(parts, 1, model)
+    _put_text(parts, 2, version)
+    _put_text(parts, 3, id)
+    _put_parameters(parts, 4, parameters)
+
+
+def _put_parameters(parts: list[bytes | memoryview], number: int, parameters: Mapping[str, Parameter]) -> None:
+    for name, value in parameters.items():
+        entry: list[bytes | memoryview] = []
+        _put_text(entry, 1, name)
+        _put(entry, 2, _parameter_message(value))
+        _put(parts, number, b"".join(entry))
+
+
+def _parameter_message(value: Parameter) -> bytes:
+    if isinstance(value, bool):
+        return bytes((1 << 3 | VARINT, value))
+    if isinstance(value, int):
+        number = 2 if value < 2**63 else 5
+        return bytes((number << 3 | VARINT,)) + varint(value)
+    if isinstance(value, str):
+        text = value.encode()
+        return bytes((3 << 3 | LENGTH,)) + varint(len(text)) + text
+    return bytes((4 << 3 | FIXED64,)) + _DOUBLE.pack(value)
+
+
+def _tensor_message(tensor: InferTensor, *, contents: bool = False) -> bytes:
+    parts: list[bytes | memoryview] = []
+    _put_text(parts, 1, tensor.name)
+    _put_text(parts, 2, tensor.datatype)
+    if tensor.shape:
+        _put(parts, 3, _packed_shape(tensor.shape))
+    _put_parameters(parts, 4, tensor.parameters)
+    if contents:
+        _put(parts, 5, _contents_message(tensor))
+    return b"".join(parts)
+
+
+def _packed_shape(shape: Sequence[int]) -> bytes:
+    return b"".join(map(varint, shape))
+
+
+def _contents_message(tensor: InferTensor) -> bytes:
+    datatype = datatype_named(tensor.datatype, tensor.name)
+    if datatype.only_raw:
+        raise ServingError(
+            Status.INVALID_ARGUMENT, f"tensor {tensor.name!r} is {datatype.name}, which is sent raw. Fix: raw=True"
+        )
+    field, _ = CONTENTS[datatype.contents]
+    parts: list[bytes | memoryview] = []
+    if datatype.is_bytes:
+        for element in tensor.data.ravel():
+            _put(parts, field, element)
+    elif tensor.data.size:
+        array = np.asarray(tensor.data, datatype.dtype)
+        _put(parts, field, raw_of(tensor) if field in (6, 7) else varints_of(array))
+    return b"".join(parts)

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Loading of a model: its versions on disk, its session, what it is warmed up with, and limits for a latency."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from xpuruntime.artifacts.reading import made_files
+from xpuruntime.errors import InputError, LockError, ModelError, PolicyError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.inference.batch_times import time_batches
+from xpuruntime.inference.session import InferenceSession
+from xpuruntime.policies import Policy
+from xpuruntime.serving.batching.settings import batch_sizes
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.inference.session import InferenceSession
+    from xpuruntime.lockfile.measured import BatchTime
+    from xpuruntime.lockfile.records import Lock
+    from xpuruntime.serving.batching.layout import Layout
+    from xpuruntime.serving.batching.settings import BatchSettings
+    from xpuruntime.serving.models.model_settings import ModelSettings
+
+__all__ = [
+    "Limits",
+    "batch_feeds",
+    "choose_limits",
+    "curve_of",
+    "find_versions",
+    "locked_curve",
+    "locked_size",
+    "measure_curve",
+    "open_session",
+    "size_on_disk",
+    "warmup_sizes",
+]
+
+_MODELS = (".onnx", ".pt2")
+_VERSION = re.compile(r"[1-9][0-9]{0,17}")
+
+
+def find_versions(source: str, wanted: str | tuple[int, ...]) -> dict[int, str]:
+    """Return the versions of a model to serve, each with the path that a session is opened with.
+
+    Parameters
+    ----------
+    source : str
+        A model file or artifact is version 1; a folder has a model file or an artifact in each of ``1``, ``2``, ...
+    wanted : {"latest", "all"} or tuple of int
+
+    Raises
+    ------
+    ModelError
+        There is no such path, no version, or a version that is wanted has no model, or several.
+    InputError
+        A version that is wanted is not there.
+    """
+    path = Path(source)
+    found = {1: path} if path.is_file() or made_files(path) is not None else _versions(path)
+    if wanted == "latest":
+        chosen = [max(found)]
+    elif wanted == "all":
+        chosen = sorted(found)
+    else:
+        chosen = [int(version) for version in wanted]
+    missing = [version for version in chosen if version not in found]
+    if missing:
+        raise InputError(
+            f"{source} has no version {missing[0]}; it has {', '.join(map(str, sorted(found)))}. "
+            "Fix: correct 'versions'"
+        )
+    if found.get(1) == path:
+        return {1: source}
+    return {version: str(_model_in(found[version])) for version in chosen}
+
+
+def _versions(folder: Path) -> dict[int, Path]:
+    try:
+        names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
+    except OSError as error:
+        raise ModelError(f"{folder}: cannot be read: {reason_of(error)}. Fix: correct 'source'") from None
+    found = {int(name): folder / name for name in names if _VERSION.fullmatch(name)}
+    if not found:
+        raise ModelError(
+            f"{folder} is neither a compiled artifact nor a folder of versions. Fix: put each version into a folder "
+            "1, 2, ... of it"
+        )
+    return found
+
+
+def _model_in(folder: Path) -> Path:
+    if made_files(folder) is not None:
+        return folder
+    inside = sorted(folder.iterdir())
+    models = [one for one in inside if one.suffix in _MODELS and one.is_file()]
+    models += [one for one in inside if one.is_dir() and made_files(one) is not None]
+    if len(models) != 1:
+        names = f"several: {', '.join(one.name for one in models)}" if models else "none"
+        raise ModelError(
+            f"{folder} must hold one model ({', '.join(_MODELS)}, or a compiled artifact), and holds {names}. "
+            "Fix: keep one"
+        )
+    return models[0]
+
+
+def size_on_disk(path: str) -> int:
+    """Return the bytes of a model file, without weights in other files, or of all files of an artifact."""
+    place = Path(path)
+    if place.is_dir():
+        return sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
+    return place.stat().st_size
+
+
+def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | None = None) -> InferenceSession:
+    """Open a model under the policy and the lock of its settings.
+
+    Under ``shapes: fixed`` the session has ``execution.static_batch``, whose check that rows do not depend on each
+    other it passes, or does not open.
+
+    Raises
+    ------
+    LockError
+        The lock does not hold.
+    PolicyError
+        ``shapes: fixed``, and the lock or artifact is of another batch size.
+    XpuRuntimeError
+        As `InferenceSession`.
+    """
+    rows = settings.batching.max_batch_size if settings.batching.shapes == "fixed" else None
+    given: dict[str, Any] = {"device": settings.device, "trust": settings.trust, "registry": registry}
+    if settings.lock is not None:
+        session = InferenceSession(path, policy=settings.policy, lock=settings.lock, **given)
+    elif rows is None:
+        session = InferenceSession(path, policy=settings.policy, **given)
+    else:
+        session = InferenceSession(path, policy=_with_rows(path, settings, rows), **given)
+    found = session.policy.execution.static_batch
+    if rows is not None and found != rows:
+        session.close()
+        of = f"the lock {settings.lock}" if settings.lock is not None else f"the artifact {path}"
+        raise PolicyError(
+            f"batching.shapes: 'fixed' runs {rows} rows, and {of} was made with execution.static_batch: {found}. "
+            f"Fix: make it again under a policy with execution.static_batch: {rows}"
+        )
+    return session
+
+
+def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
+    """Return the policy that holds, with a static batch; ``None`` for an artifact, whose own policy holds."""
+    from xpuruntime.artifacts.reading import find_artifact
+    from xpuruntime.engines.model import read_model
+    from xpuruntime.inference.embedded_policy import carried_policy
+    from xpuruntime.inference.session_arguments import SessionArguments
+
+    if settings.policy is not None:
+        policy: Policy | None = Policy.load(settings.policy)
+    elif find_artifact(path) is not None:
+        return None
+    else:
+        policy = carried_policy(read_model(path, trust=settings.trust), SessionArguments(trust=settings.trust)).policy
+    policy = policy or Policy()
+    return policy.replace(execution=policy.execution.replace(static_batch=rows))
+
+
+def locked_size(lock: Lock | None, device: str, settings: ModelSettings) -> int:
+    """Return the bytes that a lock has of a session on a device with batches of at least this size; 0: it has none."""
+    memory = None if lock is None else lock.measured.memory
+    if memory is None or memory.device != device or memory.rows < max(settings.batching.max_batch_size, 1):
+        return 0
+    return memory.bytes
+
+
+def warmup_sizes(layout: Layout) -> Iterator[dict[str, int]]:
+    """Yield the sizes of padded inputs that executions can have, as the rules state them; one empty one without."""
+    steps = max((len(info.padding.sizes) for info in layout.inputs.values() if info.padding is not None), default=0)
+    for step in range(max(steps, 1)):
+        yield {
+            name: info.padding.sizes[min(step, len(info.padding.sizes) - 1)]
+            for name, info in layout.inputs.items()
+            if info.padding is not None and info.padding.sizes
+        }
+
+
+def batch_feeds(
+    session: InferenceSession, layout: Layout, rows: int, sizes: Mapping[str, int] | None = None
+) -> dict[str, Any]:
+    """Return probe inputs of a batch size, with padded inputs in given sizes. Strings are ``"0"``."""
+    from xpuruntime.engines.cuda_arrays import host_copies
+    from xpuruntime.engines.precision import probe_feeds
+    from xpuruntime.engines.precision.probe import probe_shape
+
+    strings = {
+        one.name: np.full(probe_shape(one), "0", object) for one in session.model.inputs if one.dtype == "string"
+    }
+    feeds = {}
+    for name, array in host_copies(probe_feeds(session.model, overrides=strings)).items():
+        info = layout.inputs[name]
+        if info.batch is not None:
+            array = np.take(array, np.arange(rows) % array.shape[info.batch], axis=info.batch)
+        if info.padding is not None and sizes and name in sizes:
+            axis = info.padding.axis
+            array = np.take(array, np.arange(sizes[name]) % array.shape[axis], axis=axis)
+        feeds[name] = np.asarray(array, order="C")
+    return feeds
+
+
+class Limits(NamedTuple):
+    """What was chosen, and of what.
+
+    Attributes
+    ----------
+    p99 : float
+        Seconds that were asked for.
+    met : bool
+        Whether the smallest batch is quick enough for it.
+    max_batch_size, max_queue_delay_us : int
+    curve : tuple of BatchTime
+    source : str
+        Where the curve is from: a lock, with who made it and when, or the loading of the model.
+    """
+
+    p99: float
+    met: bool
+    max_batch_size: int
+    max_queue_delay_us: int
+    curve: tuple[BatchTime, ...]
+    source: str = ""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return {
+            "p99_us": round(self.p99 * 1e6),
+            "met": self.met,
+            "max_batch_size": self.max_batch_size,
+            "max_queue_delay_us": self.max_queue_delay_us,
+            "rule": "delay + 2 x the longest execution of the batch size <= p99; delay <= the median execution",
+            "source": self.source,
+            "curve": [
+                {
+                    "batch_size": one.rows,
+                    "median_us": round(one.median_us),
+                    "longest_us": round(one.longest_us),
+                    "runs": one.runs,
+                }
+                for one in self.curve
+            ],
+        }
+
+
+def measure_curve(
+    session: InferenceSession, layout: Layout, batching: BatchSettings, runner: HostRunner
+) -> tuple[BatchTime, ...]:
+    """Return times of executions by batch size, in the largest sizes of padded inputs."""
+    *_, sizes = warmup_sizes(layout)
+    most = max(batching.max_batch_size, 1)
+    rows = (most,) if batching.shapes == "fixed" else batch_sizes(most)
+    return time_batches(runner, lambda one: batch_feeds(session, layout, one, sizes), rows)
+
+
+def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> tuple[BatchTime, ...] | str:
+    """Return the times that a lock has of executions as this model is served, or why it has none."""
+    if lock is None:
+        return "the model has no lock"
+    times = lock.measured.batches
+    if not times:
+        return "the lock has no times of batches"
+    most = max(batching.max_batch_size, 1)
+    shapes = lock.identity.shapes[0].inputs
+    for name, info in layout.inputs.items():
+        if info.padding is not None and info.padding.sizes:
+            largest, size = max(info.padding.sizes), shapes[name][info.padding.axis] if name in shapes else 0
+            if size < largest:
+                return f"the lock has times of {name!r} with {size} elements, and it is padded to {largest}"
+    if batching.shapes == "fixed":
+        found = tuple(one for one in times if one.rows == most)
+        return found or f"the lock has no times of {most} rows, which every execution has"
+    return tuple(one for one in times if one.rows <= most) or f"the lock has no times of {most} rows or fewer"
+
+
+def curve_of(
+    session: InferenceSession, layout: Layout, settings: ModelSettings, runner: HostRunner, path: str
+) -> tuple[tuple[BatchTime, ...], str]:
+    """Return times by batch size, and where they are from: the lock, or this process.
+
+    Raises
+    ------
+    LockError
+        The settings ask for those of the lock, which has none of this model as it is served.
+    """
+    assert settings.slo is not None
+    lock = session.lock
+    if settings.slo.curve != "load":
+        found = locked_curve(lock, layout, settings.batching)
+        if not isinstance(found, str):
+            assert lock is not None
+            made = lock.provenance
+            return found, f"lock {lock.digest}, made {made.created or 'at an unknown time'} by {made.command or '?'}"
+        if settings.slo.curve == "lock":
+            most = max(settings.batching.max_batch_size, 1)
+            sizes = (most,) if settings.batching.shapes == "fixed" else batch_sizes(most)
+            raise LockError(
+                f"slo.curve: 'lock', but {found}. Fix: xrt lock {path or 'MODEL'} -o {settings.lock or 'LOCK'} "
+                f"--batches {','.join(map(str, sizes))}, or state curve: load"
+            )
+    return measure_curve(session, layout, settings.batching, runner), "measured when the model was loaded"
+
+
+def choose_limits(curve: Sequence[BatchTime], p99: float, source: str = "") -> Limits:
+    """Choose the largest batch whose requests stay within a latency, and the delay that is left.
+
+    A request may arrive just after an execution has begun, so it waits for that one, for the delay, and for its own:
+    the delay and twice the longest execution must fit. Waiting longer than an execution gains nothing, since what
+    arrives during one is put together anyway.
+    """
+    p99_us = 1e6 * p99
+    fitting = [one for one in curve if 2 * one.longest_us <= p99_us]
+    if not fitting:
+        least = min(curve, key=lambda one: one.rows)
+        return Limits(p99, False, least.rows, 0, tuple(curve), source)
+    best = max(fitting, key=lambda one: one.rows)
+    delay_us = max(0.0, min(best.median_us, p99_us - 2 * best.longest_us))
+    return Limits(p99, True, best.rows, int(delay_us) if best.rows > 1 else 0, tuple(curve), source)

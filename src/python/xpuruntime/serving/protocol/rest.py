@@ -1,0 +1,408 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""REST bodies beside requests: elements of tensors in JSON, responses, errors, and the side of the client."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from xpuruntime.serving.messages import InferResponse, InferTensor
+from xpuruntime.serving.protocol.datatypes import (
+    DATATYPES,
+    Datatype,
+    Forms,
+    array_of_elements,
+    array_of_pieces,
+    array_of_raw,
+    checked_shape,
+    datatype_named,
+    raw_of,
+    refuse_duplicates,
+)
+from xpuruntime.serving.status import ServingError, Status
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
+    from xpuruntime.serving.protocol.datatypes import Items
+    from xpuruntime.serving.protocol.rest_request import RestRequest
+
+__all__ = [
+    "NoJsonFormError",
+    "RestResponse",
+    "array_of_json",
+    "elements_of",
+    "error_body",
+    "read_response",
+    "reason_of",
+    "write_request",
+    "write_response",
+]
+
+
+class NoJsonFormError(ServingError):
+    """A tensor that JSON cannot hold: its datatype, NaN, an infinity, or bytes that are not UTF-8."""
+
+
+_BLANKS = b" \t\r\n"
+
+
+def array_of_json(
+    datatype: Datatype, shape: tuple[int, ...], text: bytes | memoryview, tensor: str, items: Items | None = None
+) -> NDArray[Any]:
+    """Return the array of a tensor's ``data``, which is well-formed JSON.
+
+    Raises
+    ------
+    ServingError
+        It is neither flat nor nested as the shape says, has an element of another type or out of range, or the
+        datatype has no form in JSON.
+    """
+    if datatype.only_raw:
+        raise NoJsonFormError(
+            Status.INVALID_ARGUMENT,
+            f"tensor {tensor!r} is {datatype.name}, which JSON has no form for. "
+            "Fix: send it with the binary extension (binary_data_size)",
+        )
+    depth = _depth(text)
+    rank = len(shape)
+    if depth not in (1, rank):
+        nested = f" or {rank}" if rank not in (0, 1) else ""
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the data of tensor {tensor!r} begin with {depth} brackets, and its shape {list(shape)} takes 1 (flat)"
+            f"{nested}. Fix: send a flat array in row-major order, or one nested as the shape",
+        )
+    if items is not None:
+        items.convert(len(text))
+    try:
+        if datatype.is_bytes:
+            return array_of_elements(datatype, shape, _strings(bytes(text), depth, shape, tensor, items), tensor)
+        return array_of_pieces(datatype, shape, _numbers(datatype, bytes(text), depth, shape, tensor), tensor)
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise ServingError(
+            Status.INVALID_ARGUMENT,
+            f"the data of tensor {tensor!r} are not {datatype.name}: {reason_of(error).partition(' - at ')[0]}. "
+            f"Fix: send {_FORMS[datatype.dtype.kind]}",
+        ) from None
+
+
+def _strings(text: bytes, depth: int, shape: Sequence[int], tensor: str, items: Items | None) -> list[bytes]:
+    if items is not None:  # before they are made: half of the quotes that no backslash is before, or more
+        strings = (text.count(b'"') - text.count(b'\\"') + 1) // 2
+        items.take(max(strings, text.count(b"[") if depth > 1 else 0))
+    values: Any = _decoder("O", depth).decode(text)
+    flat = [values] if depth == 0 else values
+    for dim in shape[1:depth]:
+        if any(len(one) != dim for one in flat):
+            raise _not_nested(shape, tensor)
+        flat = list(itertools.chain.from_iterable(flat))
+    return [one.encode() for one in flat]
+
+
+def _numbers(
+    datatype: Datatype, text: bytes, depth: int, shape: Sequence[int], tensor: str
+) -> Iterator[list[bool] | list[int] | list[float]]:
+    """Return the numbers in JSON that was checked, in pieces: each is decoded while nothing else runs."""
+    if depth == 0:
+        text = b"[" + text + b"]"
+    structure = text.translate(None, _NO_STRUCTURE)
+    if depth > 1 and structure != _structure_of(shape, len(structure)):
+        raise _not_nested(shape, tensor)
+    if depth < 2 and structure.count(b"[") > 1:
+        raise _not_nested(shape, tensor)
+    flat = text.translate(None, b"[]")
+    decoder = _decoder(datatype.dtype.kind, 1)
+    at = 0
+    while at < len(flat):
+        end = flat.find(b",", at + _PIECE_BYTES)
+        end = len(flat) if end < 0 else end
+        yield decoder.decode(b"[" + flat[at:end] + b"]")
+        at = end + 1
+
+
+def _structure_of(shape: Sequence[int], length: int) -> bytes:
+    """Return the brackets and commas of an array of this shape; nothing where they are not so many."""
+    sizes = itertools.accumulate(reversed(shape), lambda inner, dim: 2 + dim * inner + max(dim - 1, 0), initial=0)
+    if max(sizes) > length:
+        return b""
+    made = b""
+    for dim in reversed(shape):
+        made = b"[" + (made + b",") * max(dim - 1, 0) + made * min(dim, 1) + b"]"
+    return made
+
+
+#: Bytes of JSON that are decoded at a time, and what its structure is without.
+_PIECE_BYTES = 128 << 10
+_NO_STRUCTURE = bytes(set(range(256)) - set(b"[],"))
+_FORMS = {"b": "true or false", "i": "whole numbers", "u": "whole numbers", "f": "numbers", "O": "strings"}
+_TYPES: dict[str, Any] = {"b": bool, "i": int, "u": int, "f": float, "O": str}
+
+
+@functools.lru_cache(maxsize=128)
+def _decoder(kind: str, depth: int) -> msgspec.json.Decoder[Any]:
+    form = _TYPES[kind]
+    for _ in range(depth):
+        form = list.__class_getitem__(form)
+    return msgspec.json.Decoder(form)
+
+
+def _depth(text: bytes | memoryview) -> int:
+    """Return with how many opening brackets JSON begins, 33 for more than any shape can have."""
+    depth = 0
+    for byte in text:
+        if byte == 0x5B:
+            depth += 1
+            if depth > 32:
+                break
+        elif byte not in _BLANKS:
+            break
+    return depth
+
+
+def _not_nested(shape: Sequence[int], tensor: str) -> ServingError:
+    return ServingError(
+        Status.INVALID_ARGUMENT,
+        f"the data of tensor {tensor!r} are not nested as its shape {list(shape)}. "
+        "Fix: send a flat array in row-major order, or correct the shape",
+    )
+
+
+def elements_of(tensor: InferTensor) -> list[Any]:
+    """Return the elements of an output as JSON has them, flat in row-major order.
+
+    Raises
+    ------
+    ServingError
+        JSON has no form for the datatype or for a value: NaN, an infinity, bytes that are not UTF-8.
+    """
+    datatype = DATATYPES[tensor.datatype]
+    if datatype.only_raw:
+        raise _only_binary(tensor, f"is {datatype.name}, which JSON has no form for")
+    if datatype.is_bytes:
+        try:
+            return [bytes(one).decode() for one in tensor.data.ravel()]
+        except UnicodeDecodeError:
+            raise _only_binary(tensor, "has bytes that are not UTF-8") from None
+    array = tensor.data.ravel()
+    if datatype.dtype.kind == "f" and not np.isfinite(array).all():
+        raise _only_binary(tensor, "has NaN or an infinity, which JSON has no form for")
+    found: list[Any] = array.tolist()
+    return found
+
+
+def _only_binary(tensor: InferTensor, reason: str) -> NoJsonFormError:
+    return NoJsonFormError(
+        Status.INVALID_ARGUMENT,
+        f"output {tensor.name!r} {reason}. Fix: ask for it with the parameter binary_data true, or for all with "
+        "binary_data_output true",
+    )
+
+
+def reason_of(error: BaseException) -> str:
+    """Return why JSON was refused, in one short sentence without a full stop."""
+    text = str(error) or type(error).__name__
+    return text.rstrip(".")[:200]
+
+
+_ENCODER = msgspec.json.Encoder()
+_PIECE_ELEMENTS = 16 << 10
+#: JSON of responses whose outputs are all binary.
+_HEADS: Forms[bytes] = Forms()
+
+
+@dataclass(slots=True)
+class RestResponse:
+    """A response as bytes.
+
+    Parameters
+    ----------
+    chunks : sequence of bytes or memoryview
+        JSON, then the binary outputs in order, which are views of the response's arrays.
+    json_length : int, optional
+        The header ``Inference-Header-Content-Length``, where outputs follow the JSON.
+    """
+
+    chunks: Sequence[bytes | memoryview]
+    json_length: int | None = None
+
+    @property
+    def length(self) -> int:
+        """Length of the whole body in bytes."""
+        return sum(map(len, self.chunks))
+
+
+def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
+    """Return a response as bytes, with the outputs in binary that were asked for so.
+
+    Raises
+    ------
+    ServingError
+        An output has no form in JSON and was not asked for in binary.
+    """
+    key = None
+    if asked.binary_by_default and not (response.id or response.parameters):
+        raws = [raw_of(one) for one in response.outputs]
+        sizes = tuple(
+            [(one.name, one.datatype, one.shape, len(raw)) for one, raw in zip(response.outputs, raws, strict=True)]
+        )
+        key = (response.model, response.version, sizes)
+        head = _HEADS.get(key)
+        if head is not None:
+            return RestResponse([head, *raws], len(head) if raws else None)
+    outputs: list[dict[str, Any]] = []
+    chunks: list[bytes | memoryview] = [b""]
+    for tensor in response.outputs:
+        one: dict[str, Any] = {"name": tensor.name, "datatype": tensor.datatype, "shape": tensor.shape}
+        if asked.binary_by_default or tensor.name in asked.binary:
+            raw = raw_of(tensor)
+            chunks.append(raw)
+            one["parameters"] = {**tensor.parameters, "binary_data_size": len(raw)}
+        else:
+            if tensor.parameters:
+                one["parameters"] = tensor.parameters
+            one["data"] = _data(tensor)
+        outputs.append(one)
+    written: dict[str, Any] = {"model_name": response.model, "model_version": response.version}
+    if response.id:
+        written["id"] = response.id
+    if response.parameters:
+        written["parameters"] = response.parameters
+    written["outputs"] = outputs
+    head = chunks[0] = _ENCODER.encode(written)
+    if key is not None and not any(one.parameters for one in response.outputs):
+        _HEADS.put(key, head)
+    return RestResponse(chunks, len(chunks[0]) if len(chunks) > 1 else None)
+
+
+def _data(tensor: InferTensor) -> list[Any] | msgspec.Raw:
+    """Return the elements of an output, of which many are encoded in pieces, between which other threads run."""
+    if tensor.data.size <= _PIECE_ELEMENTS:
+        return elements_of(tensor)
+    flat = tensor.data.ravel()
+    pieces = (replace(tensor, data=flat[at : at + _PIECE_ELEMENTS]) for at in range(0, flat.size, _PIECE_ELEMENTS))
+    return msgspec.Raw(b"[" + b",".join(_ENCODER.encode(elements_of(one))[1:-1] for one in pieces) + b"]")
+
+
+def error_body(message: str) -> bytes:
+    """Return the body of an error."""
+    return _ENCODER.encode({"error": message})
+
+
+# Optional keys may be null, as KServe writes those that have no value; the protocol leaves them out.
+class _Output(msgspec.Struct):
+    name: str
+    shape: list[int]
+    datatype: str
+    parameters: dict[str, Any] | None = None
+    data: msgspec.Raw = msgspec.Raw()
+
+
+class _Response(msgspec.Struct):
+    model_name: str
+    outputs: list[_Output]
+    model_version: str | None = None
+    id: str | None = None
+    parameters: dict[str, Any] | None = None
+
+
+_DECODER = msgspec.json.Decoder(_Response)
+
+
+def write_request(request: InferRequest, *, binary: bool = False, nested: bool = False) -> tuple[bytes, int | None]:
+    """Return the body of a request, and the length of its JSON where tensors follow it.
+
+    Parameters
+    ----------
+    request : InferRequest
+    binary : bool
+        Send inputs in binary, and ask for outputs so.
+    nested : bool
+        Nest the data in JSON as the shape says, instead of flat.
+    """
+    inputs: list[dict[str, Any]] = []
+    raws: list[bytes | memoryview] = []
+    for tensor in request.inputs:
+        one: dict[str, Any] = {"name": tensor.name, "shape": tensor.shape, "datatype": tensor.datatype}
+        parameters = dict(tensor.parameters)
+        if binary:
+            raws.append(raw_of(tensor))
+            parameters["binary_data_size"] = len(raws[-1])
+        elif nested:
+            one["data"] = _nested(elements_of(tensor), tensor.shape)
+        else:
+            one["data"] = elements_of(tensor)
+        if parameters:
+            one["parameters"] = parameters
+        inputs.append(one)
+    written: dict[str, Any] = {"inputs": inputs}
+    if request.id:
+        written["id"] = request.id
+    outputs = [{"name": one.name, "parameters": {**one.parameters, "binary_data": binary}} for one in request.outputs]
+    if outputs:
+        written["outputs"] = outputs if binary else [{"name": one["name"]} for one in outputs]
+    parameters = dict(request.parameters)
+    if binary and not outputs:
+        parameters["binary_data_output"] = True
+    if parameters:
+        written["parameters"] = parameters
+    head = msgspec.json.encode(written)
+    return b"".join([head, *raws]), len(head) if binary else None
+
+
+def _nested(flat: list[Any], shape: tuple[int, ...]) -> Any:
+    if len(shape) < 2:
+        return flat
+    step = len(flat) // shape[0] if shape[0] else 0
+    return [_nested(flat[at * step : (at + 1) * step], shape[1:]) for at in range(shape[0])]
+
+
+def read_response(body: bytes, length: int | None = None) -> InferResponse:
+    """Return the response in a body, whose JSON has this length where tensors follow it.
+
+    Raises
+    ------
+    ServingError
+        It is none of the protocol.
+    """
+    view = memoryview(body)
+    if length is not None and not 0 <= length <= len(body):
+        raise _wrong(f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")
+    try:
+        read = _DECODER.decode(body if length is None else view[:length])
+    except (ValueError, msgspec.MsgspecError, RecursionError) as error:
+        raise _wrong(reason_of(error)) from None
+    refuse_duplicates((one.name for one in read.outputs), "output")
+    at = len(body) if length is None else length
+    outputs = []
+    for one in read.outputs:
+        datatype = datatype_named(one.datatype, one.name)
+        shape = checked_shape(one.shape, one.name)
+        parameters = one.parameters or {}
+        size = parameters.pop("binary_data_size", None)
+        if size is None:
+            array = array_of_json(datatype, shape, memoryview(one.data), one.name)
+        else:
+            if type(size) is not int or not 0 <= size <= len(body) - at:
+                raise _wrong(f"output {one.name!r} has the binary_data_size {size!r}, and {len(body) - at} are left")
+            array = array_of_raw(datatype, shape, view[at : at + size], one.name)
+            at += size
+        outputs.append(InferTensor(one.name, datatype.name, shape, array, parameters))
+    if at != len(body):
+        raise _wrong(f"{len(body) - at} bytes follow its outputs")
+    return InferResponse(read.model_name, read.model_version or "", outputs, read.id or "", read.parameters or {})
+
+
+def _wrong(reason: str) -> ServingError:
+    return ServingError(
+        Status.INVALID_ARGUMENT, f"the response is none of the protocol: {reason}. Fix: ask the server's developers"
+    )
