@@ -12,6 +12,7 @@ shows. Cases run in processes of their own, so that one which ends its process c
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import signal
@@ -83,8 +84,6 @@ UNCOMPARED = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial
 STATIC = {"qnn"}
 #: Seconds of a case, after which its process ends.
 _LONGEST = 120
-#: Processes one after another, for an engine may not free all memory of models that are closed.
-_PARTS = 4
 
 
 class Base(NamedTuple):
@@ -387,7 +386,7 @@ def _defined(case: Case, want: list[Any], got: list[Any]) -> tuple[list[Any], li
 
 
 def work(engine: str, first: int, every: int, out: Path, ops: Collection[str]) -> None:
-    """Run each `every`th case from `first` on: a line of JSON before each, and one behind each that differs."""
+    """Run each `every`th case from `first` on: a line of JSON before each, and one behind it."""
     from xpuruntime.engines.known_errors import known_errors, nodes_with_errors
     from xpuruntime.engines.model import inspect_bytes
     from xpuruntime.errors import ModelError
@@ -400,19 +399,16 @@ def work(engine: str, first: int, every: int, out: Path, ops: Collection[str]) -
             file.flush()
             signal.alarm(_LONGEST)
             found = wrong(engine, case)
-            try:
+            named = []
+            with contextlib.suppress(ModelError):
                 named = [row.id for _, row in nodes_with_errors(inspect_bytes(case.model), rows)]
-            except ModelError:
-                continue
-            if found or (named and found is not None):
-                file.write(json.dumps({"case": case.name, "wrong": found, "rows": named}) + "\n")
+            file.write(json.dumps({"case": case.name, "wrong": found, "rows": named}) + "\n")
 
 
 def sweep(engine: str, processes: int, ops: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return the cases that differ, or that rows are about."""
-    every = processes if ops else _PARTS * processes
+    """Return what came of each case: how it differs, ``None`` where it was not compared, and the rows about it."""
     with ThreadPoolExecutor(processes) as pool:
-        parts = pool.map(lambda first: _part(engine, first, every, ops), range(every))
+        parts = pool.map(lambda first: _part(engine, first, processes, ops), range(processes))
         return [row for part in parts for row in part]
 
 
@@ -465,14 +461,17 @@ def report(engine: str, found: list[dict[str, Any]], ops: Collection[str] = ()) 
     number, device = here.rpartition(" ")[2], DEVICES.get(engine, "cpu")
     rows = {row.id: row for row in known_errors(engine) if applies_to(row, number, device)}
     shown = Counter(one for row in found if row.get("wrong") for one in row["rows"])
-    about = Counter(one for row in found for one in row.get("rows", ()))
+    compared = [row for row in found if row.get("wrong") is not None]
+    about = Counter(one for row in compared for one in row["rows"])
     new: dict[tuple[str, str], list[dict[str, Any]]] = defaultdict(list)
-    for row in found:
-        if row.get("wrong") and not rows.keys() & row["rows"]:
+    for row in compared:
+        if row["wrong"] and not rows.keys() & row["rows"]:
             op, _, types, *_ = row["case"].split(" | ")
             new[op, types].append(row)
     gone = [name for name, row in rows.items() if not shown[name] and _swept(row, ops)]
     print(f"{here}: {len(new)} differences without a row, {len(gone)} rows without a difference")
+    taken = {row["case"].split(" | ")[0] for row in compared}
+    print(f"  {len(compared)} of {len(found)} cases compared, of {len(taken)} operators")
     print(f"  {'row':40} {'cases':>6} {'differ':>7}")
     for name in sorted(about.keys() & rows.keys() | set(gone)):
         print(f"  {name:40} {about[name]:6} {shown[name]:7}{'   gone' if name in gone else ''}")

@@ -116,14 +116,13 @@ def directly(engine: str, model: Any) -> Callable[[list[Any]], list[Any]]:
 
         core = ov.Core()
         compiled = core.compile_model(core.read_model(data), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})
-        ports = {next(iter(port.names)): port for port in compiled.inputs}
+        taken = [port.names for port in compiled.inputs]
 
         def infer(values: list[Any]) -> list[Any]:
-            named = {name: value for name, value in zip(names, values, strict=False) if name in ports}
-            if missing := ports.keys() - named.keys():  # for which OpenVINO takes what is in its memory
-                raise ValueError(f"the case has no value for {', '.join(sorted(missing))}")
-            result = compiled({ports[name]: value for name, value in named.items()})
-            return [result[port] for port in compiled.outputs]
+            named = {k: v for k, v in zip(names, values, strict=False) if any(k in port for port in taken)}
+            if missing := [one for one in taken if not one & named.keys()]:  # OpenVINO takes what is in its memory
+                raise ValueError(f"the case has no value for {missing}")
+            return list(compiled(named).to_tuple())  # by name: a port as a key is never freed, nor its model's threads
 
         return infer
     if engine == "qnn":
