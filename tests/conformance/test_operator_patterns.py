@@ -71,7 +71,7 @@ REFUSALS = [
     Refusal(("openvino",), ("bf16",), ALL, "this one has neither", here=True),
     Refusal(("openvino",), ("fp32", "fp16", "bf16"), ("function",), r"no conversion for the operators local\.Twice"),
     Refusal(("qnn",), ("int8",), QNN_UNQUANTISED, "nothing in it can be quantised"),
-    Refusal(("qnn",), ("fp16", "int8"), ("gemm_factors",), "only support alpha=1.0"),
+    Refusal(("qnn",), ("fp16",), ("gemm_factors",), "only support alpha=1.0"),
     Refusal(("qnn",), ("fp16", "int8"), ("einsum",), "Einsum unsupported equation"),
     Refusal(("qnn",), ("fp16", "int8"), ("triangle",), "`Trilu` are not supported"),
     Refusal(("qnn",), ("fp16", "int8"), ("if_reads_outer",), "produced outside the QNN partition"),
