@@ -44,8 +44,8 @@ with xrt_torch.kernel_policy(policy):
         step()
 
 print(found)
-# For CI: every call ran as the policy states, and the policy covers nearly all of the time. This model has no attention,
-# which the policy also names: without no_unmatched=False that would fail, as a model that bypasses the policy does.
+# For CI: every call ran as the policy states, and the policy covers nearly all of the time. The policy also names
+# attention, which this model lacks: without no_unmatched=False that fails, as a model that bypasses the policy does.
 print("never ran:", *found.never_ran)
 found.require(coverage=0.9, no_unmatched=False)
 print(f"covered: {found.coverage.covered:.0%}; trace.json opens in https://ui.perfetto.dev")
