@@ -43,20 +43,7 @@ class ArgumentType(NamedTuple):
 
 
 def check_types(types: Mapping[str, ArgumentType], given: Mapping[str, Any], *, optional: Iterable[str] = ()) -> None:
-    """Refuse arguments of a wrong type.
-
-    Parameters
-    ----------
-    types : mapping of str to ArgumentType
-    given : mapping of str to object
-        The arguments by name; further ones are passed over.
-    optional : iterable of str
-        Those that may be ``None``.
-
-    Raises
-    ------
-    TypeError
-    """
+    """Refuse arguments of a wrong type."""
     for name, kind in types.items():
         value = given[name]
         if not (value is None and name in optional) and not kind.fits(value):

@@ -14,13 +14,7 @@ __all__ = ["Code"]
 
 
 class Code(enum.StrEnum):
-    """A word of a closed list. It is a string: it compares, hashes, prints and is written as the word itself.
-
-    Attributes
-    ----------
-    meaning : str
-        What it says, for the tables of the reference.
-    """
+    """A word of a closed list. It is a string: it compares, hashes, prints and is written as the word itself."""
 
     meaning: str
 

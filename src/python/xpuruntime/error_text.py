@@ -13,14 +13,7 @@ def first_line(text: str) -> str:
 
 
 def error_line(error: BaseException, *, named: bool = False) -> str:
-    """Return the first line of an exception's text, or the name of its type where it has none.
-
-    Parameters
-    ----------
-    error : BaseException
-    named : bool
-        Put the name of the type before the line.
-    """
+    """Return the first line of an exception's text, or the name of its type where it has none."""
     name, line = type(error).__name__, first_line(str(error))
     if not line:
         return name

@@ -72,30 +72,7 @@ def load_name(
     modules: Mapping[str, str],
     deprecated: Mapping[str, str] | None = None,
 ) -> Any:
-    """Return a public name of a package, or a module in it, which the package has from then on.
-
-    Parameters
-    ----------
-    package : str
-        ``__name__`` of the package.
-    name : str
-    modules : mapping of str to str
-        Each public name to the module in the package that has it.
-    deprecated : mapping of str to str, optional
-        Former names to the names of `modules` that replaced them.
-
-    Warns
-    -----
-    DeprecationWarning
-        The name is a former one.
-
-    Raises
-    ------
-    AttributeError
-        The package has no such name; for those of `REPLACED`, with what to use in their place.
-    ImportError
-        See `import_part`. In a ``from`` import, in place of an `AttributeError` whose words Python would drop.
-    """
+    """Return a public name of a package, or a module in it, which the package has from then on."""
     present = (deprecated or {}).get(name)
     if present is not None:
         msg = f"{package}.{name} is now {package}.{present}, and will be removed in 0.3"
@@ -133,13 +110,7 @@ def _is_from_import(frame: FrameType | None) -> bool:
 
 
 def import_part(module: str) -> ModuleType:
-    """Import a module of this package.
-
-    Raises
-    ------
-    ImportError
-        Among others: it needs a library whose earlier import in this process was cut off.
-    """
+    """Import a module of this package."""
     known = len(sys.modules)
     try:
         return importlib.import_module(module)
@@ -153,14 +124,6 @@ def refuse_rest(module: str, known: int, error: Exception) -> None:
 
     NumPy, PyTorch and others register what they have with their C parts, and can be imported once in a process. Python
     forgets the package whose import was cut off, and not the modules in it that were complete.
-
-    Parameters
-    ----------
-    module : str
-    known : int
-        How many modules there were before the attempt.
-    error : Exception
-        What the attempt raised.
     """
     ran = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
     before = list(sys.modules)[:known]

@@ -44,11 +44,6 @@ def find_artifact(model: Any) -> Artifact | None:
     """Return the artifact that a model argument names, or ``None`` where it names something else.
 
     A folder that ends in ``.xrt`` or holds a ``manifest.json`` is an artifact.
-
-    Raises
-    ------
-    ModelError
-        It is meant to be an artifact and is none, or a damaged one.
     """
     folder = _folder(model)
     return None if folder is None else open_artifact(folder)
@@ -90,13 +85,7 @@ def made_files(folder: Path) -> tuple[str, ...] | None:
 
 
 def open_artifact(folder: str | os.PathLike[str]) -> Artifact:
-    """Read the manifest of an artifact and check every file it lists. Nothing is loaded.
-
-    Raises
-    ------
-    ModelError
-        The folder, the manifest or a file is missing, cut off or altered, or it is of a newer release.
-    """
+    """Read the manifest of an artifact and check every file it lists. Nothing is loaded."""
     path = Path(folder)
     manifest = read_manifest(path)
     if manifest.entry not in manifest.files:

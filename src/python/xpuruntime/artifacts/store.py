@@ -49,30 +49,6 @@ def build(
 
     It is written beside its place, loaded and probed where that can be done here, and moved there. Others who build
     the same folder wait and take what was made.
-
-    Parameters
-    ----------
-    recipe : Recipe
-    folder : Path
-    existing : {"refuse", "use", "rebuild", "remake", "replace"}
-        What happens to one that is there: an error; it is taken if it fits, else an error; it is taken if it fits,
-        else made again (an entry of a cache); an entry of a cache is made again; an artifact is made again, and
-        anything else is an error.
-
-    Returns
-    -------
-    Artifact
-    bool
-        Whether it was made by this call.
-
-    Raises
-    ------
-    InputError
-        It is there already, or is no artifact and would be replaced.
-    ModelError, EngineError
-        What is there is damaged or does not fit; the compilation or the probe failed.
-    XpuRuntimeError
-        It cannot be written: permissions, a full disk.
     """
     if existing in ("refuse", "replace"):
         _check_place(folder, replace=existing == "replace")
@@ -196,15 +172,7 @@ def _misfit(recipe: Recipe, artifact: Artifact) -> str | None:
 
 
 def usable(recipe: Recipe, folder: Path) -> Artifact:
-    """Return the artifact that is there.
-
-    Raises
-    ------
-    ModelError
-        It is damaged, or no artifact.
-    EngineError
-        It is not the one that `recipe` makes.
-    """
+    """Return the artifact that is there."""
     artifact = open_artifact(folder)
     reason = _misfit(recipe, artifact)
     if reason is not None:

@@ -30,14 +30,7 @@ _HELP = frozenset({"--help", "-h", "--version"})
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Run the command line and exit.
-
-    Parameters
-    ----------
-    argv : sequence of str, optional
-        Arguments without the program's name. With them, the caller's handler of SIGINT stays installed. Default: those
-        of `sys.argv`.
-    """
+    """Run the command line and exit."""
     interrupts = Interrupts() if argv is None else None
     if interrupts is not None:
         interrupts.end_process()

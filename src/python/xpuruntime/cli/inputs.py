@@ -48,22 +48,7 @@ class Feeds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[str] | None = None) -> Feeds:
-    """Read the inputs given; with none at all, make probe inputs.
-
-    Parameters
-    ----------
-    model : ModelInfo
-    values : sequence of str
-        ``NAME=@file.npy``, ``NAME=@file.npz``, ``NAME=JSON``, ``@file.npy`` (a model with one input) or ``@file.npz``.
-    dims : sequence of str
-        ``NAME=SIZE`` of symbolic dimensions, for probe inputs; ``past + rows`` follows from ``past`` and ``rows``.
-        ``x.0=SIZE`` for the first dimension of the input ``x``, where it has no name.
-
-    Raises
-    ------
-    InputError
-        A value cannot be read, or names no input of the model; the nearest name is suggested.
-    """
+    """Read the inputs given; with none at all, make probe inputs."""
     known = {tensor.name: tensor for tensor in model.inputs}
     sizes = parse_dims(dims, model)
     if not values:
@@ -83,13 +68,7 @@ def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[st
 
 
 def parse_dims(values: Sequence[str] | None, model: ModelInfo) -> dict[str, int]:
-    """Read ``NAME=SIZE`` values; a dimension without a name is ``INPUT.INDEX``.
-
-    Raises
-    ------
-    InputError
-        The model has no such dimension.
-    """
+    """Read ``NAME=SIZE`` values; a dimension without a name is ``INPUT.INDEX``."""
     from xpuruntime.engines.precision import names_in, unnamed_dimensions
 
     open_sizes = {size for tensor in model.inputs for size in tensor.shape or () if isinstance(size, str)}

@@ -117,18 +117,7 @@ _KINDS["verification as html"], _KINDS["verification as intoto"] = _KINDS["page"
 
 
 def refuse_other_kinds(outputs: Mapping[str, tuple[str | None, str]]) -> None:
-    """Refuse outputs that would replace a file of another kind.
-
-    Parameters
-    ----------
-    outputs : mapping of str to (path or None, kind)
-        The option, where it writes, and a word of the kinds above.
-
-    Raises
-    ------
-    InputError
-        A file is there, is not empty, and is of another kind or cannot be read.
-    """
+    """Refuse outputs that would replace a file of another kind."""
     for option, (path, word) in outputs.items():
         if path is None or kind_of(target := user_path(path, option)) != "file":
             continue

@@ -25,25 +25,7 @@ def check_outputs(
     values: Sequence[str] | None = None,
     more: Iterable[tuple[str, str]] = (),
 ) -> None:
-    """Refuse outputs that would replace the model, its data, or another file that the command reads.
-
-    Parameters
-    ----------
-    outputs : mapping of str to str or None
-        The option and where it writes.
-    model : str
-    session_options : SessionOptions
-    values : sequence of str, optional
-        Of ``--input``.
-    more : iterable of (str, str), optional
-        What else the command reads, each with its path.
-
-    Raises
-    ------
-    InputError
-    ModelError
-        The model cannot be read, and an output is a file that is there.
-    """
+    """Refuse outputs that would replace the model, its data, or another file that the command reads."""
     if any(path is not None for path in outputs.values()):
         there = any(path is not None and kind_of(path) == "file" for path in outputs.values())
         folder = [("the model", model)] if kind_of(model) == "folder" else []

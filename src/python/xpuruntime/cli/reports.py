@@ -29,12 +29,7 @@ _REPORT = "xpuruntime.report/"
 
 
 def check_target(option: str, path: str | None) -> None:
-    """Refuse a file that could not be written, before anything runs.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a file that could not be written, before anything runs."""
     if path is None:
         return
     target = user_path(path, option)
@@ -52,14 +47,7 @@ def check_target(option: str, path: str | None) -> None:
 
 
 def given_reports(paths: Sequence[str]) -> bool:
-    """Whether the arguments of ``xrt explain`` are saved reports, by the schema in the files, never by their names.
-
-    Raises
-    ------
-    InputError
-        There are several arguments and not all of them are reports, more than two, or one is JSON of another
-        kind that xpuruntime writes.
-    """
+    """Whether the arguments of ``xrt explain`` are saved reports, by the schema in the files, never by their names."""
     schemas = [_schema(path) for path in paths]
     for path, schema in zip(paths, schemas, strict=True):
         if schema is not None and not schema.startswith(_REPORT):
@@ -93,26 +81,7 @@ def show_reports(
     summary: bool,
     as_json: bool,
 ) -> int:
-    """Show one saved report again, or compare two, and return the exit code.
-
-    Parameters
-    ----------
-    paths : sequence of str
-        One or two.
-    options : mapping of str to object
-        The options that are for models, which are refused here where one is given.
-    html : str, optional
-        Where the report, or the comparison of two, is to be written as a page.
-    noise, noise_us : float, optional
-        As for `compare_reports`.
-    summary : bool
-        Whether the verdict and the policy's keys of one report are shown alone.
-    as_json : bool
-
-    Raises
-    ------
-    InputError
-    """
+    """Show one saved report again, or compare two, and return the exit code."""
     from xpuruntime.cli.exit_codes import ExitCode
     from xpuruntime.cli.output import print_and_save
     from xpuruntime.cli.output_kinds import refuse_other_kinds

@@ -61,12 +61,7 @@ def output_table(outputs: Mapping[str, ArraySummary]) -> RenderableType:
 
 
 def check_output_path(path: str | None, names: int) -> None:
-    """Refuse a path that outputs could not be written to, before anything runs.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a path that outputs could not be written to, before anything runs."""
     if path is None:
         return
     target = user_path(path, "--output")
@@ -78,14 +73,7 @@ def check_output_path(path: str | None, names: int) -> None:
 
 
 def save_outputs(outputs: Mapping[str, Any], path: str) -> None:
-    """Write arrays to ``.npz`` or ``.npy``. The file is replaced as a whole or not at all.
-
-    Raises
-    ------
-    InputError
-        An output is no array.
-    OSError
-    """
+    """Write arrays to ``.npz`` or ``.npy``. The file is replaced as a whole or not at all."""
     import numpy as np
 
     arrays = {name: _plain(name, value) for name, value in outputs.items()}

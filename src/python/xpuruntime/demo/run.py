@@ -36,33 +36,7 @@ _WARM_UP, _RUNS = 20, 200
 
 
 class DemoResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Result of the demo.
-
-    Attributes
-    ----------
-    schema : str
-        ``"xpuruntime.demo/1"``.
-    plan : dict
-        The plan, as `Plan.to_dict` gives it.
-    images, correct : int
-        How many held-out images there are, and how many were recognised.
-    accuracy : float
-        ``correct / images``, 0..1.
-    accurate : bool
-        Whether `accuracy` reaches the required 98 %.
-    latency : dict of str to Latency
-        Batch size, as text, to the wall time of `InferenceSession.run`, NumPy in and NumPy out, in microseconds.
-    honoured : bool
-        Whether the evidence shows that the policy was honoured.
-    report : dict
-        The evidence, as `Report.to_dict` gives it.
-    lock : str
-        Digest of the lock that was made of the run, and that the verification checked.
-    verified : bool
-        Whether no claim of the verification failed.
-    verification : dict
-        The claims that were checked, as `VerificationResult.to_dict` gives them.
-    """
+    """Result of the demo."""
 
     schema: str = "xpuruntime.demo/1"
     plan: dict[str, Any]
@@ -92,26 +66,7 @@ def run_demo(
     policy: Policy | str | PathLike[str] | dict[str, Any] | None = None,
     console: Console | None = None,
 ) -> DemoResult:
-    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence, lock, verification.
-
-    Parameters
-    ----------
-    device : str, optional
-        As for `InferenceSession`: ``"cpu"``, ``"cuda:0"``, … By default the policy decides.
-    policy : Policy, path, dict or str, optional
-        As for `InferenceSession`.
-    console : rich.console.Console, optional
-        Where to print each part as soon as it is known. Nothing is printed without one.
-
-    Returns
-    -------
-    DemoResult
-
-    Raises
-    ------
-    XpuRuntimeError
-        Whatever planning, loading or running raises.
-    """
+    """Run the shipped digits model on its held-out images: plan, accuracy, latency, evidence, lock, verification."""
     from rich.console import Console
 
     from xpuruntime.files.scratch import ScratchFolder

@@ -21,21 +21,7 @@ __all__ = ["Call", "group", "in_group", "launch"]
 
 
 class Call:
-    """One checked call: what NCCL gets, and the arrays whose order has to be kept.
-
-    Parameters
-    ----------
-    op : str
-        For messages.
-    function : callable
-        Of `NcclLibrary`.
-    arguments : tuple
-        All but the communicator and the stream.
-    stream : Stream
-    reads, writes : tuple of ArrayView
-    ordered : bool
-        Whether the arrays have to be ordered before and after the call; false where their library works on `stream`.
-    """
+    """One checked call: what NCCL gets, and the arrays whose order has to be kept."""
 
     __slots__ = ("arguments", "communicator", "function", "op", "ordered", "reads", "stream", "writes")
 

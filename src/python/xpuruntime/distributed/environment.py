@@ -48,17 +48,6 @@ class variables_set:  # noqa: N801 - used like a function
     Blocks of several threads that want the same variables run together, as ranks that are threads must; those that
     want others wait. A block without variables waits too, so that it never sees those of another. An interruption at
     any point leaves the environment as it was.
-
-    Parameters
-    ----------
-    variables : mapping of str to str
-    timeout : float
-        Seconds to wait for blocks that want others.
-
-    Raises
-    ------
-    EngineError
-        If they have not ended by then.
     """
 
     def __init__(self, variables: Mapping[str, str], timeout: float) -> None:

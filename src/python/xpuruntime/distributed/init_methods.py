@@ -26,24 +26,7 @@ _TORCHRUN = "start the program with torchrun, set it, or name rank, world_size a
 
 
 def rendezvous(init_method: Any, timeout: float, environ: Mapping[str, str] | None = None) -> Rendezvous:
-    """Return where ranks meet.
-
-    Parameters
-    ----------
-    init_method : str or store
-        ``"env://"``, ``"tcp://host:port"``, ``"file:///path"``, or a ``torch.distributed.Store``.
-    timeout : float
-        Seconds to reach torchrun's store, where that is used.
-    environ : mapping, optional
-        Default: the environment of the process.
-
-    Raises
-    ------
-    InputError
-        If it is none of these, or a variable is missing or no number.
-    EngineError
-        If torchrun's store cannot be reached.
-    """
+    """Return where ranks meet."""
     env = os.environ if environ is None else environ
     if not isinstance(init_method, str):
         if all(callable(getattr(init_method, name, None)) for name in ("add", "set", "get", "check")):

@@ -53,13 +53,7 @@ class Meeting:
         return max(0.0, self.deadline - time.monotonic())
 
     def start(self) -> tuple[int, int]:
-        """Have NCCL connect the ranks. Returns its handle, and its result, which may be that it is in progress.
-
-        Raises
-        ------
-        EngineError
-            NCCL has no handle to give, or was asked to block and did so for too long.
-        """
+        """Have NCCL connect the ranks. Returns its handle, and its result, which may be that it is in progress."""
         where = f"rank {self.rank} of {self.world_size} on {self.device}"
         handle = ctypes.c_void_p()
         unique = UniqueId.from_buffer_copy(self.unique_id)

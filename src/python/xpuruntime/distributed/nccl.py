@@ -117,17 +117,7 @@ _SIGNATURES: dict[str, tuple[Any, ...]] = {
 
 
 class NcclLibrary:
-    """An opened libnccl, with its functions typed as attributes. Calls run without the GIL.
-
-    Parameters
-    ----------
-    path : str
-
-    Raises
-    ------
-    EngineError
-        If it cannot be opened, lacks a function, or is older than 2.18.
-    """
+    """An opened libnccl, with its functions typed as attributes. Calls run without the GIL."""
 
     def __init__(self, path: str) -> None:
         self.path = path
@@ -174,13 +164,7 @@ class NcclLibrary:
         return f"{words}; last message: {last}" if last else words
 
     def make_id(self) -> bytes:
-        """Return a new unique id. The ranks that get it meet at this process.
-
-        Raises
-        ------
-        EngineError
-            If NCCL cannot listen for them: no network interface that it may use, for example.
-        """
+        """Return a new unique id. The ranks that get it meet at this process."""
         made = UniqueId()
         result = self.ncclGetUniqueId(ctypes.byref(made))
         if result != SUCCESS:
@@ -198,13 +182,7 @@ _opened: list[NcclLibrary] = []
 
 
 def nccl_library() -> NcclLibrary:
-    """Return NCCL, opened on the first call: the copy that the process has loaded already, else the first found.
-
-    Raises
-    ------
-    EngineError
-        If there is none here: names the places searched and what to install.
-    """
+    """Return NCCL, opened on the first call: the copy that the process has loaded already, else the first found."""
     with _lock:
         if not _opened:
             if not sys.platform.startswith("linux"):

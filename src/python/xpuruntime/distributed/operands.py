@@ -60,14 +60,7 @@ def require_writable(view: ArrayView, name: str) -> ArrayView:
 
 
 def require_apart(x: ArrayView, out: ArrayView, offset: int | None) -> None:
-    """Refuse arrays that share memory in a way that NCCL cannot work in place.
-
-    Parameters
-    ----------
-    x, out : ArrayView
-    offset : int or None
-        Bytes from the begin of `out` to that of `x` at which sharing is right; ``None`` where it never is.
-    """
+    """Refuse arrays that share memory in a way that NCCL cannot work in place."""
     start, end = x.data_ptr, x.data_ptr + x.size * x.itemsize
     out_start, out_end = out.data_ptr, out.data_ptr + out.size * out.itemsize
     if start < out_end and out_start < end and (offset is None or start - out_start != offset):
@@ -86,13 +79,7 @@ def reduction(op: str) -> int:
 
 
 def reduced_type(view: ArrayView, op: str, library: NcclLibrary) -> int:
-    """Return NCCL's number of the dtype of an array to reduce.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        For a dtype that NCCL, or this version of it, cannot reduce.
-    """
+    """Return NCCL's number of the dtype of an array to reduce."""
     dtype = view.dtype
     if dtype == "bool":
         if op in ("max", "min"):

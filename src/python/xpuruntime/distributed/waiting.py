@@ -38,15 +38,7 @@ def wait_for(done: Callable[[], bool], seconds: float) -> bool:
 
 
 def run_within(work: Callable[[], Any], seconds: float, name: str) -> tuple[bool, Any]:
-    """Run `work` on a thread, and wait for it only so long.
-
-    Returns
-    -------
-    done : bool
-        When false, it goes on in the background, and does not hold up the end of the process.
-    result : Any
-        What it returned. What it raised is raised here.
-    """
+    """Run `work` on a thread, and wait for it only so long."""
     box: list[tuple[Any, BaseException | None]] = []
 
     def run() -> None:

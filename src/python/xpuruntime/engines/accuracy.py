@@ -107,23 +107,6 @@ def make_reference(
     """Run the model as it is, in fp32 on the CPU.
 
     ONNX models run on ONNX Runtime; models of another format on the engine itself, on its CPU.
-
-    Parameters
-    ----------
-    request : Request
-        Its model must be at hand.
-    engine : Engine or None
-        Not needed for ONNX models.
-    machine : Machine
-    feeds : mapping of str to array, optional
-        The input; default: the first of the calibration, else one that is generated.
-
-    Raises
-    ------
-    ProbeRefusedError
-        No probe input can be generated, as for strings, or the model refuses it, as for a sequence that is too short.
-    XpuRuntimeError
-        The model does not run there.
     """
     return make_references(request, engine, machine, None if feeds is None else [feeds])[0]
 
@@ -131,13 +114,7 @@ def make_reference(
 def make_references(
     request: Request, engine: Engine | None, machine: Machine, samples: Sequence[Mapping[str, Any]] | None
 ) -> list[Reference]:
-    """Run the model as it is on several inputs, as `make_reference` on one; it is loaded once.
-
-    Raises
-    ------
-    ProbeRefusedError
-    XpuRuntimeError
-    """
+    """Run the model as it is on several inputs, as `make_reference` on one; it is loaded once."""
     from xpuruntime.engines.precision.probe import ProbeRefusedError, probe_refused
 
     try:
@@ -219,15 +196,7 @@ def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedM
 def check_accuracy(
     request: Request, engine: str, loaded: LoadedModel, reference: Reference, check: AccuracyCheck
 ) -> ProbeResult:
-    """Run the probe input and compare.
-
-    Raises
-    ------
-    AccuracyError
-        The outputs are out of tolerance, and `check` refuses them; the message has the figures.
-    XpuRuntimeError
-        The model fails on the probe input.
-    """
+    """Run the probe input and compare."""
     from xpuruntime.evidence.tolerances import compare_within
 
     answer, tolerance = loaded.run(reference.feeds), check.tolerance
@@ -240,12 +209,7 @@ def check_accuracy(
 
 
 def write_reference(reference: Reference, path: Path) -> bool:
-    """Write a reference to a file, and say whether that can be done: it must hold plain arrays alone.
-
-    Raises
-    ------
-    OSError
-    """
+    """Write a reference to a file, and say whether that can be done: it must hold plain arrays alone."""
     import io
     import zipfile
 
@@ -265,13 +229,7 @@ def write_reference(reference: Reference, path: Path) -> bool:
 
 
 def read_reference(path: Path) -> Reference:
-    """Read what `write_reference` wrote.
-
-    Raises
-    ------
-    ModelError
-        The file is not one of those.
-    """
+    """Read what `write_reference` wrote."""
     import io
     import zipfile
     import zlib

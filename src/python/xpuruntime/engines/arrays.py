@@ -46,13 +46,7 @@ _CPU, _CUDA, _CUDA_HOST, _CUDA_MANAGED = 1, 2, 3, 13
 
 
 def kind_of(name: str, array: Any) -> Kind:
-    """Return which framework `array` belongs to.
-
-    Raises
-    ------
-    InputError
-        If it is no array: nothing is converted silently.
-    """
+    """Return which framework `array` belongs to."""
     known = _KINDS.get(type(array))
     if known is None:
         known = _KINDS[type(array)] = _kind_of(name, array)
@@ -100,13 +94,7 @@ def kind_of_feeds(feeds: Mapping[str, Any]) -> Kind:
 
 
 def device_of(name: str, array: Any, kind: Kind) -> str:
-    """Return ``"cpu"`` or ``"cuda:N"``.
-
-    Raises
-    ------
-    InputError
-        For a device this library does not know.
-    """
+    """Return ``"cpu"`` or ``"cuda:N"``."""
     if kind == "numpy":
         return "cpu"
     try:
@@ -129,13 +117,7 @@ def device_of(name: str, array: Any, kind: Kind) -> str:
 
 
 def to_host(name: str, array: Any, kind: Kind) -> np.ndarray[Any, Any]:
-    """Return a NumPy view of a CPU array of any framework, without a copy.
-
-    Raises
-    ------
-    InputError
-        If it is not on the CPU, needs a gradient, or cannot be shared.
-    """
+    """Return a NumPy view of a CPU array of any framework, without a copy."""
     import numpy as np
 
     if kind == "numpy":
@@ -159,13 +141,7 @@ def to_host(name: str, array: Any, kind: Kind) -> np.ndarray[Any, Any]:
 
 
 def to_tensor(name: str, array: Any, kind: Kind) -> _core.Tensor:
-    """Return a tensor on the memory of an array of any framework, of a type that NumPy may not have.
-
-    Raises
-    ------
-    InputError
-        If it is not on the CPU, needs a gradient, or cannot be shared.
-    """
+    """Return a tensor on the memory of an array of any framework, of a type that NumPy may not have."""
     from xpuruntime import _core
 
     device = device_of(name, array, kind)

@@ -38,24 +38,7 @@ __all__ = ["Binding", "Engine", "Judgement", "LoadedModel", "Observed", "Request
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked of one engine: a model, one concrete device, and the policy.
-
-    Attributes
-    ----------
-    model : ModelInfo
-    device : str
-        One candidate device, concrete: ``"cpu"``, ``"cuda:0"``, ``"npu"``.
-    policy : Policy
-        Merged: keyword arguments of the session are already in it.
-    calibration : Calibration or None
-        The inputs that the session was given to quantise with.
-    artifact : Artifact or None
-        Set when a compiled artifact is loaded: already checked against `Engine.target`.
-    purpose : {"run", "compile", "search"}
-        ``"compile"`` when an artifact is to be made and nothing will run here: the device may then be one that this
-        machine lacks, where the engine compiles ahead of time. ``"search"`` for the policy that a search begins with,
-        of which other candidates may use the calibration.
-    """
+    """What is asked of one engine: a model, one concrete device, and the policy."""
 
     model: ModelInfo
     device: str
@@ -66,21 +49,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Judgement(msgspec.Struct, Generic[SettingsT], frozen=True, kw_only=True):
-    """An engine's answer to a request, made from facts alone.
-
-    Attributes
-    ----------
-    verdict : Verdict
-    controls : tuple of Control
-        One for each policy key that the policy states.
-    settings : struct or dict
-        What `load` will hand to the vendor, resolved now so that the plan can show it: a type of the engine's own,
-        best an immutable `EngineSettings`, which `load`, `target` and `compile` get as it is. A member ``computes`` is
-        a precision, such as ``"fp16"``, where the engine computes tensors of the model in another one than their own:
-        the loaded model is then compared with fp32 on the CPU.
-    uncompilable : str or None
-        Why this request cannot be compiled, although the engine compiles others; `Engine.compile` refuses it too.
-    """
+    """An engine's answer to a request, made from facts alone."""
 
     verdict: Verdict
     controls: tuple[Control, ...] = ()
@@ -95,33 +64,7 @@ class Judgement(msgspec.Struct, Generic[SettingsT], frozen=True, kw_only=True):
 
 
 class Engine(ABC, Generic[SettingsT]):
-    """An inference engine. Stateless; importing its module must not import the vendor's package.
-
-    Attributes
-    ----------
-    name : str
-        The word `ExecutionPolicy.engine` uses.
-    aliases : tuple of str
-    extra : str or None
-        The extra of this package that installs it, or ``None`` when it is part of the core.
-    device_kinds : tuple of str or None
-        The kinds of device that it drives on any machine, such as ``("cpu", "cuda")``: a fix names this engine for
-        these alone. ``None`` where only `devices` knows.
-    automatic : bool
-        Whether ``engine: auto`` may choose it. An engine that computes no real answer sets this to ``False`` and runs
-        only when it is named.
-    formats : tuple of str
-        The `ModelInfo.format` of the models it takes; others are rejected before it is asked.
-    compiles : bool
-        Whether `compile` makes an artifact that `load` can start from.
-    runtime_keys : tuple of str
-        Policy keys that say how a compiled artifact is run and change nothing in it, beside those of the plan itself
-        (engine, device, fallback, artifacts, accuracy, mode). All other keys must be the same when it is loaded as
-        when it was made. A key stands for all below it.
-    library_files : tuple of str
-        The shared libraries of its package: the name of a top-level package and a shell pattern of files in it, such
-        as ``"onnxruntime/capi/*.so*"``. Their builds are part of `Plan.execution_hash`.
-    """
+    """An inference engine. Stateless; importing its module must not import the vendor's package."""
 
     name: ClassVar[str]
     aliases: ClassVar[tuple[str, ...]] = ()
@@ -182,15 +125,7 @@ class Engine(ABC, Generic[SettingsT]):
         raise _nothing_to_compile(self.name, request, judgement, machine)
 
     def compile(self, request: Request, judgement: Judgement[SettingsT], machine: Machine, folder: Path) -> Compiled:
-        """Write the compiled model into an empty folder that exists. Slow.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            The engine has nothing to compile.
-        XpuRuntimeError
-            The compilation failed; what was written is thrown away by the caller.
-        """
+        """Write the compiled model into an empty folder that exists. Slow."""
         raise _nothing_to_compile(self.name, request, judgement, machine, folder)
 
 

@@ -17,17 +17,7 @@ __all__ = ["Binding", "Buffers"]
 
 
 class Buffers(MutableMapping[str, Any]):
-    """The buffers of a binding by name. An assignment binds another array where the engine can; else it is refused.
-
-    Parameters
-    ----------
-    what : {"input", "output"}
-    arrays : mapping of str to array
-    names : sequence of str, optional
-        Those that may come; default: the names of `arrays`.
-    rebind : callable, optional
-        ``rebind(what, name, array)``.
-    """
+    """The buffers of a binding by name. An assignment binds another array where the engine can; else it is refused."""
 
     __slots__ = ("_arrays", "_names", "_rebind", "_what")
 

@@ -26,13 +26,7 @@ REFERENCE = "onnxruntime.cpu.fp32"
 
 
 class ControlBuilder:
-    """Collects one control for each stated key.
-
-    Parameters
-    ----------
-    stated : dict
-        As `Policy.stated` gives it.
-    """
+    """Collects one control for each stated key."""
 
     def __init__(self, stated: dict[str, Any]) -> None:
         self.stated = stated
@@ -47,17 +41,7 @@ class ControlBuilder:
             )
 
     def common(self, request: Request, engine: str, *, checked: str) -> None:
-        """Add the keys that mean the same for every engine: who, where, what else may run, and the accuracy asked for.
-
-        Parameters
-        ----------
-        request : Request
-        engine : str
-            The engine's own name.
-        checked : str
-            How the device is known to be the one asked for, as a half sentence. An engine that cannot hold the device
-            adds ``execution.device`` before this call.
-        """
+        """Add the keys that mean the same for every engine: engine, device, fallback and the stated accuracy."""
         execution = request.policy.execution
         self.add("execution.engine", engine, "enforced", "the session runs on this engine and no other")
         if not any(control.key == "execution.device" for control in self.controls):
@@ -85,14 +69,7 @@ class ControlBuilder:
                 self.add(key, show(self.stated[key]), "enforced", "inputs of another digest or number are refused")
 
     def shapes(self, request: Request, ranged: str) -> None:
-        """Add the shapes stated, one key an input.
-
-        Parameters
-        ----------
-        request : Request
-        ranged : str
-            What the engine makes of a range, as a half sentence.
-        """
+        """Add the shapes stated, one key an input."""
         for name, sizes in request.policy.execution.shapes.items():
             fixed = not any(isinstance(size, str) for size in sizes)
             reason = "the sizes are fixed in the graph" if fixed else ranged
@@ -100,18 +77,7 @@ class ControlBuilder:
         self.add("execution.static_shape", "all sizes are fixed", "enforced", "the plan refuses a model with open ones")
 
     def determinism(self, request: Request, resolved: str, level: Enforceability, reason: str) -> None:
-        """Add the grade of determinism.
-
-        Parameters
-        ----------
-        request : Request
-        resolved : str
-        level : str
-            How far ``run_to_run`` can be enforced. Grades above it are advisory at best: they can be tested, and no
-            engine promises them.
-        reason : str
-            Why, as a half sentence.
-        """
+        """Add the grade of determinism."""
         grade = request.policy.execution.determinism
         if grade != "run_to_run":
             level = "advisory" if level == "enforced" else level
@@ -124,15 +90,6 @@ class ControlBuilder:
         """Add the provider options: those of this engine, and those a portable policy holds for others.
 
         Those that were added before are left as they are.
-
-        Parameters
-        ----------
-        where : str
-            ``"execution.provider_options.<engine>"``.
-        names : tuple of str
-            The engine's name and its aliases.
-        handed : str
-            What is done with an option of this engine, as a half sentence.
         """
         head = where.rpartition(".")[0] + "."
         present = {control.key for control in self.controls}

@@ -45,24 +45,7 @@ class DeviceArray(msgspec.Struct, frozen=True):
 
 
 def device_array(name: str, array: Any, kind: Kind, device: str, stream: Any) -> DeviceArray:
-    """Describe a CUDA array without copying it.
-
-    Parameters
-    ----------
-    name : str
-        Input name, for messages.
-    array : object
-    kind : str
-    device : str
-        Where it must be.
-    stream : Stream
-        Where the data will be read: a DLPack producer is asked to make it ready there.
-
-    Raises
-    ------
-    InputError
-        If it is on another device, or requires grad.
-    """
+    """Describe a CUDA array without copying it."""
     if kind == "torch":
         where = f"cuda:{array.get_device()}" if array.is_cuda else array.device.type
     else:
@@ -100,24 +83,7 @@ def as_kind(tensor: Any, kind: Kind) -> Any:
 
 
 def caller_stream(stream: Any, kind: Kind, index: int) -> int:
-    """Return the handle of the stream the caller works on.
-
-    Parameters
-    ----------
-    stream : None, int, or a stream object
-        ``None`` asks torch or CuPy, where the arrays are theirs; for others it is the legacy default stream (0). An
-        int is a ``cudaStream_t``. Objects are those of torch (``cuda_stream``), CuPy (``ptr``), this library
-        (``handle``) and anything with ``__cuda_stream__``.
-    kind : str
-        Kind of the arrays.
-    index : int
-        CUDA device index.
-
-    Raises
-    ------
-    InputError
-        If `stream` is none of these.
-    """
+    """Return the handle of the stream the caller works on."""
     if stream is None:
         if kind == "torch":
             return torch_stream(index)

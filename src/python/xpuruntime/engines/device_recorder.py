@@ -26,13 +26,6 @@ class DeviceRecorder:
     CUPTI serves one user in a process, and PyTorch's profiler stays blind for as long as the process lives when it
     finds CUPTI taken at its first start. So, while a PyTorch that can profile CUDA is loaded, its profiler is the
     source; otherwise the core has CUPTI itself, and gives it back at the end.
-
-    Parameters
-    ----------
-    devices : bool
-        Whether to record devices at all.
-    limit : int
-        Ranges, pieces of work, and calls that are kept, of each.
     """
 
     def __init__(self, *, devices: bool = True, limit: int = profiler.LIMIT) -> None:
@@ -42,13 +35,7 @@ class DeviceRecorder:
         self._notes: tuple[str, ...] = ()
 
     def start(self) -> None:
-        """Start. Where this is interrupted, `abandon` it.
-
-        Raises
-        ------
-        InputError
-            A recording goes on already.
-        """
+        """Start. Where this is interrupted, `abandon` it."""
         self._notes = ()
         if not self._devices:
             self._start(devices=False)
@@ -98,15 +85,7 @@ class DeviceRecorder:
                 self._stop()
 
     def stop(self) -> DeviceRecording:
-        """Wait for the devices, and return what was recorded.
-
-        Raises
-        ------
-        InputError
-            No recording goes on.
-        CudaError
-            A device failed; the recording has ended.
-        """
+        """Wait for the devices, and return what was recorded."""
         kineto = self._kineto
         if kineto is None:
             recording = self._stop()

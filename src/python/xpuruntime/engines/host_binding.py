@@ -42,18 +42,6 @@ class HostBuffers(ABC):
 
     An output gets memory where the caller passes an array, or where the model gives its sizes as numbers or as
     dimensions of inputs; any other is made by the engine in each run, and may have another size in each.
-
-    Attributes
-    ----------
-    inputs : dict of str to numpy.ndarray
-    given : dict of str to numpy.ndarray
-        Outputs of the caller's own memory.
-    outputs : dict of str to numpy.ndarray
-        Those that are known: an output that the engine makes is added by the first run.
-    copied : set of str
-        Outputs whose memory is that of an input, which the engine must not write while it reads.
-    fixed : set of str
-        Outputs that have a buffer; the engine makes the others.
     """
 
     def __init__(self, model: HostModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> None:
@@ -114,13 +102,7 @@ class HostBuffers(ABC):
         return any(np.may_share_memory(array, one) for one in self.inputs.values())
 
     def _overlapping(self, outputs: Mapping[str, Array]) -> frozenset[str]:
-        """Return the outputs that share memory with an input which the engine must not write while it reads.
-
-        Raises
-        ------
-        InputError
-            Two outputs share memory; or an output shares memory with an input and the policy is strict.
-        """
+        """Return the outputs that share memory with an input which the engine must not write while it reads."""
         found = set()
         model = self._model
         for name, array in outputs.items():
@@ -148,13 +130,7 @@ class HostBuffers(ABC):
         return False
 
     def rebind(self, what: str, name: str, array: Any) -> None:
-        """Bind another array in place of a buffer, from the next run on.
-
-        Raises
-        ------
-        InputError
-            It has the wrong dtype, shape or layout.
-        """
+        """Bind another array in place of a buffer, from the next run on."""
         if what == "output":
             self.given[name] = _output_buffer(name, array)
             self.place()
@@ -170,13 +146,7 @@ class HostBuffers(ABC):
         self.changed = True
 
     def untrue(self, name: str, shape: tuple[int, ...]) -> None:
-        """Take note that an output has another shape than the model states: the engine makes it from now on.
-
-        Raises
-        ------
-        InputError
-            The caller gave the buffer.
-        """
+        """Take note that an output has another shape than the model states: the engine makes it from now on."""
         if name in self.given:
             msg = (
                 f"output {name!r} changed its shape from {list(self.given[name].shape)} to {list(shape)}: it depends "
@@ -271,12 +241,7 @@ def _output_buffer(name: str, given: Any) -> Array:
 
 
 def _fitting(name: str, array: Array, info: TensorInfo, wanted: tuple[int, ...] | None) -> Array:
-    """Return a buffer of the caller's that has the type and the sizes that the model states.
-
-    Raises
-    ------
-    InputError
-    """
+    """Return a buffer of the caller's that has the type and the sizes that the model states."""
     sizes: tuple[Any, ...] | None = wanted if wanted is not None else info.shape
     fits = sizes is None or (
         len(sizes) == array.ndim

@@ -37,21 +37,6 @@ class HostModel(LoadedModel):
     """A model on host memory: NumPy in, NumPy out, other frameworks through DLPack without copies.
 
     A subclass runs checked arrays: `_execute` for NumPy, `_execute_tensors` for models with bfloat16 at their border.
-
-    Parameters
-    ----------
-    handle : object
-        What the engine runs; dropped by `close`. Runs in other threads finish first, since they hold it.
-    info : ModelInfo
-    outputs : sequence of str
-        Output names in the engine's order.
-    optional : sequence of TensorInfo
-        Inputs with a default, which a caller may leave out.
-    strict : bool
-        Refuse what would need a copy instead of copying once and saying so.
-    observer : callable
-        ``observer(feeds, runs) -> Observed``.
-    log : ConversionLog
     """
 
     def __init__(

@@ -16,15 +16,7 @@ __all__ = ["HostRunner", "PinnedArrays", "PinnedRunner"]
 
 
 class HostRunner:
-    """Runs a model on host arrays. Safe to call from many threads.
-
-    Parameters
-    ----------
-    run : callable
-        Input name to array, to output name to array. Results are the caller's own, and never change.
-    release_idle : callable, optional
-        Has the next run give back what the engine keeps of memory between runs.
-    """
+    """Runs a model on host arrays. Safe to call from many threads."""
 
     #: What the memory of `empty` is.
     memory = "pageable"
@@ -46,15 +38,7 @@ class HostRunner:
 
 
 class PinnedArrays:
-    """NumPy arrays in pinned memory, from a pool that takes it back with the last reference to an array.
-
-    Parameters
-    ----------
-    device : str
-        The CUDA device that copies from and to them.
-    name : str
-        Who holds the memory, for `memory_report`.
-    """
+    """NumPy arrays in pinned memory, from a pool that takes it back with the last reference to an array."""
 
     def __init__(self, device: str, name: str) -> None:
         from xpuruntime import _core
@@ -88,15 +72,7 @@ class PinnedArrays:
 
 
 class PinnedRunner(HostRunner):
-    """Runs a model whose engine copies inputs to a CUDA device itself, from pinned memory.
-
-    Parameters
-    ----------
-    run : callable
-        As for `HostRunner`; it has read its inputs when it returns.
-    device : str
-    name : str
-    """
+    """Runs a model whose engine copies inputs to a CUDA device itself, from pinned memory."""
 
     memory = "pinned"
     copies_all = True

@@ -98,13 +98,7 @@ def closed_binding(*_: Any, **__: Any) -> Any:
 
 
 def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, ...]:
-    """Return the shape of a buffer: the one given, else the model's own.
-
-    Raises
-    ------
-    InputError
-        If neither is complete, or the input has no fixed buffer.
-    """
+    """Return the shape of a buffer: the one given, else the model's own."""
     if info.dtype == "string" or not is_tensor(info):
         msg = f"input {info.name!r} ({describe(info)}) has no fixed buffer; use run()"
         raise InputError(msg)
@@ -128,12 +122,7 @@ def fixed_shape(info: TensorInfo, given: tuple[int, ...] | None) -> tuple[int, .
 
 
 def empty_host_array(name: str, shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
-    """Return a host buffer of zeros.
-
-    Raises
-    ------
-    OutOfMemoryError
-    """
+    """Return a host buffer of zeros."""
     import numpy as np
 
     try:
@@ -148,37 +137,14 @@ def _no_room(name: str, shape: tuple[int, ...], error: Exception) -> OutOfMemory
 
 
 def check_mapping(given: Any, name: str = "input", *, what: str = "inputs") -> None:
-    """Refuse what is no mapping of names to arrays.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse what is no mapping of names to arrays."""
     if not isinstance(given, dict) and not (hasattr(given, "keys") and hasattr(given, "__getitem__")):
         msg = f"{what} must be a dict of name to array, got {type(given).__name__}; pass {{{name!r}: array}}"
         raise InputError(msg)
 
 
 def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", more: Sequence[Any] = ()) -> None:
-    """Refuse a call of `InferenceSession` that has the form of ONNX Runtime's, or unknown arguments.
-
-    Parameters
-    ----------
-    feeds : object
-        The first argument.
-    other : mapping of str to object
-        Arguments by names that the method does not have.
-    method : {"run", "run_async"}
-    more : sequence
-        Positional arguments after the first that the method does not have.
-
-    Raises
-    ------
-    InputError
-        The first argument is the list of outputs, or ``None``, or arguments have ONNX Runtime's names.
-    TypeError
-        Another argument is unknown.
-    """
+    """Refuse a call of `InferenceSession` that has the form of ONNX Runtime's, or unknown arguments."""
     theirs = {"output_names", "input_feed", "run_options", "callback", "user_data"}.intersection(other)
     listed = isinstance(feeds, (list, tuple)) and all(isinstance(one, str) for one in feeds)
     if theirs or feeds is None or listed or more:
@@ -199,13 +165,7 @@ def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", more: 
 
 
 def chosen_outputs(chosen: Any, names: Sequence[str]) -> list[str]:
-    """Return the outputs that a caller chose, each once.
-
-    Raises
-    ------
-    InputError
-        It is no list of names, or the model has no such output.
-    """
+    """Return the outputs that a caller chose, each once."""
     if not isinstance(chosen, (list, tuple)) or not chosen:
         what = repr(chosen) if isinstance(chosen, (str, list, tuple)) else f"an object of type {type(chosen).__name__}"
         raise InputError(f"outputs is a list of names, got {what}", fix=f"outputs=[{names[0]!r}], or leave it out")
@@ -214,12 +174,7 @@ def chosen_outputs(chosen: Any, names: Sequence[str]) -> list[str]:
 
 
 def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
-    """Refuse an output that the model does not have.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse an output that the model does not have."""
     unknown = sorted(str(name) for name in given if name not in names)
     if unknown:
         msg = f"the model has no output {unknown[0]!r}; its outputs: {', '.join(names)}"
@@ -227,13 +182,7 @@ def known_outputs(given: Iterable[str], names: Sequence[str]) -> None:
 
 
 def refuse_stream(stream: Any) -> None:
-    """Refuse a stream on the CPU.
-
-    Raises
-    ------
-    InputError
-        If `stream` is not ``None``.
-    """
+    """Refuse a stream on the CPU."""
     if stream is not None:
         msg = "stream= is for CUDA sessions; this one runs on the CPU, in the calling thread. Leave it out"
         raise InputError(msg)
@@ -243,16 +192,6 @@ class InputValidator:
     """Checks names, dtypes, ranks and shapes of feeds against the model.
 
     Shapes that passed once are remembered, so that the hot path costs one set look-up.
-
-    Parameters
-    ----------
-    inputs : sequence of TensorInfo
-        The model's inputs.
-    optional : iterable of str
-        Inputs that have a default and may be left out.
-    equal : bool
-        Whether a symbolic dimension has one size wherever it stands: in programs of PyTorch, and for TensorRT. In other
-        models its name is no promise, and the engine says what it cannot run.
     """
 
     def __init__(self, inputs: Sequence[TensorInfo], optional: Iterable[str] = (), *, equal: bool = False) -> None:
@@ -262,12 +201,7 @@ class InputValidator:
         self._seen: set[tuple[Any, ...]] = set()
 
     def names(self, feeds: Mapping[str, Any]) -> None:
-        """Refuse missing and unknown input names, naming the nearest.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse missing and unknown input names, naming the nearest."""
         check_mapping(feeds, self.required[0] if self.required else "input")
         for name in feeds:
             if name not in self.infos:
@@ -281,12 +215,7 @@ class InputValidator:
             raise InputError(msg)
 
     def check(self, name: str, dtype: str, shape: tuple[int, ...]) -> None:
-        """Refuse one array by dtype, rank or fixed dimensions, showing expected and got.
-
-        Raises
-        ------
-        InputError
-        """
+        """Refuse one array by dtype, rank or fixed dimensions, showing expected and got."""
         info = self.infos[name]
         if dtype != info.dtype:
             raise wrong_type(name, dtype, info.dtype)
@@ -316,13 +245,7 @@ class InputValidator:
                 raise InputError(msg)
 
     def symbols(self, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, int]:
-        """Return symbolic dimension to size, without those that have several.
-
-        Raises
-        ------
-        InputError
-            One has several, and must not.
-        """
+        """Return symbolic dimension to size, without those that have several."""
         bound: dict[str, tuple[int, str]] = {}
         several: set[str] = set()
         for name, shape in shapes.items():
@@ -356,20 +279,7 @@ class InputValidator:
             self.remember(key)
 
     def on_host(self, feeds: Mapping[str, Any], *, strict: bool, log: ConversionLog) -> dict[str, Any]:
-        """Return NumPy arrays ready for an engine: checked, shared where possible, copied once where not contiguous.
-
-        Parameters
-        ----------
-        feeds : mapping of str to array
-            CPU arrays of any framework; lists of them for sequences, ``None`` for an optional that is absent.
-        strict : bool
-            Refuse instead of copying.
-        log : ConversionLog
-
-        Raises
-        ------
-        InputError
-        """
+        """Return NumPy arrays ready for an engine: checked, shared where possible, copied once where not contiguous."""
         self.names(feeds)
         tensors = {name: is_tensor(self.infos[name]) for name in feeds}
         hosts = {n: host_array(self.infos[n], a) for n, a in feeds.items() if tensors[n]}

@@ -33,49 +33,13 @@ __all__ = ["Binding", "LoadedModel", "Observed", "closed"]
 
 
 def closed(*_: Any, **__: Any) -> NoReturn:
-    """Refuse a call: what stands in for `run` after `close`.
-
-    Raises
-    ------
-    XpuRuntimeError
-    """
+    """Refuse a call: what stands in for `run` after `close`."""
     msg = "this session is closed; open a new InferenceSession"
     raise XpuRuntimeError(msg)
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True):
-    """What an instrumented run saw, before it is compared with the request.
-
-    Attributes
-    ----------
-    units : tuple of Unit
-    boundaries : tuple of Boundary
-    effective : dict of str to str
-        Policy key to the value read back from the engine, such as ``{"execution.device": "cuda:0"}``. Keys that could
-        not be read back are absent: they are reported as unobservable.
-    notes : tuple of str
-        What could not be observed, and why.
-    partial : bool
-        Whether the pass broke off or a source of records was missing.
-    keys : dict of str to KeySeen
-        Policy keys that the engine itself has compared, where it knows more than its units tell.
-    run_us : tuple of float
-        Wall time of each counted instrumented run in microseconds; empty where it was not taken.
-    units_us : tuple of float
-        What all units together took of each of these runs, or, where only means are known, of a mean one; empty where
-        the units have no wall times.
-    outside_us : dict of str to float
-        What was measured of a run outside of its units, microseconds: ``"call"`` for what a run costs before its first
-        unit and after its last, ``"between"`` for what goes by between units.
-    cut_us : float
-        How much more than `units_us` the units may have taken of a run, because the engine counts whole microseconds
-        and cuts off the rest; 0 where it counts finely, or nobody knows.
-    decisions : tuple of KernelDecision
-        Which xpuruntime kernels were considered for the calls of the pass, and of no others.
-    live : tuple of LiveBytes
-        What the tensors between units occupy around each unit, as `live_bytes` gives it; empty where the engine does
-        not tell their sizes.
-    """
+    """What an instrumented run saw, before it is compared with the request."""
 
     units: tuple[Unit, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
@@ -160,13 +124,7 @@ class LoadedModel(ABC):
         return None
 
     def stop_async(self, caller: int | None = None) -> None:
-        """Cancel the asynchronous runs that have not begun, and wait for those that have. Called before `close`.
-
-        Parameters
-        ----------
-        caller : int, optional
-            The thread that closes the model, by its ident: its run is not awaited. Default: the calling thread.
-        """
+        """Cancel the asynchronous runs that have not begun, and wait for those that have. Called before `close`."""
         self.run_threads(1).close(caller)  # also where there are none yet, so that none are made any more
 
     @abstractmethod

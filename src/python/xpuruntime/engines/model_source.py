@@ -27,27 +27,7 @@ __all__ = ["ModelSource", "prepare_source"]
 
 @dataclass(eq=False, repr=False)
 class ModelSource:
-    """The model as an engine will get it: a path, or bytes and the folder of their external data.
-
-    Parameters
-    ----------
-    model : str or bytes
-        The path of an ``.onnx`` file, or a serialised model.
-    folder : str or None
-        Where the external data of bytes is looked up.
-    label : str
-        What messages call the model.
-    keep : object, optional
-        Lives as long as the source: the temporary folder of a model too large for memory.
-    quantised : QuantisedModel, optional
-        What was quantised in it, where it was quantised here.
-    operators : str, optional
-        Path of the library with the operators that the engine needs for it.
-    converted : bool
-        Whether its precision was converted here.
-    info : ModelInfo, optional
-        What it was made from, with the sizes that the policy fixes; not of artifacts and of parts of a model.
-    """
+    """The model as an engine will get it: a path, or bytes and the folder of their external data."""
 
     model: str | bytes
     folder: str | None
@@ -95,32 +75,7 @@ def prepare_source(
     supported_ops: frozenset[str] | None = None,
     qdq: str | Style | None = None,
 ) -> ModelSource:
-    """Return the model of a request with unique node names and the sizes that the policy fixes, converted if asked.
-
-    Parameters
-    ----------
-    request : Request
-    log : ConversionLog
-        Gets a line for each change.
-    convert : {"fp16", "bf16"}, optional
-        Convert the graph; its inputs and outputs keep their types.
-    keep_fp32 : sequence of str
-        Patterns of node names that stay in fp32.
-    supported_ops : frozenset of str, optional
-        Operators the engine has in the new type; default: all.
-    qdq : str or Style, optional
-        Quantise a float model with the request's calibration in the form of this style, one of
-        `xpuruntime.engines.quantisation.STYLES`. A model that is quantised already stays as it is. Not together with
-        `convert`.
-
-    Raises
-    ------
-    ModelError
-    EngineError
-        The quantiser failed.
-    PolicyError
-        ``execution.shapes`` or ``execution.static_shape`` do not fit the model.
-    """
+    """Return the model of a request with unique node names and the sizes that the policy fixes, converted if asked."""
     info = with_shapes(request.model, request.policy)
     label = info.path
     if qdq is not None and info.quantisation.scheme == "none":

@@ -21,26 +21,7 @@ BOOL = ("0", "1")
 
 
 class Option(msgspec.Struct, frozen=True, kw_only=True):
-    """One vendor option.
-
-    Attributes
-    ----------
-    meaning : str
-    values : tuple of str or None
-        The words accepted, or ``None`` for an integer.
-    low, high : int
-        Range of an integer.
-    text : bool
-        Whether it takes any text, such as a path.
-    owned_by : str or None
-        The policy key that sets it. Such an option is refused in ``provider_options``: one fact has one place.
-    search : tuple of str
-        Values that `xpuruntime.tune` tries beside leaving the option out; empty where it is not searched.
-    search_first : bool
-        Whether it is tried with the keys of a policy, before other options: it changes what others gain.
-    needs : dict of str to tuple of str
-        Other options of the table, and the values of each under which this one has any effect.
-    """
+    """One vendor option."""
 
     meaning: str
     values: tuple[str, ...] | None = None
@@ -54,13 +35,7 @@ class Option(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def own_options(given: Mapping[str, Mapping[str, object]], names: tuple[str, ...]) -> dict[str, object]:
-    """Return what ``execution.provider_options`` holds for one engine, under any of its `names`; the first is its own.
-
-    Raises
-    ------
-    PolicyError
-        An option is given under two of them.
-    """
+    """Return the ``execution.provider_options`` of an engine, under any of its `names`; the first is its own."""
     found: dict[str, object] = {}
     for name in names:
         options = given.get(name, {})
@@ -75,23 +50,7 @@ def own_options(given: Mapping[str, Mapping[str, object]], names: tuple[str, ...
 def check_options(
     given: Mapping[str, object], known: Mapping[str, Option], where: str, also: Mapping[str, Option] | None = None
 ) -> dict[str, str]:
-    """Return `given` as the strings the vendor takes.
-
-    Parameters
-    ----------
-    given : mapping
-        Option name to str, int, float or bool.
-    known : mapping of str to Option
-    where : str
-        The policy key that holds them, for messages: ``"execution.provider_options.<engine>"``.
-    also : mapping of str to Option, optional
-        Options that are valid here too and checked elsewhere; named in messages.
-
-    Raises
-    ------
-    PolicyError
-        For an unknown name (the nearest is named), a value out of range, or an option that has its own policy key.
-    """
+    """Return `given` as the strings the vendor takes."""
     engine = where.rpartition(".")[2]
     checked: dict[str, str] = {}
     for name, value in given.items():

@@ -24,17 +24,7 @@ GROUP = "xpuruntime.engines"
 
 
 def register_plugins(registry: EngineRegistry) -> list[str]:
-    """Register the engines that installed packages name, in order of name, after those that are there.
-
-    Parameters
-    ----------
-    registry : EngineRegistry
-
-    Returns
-    -------
-    list of str
-        One sentence for each plugin that is left out: its distribution, and the reason. The others are registered.
-    """
+    """Register the engines that installed packages name, in order of name, after those that are there."""
 
     def load(point: EntryPoint) -> None:
         engine = _make(point)
@@ -51,13 +41,7 @@ def _what(found: object) -> str:
 
 
 def _make(point: EntryPoint) -> Engine:
-    """Return the engine of an entry point.
-
-    Raises
-    ------
-    EngineError
-        It leads to no engine, or to one that lacks something.
-    """
+    """Return the engine of an entry point."""
     import re
 
     found = point.load()

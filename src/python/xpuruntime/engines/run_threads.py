@@ -52,11 +52,6 @@ class RunThreads:
 
     A fork waits for the calls that have begun, and none begins meanwhile: an engine's locks are free in the child then.
     There it begins anew: calls that were accepted before fail.
-
-    Parameters
-    ----------
-    count : int
-        Threads, at most.
     """
 
     def __init__(self, count: int) -> None:
@@ -90,15 +85,7 @@ class RunThreads:
     def submit(
         self, call: Callable[..., dict[str, Any]], *arguments: Any, limits: QueueLimits | None = None
     ) -> Future[dict[str, Any]]:
-        """Call ``call(*arguments)`` in one of the threads.
-
-        Raises
-        ------
-        XpuRuntimeError
-            After `close`.
-        QueueFullError
-            As many calls wait as `limits` allow.
-        """
+        """Call ``call(*arguments)`` in one of the threads."""
         if not self._open:
             raise XpuRuntimeError("this session is closed; open a new InferenceSession")
         if interpreter_ends():
@@ -121,13 +108,7 @@ class RunThreads:
         return job.future
 
     def close(self, caller: int | None = None) -> None:
-        """Cancel what has not begun, and wait for what has.
-
-        Parameters
-        ----------
-        caller : int, optional
-            The thread that closes, by its ident: its run is not awaited. Default: the calling thread.
-        """
+        """Cancel what has not begun, and wait for what has."""
         self._open = False
         self._cancel_waiting_aside()
         from xpuruntime import _core

@@ -21,20 +21,7 @@ _PRECISIONS = ("model", "fp32", "tf32", "fp16", "bf16", "int8")
 
 
 class Tunable(msgspec.Struct, frozen=True, kw_only=True):
-    """A setting that can be searched.
-
-    Attributes
-    ----------
-    key : str
-        The policy key, such as ``"execution.threads"`` or ``"execution.provider_options.onnxruntime.use_arena"``.
-    values : tuple
-        Values to try. ``None`` leaves the key out.
-    needs : dict of str to tuple
-        Other keys, and the values of each under which this one has any effect.
-    first : bool
-        Of an option: whether it is tried with the keys of a policy, and like them beside others whatever it gained
-        alone.
-    """
+    """A setting that can be searched."""
 
     key: str
     values: tuple[Any, ...]

@@ -56,18 +56,7 @@ class _Node(Protocol):
 
 
 def folded_unit(node: _Node, engine: str, reason: str, **more: Any) -> Unit:
-    """Return the unit of a source node that does not run.
-
-    Parameters
-    ----------
-    node : NodeInfo
-        Or anything else with ``name``, ``op`` and ``outputs``.
-    engine : str
-    reason : str
-        What became of it.
-    **more
-        Fields of `Unit` in place of these.
-    """
+    """Return the unit of a source node that does not run."""
     fields: dict[str, Any] = {
         "id": node.name,
         "op": node.op,

@@ -64,14 +64,7 @@ class _Node(Protocol):
 
 
 def absence(op: str, operations: Iterable[str]) -> tuple[str, str]:
-    """Return why a key for an operation that is not in the model chooses nothing, and the fix.
-
-    Parameters
-    ----------
-    op : str
-    operations : iterable of str
-        Those that the model has, as `written_out` finds them.
-    """
+    """Return why a key for an operation that is not in the model chooses nothing, and the fix."""
     others = ", ".join(operations)
     return (
         f"no {op} was found in the model, neither as a node nor written out, so the key chooses nothing",
@@ -83,11 +76,6 @@ def written_out(nodes: Iterable[_Node]) -> dict[str, tuple[str, ...]]:
     """Return the operations of a model that kernels are chosen for, with the nodes at which each is found.
 
     One node of the name, or arithmetic that comes to the same: for attention the softmax, for norms the root.
-
-    Parameters
-    ----------
-    nodes : iterable of NodeInfo
-        Of an ONNX model or of a program of PyTorch.
     """
     return _Search(list(nodes)).run()
 

@@ -32,13 +32,7 @@ class _Detail(msgspec.Struct):
 
 
 def check_detail(detail: Mapping[str, Any]) -> None:
-    """Check the keys that are read; others may be there.
-
-    Raises
-    ------
-    msgspec.ValidationError
-        A value has another type than a report that is made here.
-    """
+    """Check the keys that are read; others may be there."""
     found = msgspec.convert(detail, _Detail)
     if found.instrumented:
         msgspec.convert(found.instrumented, _Instrumented)

@@ -17,18 +17,7 @@ __all__ = ["UnitMemory", "live_bytes"]
 
 
 class UnitMemory(msgspec.Struct, frozen=True, kw_only=True):
-    """One unit, as far as memory goes.
-
-    Attributes
-    ----------
-    unit : str
-    reads : tuple of str
-        Tensors that it reads.
-    makes : dict of str to int
-        Tensors that it makes, with their bytes.
-    views : dict of str to str
-        Tensors that it makes without memory of their own, with the tensor whose memory they share.
-    """
+    """One unit, as far as memory goes."""
 
     unit: str
     reads: tuple[str, ...]
@@ -37,19 +26,7 @@ class UnitMemory(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def live_bytes(steps: Sequence[UnitMemory], outputs: Collection[str] = ()) -> tuple[LiveBytes, ...]:
-    """Return what is live around each step, in the order of the steps.
-
-    Parameters
-    ----------
-    steps : sequence of UnitMemory
-        In the order of execution.
-    outputs : collection of str
-        Tensors that are needed after the last step.
-
-    Notes
-    -----
-    What no step makes, such as weights and the model's inputs, counts for nothing, nor does a view of it.
-    """
+    """Return what is live around each step, in the order of the steps."""
     owner: dict[str, str] = {}
     size: dict[str, int] = {}
     last: dict[str, int] = {}

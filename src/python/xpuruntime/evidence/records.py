@@ -38,20 +38,7 @@ UnitStatus = Literal["honoured", "substituted", "unsupported", "unobservable"]
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """One candidate, accepted or rejected.
-
-    Attributes
-    ----------
-    candidate : str
-        ``"engine"`` or ``"engine@device"``, such as ``"onnxruntime@cuda:0"``.
-    accepted : bool
-    code : VerdictCode
-        Machine-readable reason.
-    reason : str
-        One sentence why.
-    fix : str or None
-        The command or the policy edit that fixes it, where one is known.
-    """
+    """One candidate, accepted or rejected."""
 
     candidate: str
     accepted: bool
@@ -61,20 +48,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """One policy key and what an engine can do with it, known before anything is loaded.
-
-    Attributes
-    ----------
-    key : str
-        Path in the policy file, such as ``"kernels.attention"`` or ``"execution.precision"``.
-    requested : str
-        The value in the policy, as text.
-    resolved : str
-        What it becomes: a vendor option such as ``"sdpa_kernel=1"``, a graph edit, or ``"-"`` when nothing is done.
-    enforceability : {"enforced", "advisory", "unsupported"}
-    reason : str
-    fix : str or None
-    """
+    """One policy key and what an engine can do with it, known before anything is loaded."""
 
     key: str
     requested: str

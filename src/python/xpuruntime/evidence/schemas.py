@@ -43,18 +43,7 @@ def comparison_schema() -> dict[str, Any]:
 
 
 def schema_of(kind: type, version: str, title: str, added: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of what a type is written as.
-
-    Parameters
-    ----------
-    kind : type
-        A struct with a field ``schema``.
-    version : str
-        The value of that field.
-    title : str
-    added : dict
-        Properties that are written beside the fields.
-    """
+    """Return the JSON Schema of what a type is written as."""
     (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     top = parts.pop(root["$ref"].rpartition("/")[2])
     _describe(top, kind)

@@ -18,20 +18,7 @@ RANDOM_FIX = "export the model with its random numbers as an input"
 
 
 class Tolerance(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How far an output may be from the reference.
-
-    Attributes
-    ----------
-    rtol, atol : float
-        The largest difference allowed is ``atol + rtol * max(abs(reference))``. The scale is that of the whole output:
-        an element near zero has no meaningful relative error of its own. Of integer and boolean outputs, the share
-        `rtol` of elements may differ.
-    cosine : float
-        The least cosine between the two outputs as vectors.
-    cosine_stated : bool
-        Whether the user states the cosine. Such a limit is judged on outputs of any size; that of a precision only
-        where the largest difference exceeds `atol`, below which an output and its direction are noise.
-    """
+    """How far an output may be from the reference."""
 
     rtol: float
     atol: float
@@ -53,28 +40,7 @@ TOLERANCES: dict[str, Tolerance] = {
 
 
 class OutputFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """The comparison of one output.
-
-    Attributes
-    ----------
-    name : str
-    passed : bool
-    max_abs : float
-        Largest difference; for integers, strings and booleans the number of elements that differ.
-    max_rel : float
-        `max_abs` over the largest magnitude of the reference; for integers and the like the share that differs.
-    cosine : float or None
-        ``None`` where it is not defined: for integers and the like, and where either side has no value but zero.
-    nan, inf : int
-        Elements that are NaN or infinite in the candidate alone.
-    reason : str
-        Why it did not pass; empty when it did.
-    compared : int or None
-        Elements whose comparison says something: all integers, strings and booleans, and the finite floats, unless
-        `undecided`. ``None``: not recorded.
-    undecided : str
-        Why the limits do not tell a right output from a wrong output here, although it passed; empty where they do.
-    """
+    """The comparison of one output."""
 
     name: str
     passed: bool
@@ -159,22 +125,7 @@ def compare_within(
     tolerance: Tolerance,
     random: Mapping[str, str] | None = None,
 ) -> ProbeResult:
-    """Compare two sets of outputs by name.
-
-    Parameters
-    ----------
-    reference, candidate : mapping of str to array
-        Arrays of any shape, or lists and dicts of arrays (sequences and maps).
-    tolerance : Tolerance
-    random : mapping of str to str, optional
-        Outputs of which no two runs are the same, see `ModelInfo.random_outputs`; they are not compared.
-
-    Returns
-    -------
-    ProbeResult
-        Fails where an output is missing, has another shape or dtype, has NaN or infinity where the reference has
-        not, or is out of tolerance. NaN in both is equal.
-    """
+    """Compare two sets of outputs by name."""
     drawn = {name: node for name, node in (random or {}).items() if name in reference and name in candidate}
     figures = [
         OutputFigures(name=name, passed=True, compared=0, undecided=f"random numbers of node {node} are")

@@ -18,20 +18,7 @@ __all__ = ["write_whole"]
 
 
 def write_whole(path: str | os.PathLike[str], text: str, what: str) -> Path:
-    """Write `text` to `path`. A crash or a full disk leaves the old file, or none.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-    text : str
-    what : str
-        What it is, for the message of an error: ``"the report"``.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
+    """Write `text` to `path`. A crash or a full disk leaves the old file, or none."""
     target = user_path(path, what)
     try:
         replace_file(target, text.encode("utf-8", "backslashreplace"), private=False)

@@ -46,21 +46,7 @@ _KINDS = {
 
 
 def user_path(value: str | os.PathLike[str], what: str) -> Path:
-    """Return a path that a user gave.
-
-    Parameters
-    ----------
-    value : str or os.PathLike
-    what : str
-        What it is the path of, for messages: ``"the report"``.
-
-    Raises
-    ------
-    TypeError
-        It is neither text nor a path.
-    InputError
-        It is empty, or holds what no path can hold.
-    """
+    """Return a path that a user gave."""
     text = os.fspath(value) if isinstance(value, (str, os.PathLike)) else value
     if not isinstance(text, str):
         raise TypeError(f"the path of {what} is a str or os.PathLike[str], got a {type(value).__name__}")
@@ -124,13 +110,7 @@ def checked(path: str | os.PathLike[str]) -> str:
 
 
 def home_folder() -> Path:
-    """Return the user's home folder: ``HOME``, or that of the user database.
-
-    Raises
-    ------
-    InputError
-        There is none, as in a container with a bare user id.
-    """
+    """Return the user's home folder: ``HOME``, or that of the user database."""
     stated = os.environ.get("USERPROFILE" if os.name == "nt" else "HOME", "")
     if stated and Path(stated).is_absolute():
         return Path(stated)
@@ -206,13 +186,7 @@ def _printable(value: Any) -> Any:
 
 
 def cache_folder() -> Path:
-    """Return ``xpuruntime`` in the user's cache folder, which may not exist yet: ``XDG_CACHE_HOME``, or the system's.
-
-    Raises
-    ------
-    InputError
-        None is stated, and the user has no home folder.
-    """
+    """Return ``xpuruntime`` in the user's cache folder, which may not exist: ``XDG_CACHE_HOME``, or the system's."""
     import platformdirs
 
     try:
@@ -222,12 +196,7 @@ def cache_folder() -> Path:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it, that only this user can enter; one that is there stays as it is.
-
-    Raises
-    ------
-    OSError
-    """
+    """Make a folder, and those above it, that only this user can enter; one that is there stays as it is."""
     checked(folder)
     created: list[Path] = []
     try:
@@ -248,11 +217,6 @@ def not_private(path: Path) -> str | None:
     """Return why a cache, or an entry of one, may hold what another user has put there, and the fix; else ``None``.
 
     What is not there is nobody's. The administrator is trusted.
-
-    Parameters
-    ----------
-    path : Path
-        A file or a folder. A link must be this user's as well as what it leads to.
     """
     if not hasattr(os, "getuid"):
         return None
@@ -292,19 +256,7 @@ def _writing_group(facts: os.stat_result) -> str | None:
 def refuse_overwriting(
     outputs: Mapping[str, str | os.PathLike[str] | None], inputs: Iterable[tuple[str, str | os.PathLike[str]]]
 ) -> None:
-    """Refuse to write over what is read: by the same name, another spelling of it, a link or a hard link.
-
-    Parameters
-    ----------
-    outputs : mapping of str to path or None
-        The option and where it writes. Two options must not write to one file.
-    inputs : iterable of (str, path)
-        What is read, and its path. Nothing may be written into a folder that is read.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse to write over what is read: by the same name, another spelling of it, a link or a hard link."""
     seen: list[tuple[str, Path]] = []
     read = [(what, Path(path)) for what, path in inputs if kind_of(path) in ("file", "folder")]
     for option, given in outputs.items():

@@ -46,19 +46,7 @@ class NotRegularError(OSError):
 
 
 def open_regular(path: str | os.PathLike[str], limit: int | None = None) -> BinaryIO:
-    """Open a regular file, or a link to one, to read bytes. It never waits, whatever the path names.
-
-    Parameters
-    ----------
-    path : str or os.PathLike
-    limit : int, optional
-        Bytes that it may have.
-
-    Raises
-    ------
-    OSError
-        There is none, it cannot be read, is no regular file (`NotRegularError`, IsADirectoryError), or is larger.
-    """
+    """Open a regular file, or a link to one, to read bytes. It never waits, whatever the path names."""
     name = checked(path)
     _check(os.stat(name), name)  # noqa: PTH116 - before it is opened: opening a device may do something
     # The file object alone closes the descriptor: an interruption can come between any two steps.
@@ -103,14 +91,7 @@ def decode_json(data: bytes | str | msgspec.Raw, kind: type[_T]) -> _T: ...
 
 
 def decode_json(data: bytes | str | msgspec.Raw, kind: Any = Any) -> Any:
-    """Decode JSON as `msgspec.json.decode` does, with one class of errors for everything that can be wrong with it.
-
-    Raises
-    ------
-    msgspec.DecodeError
-        The text is no JSON, is no UTF-8, or is nested too deeply; `msgspec.ValidationError`, a subclass, where it is
-        not of the type `kind`.
-    """
+    """Decode JSON as `msgspec.json.decode` does, with one class of errors for everything that can be wrong with it."""
     try:
         return msgspec.json.decode(data, type=kind)
     except msgspec.DecodeError:
@@ -131,12 +112,6 @@ def unpacked_too_large(archive: zipfile.ZipFile, packed: int) -> str | None:
     """Return why an archive is not unpacked; ``None`` where its sizes are plausible.
 
     A member never unpacks to more than its entry states, since Python stops there.
-
-    Parameters
-    ----------
-    archive : zipfile.ZipFile
-    packed : int
-        Bytes of the archive itself.
     """
     members = archive.infolist()
     if len(members) > _MEMBERS:
@@ -154,15 +129,7 @@ def unpacked_too_large(archive: zipfile.ZipFile, packed: int) -> str | None:
 
 
 class DamagedLineError(ValueError):
-    """A line that is none of a journal, or was changed.
-
-    Attributes
-    ----------
-    number : int
-        From 1.
-    changed : bool
-        Whether it is a line of a journal, and it or one before it is not as it was written.
-    """
+    """A line that is none of a journal, or was changed."""
 
     def __init__(self, number: int, *, changed: bool) -> None:
         reason = "this line was changed after it was written, or one before it was removed"
@@ -171,16 +138,7 @@ class DamagedLineError(ValueError):
 
 
 class JournalLines(NamedTuple):
-    """What a journal has.
-
-    Attributes
-    ----------
-    entries : list of dict
-    length : int
-        Bytes of the whole lines. What follows was being written when the process ended.
-    digest : str
-        Of the last line, for the next one.
-    """
+    """What a journal has."""
 
     entries: list[dict[str, Any]]
     length: int
@@ -195,12 +153,7 @@ def journal_line(entry: Mapping[str, Any], digest: str) -> tuple[bytes, str]:
 
 
 def read_journal_lines(data: bytes) -> JournalLines:
-    """Return the entries of a journal.
-
-    Raises
-    ------
-    DamagedLineError
-    """
+    """Return the entries of a journal."""
     whole = data[: data.rfind(b"\n") + 1]
     entries: list[dict[str, Any]] = []
     digest = ""

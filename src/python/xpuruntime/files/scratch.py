@@ -59,18 +59,7 @@ def checksum(token: str) -> str:
 
 
 class ScratchFolder(tempfile.TemporaryDirectory[str]):
-    """A temporary folder, as `tempfile.TemporaryDirectory`, that is locked while its process lives.
-
-    Parameters
-    ----------
-    purpose : str
-        A word for its name, in small letters.
-
-    Raises
-    ------
-    OSError
-        It cannot be made.
-    """
+    """A temporary folder, as `tempfile.TemporaryDirectory`, that is locked while its process lives."""
 
     def __init__(self, purpose: str) -> None:
         room = Path(tempfile.gettempdir())

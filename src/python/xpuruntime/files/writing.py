@@ -56,19 +56,6 @@ def locked(path: Path, *, seconds: float | None = None) -> Iterator[None]:
 
     The system releases a lock when its process ends, however it ends. Threads of one process keep each other out as
     well. Network folders may not keep such locks between machines: give each machine a folder of its own.
-
-    Parameters
-    ----------
-    path : Path
-    seconds : float, optional
-        How long to wait for others; default: for as long as it takes.
-
-    Raises
-    ------
-    TimeoutError
-        Another process held it all that time.
-    OSError
-        The file cannot be made, or is no regular file.
     """
     from filelock import FileLock, Timeout
 
@@ -93,16 +80,6 @@ def staging(target: Path) -> Iterator[Path]:
     """Yield a new folder beside `target` that only this user can enter; it is removed afterwards.
 
     Those that killed writers have left in the same folder are removed first.
-
-    Parameters
-    ----------
-    target : Path
-        Without links in its last part.
-
-    Raises
-    ------
-    OSError
-        Nothing can be written there; the error names `target`.
     """
     _remove_dead(target.parent)
     try:
@@ -122,16 +99,7 @@ def staging(target: Path) -> Iterator[Path]:
 
 
 def publish_folder(new: Path, target: Path, *, check: Callable[[Path], None]) -> None:
-    """Move a finished folder from its staging folder to its place; who looks there sees the old one or the new one.
-
-    Parameters
-    ----------
-    new : Path
-        In a staging folder of `target`. A folder that was there is moved into the staging folder.
-    target : Path
-    check : callable
-        Called with the folder that is replaced; raises where it must not be.
-    """
+    """Move a finished folder from its staging folder to its place; who looks there sees the old one or the new one."""
     for path in (*new.rglob("*"), new):
         sync(path)
     if not os.path.lexists(target):
@@ -306,20 +274,6 @@ def replace_file(
     """Write a file as a whole or not at all: who reads it sees the old content or the new, whatever befalls the writer.
 
     A link stays one, and what it leads to is replaced. A pipe or a device such as ``/dev/stdout`` is written to.
-
-    Parameters
-    ----------
-    target : str or os.PathLike
-    data : bytes or callable
-        The content, or what writes it to an open file.
-    private : bool
-        Only the owner may read the file. Otherwise a file that is there keeps its permissions, and a new one has those
-        of any new file.
-
-    Raises
-    ------
-    OSError
-        Nothing was replaced; the error names `target`.
     """
     name = checked(target)
     write = (lambda file: file.write(data)) if isinstance(data, bytes) else data
@@ -362,11 +316,6 @@ def files_beside(target: Path) -> Iterator[Path]:
     """Yield a place of the same name as `target` in a folder of its own.
 
     What is written to that folder is moved beside `target` afterwards, each file whole, `target` last.
-
-    Raises
-    ------
-    OSError
-        It cannot be written; a `target` that was there stays.
     """
     place = Path(os.path.realpath(checked(target)))
     mode = _mode(str(place))

@@ -31,23 +31,7 @@ __all__ = ["Divergence", "find_divergence"]
 
 
 class Divergence(msgspec.Struct, frozen=True, kw_only=True):
-    """Where an engine leaves the reference.
-
-    Attributes
-    ----------
-    nodes : tuple of str
-        The first node whose output is out of tolerance; several where they cannot be distinguished.
-    op : str
-        Operator of the last of them.
-    output : str
-        The tensor that is out of tolerance.
-    figures : OutputFigures
-        Of that tensor.
-    steps : int
-        Models that were run to find it.
-    note : str
-        Why nodes could not be distinguished; empty where one was found.
-    """
+    """Where an engine leaves the reference."""
 
     nodes: tuple[str, ...]
     op: str
@@ -68,26 +52,7 @@ class Divergence(msgspec.Struct, frozen=True, kw_only=True):
 def find_divergence(
     info: ModelInfo, feeds: Mapping[str, Any], failing: ProbeResult, limits: Tolerance, answer: Answer
 ) -> Divergence | None:
-    """Find the first node whose output is out of tolerance.
-
-    Parameters
-    ----------
-    info : ModelInfo
-        An ONNX model.
-    feeds : mapping of str to array
-        An input on which the engine is out of tolerance.
-    failing : ProbeResult
-        How the engine did on it.
-    limits : Tolerance
-    answer : callable
-        ``answer(model) -> outputs``: runs a model, which is `info` with more outputs, on the engine. It may raise
-        `XpuRuntimeError`, as engines do that refuse such a model: then other nodes are tried.
-
-    Returns
-    -------
-    Divergence or None
-        ``None`` where the model has no graph to look into, or the reference cannot run it with more outputs.
-    """
+    """Find the first node whose output is out of tolerance."""
     search = _Search(info, feeds, failing, limits, answer)
     return search.run() if search.order else None
 

@@ -21,28 +21,7 @@ __all__ = ["calibration_of"]
 def calibration_of(
     given: Any, policy: Policy, info: ModelInfo, *, artifact: Artifact | None = None, lock: str | None = None
 ) -> Calibration | None:
-    """Return the inputs to quantise with, compared with the digest that the policy states.
-
-    Parameters
-    ----------
-    given : optional
-        What the caller gave: it says where the inputs are, and the policy what they are.
-    policy : Policy
-    info : ModelInfo
-    artifact : Artifact, optional
-        A compiled model, which is quantised already: inputs of its policy are not read.
-    lock : str, optional
-        The lock that the policy is of, for messages. Its validator compares the digest.
-
-    Raises
-    ------
-    PolicyError
-        There are no such inputs, or they have another digest or number than the policy states.
-    LockError
-        The inputs that a lock names are not there.
-    InputError
-        They cannot be read, or do not fit the model.
-    """
+    """Return the inputs to quantise with, compared with the digest that the policy states."""
     stated = policy.calibration
     if given is None and (stated is None or artifact is not None):
         return None

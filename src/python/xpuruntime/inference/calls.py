@@ -45,15 +45,7 @@ class Calls(ABC):
 
 
 def open_calls(session: InferenceSession, feeds: Sequence[dict[str, Any]], call: str) -> Calls:
-    """Return the calls of a session, ready for the first inputs.
-
-    Raises
-    ------
-    InputError
-        There is no such call.
-    UnsupportedOperationError
-        They cannot be bound.
-    """
+    """Return the calls of a session, ready for the first inputs."""
     if call not in ("run", "bind"):
         raise InputError(f"call: {call!r} is not a call; expected 'run' or 'bind'")
     if call == "run":

@@ -20,19 +20,7 @@ __all__ = ["compare_session", "tolerance_of"]
 
 
 def compare_session(session: InferenceSession, inputs: Mapping[str, Any] | None) -> ProbeResult:
-    """Run a session and the model as it is, in fp32 on the CPU, and compare within the tolerance of the session.
-
-    Parameters
-    ----------
-    session : InferenceSession
-    inputs : mapping of str to array, optional
-        Default: those of the session's own probe.
-
-    Raises
-    ------
-    XpuRuntimeError
-        The reference does not run, or the session fails.
-    """
+    """Run a session and the model as it is, in fp32 on the CPU, and compare within the tolerance of the session."""
     request = session._request
     reference = reference_of(session._engine, request, session._machine, inputs)
     answer = session.run(reference.feeds)

@@ -26,31 +26,7 @@ SCHEMA = "xpuruntime.comparison/1"
 
 
 class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
-    """How one engine did.
-
-    Attributes
-    ----------
-    engine, device, precision : str
-        What ran, or was asked for.
-    status : {"agrees", "differs", "inconclusive", "rejected", "failed"}
-        Within tolerance; out of it; nothing could be compared; the plan refused the engine; it raised while loading or
-        running.
-    reason : str
-        The figures in words, or why it did not run.
-    max_abs, max_rel, cosine : float or None
-        Of the worst output, as in `OutputFigures`.
-    median_us : float or None
-        Wall time of a run with host arrays, in microseconds.
-    tolerance : Tolerance or None
-    divergence : Divergence or None
-        The first node out of tolerance, where `status` is ``"differs"`` and it was looked for.
-    notes : tuple of str
-        What the plan warns of.
-    outputs : tuple of OutputFigures
-        Of every output of the model.
-    drift : DriftReport or None
-        How far each layer is from the reference, where that was asked for and the engine ran.
-    """
+    """How one engine did."""
 
     engine: str
     device: str

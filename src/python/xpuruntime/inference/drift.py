@@ -35,16 +35,7 @@ _REFUSALS = 48
 
 
 class LayerDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one node is from the reference.
-
-    Attributes
-    ----------
-    place : int
-        Of the node in the graph, from 0: the order of execution.
-    name, op : str
-    figures : OutputFigures
-        Of the node's tensor; of the worst where it makes several.
-    """
+    """How far one node is from the reference."""
 
     place: int
     name: str
@@ -53,19 +44,7 @@ class LayerDrift(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
-    """How far the layers of a model are from the reference on one engine.
-
-    Attributes
-    ----------
-    layers : tuple of LayerDrift
-        In the order of execution.
-    first : int or None
-        Index in `layers` of the first that is out of tolerance.
-    skipped : dict of str to str
-        Nodes that could not be measured, and why.
-    note : str
-        What the layers do not show; empty where they tell the same as the outputs.
-    """
+    """How far the layers of a model are from the reference on one engine."""
 
     layers: tuple[LayerDrift, ...] = ()
     first: int | None = None
@@ -87,24 +66,7 @@ class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
 def measure_drift(
     info: ModelInfo, feeds: Mapping[str, Any], limits: Tolerance, answer: Answer, *, agreed: bool
 ) -> DriftReport:
-    """Measure how far every layer is from the reference.
-
-    Parameters
-    ----------
-    info : ModelInfo
-        An ONNX model.
-    feeds : mapping of str to array
-    limits : Tolerance
-    answer : callable
-        As for `find_divergence`.
-    agreed : bool
-        Whether the engine was within tolerance on the model as it is.
-
-    Returns
-    -------
-    DriftReport
-        Constants are no layers, and nodes inside of an ``If``, ``Loop`` or ``Scan`` are not measured apart.
-    """
+    """Measure how far every layer is from the reference."""
     return _Measuring(info, feeds, limits, answer, agreed).run()
 
 

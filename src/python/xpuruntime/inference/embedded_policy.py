@@ -44,13 +44,7 @@ class Carried(NamedTuple):
 
 
 def carried_policy(info: ModelInfo, asked: SessionArguments) -> Carried:
-    """Return the policy that a model carries, unless the caller has stated one.
-
-    Raises
-    ------
-    ModelError
-        It carries something else than a policy, and the caller has stated none.
-    """
+    """Return the policy that a model carries, unless the caller has stated one."""
     marks = [(node.name, node.op, node.kernels) for node in info.nodes if node.kernels]
     text = info.metadata.get(POLICY_KEY)
     sections = ("kernel_policy", "exec_policy", "device", "engine", "precision", "backend")
@@ -97,13 +91,7 @@ def _without_places(policy: Policy | None) -> tuple[Policy | None, list[str]]:
 
 
 def check_export_lock(info: ModelInfo, plan: Plan) -> Plan:
-    """Return the plan with what the model's lock and the plan disagree on.
-
-    Raises
-    ------
-    LockError
-        Under ``mode: strict``: the lock cannot be read, or the weights are not those that it was written for.
-    """
+    """Return the plan with what the model's lock and the plan disagree on."""
     text = info.metadata.get(LOCK_KEY)
     if text is None:
         return plan
@@ -134,17 +122,7 @@ def _place(lock: ExportLock) -> str:
 
 
 def compare_kernels(info: ModelInfo, plan: Plan, arch: str | None, units: Sequence[Unit]) -> tuple[str, ...]:
-    """Return notes on kernels that ran here and others that the model's lock has.
-
-    Parameters
-    ----------
-    info : ModelInfo
-    plan : Plan
-    arch : str or None
-        Of the device, such as ``"sm90"``.
-    units : sequence of Unit
-        What ran.
-    """
+    """Return notes on kernels that ran here and others that the model's lock has."""
     from xpuruntime.lockfile.export_lock import ExportLock
 
     try:

@@ -270,14 +270,7 @@ def _described(feeds: Mapping[str, Any]) -> dict[str, str]:
 
 
 def measure(run: Callable[[], Any], runs: int) -> Latency:
-    """Return the wall time of whole calls, after a few that are not counted.
-
-    Parameters
-    ----------
-    run : callable
-        Must not return before its work is done.
-    runs : int
-    """
+    """Return the wall time of whole calls, after a few that are not counted."""
     for _ in range(_WARM):
         run()
     checkpoint("the session's warm-up runs")

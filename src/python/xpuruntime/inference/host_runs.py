@@ -16,13 +16,7 @@ __all__ = ["host_runner"]
 
 
 def host_runner(session: InferenceSession) -> HostRunner:
-    """Return what runs a session on host arrays: on CUDA through pinned memory, elsewhere its `run`.
-
-    Raises
-    ------
-    XpuRuntimeError
-        The session is closed.
-    """
+    """Return what runs a session on host arrays: on CUDA through pinned memory, elsewhere its `run`."""
     own = session._open().host_runner()
     if own is not None:
         return own

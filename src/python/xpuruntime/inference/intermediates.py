@@ -50,21 +50,7 @@ def tapped(
     inputs: Mapping[str, Any],
     names: Sequence[str],
 ) -> Iterator[Callable[[Mapping[str, Any]], dict[str, Any]]]:
-    """Yield a call that runs the model as often as needed and returns tensors inside of it, and maybe its outputs.
-
-    Parameters
-    ----------
-    engine, request, machine, loaded
-        Of the session.
-    inputs : mapping of str to array
-        As for a run.
-    names : sequence of str
-
-    Raises
-    ------
-    XpuRuntimeError
-        As `InferenceSession.intermediates`.
-    """
+    """Yield a call that runs the model as often as needed and returns tensors inside of it, and maybe its outputs."""
     _check(request.model, names)
     if loaded.intermediates(inputs, names) is not None:
         yield lambda feeds: loaded.intermediates(feeds, names) or {}

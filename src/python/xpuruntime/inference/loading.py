@@ -47,13 +47,7 @@ class LoadResult(NamedTuple):
 
 
 def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
-    """Load what was planned. Slow; leaves nothing behind when it fails.
-
-    Raises
-    ------
-    XpuRuntimeError
-        As `Engine.load` and `build`; EngineError where the accuracy probe is out of tolerance.
-    """
+    """Load what was planned. Slow; leaves nothing behind when it fails."""
     engine, request, judgement, machine = recipe
     cache = plan.control("execution.artifacts.cache")
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
@@ -133,13 +127,7 @@ def _prove(
 def reference_of(
     engine: Engine, request: Request, machine: Machine, feeds: Mapping[str, Any] | None = None
 ) -> Reference:
-    """Return the reference of a model: kept in the artifact, else made of the model itself, as for `feeds` always.
-
-    Raises
-    ------
-    XpuRuntimeError
-        As `make_reference`; EngineError where the model that an artifact was made from is not at hand.
-    """
+    """Return the reference of a model: kept in the artifact, else made of the model itself, as for `feeds` always."""
     artifact = request.artifact
     if artifact is None:
         return make_reference(request, engine, machine, feeds)

@@ -66,13 +66,7 @@ class LockInForce(NamedTuple):
     calibration: Calibration | None = None
 
     def checked(self, plan: Plan) -> Plan:
-        """Return the plan with the control of the lock.
-
-        Raises
-        ------
-        LockError
-            Another plan was made than the lock has.
-        """
+        """Return the plan with the control of the lock."""
         locked = self.lock.identity.plan
         assert locked is not None
         drifts = compare_plans(locked, locked_plan(plan))
@@ -100,27 +94,7 @@ def lock_in_force(
     calibration_of: Callable[[Policy, str | None], Calibration | None],
     artifact: Artifact | None,
 ) -> LockInForce | None:
-    """Return the lock that a session is to be opened under, once all of its validators hold; ``None``: there is none.
-
-    Parameters
-    ----------
-    asked : SessionArguments
-    stated : Policy
-        As it was merged of what is asked.
-    info : ModelInfo
-    machine_of : callable
-        From engine names to the machine with their facts.
-    calibration_of : callable
-        From a policy, and the lock that it is of, to the inputs to quantise with.
-    artifact : Artifact or None
-
-    Raises
-    ------
-    LockError
-        The lock cannot be read, is of something else, or a validator does not hold.
-    InputError
-        There is no such file.
-    """
+    """Return the lock that a session opens under, once all of its validators hold; ``None`` without a lock."""
     path = asked.lock if asked.lock is not None else stated.execution.lock
     if path is None:
         return None
@@ -230,13 +204,7 @@ def locked_plan(plan: Plan) -> LockedPlan:
 
 
 def check_loaded(in_force: LockInForce) -> None:
-    """Compare the libraries that are mapped now with those of the lock.
-
-    Raises
-    ------
-    LockError
-        The process has loaded another library than the lock has.
-    """
+    """Compare the libraries that are mapped now with those of the lock."""
     drifts = compare_libraries(in_force.lock.identity)
     if drifts:
         raise drift_error(in_force.where, drifts)

@@ -124,11 +124,6 @@ def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
     """Run probe inputs and compare their outputs with those of a lock.
 
     A lock has none where no probe inputs can be made or the model refuses them, and only there.
-
-    Raises
-    ------
-    LockError
-        An output is another one, or the shapes of the lock are none of the model.
     """
     from xpuruntime.engines.precision import probing
 

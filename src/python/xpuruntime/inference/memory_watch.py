@@ -17,15 +17,7 @@ __all__ = ["MemoryWatch"]
 
 
 class MemoryWatch:
-    """Call it with the name of a checkpoint; `samples` has what was held at each.
-
-    Parameters
-    ----------
-    held : callable
-        Bytes by owner, as far as the session's engine reports them.
-    device : str
-        Where the session runs. Of a CUDA device, what is taken of its memory is sampled, too.
-    """
+    """Call it with the name of a checkpoint; `samples` has what was held at each."""
 
     def __init__(self, held: Callable[[], Mapping[str, int]], device: str) -> None:
         self._held = held

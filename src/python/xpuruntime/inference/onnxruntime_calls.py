@@ -57,24 +57,7 @@ _ATTRIBUTES = {
 
 
 def refuse_arguments(given: Mapping[str, Any], device: Any, names: Iterable[str]) -> None:
-    """Refuse arguments that a session does not have.
-
-    Parameters
-    ----------
-    given : mapping of str to object
-        Arguments by unknown names.
-    device : object
-        The second argument, where ONNX Runtime takes its options.
-    names : iterable of str
-        The arguments that a session has.
-
-    Raises
-    ------
-    InputError
-        One is ONNX Runtime's.
-    TypeError
-        Another argument is unknown.
-    """
+    """Refuse arguments that a session does not have."""
     if type(device).__name__ == "SessionOptions":
         given = {**given, "sess_options": device}
     if not given:

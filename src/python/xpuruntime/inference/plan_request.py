@@ -103,14 +103,6 @@ def plan_session(
 
     The policy is that of the lock where there is one, else the one that was asked for; where none was, that of the
     artifact or of the model itself.
-
-    Raises
-    ------
-    ModelError
-        The model cannot be used, or carries a policy that is none.
-    LockError
-        The lock that is asked for does not hold; or, under ``mode: strict``, the model is not the one that the lock in
-        it was written for.
     """
     from xpuruntime.engines.model import read_model
     from xpuruntime.inference.embedded_policy import carried_policy, check_export_lock
@@ -159,15 +151,7 @@ def reopen_plan(
     example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
     calibration: Any = None,
 ) -> PlannedModel:
-    """Read a model and check that a plan of before holds for it here; only the plan's engine is probed and asked.
-
-    Raises
-    ------
-    InputError
-        `plan` is no `Plan`.
-    PlanError
-        As `check_plan`.
-    """
+    """Read a model and check that a plan of before holds for it here; only the plan's engine is probed and asked."""
     from xpuruntime.engines.model import read_model
     from xpuruntime.planning import Plan
     from xpuruntime.planning.reopening import check_plan

@@ -23,14 +23,7 @@ _PLAIN = frozenset(
 
 
 class Inside:
-    """A model to look into.
-
-    Parameters
-    ----------
-    info : ModelInfo
-        An ONNX model.
-    feeds : mapping of str to array
-    """
+    """A model to look into."""
 
     def __init__(self, info: ModelInfo, feeds: Mapping[str, Any]) -> None:
         self.info, self.feeds = info, feeds

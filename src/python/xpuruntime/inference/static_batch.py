@@ -32,16 +32,7 @@ __all__ = ["StaticBatchModel"]
 
 
 class StaticBatchModel(LoadedModel):
-    """Runs a model of one batch size on batches of 1 row to that size.
-
-    Parameters
-    ----------
-    model : LoadedModel
-    info : ModelInfo
-        As `with_static_batch` made it.
-    size : int
-        Rows of every run of `model`.
-    """
+    """Runs a model of one batch size on batches of 1 row to that size."""
 
     def __init__(self, model: LoadedModel, info: ModelInfo, size: int) -> None:
         self._model, self._info, self._size = model, info, size
@@ -51,13 +42,7 @@ class StaticBatchModel(LoadedModel):
         self._padded, self._lock = 0, threading.Lock()
 
     def check(self) -> None:
-        """Test that rows do not depend on each other, on probe inputs.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            An output has no batch dimension, or a row changes with its place in the batch or with the other rows.
-        """
+        """Test that rows do not depend on each other, on probe inputs."""
         feeds = host_copies(probe_feeds(self._info))
         axes = self._inputs
         for name, axis in axes.items():

@@ -64,13 +64,7 @@ def _compact(value: Any) -> str:
 
 
 def parse_lock(data: bytes | str, where: str) -> Lock:
-    """Read the text of a lock; `where` names it in messages.
-
-    Raises
-    ------
-    LockError
-        It is cut off, was edited, is no lock, or is of another release.
-    """
+    """Read the text of a lock; `where` names it in messages."""
     try:
         schema = decode_json(data, _Header).schema
     except msgspec.MsgspecError as error:
@@ -133,13 +127,7 @@ def load_lock(path: str | os.PathLike[str]) -> Lock:
 
 
 def save_lock(lock: Lock, path: str | os.PathLike[str]) -> Path:
-    """Write the file of a lock: readers see the old one or the new one, also where the writer is killed.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written; the old one stays.
-    """
+    """Write the file of a lock: readers see the old one or the new one, also where the writer is killed."""
     target = user_path(path, "the lock")
     try:
         replace_file(target, lock_bytes(lock), private=False)

@@ -26,22 +26,7 @@ _ENTRIES = 4
 
 
 class LockDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference between a lock and what is found.
-
-    Attributes
-    ----------
-    code : DriftCode
-        What ``--accept`` takes.
-    subject : str
-        Which one, such as ``"libcublasLt.so.13"`` or ``"conv1+relu1"``.
-    validator : str
-        Id of the validator; empty where it is an entry or the plan that differs.
-    expected, found : str
-    entries : tuple of str
-        The entries that depend on it.
-    restore : str
-        The pin or the command that restores it.
-    """
+    """One difference between a lock and what is found."""
 
     code: DriftCode
     subject: str
@@ -87,15 +72,7 @@ def shown(value: Any) -> str:
 
 
 def drift_error(where: str, drifts: Iterable[LockDrift], *, take: str = "") -> LockError:
-    """Return the error of a lock that does not hold, with every difference in its attribute `drifts`.
-
-    Parameters
-    ----------
-    where : str
-    drifts : iterable of LockDrift
-    take : str, optional
-        What accepts the differences. Default: the commands for a lock of a session.
-    """
+    """Return the error of a lock that does not hold, with every difference in its attribute `drifts`."""
     found = tuple(drifts)
     lines = [str(one) for one in found[:_NAMED]]
     if len(found) > _NAMED:

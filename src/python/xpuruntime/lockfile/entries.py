@@ -38,17 +38,7 @@ def _kernels_by_node(decisions: Iterable[KernelDecision]) -> dict[str, str]:
 def unit_entries(
     units: Sequence[Unit], decisions: Iterable[KernelDecision], validators: Sequence[Validator], at: str
 ) -> tuple[UnitEntry, ...]:
-    """Return one entry for each unit, sorted by name.
-
-    Parameters
-    ----------
-    units : sequence of Unit
-    decisions : iterable of KernelDecision
-        Of the same instrumented run.
-    validators : sequence of Validator
-    at : str
-        Id of the shapes.
-    """
+    """Return one entry for each unit, sorted by name."""
     chosen = _kernels_by_node(decisions)
     ids = _Dependencies(validators)
     names: Counter[str] = Counter()

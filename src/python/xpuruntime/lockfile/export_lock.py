@@ -25,25 +25,7 @@ _SHA256 = "sha256:"
 
 
 class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
-    """What a model was exported from: a view of a `Lock` whose subject is ``"export"``.
-
-    Attributes
-    ----------
-    torch, xpuruntime : str
-        Versions.
-    exporter : str
-        ``"torch.onnx with onnxscript 0.7.2"`` or ``"torch.export"``.
-    opset : int
-        Of ONNX; 0 for a program of PyTorch.
-    weights : str
-        ``"sha256:…"`` over name, type, shape and bytes of every weight in the file.
-    device : str
-        Where the module was, such as ``"cuda:0"``.
-    device_name, arch : str
-        Such as ``"NVIDIA H200"`` and ``"sm90"``; empty on the CPU.
-    kernels : tuple of CallEntry
-        xpuruntime kernels that were dispatched on that device, forward, each once.
-    """
+    """What a model was exported from: a view of a `Lock` whose subject is ``"export"``."""
 
     torch: str
     xpuruntime: str
@@ -112,13 +94,7 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_json(cls, text: str, where: str) -> ExportLock:
-        """Read what `to_json` wrote, or what earlier releases did; `where` names the model in messages.
-
-        Raises
-        ------
-        LockError
-            It is damaged, or of another release.
-        """
+        """Read what `to_json` wrote, or what earlier releases did; `where` names the model in messages."""
         try:
             schema = decode_json(text, _Header).schema
             if schema == _BEFORE:
@@ -133,14 +109,7 @@ class _Header(msgspec.Struct):
 
 
 def locked_kernels(decisions: Iterable[Any], device: str) -> tuple[CallEntry, ...]:
-    """Return the kernels of decisions that were made on a device outside of any backward, each once.
-
-    Parameters
-    ----------
-    decisions : iterable of Decision
-    device : str
-        Concrete, such as ``"cuda:0"``.
-    """
+    """Return the kernels of decisions that were made on a device outside of any backward, each once."""
     found: dict[tuple[str, ...], CallEntry] = {}
     for one in decisions:
         if one.count and one.device == device and one.phase != "backward":

@@ -78,13 +78,7 @@ def policy_record(policy: Policy, folder: str = "") -> LockedPolicy:
 
 
 def policy_of(record: LockedPolicy, where: str | os.PathLike[str]) -> Policy:
-    """Return the policy of a lock; `where` is the lock's file, to whose folder the paths in it are relative.
-
-    Raises
-    ------
-    LockError
-        It is no policy of this release.
-    """
+    """Return the policy of a lock; `where` is the lock's file, to whose folder the paths in it are relative."""
     try:
         policy = Policy.coerce(record.document)
     except PolicyError as error:
@@ -116,15 +110,7 @@ def _text(value: Any) -> str:
 
 
 def locked_policy(policy: Policy, engine: str, device: str, calls: Iterable[CallEntry]) -> Policy:
-    """Return the policy that a lock runs under: one engine and device, no fallback, and its calls as the first rules.
-
-    Parameters
-    ----------
-    policy : Policy
-        The one that was locked.
-    engine, device : str
-    calls : iterable of CallEntry
-    """
+    """Return the policy that a lock runs under: its engine and device, no fallback, its calls as first rules."""
     kernels = policy.kernels
     rules = kernels.rules
     if kernels.auto_strategy == "best_performance":

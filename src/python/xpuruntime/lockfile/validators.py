@@ -60,27 +60,7 @@ _THREADS = "execution.threads"
 
 @dataclass(frozen=True, kw_only=True)
 class Surroundings:
-    """What validators are compared with, or collected from.
-
-    Attributes
-    ----------
-    engine, device : str
-        Of the plan.
-    machine : Machine
-    model : LockedModel or None
-    policy : mapping of str to str, or None
-        The keys of the policy that is stated; ``None`` where the lock's own holds.
-    calibration : dict or None
-        Of the inputs to quantise with: ``"samples"``, and SHA-256 in their order (``"ordered"``) and in any
-        (``"content"``).
-    artifact : str or None
-        SHA-256 of the compiled artifact.
-    settings : mapping of str to object
-        Of the plan: whether the model is compiled or quantised when it is loaded.
-    environment : mapping of str to str
-    mapped : mapping of str to str
-        File name to path of the libraries that this process has mapped.
-    """
+    """What validators are compared with, or collected from."""
 
     engine: str
     device: str
@@ -127,15 +107,7 @@ class Surroundings:
 
 
 def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tuple[Validator, ...]:
-    """Return the validators of what runs now, sorted by kind and key.
-
-    Parameters
-    ----------
-    here : Surroundings
-        After the model was loaded and run: the libraries are those that are mapped then.
-    kernels : iterable of str
-        Ids of the kernels that ran; those of the core depend on its build, others on the plugin that brings them.
-    """
+    """Return the validators of what runs now, sorted by kind and key."""
     kernels, compilers = tuple(kernels), compilers_of(here.settings, here.device)
     variables = variables_of(here.engine, here.device, here.environment, kernels, compiled=bool(compilers))
     expected: dict[tuple[ValidatorKind, str], Any] = {

@@ -43,15 +43,7 @@ def check_batches(batches: Sequence[int]) -> tuple[int, ...]:
 def times_of_batches(
     session: InferenceSession, shapes: Mapping[str, Sequence[int]], batches: Sequence[int]
 ) -> tuple[BatchTime, ...]:
-    """Return times of runs by batch size, with all other sizes as they are in `shapes`.
-
-    Raises
-    ------
-    InputError
-        No input begins with an open dimension, or none can be generated.
-    XpuRuntimeError
-        A batch does not run.
-    """
+    """Return times of runs by batch size, with all other sizes as they are in `shapes`."""
     return time_batches(host_runner(session), lambda rows: feeds_of_rows(session, shapes, rows), batches)
 
 

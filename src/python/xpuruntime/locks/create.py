@@ -57,40 +57,7 @@ def create_lock(
     folder: str = "",
     **options: Any,
 ) -> Lock:
-    """Return the lock of a model under a policy.
-
-    Parameters
-    ----------
-    model : str or path
-    policy : Policy, path, mapping, or ``"auto"``, optional
-    shapes : mapping of str to sequence of int, optional
-        Of inputs whose sizes the model leaves open; default: those of `inputs`, else the smallest that fit.
-    inputs : mapping of str to array, optional
-        What the instrumented run is made with; default: probe inputs.
-    before : mapping of str to sequence of int, optional
-        Shapes of an older lock, taken where neither is given and the model still has such inputs.
-    pins : sequence of CallEntry
-        Kernels that are to stay as they are.
-    command : str
-        What makes the lock, for its provenance.
-    measure : bool
-        Whether times are measured.
-    batches : sequence of int
-        Batch sizes that are timed for servers.
-    call : {"run", "bind"}
-        Whether plain or bound runs are timed.
-    folder : str
-        That of the lock's file, to which paths in it are relative; default: the current folder.
-    **options
-        As `InferenceSession` takes them.
-
-    Raises
-    ------
-    LockError
-        Two sessions did not run the same kernels.
-    XpuRuntimeError
-        As `InferenceSession`.
-    """
+    """Return the lock of a model under a policy."""
     options.pop("lock", None)
     batches = check_batches(batches)
     stated = None if policy is None else without_lock(Policy.coerce(policy))

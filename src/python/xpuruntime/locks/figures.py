@@ -100,21 +100,7 @@ def time_start(
     expected: float = 1.0,
     budget: float = 60.0,
 ) -> RoundTimes | None:
-    """Time the opening of a session beside that of its reference; ``None`` where the model does not run as one.
-
-    Parameters
-    ----------
-    session : InferenceSession
-    model : str, path or module
-    reopen : callable
-        Opens another session like this one.
-    trust : bool
-    rounds : tuple of int
-    expected : float
-        The ratio to the reference that counts as no difference.
-    budget : float
-        Seconds.
-    """
+    """Time the opening of a session beside that of its reference; ``None`` where the model does not run as one."""
     try:
         open_reference(session, model, trust=trust).close()
     except XpuRuntimeError:

@@ -44,26 +44,7 @@ class Moment(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Conditions(msgspec.Struct, frozen=True, kw_only=True):
-    """What the machine did between two moments.
-
-    Attributes
-    ----------
-    seconds : float
-    cores : int or None
-        Processors of the machine.
-    load : tuple of float, optional
-        The average number of runnable threads, before and after; that of the last minute.
-    throttled_periods : int or None
-        Periods in which the control group had used up its share of processor time.
-    throttled_share : float or None
-        Of the time, how much it was held back.
-    steal : float or None
-        Share of the processors' time that the hypervisor gave to other machines.
-    cpu_mhz : tuple of float, optional
-        Mean clock of the processors, before and after.
-    gpus : tuple of GpuClock
-        At the end.
-    """
+    """What the machine did between two moments."""
 
     seconds: float
     cores: int | None = None

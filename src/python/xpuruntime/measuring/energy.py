@@ -57,21 +57,7 @@ class EnergyMeter:
 
 
 def open_meter(device: str, folder: Path = _FOLDER, *, pci_id: str | None = None) -> EnergyMeter:
-    """Return the meter of a device: RAPL for the CPU, NVML's counter of total energy for a CUDA device.
-
-    Parameters
-    ----------
-    device : str
-    folder : Path
-        Of RAPL's counters.
-    pci_id : str, optional
-        The PCI address of a CUDA device; CUDA is asked for it if left out.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        There is no such counter, or it cannot be read; the reason is named.
-    """
+    """Return the meter of a device: RAPL for the CPU, NVML's counter of total energy for a CUDA device."""
     kind, _, index = device.partition(":")
     if kind == "cuda":
         return _gpu_meter(device, int(index or 0), pci_id)

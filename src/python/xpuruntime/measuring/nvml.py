@@ -46,13 +46,7 @@ class _PciInfo(ctypes.Structure):
 
 
 class Nvml:
-    """NVML, opened.
-
-    Raises
-    ------
-    NvmlError
-        The library is not there, or does not start.
-    """
+    """NVML, opened."""
 
     def __init__(self, library: str = _LIBRARY) -> None:
         try:

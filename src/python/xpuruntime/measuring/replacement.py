@@ -33,18 +33,7 @@ ROUNDS = (7, 61)
 
 
 class KernelTiming(NamedTuple):
-    """One kernel that was measured.
-
-    Attributes
-    ----------
-    kernel, config : str
-    microseconds : float
-        Of one call, the median of the rounds.
-    ratio, low, high : float
-        To the control's time, and the ends of the interval.
-    verdict : str
-        ``"control"``, ``"faster"``, ``"not_faster"``, ``"tied"``, ``"slower"`` or ``"inconclusive"``.
-    """
+    """One kernel that was measured."""
 
     kernel: str
     config: str
@@ -56,20 +45,7 @@ class KernelTiming(NamedTuple):
 
 
 class Replacement(NamedTuple):
-    """What was measured, the chosen kernel first.
-
-    Attributes
-    ----------
-    candidates : tuple of KernelTiming
-        The chosen one, then those that are faster than the control, then that one, then the others.
-    rounds : int
-    seconds : float
-        The budget.
-    undecided : bool
-        Nothing is known to be faster than the control, and of some candidate it is not known that it is not.
-    cancelled : bool
-        By the watch: nothing of this is to be kept.
-    """
+    """What was measured, the chosen kernel first."""
 
     candidates: tuple[KernelTiming, ...]
     rounds: int
@@ -91,20 +67,7 @@ def choose(
     block: float = 0.002,
     step: TuningStep | None = None,
 ) -> Replacement:
-    """Measure kernels in interleaved rounds and decide which one is to run.
-
-    Parameters
-    ----------
-    variants : dict of str to callable
-        As for `measure`; the names are ids of kernels.
-    control : str
-        What would run without tuning.
-    rule : TuningPolicy
-    block : float
-        Seconds of a turn.
-    step : TuningStep, optional
-        Asked before every round whether to end.
-    """
+    """Measure kernels in interleaved rounds and decide which one is to run."""
     began = time.monotonic()
     if len(variants) == 1:
         (sampler,) = variants.values()

@@ -43,23 +43,7 @@ class Progress(NamedTuple):
 
 
 class RoundTimes(NamedTuple):
-    """Times of the rounds, and what they say.
-
-    Attributes
-    ----------
-    control : str
-    rounds : dict of str to list of float
-        Seconds a call of every variant, one a round.
-    twin : list of float
-        Of the control, measured a second time in every round.
-    calls : dict of str to list of float
-        Seconds a call of every sample of every variant.
-    comparisons : dict of str to RatioComparison
-        Of every variant but the control.
-    ended : str
-        ``"decided"``, ``"rounds"`` where there were enough of them, ``"budget"`` or ``"cancelled"``.
-    conditions : Conditions
-    """
+    """Times of the rounds, and what they say."""
 
     control: str
     rounds: dict[str, list[float]]
@@ -122,47 +106,7 @@ def measure(
     progress: Callable[[Progress], None] | None = None,
     seed: int = 0,
 ) -> RoundTimes:
-    """Time variants in interleaved rounds until they are decided.
-
-    Parameters
-    ----------
-    variants : dict of str to callable
-        Of `timed` and `in_worker`.
-    control : str
-        The variant that the others are compared with.
-    margin : Margin, optional
-        The smallest difference that counts.
-    confidence : float
-        One minus the chance of any false verdict.
-    rounds : tuple of int
-        The fewest and the most. Data are looked at after some of them, see `look_rounds`.
-    budget : float
-        Seconds after which no round is begun. The first look may come later by a round.
-    block : float
-        Seconds of a variant's turn, at least.
-    warm : float
-        Seconds that each variant runs before the first round.
-    statistic : {"median", "mean"}
-        What the calls of a turn are reduced to. The median leaves out calls that other processes interrupted; where
-        calls are only queued, and the time is that of all of them together, it is their mean.
-    settled : callable
-        Whether comparisons are enough to stop; all have a verdict if left out.
-    family : int, optional
-        Comparisons that are decided together, if more than those made here.
-    widen : bool
-        As of `compare`.
-    expected : float
-        The ratio to the control that counts as no difference: ratios of `comparisons` are shares of it.
-    cancel : callable, optional
-        Asked before every turn.
-    progress : callable, optional
-        Called after every look and at the end.
-
-    Raises
-    ------
-    InputError
-        Fewer than two variants, or the control is none of them.
-    """
+    """Time variants in interleaved rounds until they are decided."""
     if control not in variants or len(variants) < 2:
         msg = (
             f"there is nothing to compare {control!r} with in {sorted(variants)}: give the control and another variant"
@@ -231,21 +175,7 @@ def rounds_of(
     finish: Callable[[], Any] | None = None,
     rotate: bool = False,
 ) -> dict[str, list[float]]:
-    """Return seconds a call of several functions, the mean of each round.
-
-    Parameters
-    ----------
-    cases : dict of str to callable
-    calls : int
-        Calls of a case in one round.
-    rounds : int
-    warm : int
-        Calls of each case before the first round.
-    finish : callable, optional
-        Called after the calls of a turn, inside its time: such as a device synchronisation.
-    rotate : bool
-        Rotate and reverse the order, so that none always runs after the same one.
-    """
+    """Return seconds a call of several functions, the mean of each round."""
     for run in cases.values():
         time_calls(run, max(warm, 1), 1, finish)
     names = list(cases)

@@ -72,31 +72,7 @@ class Interval(NamedTuple):
 
 
 class RatioComparison(msgspec.Struct, frozen=True, kw_only=True):
-    """A thing compared with a control.
-
-    Attributes
-    ----------
-    ratio, low, high : float
-        The median of the ratios of their times, and its interval.
-    confidence : float
-        Of the interval, and of the verdict: the chance of a false one is at most ``(1 - confidence) / family``.
-    margin : float
-        What counted, as a share of the control's time.
-    rounds, looks, family : int
-        Rounds compared, looks that were planned, and comparisons that are decided together.
-    verdict : RatioVerdict
-    within_limit : bool
-        Not slower than the margin allows, whether faster or tied is not decided.
-    not_faster : bool
-        Not faster than the control by the margin, whether tied or slower is not decided.
-    too_noisy : bool
-        Two measurements of the control differ by more than half of the margin. All verdicts then keep away from the
-        margin by as much as they differ, or more where it is widened.
-    control_split : Interval, optional
-        The ratio of the control to itself in the same rounds, and its interval.
-    p_slower, p_within_limit : float
-        Of sign tests against the upper margin, with all looks accounted for; for `holm`.
-    """
+    """A thing compared with a control."""
 
     ratio: float
     low: float
@@ -137,27 +113,7 @@ def compare(
     seed: int = 0,
     widen: bool = False,
 ) -> RatioComparison:
-    """Decide whether times are above or below those of a control.
-
-    Parameters
-    ----------
-    times, control : sequence of float
-        Seconds a call, one of each in every round.
-    twin : sequence of float, optional
-        The control measured a second time in every round. It steadies the control, and shows how noisy the machine is.
-    margin : Margin, optional
-        The smallest difference that counts.
-    confidence : float
-        One minus the chance that any of `family` comparisons gets a false verdict at any of `looks`.
-    looks : int
-        How often the growing data are compared in all.
-    family : int
-        How many comparisons are decided together.
-    widen : bool
-        Where two measurements of the control differ by more than half of the margin, widen it to twice that for
-        ``faster`` and ``slower``, in place of keeping away from it by as much as they differ. The others keep away
-        from the margin that was given: a gain that is lost in noise is inconclusive, and never a tie.
-    """
+    """Decide whether times are above or below those of a control."""
     margin = margin or Margin()
     logs = _log_ratios(times, control)
     share = margin.of(float(np.median(control)))
@@ -254,12 +210,7 @@ def runs_required(quantile: float, *, beyond: int = 1, confidence: float = 0.99)
 
 
 def require_runs(quantile: float, runs: int, *, confidence: float = 0.99) -> None:
-    """Refuse a claim about a quantile that so few runs cannot support.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a claim about a quantile that so few runs cannot support."""
     needed = runs_required(quantile, confidence=confidence)
     if runs < needed:
         msg = (

@@ -132,13 +132,7 @@ class watch_tuning:  # noqa: N801 - used like a function
 
 
 class TuningStep:
-    """One measurement's view of the watch: called before the candidates are prepared and before every round.
-
-    Parameters
-    ----------
-    tuner : str
-    operation : str
-    """
+    """One measurement's view of the watch: called before the candidates are prepared and before every round."""
 
     def __init__(self, tuner: str, operation: str) -> None:
         self._tuner, self._operation, self._counted = tuner, operation, 0.0

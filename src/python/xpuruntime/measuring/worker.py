@@ -47,36 +47,7 @@ _CLEAN = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "LC_CTYPE", "TZ",
 
 
 class Worker:
-    """A process of a Python interpreter that functions are called in, one at a time.
-
-    Parameters
-    ----------
-    python : path-like, optional
-        The interpreter; this one if left out. It needs nothing but Python 3.8 and its standard library.
-    pythonpath : sequence of path-like
-        Folders that the worker imports from first.
-    environment : mapping of str to str or None
-        Environment variables to set, or with ``None`` to leave out.
-    clean : bool
-        Begin with an environment of `PATH`, `HOME`, the locale and the library path alone. Otherwise the worker has
-        this process's environment; another interpreter gets no variables that say where this one finds modules.
-    memory_limit : int, optional
-        Bytes of main memory that the worker and its children may hold. The resident size is looked at every 50 ms
-        during a call: a limit of address space would refuse PyTorch and CUDA, which reserve far more than they use.
-        Between two looks it can be passed by what is written in that time.
-    timeout : float
-        Seconds that a call may take, unless the call says otherwise; ``math.inf`` is no limit.
-    folder : path-like, optional
-        The working directory.
-    cores : collection of int
-        Processors, as Linux counts them, that the worker begins on, and with it all that it starts; all if left out.
-
-    Examples
-    --------
-    >>> with Worker() as worker:
-    ...     worker.call("math:gcd", timeout=10) == 0
-    True
-    """
+    """A process of a Python interpreter that functions are called in, one at a time."""
 
     def __init__(
         self,
@@ -137,26 +108,7 @@ class Worker:
         called: str | None = None,
         **arguments: Any,
     ) -> Any:
-        """Call a function in the worker and return its value.
-
-        Parameters
-        ----------
-        function : str
-            ``"package.module:function"``. A folder of `pythonpath`, or the environment of the interpreter, has it.
-        timeout : float, optional
-            Seconds; the worker's own limit if left out, ``math.inf`` for no limit.
-        serve : callable, optional
-            Called here, with a value and for one, whenever the function calls its argument `ask`, which it gets then.
-            JSON must carry both values. Its time counts as the function's; what it raises ends the worker.
-        called : str, optional
-            What a failure calls the call; default: `function`.
-        **arguments
-            Keyword arguments of the function, which JSON can carry. So must the value be.
-
-        Raises
-        ------
-        WorkerFailure
-        """
+        """Call a function in the worker and return its value."""
         if self._failure is not None:
             raise self._failure
         what = function if called is None else called

@@ -27,26 +27,7 @@ class FailureKind(enum.StrEnum):
 
 
 class WorkerFailure(XpuRuntimeError):  # noqa: N818  the name of a result, which is also raised
-    """A call in a worker gave no value.
-
-    Attributes
-    ----------
-    kind : FailureKind
-    reason : str
-        One sentence without the output.
-    signal : str or None
-        The name of the signal that ended the worker, such as ``"SIGSEGV"``.
-    exit_code : int or None
-        The exit status of a worker that ended by itself.
-    exceptions : tuple of str
-        Names of the class of the exception and of those it is derived from.
-    error : str
-        Class and text of the exception; empty where none was raised.
-    traceback : str
-        Of the exception, in the worker.
-    output : str
-        What the worker wrote last to stdout and stderr.
-    """
+    """A call in a worker gave no value."""
 
     def __init__(
         self,

@@ -27,14 +27,7 @@ __all__ = ["CallContext", "ambient_context", "call_context", "current_policy", "
 
 
 class CallContext(_core.CallContext):
-    """Context of a call in the core, with the policy that it is called under.
-
-    Attributes
-    ----------
-    policy : Policy
-    pinned : dict
-        Under the same policy, but asking for a kernel: by operation and kernel.
-    """
+    """Context of a call in the core, with the policy that it is called under."""
 
     __slots__ = ("pinned", "policy")
 

@@ -47,20 +47,7 @@ _loading: ContextVar[list[str] | None] = ContextVar("xpuruntime_plugin", default
 
 
 class KernelBackend:
-    """Where kernels written in Python come from: one library, on one type of device.
-
-    Parameters
-    ----------
-    name : str
-        The word before the dot of its kernel ids.
-    device_type : {"cpu", "cuda"}
-    version : str
-        Of what decides how fast and how exact its kernels are. Measured times hold for one version.
-
-    Notes
-    -----
-    Override `available` where the library may be missing: return ``(False, "why, and what to install")``.
-    """
+    """Where kernels written in Python come from: one library, on one type of device."""
 
     def __init__(self, name: str, device_type: str, version: str) -> None:
         self.name = name
@@ -77,25 +64,7 @@ class KernelBackend:
 
 
 class PythonKernel:
-    """One kernel written in Python, for one operation. Subclass it.
-
-    Attributes
-    ----------
-    id : str
-        ``backend.name``; policies and ``kernel=`` name it by this.
-    op : str
-        The operation, such as ``"matmul"``, ``"layer_norm"`` or ``"attention_backward"``.
-    description, limits : str
-        One line each: what it is good for; dtypes, shapes and devices it serves.
-    families : tuple of str
-        Families of a policy, such as ``"flash_v2"``, that mean it too.
-    automatic : bool
-        Whether ``"auto"`` may choose it.
-
-    Notes
-    -----
-    The methods are called with the GIL, from whatever thread calls the operation.
-    """
+    """One kernel written in Python, for one operation. Subclass it."""
 
     id: str
     op: str
@@ -127,20 +96,7 @@ class PythonKernel:
 
 
 def register(backend: KernelBackend, *kernels: PythonKernel) -> None:
-    """Register kernels written in Python, all or none.
-
-    Parameters
-    ----------
-    backend : KernelBackend
-        One object for all kernels of this name; it may be given again with further kernels.
-    *kernels : PythonKernel
-
-    Raises
-    ------
-    InputError
-        For an id that is taken, or not of this backend, a kernel that lacks something, a family that no policy can
-        name, or a backend whose name another one has.
-    """
+    """Register kernels written in Python, all or none."""
     for kernel in kernels:
         _check_families(kernel)
     _core.register_python_kernel(backend, *kernels)
@@ -187,22 +143,6 @@ def load_library(path: str | os.PathLike[str]) -> tuple[str, ...]:
 
     Libraries that were built against version 1 of that header are loaded as well. The library stays loaded for as long
     as the process lives.
-
-    Parameters
-    ----------
-    path : str or path
-        A relative one is from the current folder; no other is searched.
-
-    Returns
-    -------
-    tuple of str
-        Their ids.
-
-    Raises
-    ------
-    InputError
-        When it cannot be opened, is no such library, is of another version, describes a kernel that makes no sense or
-        is of a family that no policy can name, or brings an id or the name of a backend that is taken.
     """
     file = user_path(path, "the kernel library").absolute()
     kind = kind_of(file)

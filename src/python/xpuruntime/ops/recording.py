@@ -17,16 +17,7 @@ __all__ = ["as_record"]
 
 
 def as_record(one: Decision, nodes: Sequence[str], *, count: int | None = None) -> KernelDecision:
-    """Return a decision as a report holds it.
-
-    Parameters
-    ----------
-    one : Decision
-    nodes : sequence of str
-        The source nodes that it is of.
-    count : int, optional
-        The calls to report; the default is all that it has served.
-    """
+    """Return a decision as a report holds it."""
     return KernelDecision(
         op=one.op,
         description=one.description,

@@ -22,14 +22,7 @@ __all__ = ["compile_rules", "core_rules", "tuning_rule"]
 
 
 def compile_rules(policy: Policy | KernelPolicy) -> _core.KernelRules:
-    """Return the kernel rules that may match calls of no node and module, compiled once for each value.
-
-    Parameters
-    ----------
-    policy : Policy or KernelPolicy
-        Under ``mode: strict`` a kernel that cannot serve raises, otherwise another one serves and the decision says
-        why. A `KernelPolicy` has no mode, and stands for ``"prefer"``.
-    """
+    """Return the kernel rules that may match calls of no node and module, compiled once for each value."""
     if isinstance(policy, Policy):
         return _compile(policy.kernels, "strict" if policy.mode == "strict" else "prefer")
     return _compile(policy, "prefer")
@@ -44,18 +37,7 @@ def _compile(policy: KernelPolicy, enforcement: str) -> _core.KernelRules:
 def core_rules(
     policy: KernelPolicy, rules: Iterable[CompiledRule], enforcement: str, log: _core.DecisionLog | None = None
 ) -> _core.KernelRules:
-    """Return rules as the core holds them, which compares sizes, types, devices and phases, and no names.
-
-    Parameters
-    ----------
-    policy : KernelPolicy
-        Gives the short forms.
-    rules : iterable of CompiledRule
-        Rules of the policy, in order, whose node and module match the place.
-    enforcement : {"prefer", "strict"}
-    log : DecisionLog, optional
-        Where decisions are recorded, instead of the log of the process.
-    """
+    """Return rules as the core holds them, which compares sizes, types, devices and phases, and no names."""
     defaults = [
         {"match": {"op": op}, "use": list(preference.use), "source": preference.source}
         for op, preference in policy.compiled_rules.short_forms.items()

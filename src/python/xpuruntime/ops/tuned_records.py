@@ -79,16 +79,7 @@ def validators(op: str, device: str, versions: Mapping[str, str], libraries: Seq
 
 
 def recall(key: str, held_by: Mapping[str, str], rule: TuningPolicy) -> Replacement | None:
-    """Return what was measured, as far as it still holds; ``None`` where it was undecided with a smaller budget.
-
-    Parameters
-    ----------
-    key : str
-        With `rule_suffix` where the rule decides.
-    held_by : dict of str to str
-        Of `validators`.
-    rule : TuningPolicy
-    """
+    """Return what was measured, as far as it still holds; ``None`` where it was undecided with a smaller budget."""
     store = _open_store()
     if store is None:
         return None

@@ -83,13 +83,6 @@ class TuningCache:
     as a whole, under a lock, with what other processes put there in the meantime. An entry holds only as long as all
     its validators (device, driver, versions of libraries and of this one) are the same. At most 10,000 entries are
     kept, the newest.
-
-    Parameters
-    ----------
-    path : path
-        The file; it and its folder are made when something is put.
-    lock_seconds : float
-        How long to wait for other processes; after that an entry is not kept.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, lock_seconds: float = 5.0) -> None:
@@ -101,21 +94,7 @@ class TuningCache:
         self._trouble = ""
 
     def find(self, key: str, validators: Mapping[str, str]) -> tuple[dict[str, Any] | None, str]:
-        """Return the entry of a key if it holds for these validators, and a note, empty where there is nothing to say.
-
-        Parameters
-        ----------
-        key : str
-        validators : mapping of str to str
-
-        Returns
-        -------
-        entry : dict or None
-            ``{"times": [{"kernel", "config", "microseconds"}, ...], "validators": {...}}``, the chosen one first. A
-            time may have ``ratio``, ``low``, ``high`` and ``verdict``, the comparison with the control; the entry
-            ``rounds``, ``seconds`` of the budget, and ``undecided``.
-        note : str
-        """
+        """Return the entry of a key if it holds for these validators, and a note, which may be empty."""
         with self._guard:
             self._refresh()
             raw = self._entries.get(key)
@@ -140,14 +119,7 @@ class TuningCache:
             return msgspec.to_builtins(entry), ""
 
     def put(self, key: str, entry: Mapping[str, Any]) -> str:
-        """Keep an entry in place of the one of this key. Returns a note: why it was not kept, or empty.
-
-        Parameters
-        ----------
-        key : str
-        entry : dict
-            As `find` returns it.
-        """
+        """Keep an entry in place of the one of this key. Returns a note: why it was not kept, or empty."""
         with self._guard:
             try:
                 raw = msgspec.Raw(msgspec.json.encode(msgspec.convert(entry, _Entry)))
@@ -254,11 +226,6 @@ def tuning_path() -> Path | None:
 
     ``XPURUNTIME_TUNING_CACHE`` names it, or is ``off``. Otherwise it is ``xpuruntime/tuning.json`` in the user's cache
     folder: ``XDG_CACHE_HOME``, or the system's.
-
-    Raises
-    ------
-    InputError
-        There is no such folder, as for a user without a home.
     """
     stated = os.environ.get("XPURUNTIME_TUNING_CACHE", "").strip()
     if stated.lower() == "off":

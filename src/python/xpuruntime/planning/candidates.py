@@ -32,19 +32,7 @@ KNOWN_EXTRAS = {name: name for name in ("tensorrt", "tensorrt-rtx", "openvino", 
 
 
 class EngineCandidate(msgspec.Struct, frozen=True, kw_only=True):
-    """One pair to be judged.
-
-    Attributes
-    ----------
-    engine : str
-        The engine's own name, or the word of the policy where no engine has it.
-    device : str
-        ``"auto"`` only where the engine is unknown or offers no device.
-    known : bool
-        Whether an engine of that name is registered.
-    fallback : bool
-        Whether it comes from ``execution.fallback``.
-    """
+    """One pair to be judged."""
 
     engine: str
     device: str

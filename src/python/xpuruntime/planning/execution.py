@@ -25,21 +25,7 @@ class LibraryIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DeviceIdentity(msgspec.Struct, frozen=True, kw_only=True):
-    """A device as a model: equal for two devices that compute alike, so without index, address or memory.
-
-    Attributes
-    ----------
-    kind : str
-        ``"cpu"``, ``"cuda"``, …
-    name : str or None
-        As the vendor calls it; ``None`` where no fact of the machine shows it.
-    architecture : str or None
-        ``"sm90"`` of a CUDA device, ``"x86_64"`` of a CPU.
-    features : tuple of str
-        Instruction sets of a CPU.
-    units : int or None
-        Multiprocessors of a CUDA device, logical cores of a CPU: both decide how work is split.
-    """
+    """A device as a model: equal for two devices that compute alike, so without index, address or memory."""
 
     kind: str
     name: str | None = None
@@ -49,18 +35,7 @@ class DeviceIdentity(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExecutionFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan is executed on and by.
-
-    Attributes
-    ----------
-    device : DeviceIdentity
-    driver : str or None
-        The CUDA version that the driver supports, such as ``"13.0"``; of a CUDA device.
-    libraries : tuple of LibraryIdentity
-        Of the engine's package, of CUDA where the device is one, and xpuruntime's core.
-    xpuruntime : str
-        Version of this package.
-    """
+    """What a plan is executed on and by."""
 
     device: DeviceIdentity
     driver: str | None = None

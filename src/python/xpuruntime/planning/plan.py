@@ -36,19 +36,7 @@ _JSON = ArgumentType("JSON text, str or bytes", lambda value: isinstance(value, 
 
 
 class PlanRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What is to be planned: a model, and what for. Everything else is in the policy.
-
-    Attributes
-    ----------
-    model : ModelInfo
-        As `xpuruntime.engines.model.inspect_model` returns it.
-    calibration : Calibration or None
-        The inputs that were given to quantise with.
-    artifact : Artifact or None
-        The compiled artifact that is to be loaded instead of the model.
-    purpose : {"run", "compile", "search"}
-        See `Request`.
-    """
+    """What is to be planned: a model, and what for. Everything else is in the policy."""
 
     model: ModelInfo
     calibration: Any = None
@@ -84,23 +72,7 @@ class InputFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a plan keeps of the model.
-
-    Attributes
-    ----------
-    path, sha256 : str
-        SHA-256 of the model file alone.
-    size : int
-        Bytes of the model file.
-    nodes : int
-    ops : dict of str to int
-        Operator type to the number of nodes.
-    opsets : dict of str to int
-        Domain to opset version; the ONNX domain is ``""``.
-    inputs, outputs : tuple of InputFacts
-    digest : str or None
-        SHA-256 of the model file with its external data; ``None`` in a plan of a version that did not note it.
-    """
+    """What a plan keeps of the model."""
 
     path: str
     sha256: str

@@ -53,19 +53,6 @@ def plan_here(
 
     Engines are probed one after the other until one is accepted. Where ``engine`` and ``device`` are both ``auto``,
     the accelerators of all engines come before any CPU, so all are probed at once.
-
-    Parameters
-    ----------
-    request : PlanRequest
-    policy : Policy
-    engines : mapping of str to Engine
-    snapshot : callable
-        ``snapshot(names) -> Machine`` with the facts of these engines.
-
-    Raises
-    ------
-    XpuRuntimeError
-        As `resolve`.
     """
     possible = possible_engines(request, policy, engines)
     first = len(possible) if chooses_among_all_engines(policy) and policy.execution.device == "auto" else 1

@@ -39,22 +39,7 @@ def refusal(
     unmet: Mapping[str, Sequence[Control]],
     model_path: str,
 ) -> XpuRuntimeError:
-    """Build the error for a request that nothing can run.
-
-    Parameters
-    ----------
-    candidates, verdicts : sequences of the same length
-    unmet : mapping
-        EngineCandidate to the keys that a strict policy asks for and that it cannot enforce.
-    model_path : str
-
-    Returns
-    -------
-    XpuRuntimeError
-        `PolicyError` when an engine is unknown or refuses an option's value, `CudaError` when the CUDA device is
-        not there, `EngineUnavailable` when engines, their libraries or another device are missing, `EngineError` when a
-        compiled artifact does not fit, `UnsupportedOperationError` otherwise.
-    """
+    """Build the error for a request that nothing can run."""
     absent = [v for v in verdicts if v.code == VerdictCode.DEVICE_MISSING and v.candidate.endswith("@auto")]
     counted = [verdict for verdict in verdicts if verdict not in absent] or verdicts
     codes = {verdict.code for verdict in counted}

@@ -28,32 +28,7 @@ __all__ = ["check_plan"]
 def check_plan(
     plan: Plan, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
 ) -> Judgement:
-    """Judge the candidate of a plan again, and only that one, and refuse the plan where anything of it differs.
-
-    Parameters
-    ----------
-    plan : Plan
-    request : PlanRequest
-        The model as it is now.
-    policy : Policy
-        The policy that is asked for now.
-    machine : Machine
-        With the facts of the plan's engine.
-    engines : mapping of str to Engine
-
-    Returns
-    -------
-    Judgement
-        What the engine of the plan loads from.
-
-    Raises
-    ------
-    PlanError
-        The model, the policy, the calibration inputs, the engine, a library, the device, the driver or a setting is
-        not the plan's; each is named with both values.
-    XpuRuntimeError
-        As `resolve`, where the engine does not accept the request any more.
-    """
+    """Judge the candidate of a plan again, and only that one, and refuse the plan where anything of it differs."""
     if plan.engine not in engines:
         registered = ", ".join(engines) or "none"
         raise PlanError(

@@ -66,39 +66,7 @@ def resolve(request: PlanRequest, policy: Policy, machine: Machine, engines: Map
 
 
 def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]) -> Resolution:
-    """Decide which engine and device run a model, touching neither.
-
-    Parameters
-    ----------
-    request : PlanRequest
-    policy : Policy
-    machine : Machine
-        A snapshot; it may be of another computer.
-    engines : mapping of str to Engine
-        In registry order. Only their pure methods `devices` and `judge` are called.
-
-    Returns
-    -------
-    Resolution
-        Its plan has a verdict for every candidate: those after the chosen one have the code ``not_tried``.
-
-    Raises
-    ------
-    PolicyError
-        An engine that the policy names, as a fallback or otherwise, is unknown.
-    CudaError
-        The CUDA device asked for is not there.
-    EngineError
-        The engines asked for are not installed or cannot be loaded; the message names the extra to install.
-    UnsupportedOperationError
-        A device, precision or operator is not supported, or under ``mode: strict`` a key cannot be enforced.
-
-    Notes
-    -----
-    The device and the engine never change behind the user's back: only candidates that the policy names, or leaves to
-    ``auto``, are tried, and those of ``execution.fallback`` after them. A fallback that is taken is a line in
-    `Plan.warnings`.
-    """
+    """Decide which engine and device run a model, touching neither."""
     candidates = list_candidates(policy, machine, engines, request.model.format)
     unknown = [one for one in candidates if not one.known and one.engine not in KNOWN_EXTRAS]
     if unknown:  # a mistake in the policy, whether or not it would be tried

@@ -23,15 +23,7 @@ __all__ = ["with_free_choices", "without_nodes"]
 
 
 def with_free_choices(policy: KernelPolicy, controls: Iterable[Control], engine: str) -> list[Control]:
-    """Return the controls, where a key of kernels that leaves the choice to the engine is enforced by any engine.
-
-    Parameters
-    ----------
-    policy : KernelPolicy
-        As the user stated it, in which ``torch`` leaves the choice, too: the model is in ONNX.
-    controls : iterable of Control
-    engine : str
-    """
+    """Return the controls, where a key of kernels that leaves the choice to the engine is enforced by any engine."""
     stated: dict[str, str | tuple[str, ...]] = {f"kernels.{op}": use for op, use in policy.preferences.items()}
     rules = {f"kernels.rules[{index}]": rule for index, rule in enumerate(policy.rules)}
     stated |= {key: rule.use for key, rule in rules.items() if rule.use is not None and rule.precision is None}

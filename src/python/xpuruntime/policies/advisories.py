@@ -14,17 +14,7 @@ __all__ = ["ADVISORIES", "AdvisedCall", "Advisory", "Platform", "holding"]
 
 
 class Platform(NamedTuple):
-    """Where a kernel would run.
-
-    Attributes
-    ----------
-    torch : tuple of int
-        Version of PyTorch.
-    cudnn : tuple of int
-        Version of cuDNN; empty where there is none.
-    arch : str
-        Of the device, such as ``"sm90"``; empty where it is not known, so that all rows for devices may hold.
-    """
+    """Where a kernel would run."""
 
     torch: tuple[int, ...]
     cudnn: tuple[int, ...]
@@ -32,18 +22,7 @@ class Platform(NamedTuple):
 
 
 class AdvisedCall(NamedTuple):
-    """What rows ask for of a call of attention.
-
-    Attributes
-    ----------
-    gradient : bool
-        Whether the gradient is computed, or will be.
-    mask : {"", "boolean", "same", "other"}
-        Empty without an explicit mask; else whether it is boolean, or added and of the type of the queries or not.
-    causal : bool
-    queries, keys : int or None
-        ``None``: any, as in code that is compiled for all lengths.
-    """
+    """What rows ask for of a call of attention."""
 
     gradient: bool
     mask: str
@@ -53,31 +32,7 @@ class AdvisedCall(NamedTuple):
 
 
 class Advisory(NamedTuple):
-    """One known error.
-
-    Attributes
-    ----------
-    kernels : tuple of str
-        Ids.
-    wrong : str
-        What comes out wrong, and when: a clause.
-    reference : str
-        The tracker's page.
-    archs : tuple of str
-        Architectures of devices; empty: all.
-    cudnn, torch : (tuple of int, tuple of int or None), optional
-        First and last version, both included and compared as far as they are stated; ``None``: not fixed yet.
-    gradient : bool
-        Whether only the gradient is wrong.
-    mask : str
-        The mask of `AdvisedCall`, where only calls with that are concerned.
-    causal : bool
-        Whether calls with ``is_causal`` are concerned.
-    queries : int
-        The number of query rows; 0: any.
-    keys : (int, int), optional
-        A divisor of the number of keys, and the remainder.
-    """
+    """One known error."""
 
     kernels: tuple[str, ...]
     wrong: str

@@ -36,20 +36,6 @@ class CallFacts(NamedTuple):
     Each is a value, ``None`` where the call has no such property, or `UNKNOWN`. A key that a rule states is never met
     by ``None``, and may be met by `UNKNOWN`. Each source of calls has one function that makes these; see
     ``docs/design/rules.md``.
-
-    Attributes
-    ----------
-    op : str or None or Unknown
-        Operation of a `KernelPolicy`.
-    m, n, k, head_dim, kv : int or None or Unknown
-        `kv` is the length of the keys and values of an attention.
-    dtype : str or None or Unknown
-    device : str or None or Unknown
-        Such as ``"cuda:0"``; ``"cuda"`` for a CUDA device of unknown index.
-    arch : str or None or Unknown
-        Architecture of the device, such as ``"sm90"``.
-    node, module : str or None or Unknown
-    phase : str or None or Unknown
     """
 
     op: Fact[str] = None

@@ -41,21 +41,7 @@ _LEAF = 8
 
 
 class CompiledRule:
-    """One rule, with its conditions compiled.
-
-    Parameters
-    ----------
-    index : int
-        Place in the policy.
-    rule : KernelRule
-
-    Attributes
-    ----------
-    source : str
-        The policy key: ``"kernels.rules[3]"``.
-    use : tuple of str
-        Empty where the rule states no kernel.
-    """
+    """One rule, with its conditions compiled."""
 
     __slots__ = ("_conditions", "index", "rule", "source", "use")
 
@@ -141,14 +127,7 @@ class Preference(NamedTuple):
 
 
 class MatchResult(NamedTuple):
-    """What a policy asks for one call.
-
-    Attributes
-    ----------
-    preferences : tuple of Preference
-        Those that may decide, in order: of rules that may match, then of the first rule that matches for sure, or else
-        of the short form, or else ``("auto",)`` by ``"default"``. More than one only where facts are unknown.
-    """
+    """What a policy asks for one call."""
 
     preferences: tuple[Preference, ...]
 
@@ -174,14 +153,7 @@ DEFAULT = Preference(("auto",), "default")
 
 
 class CompiledRules:
-    """The rules and the short forms of a `KernelPolicy`. Immutable; threads share one.
-
-    Parameters
-    ----------
-    rules : sequence of KernelRule
-    preferences : mapping of str to (str or tuple of str)
-        The short forms.
-    """
+    """The rules and the short forms of a `KernelPolicy`. Immutable; threads share one."""
 
     def __init__(self, rules: Sequence[KernelRule], preferences: Mapping[str, str | tuple[str, ...]]) -> None:
         self.rules = tuple(CompiledRule(index, rule) for index, rule in enumerate(rules))

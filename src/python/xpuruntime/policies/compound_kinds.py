@@ -26,21 +26,7 @@ __all__ = ["ListOf", "MappingOf", "Nested", "OneOrMore", "object_schema", "read_
 
 
 class OneOrMore(Kind):
-    """One item, or an ordered list of different items.
-
-    Parameters
-    ----------
-    item : Kind
-    doc : str
-    word : str, optional
-        A word that stands alone, instead of items: "auto", "error".
-    keep_single : bool
-        Whether a single item stays as it is; otherwise it becomes a tuple of one.
-    empty : bool
-        Whether an empty list is accepted.
-    last : str, optional
-        An item that may only come last in a list.
-    """
+    """One item, or an ordered list of different items."""
 
     def __init__(
         self,

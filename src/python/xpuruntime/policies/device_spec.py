@@ -27,21 +27,6 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
     """A device as a policy names it: a kind, and for some kinds an index.
 
     Whether the device is there is a question for planning, not for this value.
-
-    Attributes
-    ----------
-    kind : {"cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto"}
-        ``cuda``: NVIDIA, ``rocm``: AMD, ``gpu``: an Intel GPU, ``npu``: a neural processor, ``metal``: Apple,
-        ``dml``: DirectML, ``auto``: the plan chooses.
-    index : int or None
-        From 0; ``None`` where the policy states none. Only ``cuda``, ``gpu``, ``npu``, ``rocm`` and ``dml`` take one.
-
-    Examples
-    --------
-    >>> DeviceSpec.parse("cuda:1")
-    DeviceSpec(kind='cuda', index=1)
-    >>> str(DeviceSpec(kind="cuda", index=1))
-    'cuda:1'
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
@@ -60,13 +45,7 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
 
     @classmethod
     def parse(cls, text: str) -> DeviceSpec:
-        """Read ``"cpu"``, ``"cuda"``, ``"cuda:0"``, ...
-
-        Raises
-        ------
-        PolicyError
-            When `text` is not a device: unknown kind, bad or superfluous index.
-        """
+        """Read ``"cpu"``, ``"cuda"``, ``"cuda:0"``, ..."""
         try:
             return cls._parse(text)
         except Refused as refused:

@@ -18,18 +18,7 @@ __all__ = ["warn_if_dropped"]
 
 
 def warn_if_dropped(call: str) -> None:
-    """Warn where the caller of the method that calls this does nothing with the result.
-
-    Parameters
-    ----------
-    call : str
-        The call in words: ``"policy.set('conv', 'cudnn')"``.
-
-    Notes
-    -----
-    CPython throws away the value of a statement that is a call alone by the next instruction, ``POP_TOP``. Whoever
-    calls from C, such as `map`, or shows the value, as an interactive session does, is not warned.
-    """
+    """Warn where the caller of the method that calls this does nothing with the result."""
     caller = sys._getframe(2)
     if not _drops(caller.f_code, caller.f_lasti):
         return

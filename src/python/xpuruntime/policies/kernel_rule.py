@@ -48,34 +48,7 @@ def _check_match_device(text: str) -> str:
 
 
 class RuleMatch(PolicyValue, frozen=True, kw_only=True):
-    """The operations a rule is for. Every key that is stated must hold; a key that is not stated holds always.
-
-    Attributes
-    ----------
-    op : {"matmul", "attention", "layer_norm", "rms_norm", "conv"} or None
-    m, n, k : int or str or None
-        Rows, columns and inner size of a matmul: a number, or a condition such as ``"<=16"``, ``">=128"``, ``"1..64"``.
-    head_dim : int or str or None
-        Head size of an attention; as above.
-    kv : int or str or None
-        Length of the keys and values of an attention; as above.
-    dtype : str or tuple of str or None
-        One of ``fp64, fp32, tf32, fp16, bf16, fp8, int8, int4``, or several.
-    device : str or None
-        ``"cuda"`` holds for every CUDA device, ``"cuda:1"`` for that one, ``"sm90"`` for that architecture.
-    node, module : str or None
-        Pattern for the name of the graph node or of the PyTorch module; ``*`` stands for any text, dots included,
-        ``?`` for one character, ``[ab]`` for one of several. Case counts.
-    phase : {"train", "infer", "prefill", "decode", "backward"}, or several, or None
-        ``"infer"`` holds for ``"prefill"`` and ``"decode"`` too, the two parts of generation.
-
-    Examples
-    --------
-    >>> RuleMatch(op="matmul", m="<=16").matches(op="matmul", m=8)
-    True
-    >>> RuleMatch(op="matmul", m="<=16").matches(op="matmul")
-    False
-    """
+    """The operations a rule is for. Every key that is stated must hold; a key that is not stated holds always."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "op": Choice(OPS, "Operation.", what="operations", optional=True),
@@ -156,17 +129,7 @@ class RuleMatch(PolicyValue, frozen=True, kw_only=True):
 
 
 class KernelRule(PolicyValue, frozen=True, kw_only=True):
-    """A kernel, a precision, or both, for the operations that `match` describes.
-
-    Attributes
-    ----------
-    match : RuleMatch
-        States at least one key.
-    use : str or tuple of str or None
-        A kernel, or several in order of preference; ``None`` leaves the kernel to later rules and the short forms.
-    precision : {"fp32", "tf32", "fp16", "bf16", "int8"} or None
-        Precision to compute in; ``None`` leaves it to later rules and to ``execution.precision``.
-    """
+    """A kernel, a precision, or both, for the operations that `match` describes."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "match": Nested(RuleMatch, "The operations this rule is for; states at least one key."),

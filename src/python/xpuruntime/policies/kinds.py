@@ -39,15 +39,7 @@ def refuse_control_characters(text: str) -> None:
 
 
 class Kind:
-    """What a field accepts.
-
-    Parameters
-    ----------
-    doc : str
-        One sentence on the field, shown by editors.
-    optional : bool
-        Whether ``None`` (``null`` in a file) is accepted and means "not stated".
-    """
+    """What a field accepts."""
 
     def __init__(self, doc: str = "", *, optional: bool = False) -> None:
         self.doc = doc

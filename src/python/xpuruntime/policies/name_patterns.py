@@ -55,12 +55,7 @@ class Glob:
 
 
 class NameSet:
-    """Names, sorted, so that a pattern is compared only with those that begin as it does.
-
-    Parameters
-    ----------
-    names : iterable of str
-    """
+    """Names, sorted, so that a pattern is compared only with those that begin as it does."""
 
     def __init__(self, names: Iterable[str]) -> None:
         self._names = frozenset(names)

@@ -17,17 +17,7 @@ _LONGEST_QUOTE = 60
 
 
 class Refused(Exception):  # noqa: N818 - read as a sentence: `raise Refused(...)`
-    """A value or key is refused. Private to this package: public calls turn it into `PolicyError`.
-
-    Parameters
-    ----------
-    reason : str
-        What is wrong, without saying where.
-    *path : str or int
-        Where, relative to the value that raises: names of keys and indices of lists.
-    unknown_key : str, optional
-        Set when the refusal is about a key that does not exist in the mapping at `path`.
-    """
+    """A value or key is refused. Private to this package: public calls turn it into `PolicyError`."""
 
     def __init__(self, reason: str, *path: str | int, unknown_key: str | None = None) -> None:
         super().__init__(reason)

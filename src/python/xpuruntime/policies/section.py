@@ -48,13 +48,7 @@ class PolicySection(PolicyValue, frozen=True, kw_only=True):
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Self:
-        """Read a policy file that has no other section.
-
-        Raises
-        ------
-        PolicyError
-            When the file cannot be read, is not a policy, or has other sections: read those with `Policy.load`.
-        """
+        """Read a policy file that has no other section."""
         return cls._from_document(files.load(path), os.fspath(path))
 
     def _document(self) -> dict[str, Any]:

@@ -41,12 +41,7 @@ _PATIENCE = 1800.0
 
 
 def _sources() -> Path:
-    """Return the folder of the C++ sources: in an installed package, or in a checkout.
-
-    Raises
-    ------
-    UnsupportedOperationError
-    """
+    """Return the folder of the C++ sources: in an installed package, or in a checkout."""
     package = Path(xpuruntime.__file__).resolve().parent
     for folder in (package / "csrc", *(parent / "src" / "cpp" for parent in package.parents[1:3])):
         if all((folder / name).is_file() for name in (*_UNITS, *_HEADERS)):
@@ -83,20 +78,7 @@ def places() -> tuple[list[Path], Path]:
 
 
 def build(into: Path | None = None) -> Path:
-    """Build the addon for this process, unless it is there, and return its file.
-
-    Parameters
-    ----------
-    into : Path, optional
-        A folder for addons of several versions of PyTorch; default: one in the user's cache.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        There is no compiler, or it refuses the sources.
-    OSError
-        Nothing can be written there.
-    """
+    """Build the addon for this process, unless it is there, and return its file."""
     folder = (places()[1].parent.parent if into is None else into).resolve()
     target = folder / key()
     if into is None:

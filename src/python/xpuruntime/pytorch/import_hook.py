@@ -15,15 +15,7 @@ __all__ = ["WhenImported"]
 
 
 class WhenImported:
-    """Calls something with a module once it is imported, since importing it takes seconds; until `remove`.
-
-    Parameters
-    ----------
-    name : str
-        A module that is not imported yet.
-    then : callable
-        Called once, with the module, when its code has run.
-    """
+    """Calls something with a module once it is imported, since importing it takes seconds; until `remove`."""
 
     def __init__(self, name: str, then: Callable[[Any], None]) -> None:
         self._name = name

@@ -16,18 +16,7 @@ __all__ = ["MethodPatch"]
 
 
 class MethodPatch:
-    """A replacement of a method, shared by all that need it.
-
-    Parameters
-    ----------
-    users : str
-        What `DispatchContext.users` counts those by.
-    owner : type or None
-        The class; ``None`` where this PyTorch does not have it, and nothing is replaced.
-    name : str
-    replacing : callable
-        Given the method, returns what stands for it.
-    """
+    """A replacement of a method, shared by all that need it."""
 
     def __init__(self, users: str, owner: Any, name: str, replacing: Callable[[Any], Any]) -> None:
         self._users = users

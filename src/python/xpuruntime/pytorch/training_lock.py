@@ -191,15 +191,7 @@ def _surroundings(device: str, policy: Policy, *, compiled: bool = False) -> Sur
 
 
 def policy_of_lock(path: str | os.PathLike[str]) -> Policy:
-    """Return the policy that replays a training lock, once its validators hold: its calls are the first rules.
-
-    Raises
-    ------
-    LockError
-        The lock does not hold, cannot be read, or is not one of training.
-    InputError
-        There is no such file.
-    """
+    """Return the policy that replays a training lock, once its validators hold: its calls are the first rules."""
     source = user_path(path, "the lock")
     found = load_lock(source)
     identity = found.identity

@@ -18,23 +18,7 @@ WorkSource = Literal["none", "cupti", "kineto", "events"]
 
 
 class Range(NamedTuple):
-    """A named piece of the host's time.
-
-    Attributes
-    ----------
-    id : int
-        Positive.
-    parent : int
-        The range around it, of the same thread; 0: none.
-    name, category : str
-        The category is ``"kernel"`` for what `xpuruntime.ops` and xpuruntime operators ran, ``"run"`` for runs of
-        sessions, ``"range"`` for ranges of the program, ``"torch"`` for operators of PyTorch's.
-    thread : int
-        As the system numbers threads.
-    start_ns, end_ns : int
-    finished : bool
-        False where it went on when the recording ended.
-    """
+    """A named piece of the host's time."""
 
     id: int
     parent: int
@@ -47,28 +31,7 @@ class Range(NamedTuple):
 
 
 class DeviceWork(NamedTuple):
-    """One piece of work of a device, or what the host waited for one.
-
-    Attributes
-    ----------
-    kind : {"kernel", "copy", "fill", "wait", "allocation", "release"}
-    name : str
-        Of a kernel; else what was done.
-    device : int
-        CUDA index.
-    stream : int
-        As the recorder numbers streams.
-    start_ns, end_ns : int
-    range : int
-        The innermost range in which the host started it; 0: none.
-    correlation : int
-        The same as of the `HostCall` that started it; 0: not known.
-    graph : int
-        The CUDA graph that it is a node of; 0: none.
-    bytes : int
-    source, destination : str
-        Of a copy, such as ``"host (pinned)"`` and ``"device"``; a fill or an allocation has a destination.
-    """
+    """One piece of work of a device, or what the host waited for one."""
 
     kind: WorkKind
     name: str
@@ -90,17 +53,7 @@ class DeviceWork(NamedTuple):
 
 
 class HostCall(NamedTuple):
-    """A call of CUDA's by which the host gave work to a device, or waited for it.
-
-    Attributes
-    ----------
-    name : str
-        Such as ``"cudaLaunchKernel"``.
-    thread : int
-        As the system numbers threads; 0: not known.
-    start_ns, end_ns : int
-    correlation : int
-    """
+    """A call of CUDA's by which the host gave work to a device, or waited for it."""
 
     name: str
     thread: int
@@ -110,24 +63,7 @@ class HostCall(NamedTuple):
 
 
 class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
-    """What was recorded.
-
-    Attributes
-    ----------
-    source : {"none", "cupti", "kineto", "events"}
-        Where the work of devices comes from: nowhere, CUPTI, PyTorch's profiler, or CUDA events around kernels that
-        this library dispatches.
-    notes : tuple of str
-        What could not be recorded, and why.
-    start_ns, end_ns : int
-    ranges : tuple of Range
-        In the order in which they began.
-    work : tuple of DeviceWork
-        In the order in which it began.
-    calls : tuple of HostCall
-    dropped : int
-        Records that came after the limit, and are lost.
-    """
+    """What was recorded."""
 
     source: WorkSource = "none"
     notes: tuple[str, ...] = ()

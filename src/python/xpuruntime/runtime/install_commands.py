@@ -17,11 +17,6 @@ def install_command(extra: str) -> str:
     """Return the command that installs what an extra of this package requires on this platform.
 
     The packages are named themselves, because this package may have been installed from a checkout.
-
-    Parameters
-    ----------
-    extra : str
-        Such as ``"openvino"``.
     """
     from importlib import metadata
 

@@ -79,27 +79,14 @@ class Latch:
 
 
 class ConditionVariable:
-    """A condition variable over a plain lock, which waiters do not hold.
-
-    Parameters
-    ----------
-    lock : threading.Lock or threading.RLock
-        Guards what the conditions are about. Taken with ``with``, which Python does in one step.
-    """
+    """A condition variable over a plain lock, which waiters do not hold."""
 
     def __init__(self, lock: Any) -> None:
         self._lock = lock
         self._waiting: list[Latch] = []
 
     def wait_for(self, condition: Callable[[], bool], timeout: float | None = None) -> bool:
-        """Wait until a condition holds, or for so many seconds; return whether it holds. Without the lock.
-
-        Parameters
-        ----------
-        condition : callable
-            Called with the lock, now and after each change. It may claim what it finds, in steps that may be repeated.
-        timeout : float, optional
-        """
+        """Wait until a condition holds, or for so many seconds; return whether it holds. Without the lock."""
         end = None if timeout is None else time.monotonic() + timeout
         while True:
             latch = Latch()
@@ -172,21 +159,7 @@ class InterruptibleFuture(Future[_Result]):
 
 
 class BackgroundCall(Generic[_Result]):
-    """A call in a daemon thread of its own, which goes on where the wait for it is interrupted.
-
-    Parameters
-    ----------
-    call : callable
-    name : str
-        Of the thread.
-
-    Attributes
-    ----------
-    done : Latch
-        Set at its end.
-    error : BaseException, optional
-        What it raised.
-    """
+    """A call in a daemon thread of its own, which goes on where the wait for it is interrupted."""
 
     def __init__(self, call: Callable[[], _Result], name: str) -> None:
         self._call: Callable[[], _Result] | None = call

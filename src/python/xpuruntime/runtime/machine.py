@@ -33,7 +33,7 @@ class CudaFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Library(msgspec.Struct, frozen=True, kw_only=True):
-    """A shared library: its soname, the path found or loaded, and what distinguishes it from other builds, where known.
+    """A shared library: its soname, its path, and what distinguishes it from other builds, where known.
 
     Attributes
     ----------
@@ -56,28 +56,7 @@ class Library(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EngineFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What a probe of one engine found. Probing never raises.
-
-    Attributes
-    ----------
-    name : str
-    version : str or None
-        ``None`` when the engine is not installed.
-    loadable : bool
-        Whether the vendor package really imports.
-    providers : tuple of str
-        Execution providers or plugins that are present *and* loadable, such as ``"CPUExecutionProvider"``.
-    broken : dict of str to str
-        Providers that are present but cannot be loaded here, each with the reason.
-    reason, fix : str or None
-        Why it cannot be used, and the exact command that fixes it.
-    detail : dict of str to str
-        Facts of the one engine: build variant, CUDA version it was built for, …
-    libraries : tuple of Library
-        The shared libraries of its package: see `Engine.library_files`.
-    cuda_libraries : tuple of Library
-        The libraries of CUDA that those need for a CUDA device, as the process has loaded or would find them.
-    """
+    """What a probe of one engine found. Probing never raises."""
 
     name: str
     version: str | None = None

@@ -27,16 +27,7 @@ _COLUMNS = ("pool", "kind", "device", "in use", "cached", "peak", "limit", "buff
 
 @dataclass(frozen=True)
 class PoolReport:
-    """One pool at one moment.
-
-    Attributes
-    ----------
-    name, kind, device : str
-        The pool's owner, kind and the device it serves.
-    limit : int or None
-        Most bytes it may hold.
-    stats : MemoryStats
-    """
+    """One pool at one moment."""
 
     name: str
     kind: str

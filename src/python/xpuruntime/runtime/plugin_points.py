@@ -31,16 +31,6 @@ def load_points(group: str, load: Callable[[EntryPoint], object]) -> Iterator[tu
 
     A plugin that exits, raises what is no `Exception`, or raises an error without a text fails as any other. What it
     prints on stdout goes to stderr, for on stdout may be the JSON of a command.
-
-    Parameters
-    ----------
-    group : str
-    load : callable
-        Loads one, and raises where that fails.
-
-    Raises
-    ------
-    KeyboardInterrupt
     """
     for point in sorted(metadata.entry_points(group=group), key=lambda point: (point.name, point.value)):
         try:

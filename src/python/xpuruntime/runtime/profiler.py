@@ -41,15 +41,7 @@ def start(*, devices: bool = True, limit: int = LIMIT) -> None:
 
 
 def stop() -> DeviceRecording:
-    """Wait for the devices, end the recording and return it.
-
-    Raises
-    ------
-    InputError
-        No recording goes on.
-    CudaError
-        A device failed; the recording has ended.
-    """
+    """Wait for the devices, end the recording and return it."""
     found = _core.profiler_stop()
     notes = []
     if found["source"] == "events":
@@ -74,22 +66,7 @@ def stop() -> DeviceRecording:
 
 
 class profiled:  # noqa: N801 - used like a function
-    """A range around a ``with`` block; costs next to nothing while nobody records.
-
-    Parameters
-    ----------
-    name, category : str
-        As for `Range`.
-
-    Examples
-    --------
-    >>> from xpuruntime.runtime import profiler
-    >>> profiler.start(devices=False)
-    >>> with profiler.profiled("load", "range"):
-    ...     pass
-    >>> [one.name for one in profiler.stop().ranges]
-    ['load']
-    """
+    """A range around a ``with`` block; costs next to nothing while nobody records."""
 
     __slots__ = ("_category", "_id", "_name")
 

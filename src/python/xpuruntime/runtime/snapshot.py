@@ -51,19 +51,7 @@ class Probed(Protocol):
 
 
 def machine_snapshot(engines: Iterable[Probed] | Mapping[str, Probed] = ()) -> Machine:
-    """Take a snapshot of this computer: processor, CUDA devices, and the engines given.
-
-    Parameters
-    ----------
-    engines : iterable of Engine, or mapping of name to Engine
-        Each is probed, which imports its vendor's package. Nothing else is imported.
-
-    Returns
-    -------
-    Machine
-        Where the core cannot be imported, the processor's facts come from Python alone and `cuda_reason` says why
-        there is no CUDA.
-    """
+    """Take a snapshot of this computer: processor, CUDA devices, and the engines given."""
     found = engines.values() if isinstance(engines, Mapping) else engines
     facts = {engine.name: probed(engine) for engine in found}
     problem = core_problem()
@@ -129,13 +117,7 @@ def machine_to_json(machine: Machine, *, indent: int = 2) -> str:
 
 
 def machine_from_json(text: str | bytes) -> Machine:
-    """Read a machine from the text that `machine_to_json` or ``xrt devices --json`` wrote.
-
-    Raises
-    ------
-    InputError
-        The text is no JSON, or not a machine of this schema.
-    """
+    """Read a machine from the text that `machine_to_json` or ``xrt devices --json`` wrote."""
     try:
         plain = decode_json(text)
         if not isinstance(plain, dict):
@@ -149,13 +131,7 @@ def machine_from_json(text: str | bytes) -> Machine:
 
 
 def load_machine(path: str | Path) -> Machine:
-    """Read a machine from a file.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read or holds no machine; the message names it.
-    """
+    """Read a machine from a file."""
     try:
         text = read_regular(user_path(path, "the machine"), _MAX_BYTES)
     except OSError as error:

@@ -13,27 +13,7 @@ __all__ = ["Tensor", "as_tensor"]
 
 
 def as_tensor(array: Any, *, stream: Any = None) -> Tensor:
-    """Return a tensor on the memory of any array. Never copies.
-
-    Parameters
-    ----------
-    array : Tensor, numpy.ndarray, or object with ``__dlpack__`` or ``__cuda_array_interface__``
-        Of any shape and strides.
-    stream : Stream, stream of another library, or int, optional
-        On CUDA, the stream in whose order the data is to be readable; see `Tensor.from_dlpack`.
-
-    Returns
-    -------
-    Tensor
-        `array` itself where it is one.
-
-    Raises
-    ------
-    InputError
-        If `array` is none of these.
-    UnsupportedOperationError
-        If its type or device cannot be shared.
-    """
+    """Return a tensor on the memory of any array. Never copies."""
     import numpy as np
 
     if isinstance(array, Tensor):

@@ -19,20 +19,7 @@ TUNING = "xpuruntime tuning"
 
 
 class Mark(NamedTuple):
-    """Something that took its time.
-
-    Attributes
-    ----------
-    track : str
-        What it is shown with: ``"tuning"``, ``"captures"``, ``"sessions"``.
-    name : str
-    start_ns, end_ns : int
-        Nanoseconds since the epoch.
-    thread : int
-        Native id.
-    details : dict
-        Plain values, for JSON.
-    """
+    """Something that took its time."""
 
     track: str
     name: str
@@ -43,13 +30,7 @@ class Mark(NamedTuple):
 
 
 class Marks:
-    """Takes marks, from any thread.
-
-    Attributes
-    ----------
-    taken : list of Mark
-        In the order in which they ended.
-    """
+    """Takes marks, from any thread."""
 
     def __init__(self) -> None:
         self.taken: list[Mark] = []
@@ -73,25 +54,7 @@ def tell(make: Callable[[], Iterable[Mark]]) -> None:
 
 
 class mark:  # noqa: N801 - used like a function
-    """Mark a ``with`` block for whoever takes a trace; costs next to nothing while nobody does.
-
-    Parameters
-    ----------
-    track, name : str
-    **details
-        As for `Mark`.
-
-    Examples
-    --------
-    >>> from xpuruntime.runtime.trace_events import Marks, mark, record_marks
-    >>> marks = Marks()
-    >>> before = record_marks(marks)
-    >>> with mark("tuning", "matmul", candidates=3):
-    ...     pass
-    >>> _ = record_marks(before)
-    >>> marks.taken[0].name, marks.taken[0].details
-    ('matmul', {'candidates': 3})
-    """
+    """Mark a ``with`` block for whoever takes a trace; costs next to nothing while nobody does."""
 
     __slots__ = ("_details", "_name", "_start", "_track")
 

@@ -84,13 +84,7 @@ class HeldBytes:
 
 
 class Gate:
-    """A count of the requests that are being answered; a context manager around each. For one event loop.
-
-    Parameters
-    ----------
-    max_buffered : int
-        Bytes that `budget` has for bodies and messages.
-    """
+    """A count of the requests that are being answered; a context manager around each. For one event loop."""
 
     def __init__(self, max_buffered: int) -> None:
         self.budget = BodyBudget(max_buffered)
@@ -192,20 +186,7 @@ def _forget(request: InferRequest, error: ServingError) -> None:
 async def response_of(
     future: InferResponse | Future[InferResponse], gone: Callable[[], Awaitable[None]] | None = None
 ) -> InferResponse:
-    """Wait for a response.
-
-    Parameters
-    ----------
-    future : InferResponse or Future
-        A future is cancelled when the caller is, or when the client is gone.
-    gone : callable, optional
-        Returns once the client is gone.
-
-    Raises
-    ------
-    ClientGone
-        It is.
-    """
+    """Wait for a response."""
     if not isinstance(future, Future):
         return future
     if future.done():

@@ -21,20 +21,7 @@ Parameter: TypeAlias = "bool | int | float | str"
 
 @dataclass(slots=True, eq=False)
 class InferTensor:
-    """A named tensor.
-
-    Parameters
-    ----------
-    name : str
-    datatype : str
-        Of the protocol: ``"FP32"``, ``"BF16"``, ``"BYTES"``, ...
-    shape : tuple of int
-    data : numpy.ndarray
-        Of this shape. BYTES are an object array of `bytes`; BF16 an array of ``uint16`` with the bits. It may be a
-        read-only, unaligned view of a received body: it is copied into the row of a batch before an engine reads it.
-    parameters : mapping
-        Without those that the binary extension uses itself.
-    """
+    """A named tensor."""
 
     name: str
     datatype: str
@@ -53,27 +40,7 @@ class RequestedOutput:
 
 @dataclass(slots=True, eq=False)
 class InferRequest:
-    """One request to a model.
-
-    Parameters
-    ----------
-    model : str
-    version : str
-        Empty for the newest one that is served.
-    id : str
-        The client's, repeated in the response.
-    inputs : sequence of InferTensor
-    outputs : sequence of RequestedOutput
-        Empty for all.
-    parameters : mapping
-    deadline : float, optional
-        On the clock of `time.monotonic`, in seconds: the earlier one of the transport's and of the parameter
-        ``timeout`` (microseconds). Past it the answer is ``DEADLINE_EXCEEDED``, also while the model is busy.
-    priority : int
-        0 for the model's default, else 1 is served first.
-    trace : mapping, optional
-        The headers ``traceparent`` and ``tracestate`` of W3C that came with it, for its spans.
-    """
+    """One request to a model."""
 
     model: str
     inputs: Sequence[InferTensor]
@@ -90,16 +57,7 @@ class InferRequest:
 
 @dataclass(slots=True, eq=False)
 class InferResponse:
-    """The outputs of one request.
-
-    Parameters
-    ----------
-    model, version, id : str
-    outputs : sequence of InferTensor
-        In the order asked for. Their arrays are C-contiguous and belong to this response alone.
-    parameters : mapping
-        What the request asked for with ``xrt_evidence``, such as ``xrt_batch_size``; else empty.
-    """
+    """The outputs of one request."""
 
     model: str
     version: str

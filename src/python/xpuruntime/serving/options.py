@@ -120,13 +120,7 @@ class Access:
 
 
 def read_token(path: str, what: str) -> str:
-    """Return the token in a file: its one line, of 16 characters at least.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or has no such line.
-    """
+    """Return the token in a file: its one line, of 16 characters at least."""
     try:
         text = read_regular(user_path(path, what), 64 << 10).decode("latin-1").strip()
     except OSError as error:
@@ -246,15 +240,7 @@ def check_apart(first: str, second: str) -> None:
 
 
 def bind(text: str, option: str) -> socket.socket:
-    """Return a socket that is bound to an address; with port 0, to a free one.
-
-    Raises
-    ------
-    InputError
-        It is no address.
-    XpuRuntimeError
-        The address is in use, or is none of this machine.
-    """
+    """Return a socket that is bound to an address; with port 0, to a free one."""
     host, port = read_address(text, option)
     made: socket.socket | None = None
     try:

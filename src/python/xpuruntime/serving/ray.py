@@ -49,14 +49,7 @@ def _unary_names() -> tuple[str, ...]:
 
 
 def add_GRPCInferenceServiceServicer_to_server(servicer: Any, server: Any) -> None:  # noqa: N802 - as generated code
-    """Register the service with a gRPC server, such as that of Ray's proxies; see ``grpc_servicer_functions``.
-
-    Parameters
-    ----------
-    servicer : object
-        With a method for each of the service's. Ray gives one that it never calls.
-    server : grpc.Server
-    """
+    """Register the service with a gRPC server, such as that of Ray's proxies; see ``grpc_servicer_functions``."""
     import grpc
 
     handlers = {name: grpc.unary_unary_rpc_method_handler(getattr(servicer, name)) for name in _unary_names()}
@@ -229,13 +222,7 @@ def deployment(
 
 
 def check_replica(settings: ServeSettings) -> None:
-    """Refuse settings that a replica cannot have.
-
-    Raises
-    ------
-    InputError
-        The settings name no model, or ask for what a replica cannot do.
-    """
+    """Refuse settings that a replica cannot have."""
     if not settings.models:
         raise InputError("the file names no model. Fix: state one under models")
     if settings.admin.repository:
@@ -263,18 +250,7 @@ _COLUMNS = ArgumentType(
 
 
 class ServedModels(GrpcMethods):
-    """The models of one replica, behind `asgi_app`, and with the methods of the gRPC service.
-
-    Parameters
-    ----------
-    document : mapping
-        What ``serve.yaml`` would say.
-
-    Raises
-    ------
-    XpuRuntimeError
-        A required model did not load; Ray then reports that the replica failed to start, with this reason.
-    """
+    """The models of one replica, behind `asgi_app`, and with the methods of the gRPC service."""
 
     def __init__(self, document: Mapping[str, Any]) -> None:
         from xpuruntime.serving.http.application import asgi_app
@@ -377,15 +353,7 @@ class Predictor:
         self._keep = tuple(keep)
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the outputs of a batch by name, with the columns that are kept.
-
-        Raises
-        ------
-        InputError
-            A column is missing, or does not fit the model.
-        XpuRuntimeError
-            In an actor of Ray: what kept the session from opening there, with the node.
-        """
+        """Return the outputs of a batch by name, with the columns that are kept."""
         if self._failure is not None:
             raise self._failure
         if not isinstance(batch, Mapping):

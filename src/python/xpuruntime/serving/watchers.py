@@ -162,17 +162,7 @@ def tolerance_of(session: InferenceSession, rtol: float | None, atol: float | No
 
 
 class Canary(Watcher):
-    """Compares sampled answers with those of a reference.
-
-    Parameters
-    ----------
-    session : InferenceSession
-    layout : Layout
-    settings : ModelSettings
-    canary : CanarySettings
-    reference : InferenceSession or None
-        ``None``: the session itself, with the request alone.
-    """
+    """Compares sampled answers with those of a reference."""
 
     name = "canary"
 
@@ -375,15 +365,7 @@ def make_watchers(
     layout: Layout,
     registry: EngineRegistry | None,
 ) -> list[Watcher]:
-    """Return the canary and the shadow that the settings ask for.
-
-    Raises
-    ------
-    PolicyError
-        The reference of an artifact is asked for: it has no model file to run.
-    XpuRuntimeError
-        The other session does not open.
-    """
+    """Return the canary and the shadow that the settings ask for."""
     made: list[Watcher] = []
     try:
         if settings.canary is not None:

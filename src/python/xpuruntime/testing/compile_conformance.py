@@ -41,16 +41,7 @@ _THREADS = 4
 
 
 class CompileSuite:
-    """The conformance checks; see the module's text.
-
-    Attributes
-    ----------
-    engine, device : str
-    execution : dict
-        Execution keys that a compilation needs, such as the chip it is for.
-    unsupported_op : str or None
-        An operator of the standard that the engine does not compile; ``None`` where there is none.
-    """
+    """The conformance checks; see the module's text."""
 
     engine: ClassVar[str]
     device: ClassVar[str]

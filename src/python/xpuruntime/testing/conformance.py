@@ -43,20 +43,7 @@ _RUNS = 50
 
 
 class EngineSuite:
-    """The conformance checks; see the module's text.
-
-    Attributes
-    ----------
-    engine, device : str
-    unsupported : dict of str to str
-        Check (the test's name without ``test_``) to the reason why this engine does not do it.
-    rtol, atol : float
-        For results against a float64 reference.
-    symbol : str
-        A pattern of what the free dimension ``N`` of the suite's models is called in messages.
-    dtypes : tuple of str
-        Input dtypes that the engine takes.
-    """
+    """The conformance checks; see the module's text."""
 
     engine: ClassVar[str]
     device: ClassVar[str]

@@ -17,24 +17,7 @@ __all__ = ["Arrays", "Input", "NumpyArrays", "TorchArrays"]
 
 @dataclass(frozen=True)
 class Input:
-    """One input of a case.
-
-    Attributes
-    ----------
-    values : array
-        float64, bool or int64, rounded to `dtype` before.
-    dtype : str
-    order : tuple of int, optional
-        Dimensions from the slowest in memory to the fastest; default as they are.
-    gap : int
-        Elements left out between neighbours of the fastest dimension.
-    pad : int
-        Elements left out after each run of the fastest dimension.
-    reverse : bool
-        The first dimension runs backwards in memory.
-    repeat : bool
-        Every index of the first dimension means the same memory: a broadcast view.
-    """
+    """One input of a case."""
 
     values: np.ndarray[Any, Any]
     dtype: str

@@ -23,23 +23,7 @@ __all__ = ["DTYPES", "Draw", "OpCall", "OpCase"]
 
 @dataclass(frozen=True)
 class OpCall:
-    """What a case calls, and what it expects.
-
-    Attributes
-    ----------
-    inputs : dict of str to Input
-        Arguments that are arrays.
-    options : dict
-        Other arguments.
-    expected : list of Expected
-        In the order in which the function returns them.
-    outputs : dict of str to int
-        Arguments that take where to write, to the place of the result in `expected`.
-    order : tuple of int, optional
-        Layout of the first of `outputs` in memory.
-    weights : Expected, optional
-        Of attention with dropout: the weights before any is dropped, as `out` for values that are unit vectors.
-    """
+    """What a case calls, and what it expects."""
 
     inputs: dict[str, Input]
     options: dict[str, Any]
@@ -56,20 +40,7 @@ class OpCall:
 
 @dataclass(frozen=True)
 class OpCase:
-    """One case; see the module's text.
-
-    Attributes
-    ----------
-    name : str
-    op : str
-    function : str
-        Of `xpuruntime.ops`.
-    build : callable
-        Makes the call from a random generator; of a case with dropout also from what multiplies each weight, which by
-        default is as `dropout_factors` has it.
-    dropout : bool
-        Whether it drops attention weights at random.
-    """
+    """One case; see the module's text."""
 
     name: str
     op: str

@@ -20,15 +20,7 @@ __all__ = ["op_cases"]
 
 @functools.cache
 def op_cases(op: str | None = None) -> tuple[OpCase, ...]:
-    """Return the cases, in a fixed order.
-
-    Parameters
-    ----------
-    op : str, optional
-        Only of this operation: ``"matmul"``, ``"attention"``, ``"attention_backward"``, ``"layer_norm"``,
-        ``"layer_norm_backward"``, ``"rms_norm"``, ``"rms_norm_backward"``, ``"conv"``, ``"conv_input_gradient"`` or
-        ``"conv_weight_gradient"``.
-    """
+    """Return the cases, in a fixed order."""
     modules = (op_cases_matmul, op_cases_attention, op_cases_norm, op_cases_conv, op_cases_conv_gradients)
     cases = tuple(case for module in modules for case in module.cases())
     return tuple(case for case in cases if op in (None, case.op))

@@ -30,14 +30,6 @@ def find_factors(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0) -> Ar
 
     Attention by values that are unit vectors gives the weights themselves, as the forward of the kernel drops and
     scales them; so a gradient that agrees with these factors drops what the forward does.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The kernel refuses the case.
-    AssertionError
-        A weight is neither 0 nor what it should be; too many or too few are dropped; heads drop the same; the same
-        `rng` drops others the second time, or another `rng` the same ones; or the numbers are not the kernel's own.
     """
     call = case.call(seed)
     assert call.weights is not None, f"{case.name} has no dropout"

@@ -72,19 +72,7 @@ FP8_SUMS = 2.0**-12
 
 @dataclass(frozen=True)
 class Expected:
-    """One result.
-
-    Attributes
-    ----------
-    name : str
-    values : array
-        Exact, in float64.
-    bound : array
-        What each may be wrong by.
-    dtype : str
-    fp8_sizes : array, optional
-        Of products of float8: the sums of their absolute values, of which devices may add a part to `bound`.
-    """
+    """One result."""
 
     name: str
     values: Array

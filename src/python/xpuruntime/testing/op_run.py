@@ -18,26 +18,7 @@ __all__ = ["compare", "run_case"]
 
 
 def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: Any = None) -> OpCall:
-    """Run one case with one kernel, into poisoned results, and compare.
-
-    Parameters
-    ----------
-    case : OpCase
-    kernel : str
-        Its id, with or without a configuration.
-    arrays : Arrays
-    seed : int
-        Of the inputs.
-    factors : array, optional
-        What multiplies each attention weight, where dropout is not by xpuruntime's random numbers.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The kernel refuses the case.
-    AssertionError
-        A result is wrong in dtype, shape or value, an input was written to, or `out` is not what is returned.
-    """
+    """Run one case with one kernel, into poisoned results, and compare."""
     call = case.call(seed) if factors is None else case.call(seed, factors=factors)
     inputs = {name: arrays.make(one) for name, one in call.inputs.items()}
     before = {name: arrays.read(array) for name, array in inputs.items()}

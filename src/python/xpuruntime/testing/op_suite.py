@@ -40,13 +40,7 @@ __all__ = ["OpSuite", "cases_of", "check_kernel"]
 
 
 def cases_of(kernel: str, arrays: Arrays) -> tuple[OpCase, ...]:
-    """Return the cases of every operation that the kernel is registered for, as far as the library has such arrays.
-
-    Raises
-    ------
-    InputError
-        There is no such kernel; names those there are.
-    """
+    """Return the cases of every operation that the kernel is registered for, as far as the library has such arrays."""
     known = ops.kernels()
     mine = {one.op for one in known if one.id == kernel}
     if not mine:
@@ -63,33 +57,7 @@ def check_kernel(
     arrays: Arrays | None = None,
     seed: int = 0,
 ) -> tuple[str, ...]:
-    """Run every case with one kernel.
-
-    Parameters
-    ----------
-    kernel : str
-        Its id.
-    unsupported : iterable of str
-        Patterns of the names of the cases that it refuses, such as ``"matmul/*/float64"``.
-    may_refuse : iterable of str
-        Patterns of those that it refuses with some versions of a library below.
-    other_random_numbers : bool
-        Whether its dropout draws random numbers of its own.
-    arrays : Arrays, optional
-        Makes the arrays; default `NumpyArrays`.
-    seed : int
-        Of the random inputs.
-
-    Returns
-    -------
-    tuple of str
-        Names of the cases that it computed.
-
-    Raises
-    ------
-    AssertionError
-        Lists every case that failed, that was refused and is not declared, or that is declared and was not refused.
-    """
+    """Run every case with one kernel."""
     library = arrays or NumpyArrays()
     never, sometimes = tuple(unsupported), tuple(may_refuse)
     cases = cases_of(kernel, library)
@@ -147,18 +115,7 @@ def check_case(
 
 
 class OpSuite:
-    """The conformance checks of one kernel; see the module's text.
-
-    Attributes
-    ----------
-    kernel : str
-    unsupported : dict of str to str
-        Pattern of case names to the reason why the kernel refuses them.
-    may_refuse : dict of str to str
-        Pattern of the names of cases that it refuses with some versions of a library below, to the reason.
-    other_random_numbers : bool
-        Whether its dropout draws random numbers of its own.
-    """
+    """The conformance checks of one kernel; see the module's text."""
 
     kernel: ClassVar[str]
     unsupported: ClassVar[dict[str, str]] = {}

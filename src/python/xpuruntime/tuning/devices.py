@@ -42,19 +42,7 @@ _RANGE = re.compile(r"(0|[1-9][0-9]{0,4})(?:-(0|[1-9][0-9]{0,4}))?")
 
 
 class TrialDevice(msgspec.Struct, frozen=True, kw_only=True):
-    """A device that candidates are measured on, one at a time.
-
-    Attributes
-    ----------
-    name : str
-        As the specification has it, such as ``"cuda:1"`` or ``"cpu:0-3"``.
-    device : str
-        As a policy has it, such as ``"cpu"``.
-    cores : tuple of int
-        Processors that candidates run on, as Linux counts them; empty: all.
-    hardware : dict of str to object
-        What distinguishes it from an unlike device: name, cores, memory.
-    """
+    """A device that candidates are measured on, one at a time."""
 
     name: str
     device: str
@@ -88,21 +76,7 @@ def check_devices(names: Sequence[str]) -> None:
 
 
 def trial_devices(names: Sequence[str], planned: str, machine: Machine) -> tuple[TrialDevice, ...]:
-    """Return the devices of a search.
-
-    Parameters
-    ----------
-    names : sequence of str
-        As `TuneSpec.devices`; empty: the device of the plan.
-    planned : str
-        The device that the plan of the base policy chose.
-    machine : Machine
-
-    Raises
-    ------
-    UnsupportedOperationError
-        A device is not there, is of another kind than the plan's, or unlike the first.
-    """
+    """Return the devices of a search."""
     found = tuple(_device(name, machine) for name in names or [planned])
     kind = planned.partition(":")[0]
     first = _device(planned, machine) if kind != "cpu" else found[0]

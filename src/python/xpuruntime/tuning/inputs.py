@@ -42,24 +42,7 @@ class Samples(NamedTuple):
 
 
 def read_samples(data: Any, model: ModelInfo, *, batch: int, seed: int) -> Samples:
-    """Return the inputs of runs.
-
-    Parameters
-    ----------
-    data : str, path, array, mapping, list or iterable
-        As `Calibration` takes it, or ``"random"``.
-    model : ModelInfo
-        As the policy's shapes make it.
-    batch : int
-        Rows of a run: so many samples are joined where the model leaves the batch open.
-    seed : int
-        Of inputs that are generated.
-
-    Raises
-    ------
-    InputError
-        There are no inputs, too few for a batch, or they do not fit the model.
-    """
+    """Return the inputs of runs."""
     if data is None:
         raise InputError(
             "a search needs inputs like those that the model will get. Fix: give an .npz file or a folder of them, or "

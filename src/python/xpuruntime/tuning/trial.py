@@ -20,19 +20,7 @@ USED_UP = "the budget of time was used up"
 
 
 class Candidate(msgspec.Struct, frozen=True, kw_only=True):
-    """A policy that is tried.
-
-    Attributes
-    ----------
-    id : str
-        ``"c0"`` is the user's own policy.
-    engine, device : str
-        Of its plan.
-    changes : dict of str to object
-        Policy keys that it states beside or in place of those of the base policy.
-    policy : dict
-        The whole policy as plain values.
-    """
+    """A policy that is tried."""
 
     id: str
     engine: str
@@ -42,28 +30,7 @@ class Candidate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of opening a candidate and comparing its outputs.
-
-    Attributes
-    ----------
-    code : CandidateCode or None
-        ``None`` where it keeps all constraints that can be checked without a race.
-    reason : str
-    start : float or None
-        Seconds until the first result.
-    memory : int or None
-        Most bytes that the process had resident.
-    error : float or None
-        Largest difference of all outputs for all inputs, as a share of the largest magnitude of the reference.
-    cosine : float or None
-        Least cosine.
-    run : float or None
-        Seconds of its quickest run.
-    graph : str or None
-        Of bound runs, what became of a CUDA graph.
-    seconds : float
-        What the trial took.
-    """
+    """What came of opening a candidate and comparing its outputs."""
 
     code: CandidateCode | None = None
     reason: str = ""

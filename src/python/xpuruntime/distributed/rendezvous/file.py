@@ -49,11 +49,6 @@ class FileRendezvous:
 
     Every start has a random name, so files that an earlier run left do no harm. Files are replaced as a whole, so no
     locks are needed, and a shared file system serves.
-
-    Parameters
-    ----------
-    path : str or Path
-        Its folder must exist.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:

@@ -21,21 +21,7 @@ __all__ = ["Member", "Rendezvous", "late", "machine_identity", "misfit", "refuse
 
 
 class Member(msgspec.Struct, frozen=True, kw_only=True):
-    """What a rank says of itself.
-
-    Attributes
-    ----------
-    rank, world_size : int
-    pid : int
-    host : str
-        Name of the machine.
-    gpu : str
-        Which GPU of which running machine, the same words for the same GPU; empty when not known.
-    library : str
-        Version of NCCL; all must have the same.
-    policy : str
-        All must have the same.
-    """
+    """What a rank says of itself."""
 
     rank: int
     world_size: int
@@ -58,13 +44,7 @@ class Rendezvous(Protocol):
     """One way in which ranks meet."""
 
     def exchange(self, member: Member, make_id: Callable[[], bytes], timeout: float) -> bytes:
-        """Return the id that rank 0 made with `make_id` once all ranks had joined.
-
-        Raises
-        ------
-        EngineError
-            If not all joined within `timeout` seconds, or they do not fit together; every rank that joined gets it.
-        """
+        """Return the id that rank 0 made with `make_id` once all ranks had joined."""
 
 
 def machine_identity() -> str:

@@ -20,15 +20,7 @@ _FIX = "make the same communicators, in the same order, on every rank; raise tim
 
 
 class StoreRendezvous:
-    """Ranks meet through keys of a store; the n-th communicator of a rank meets the n-th of the others.
-
-    Parameters
-    ----------
-    store : torch.distributed.Store
-        Or any object with its ``add``, ``set``, ``get`` and ``check``.
-    prefix : str
-        What its keys begin with.
-    """
+    """Ranks meet through keys of a store; the n-th communicator of a rank meets the n-th of the others."""
 
     def __init__(self, store: Any, prefix: str = "xpuruntime/nccl") -> None:
         self._store, self._prefix = store, prefix

@@ -33,12 +33,6 @@ class TcpRendezvous:
 
     Rank 0 listens on that one address until all have joined. A rank that comes early tries again until the time is up.
     Whoever can reach the port can join: use a network that you trust, or ``127.0.0.1`` on one machine.
-
-    Parameters
-    ----------
-    host : str
-        An address or name of the machine of rank 0.
-    port : int
     """
 
     def __init__(self, host: str, port: int) -> None:

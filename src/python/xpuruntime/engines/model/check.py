@@ -55,13 +55,7 @@ _LARGE = 64 * 1024
 
 
 def check_text(model: onnx.ModelProto, where: str) -> None:
-    """Check that every name is UTF-8; protobuf hands out bytes where one is not.
-
-    Raises
-    ------
-    ModelError
-        One is not.
-    """
+    """Check that every name is UTF-8; protobuf hands out bytes where one is not."""
     broken = next((text for text in _texts(model) if isinstance(text, bytes)), None)
     if broken is not None:
         raise refuse(where, f"it is corrupt: the name {broken!r} is not UTF-8", "copy, download or export it again")
@@ -92,19 +86,7 @@ def _node_texts(nodes: Iterable[onnx.NodeProto]) -> Iterator[object]:
 
 
 class Checked(NamedTuple):
-    """What a check of a graph found.
-
-    Attributes
-    ----------
-    custom : dict of str to tuple of str
-        Operators outside the ONNX standard by domain; whether an engine has them is for the engine to say.
-    unknown : dict of str to str
-        Operators in a domain of the standard that the standard has not, with the reason; for engines likewise.
-    resorted : bool
-        Whether the nodes stood in an order that ONNX does not allow.
-    notes : tuple of str
-        What the standard does not allow, and engines may run.
-    """
+    """What a check of a graph found."""
 
     custom: dict[str, tuple[str, ...]]
     unknown: dict[str, str]
@@ -116,12 +98,6 @@ def check_graph(model: onnx.ModelProto, where: str) -> Checked:
     """Check a parsed model. The model is changed: large tensors are emptied, nodes may be sorted.
 
     Refused is only what no engine runs; anything else that the ONNX checker has against the model is a note.
-
-    Raises
-    ------
-    ModelError
-        The IR or opset version is not known here, a tensor is made twice, a tensor's data does not fit its shape, or
-        the ONNX checker refuses a node or what it reads.
     """
     _check_versions(model, where)
     notes: list[str] = []

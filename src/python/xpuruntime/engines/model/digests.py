@@ -27,11 +27,6 @@ def part_digests(info: ModelInfo) -> tuple[str, str]:
 
     The graph is nodes, shapes, opsets and functions, with names, types and shapes of initializers but not their values;
     metadata and documentation are left out.
-
-    Raises
-    ------
-    ModelError
-        The file is gone or cannot be read.
     """
     if info.format != "onnx":
         return "", ""

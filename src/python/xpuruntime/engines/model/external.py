@@ -63,27 +63,7 @@ def nbytes(tensor: onnx.TensorProto) -> int | None:
 
 
 def check(tensors: Iterable[onnx.TensorProto], folder: str | None, where: str) -> tuple[ExternalFile, ...]:
-    """Check every tensor whose data is external.
-
-    Parameters
-    ----------
-    tensors : iterable of onnx.TensorProto
-        All tensors of the model; those with their data inside are passed over.
-    folder : str or None
-        Where `location` starts from; None refuses external data.
-    where : str
-        The model, for messages.
-
-    Returns
-    -------
-    tuple of ExternalFile
-        Sorted by location.
-
-    Raises
-    ------
-    ModelError
-        A file is missing, too short, no regular file, or outside the model's folder.
-    """
+    """Check every tensor whose data is external."""
     sizes: dict[str, int] = {}
     counts: dict[str, int] = {}
     for tensor in tensors:
@@ -104,13 +84,7 @@ def check(tensors: Iterable[onnx.TensorProto], folder: str | None, where: str) -
 
 
 def load(tensors: Iterable[onnx.TensorProto], folder: str | None, where: str, *, at_most: int | None = None) -> None:
-    """Read external data into `raw_data`, in place; `at_most` bytes a tensor, the others stay outside.
-
-    Raises
-    ------
-    ModelError
-        As in `check`; the files are checked again, since they may have changed.
-    """
+    """Read external data into `raw_data`, in place; `at_most` bytes a tensor, the others stay outside."""
     wanted = [t for t in tensors if is_external(t) and (at_most is None or (nbytes(t) or 0) <= at_most)]
     check(wanted, folder, where)
     for tensor in wanted:
@@ -132,13 +106,6 @@ def resolve_links(tensors: Iterable[onnx.TensorProto], folder: str) -> str:
 
     A download cache keeps files under other names and links them into the folder of a model. Engines that are given a
     model as bytes refuse such links, and so do some that are given the file.
-
-    Parameters
-    ----------
-    tensors : iterable of onnx.TensorProto
-        All tensors of a model that was checked.
-    folder : str
-        Where their locations start from.
     """
     entries = [
         entry for tensor in tensors if is_external(tensor) for entry in tensor.external_data if entry.key == "location"

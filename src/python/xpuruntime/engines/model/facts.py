@@ -82,15 +82,7 @@ class NodeInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Quantisation(msgspec.Struct, frozen=True, kw_only=True):
-    """How a model is quantised.
-
-    Attributes
-    ----------
-    scheme : {"none", "qdq", "qoperator", "dynamic", "weight_only"}
-        Quantize/Dequantize pairs, integer operators, activations quantised while running, or weights alone.
-    activations, weights : tuple of str
-        The integer types used, such as ``("uint8",)``.
-    """
+    """How a model is quantised."""
 
     scheme: Literal["none", "qdq", "qoperator", "dynamic", "weight_only"] = "none"
     activations: tuple[str, ...] = ()
@@ -216,20 +208,7 @@ def _zero_point(node: onnx.NodeProto, constants: Mapping[str, int]) -> str:
 
 
 def random_outputs(model: onnx.ModelProto, places: Iterable[NamedNode]) -> dict[str, str]:
-    """Return the outputs of a model that depend on random numbers, each with a node that draws them.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        Its nodes follow what they read.
-    places : iterable of NamedNode
-        Of `name_nodes`.
-
-    Returns
-    -------
-    dict of str to str
-        Such as ``{"y": "'noise' (RandomNormalLike)"}``. Nodes of subgraphs count, and calls of functions that draw.
-    """
+    """Return the outputs of a model that depend on random numbers, each with a node that draws them."""
     draws = _Draws(model)
     drawn: dict[str, str] = {}
     node = drawer = None

@@ -82,21 +82,7 @@ def looks_like(head: bytes) -> tuple[str, str] | None:
 
 
 def read(path: Any) -> tuple[str, bytes, os.stat_result]:
-    """Read a whole model file.
-
-    Returns
-    -------
-    path : str
-        As given.
-    data : bytes
-    facts : os.stat_result
-        Of the file that was read; size in bytes.
-
-    Raises
-    ------
-    ModelError
-        The path names no regular, readable, non-empty file, or a file of more than 2 GiB.
-    """
+    """Read a whole model file."""
     where = path.__fspath__() if hasattr(path, "__fspath__") else path
     if not isinstance(where, str):
         raise ModelError(
@@ -132,13 +118,7 @@ def read(path: Any) -> tuple[str, bytes, os.stat_result]:
 
 
 def parse(data: bytes, where: str) -> onnx.ModelProto:
-    """Parse the bytes of a model.
-
-    Raises
-    ------
-    ModelError
-        The bytes are not ONNX, are cut off, or hold no graph.
-    """
+    """Parse the bytes of a model."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 

@@ -20,13 +20,7 @@ __all__ = ["external_digests", "model_digest"]
 
 
 def model_digest(info: ModelInfo) -> str:
-    """Return the SHA-256, in hex, of a model file with its external data.
-
-    Raises
-    ------
-    ModelError
-        A file is gone, or the model changed since it was inspected.
-    """
+    """Return the SHA-256, in hex, of a model file with its external data."""
     if not info.external_files:
         return info.sha256
     digest = hashlib.sha256(info.sha256.encode())

@@ -197,14 +197,7 @@ def without_weights(model: onnx.ModelProto, *, keep: int = -1) -> onnx.ModelProt
 
 
 def fix_shapes(proto: onnx.ModelProto, fixed: Mapping[str, tuple[int | None, ...]]) -> None:
-    """Put sizes into a graph, in place: into its inputs, and wherever the main graph uses the name of a dimension.
-
-    Parameters
-    ----------
-    proto : onnx.ModelProto
-    fixed : mapping of str to tuple of int or None
-        Input name to sizes; ``None`` leaves a dimension as it is.
-    """
+    """Put sizes into a graph, in place: into its inputs, and wherever the main graph uses the name of a dimension."""
     found: list[tuple[str, int]] = []
     for value in proto.graph.input:
         sizes = fixed.get(value.name)

@@ -43,61 +43,7 @@ _BYTES = "<bytes>"
 
 
 class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
-    """An ONNX model that was checked: its facts, not its weights.
-
-    Attributes
-    ----------
-    path : str
-        As given; ``"<bytes>"`` when the model came as bytes.
-    size, mtime_ns : int
-        Of the file, in bytes and nanoseconds.
-    inputs, outputs : tuple of TensorInfo
-    overridable_inputs : tuple of TensorInfo
-        Inputs that have a default in the model, so that a caller may leave them out.
-    nodes : tuple of NodeInfo
-        Also those of subgraphs; in the order of the graph.
-    ops : dict of str to int
-        Nodes by operator: ``"Conv"``, or ``"com.microsoft:FusedMatMul"`` outside the standard.
-    opsets : dict of str to int
-        Domain to version; ``""`` is the ONNX standard.
-    custom_domains : dict of str to tuple of str
-        Operators outside the standard, by domain. Whether an engine has them is for the engine to say.
-    unknown_ops : dict of str to str
-        Those of them in domains of the standard, such as ``"ai.onnx:Softmx"``, with the reason.
-    notes : tuple of str
-        What the ONNX standard does not allow in the file; engines may run it.
-    producer, graph_name : str
-    ir_version : int
-    functions : tuple of str
-        Model-local functions, as ``"domain:name"``.
-    external_files : tuple of ExternalFile
-    weights : dict of str to int
-        Elements of all weights by dtype; see `weight_share`.
-    quantisation : Quantisation
-    renamed : tuple of str
-        The names given to nodes that had none, or that of another node.
-    resorted : bool
-        Whether nodes stood before what they read; `named_proto` puts them in order.
-    fixed : dict of str to tuple of int or None
-        Sizes that a policy gave to dimensions of inputs; `named_proto` puts them into the graph.
-    base_dir : str or None
-        Where external data is looked up. Of a file the absolute path of its folder, so that the model is found again
-        when the process changes its working directory; see `file`.
-    data : bytes or None
-        The model itself when it came as bytes; not part of `facts`.
-    format : str
-        ``"onnx"``; other readers have words of their own, and `Engine.formats` says who takes them.
-    source : object
-        What such a reader read, for the engine that takes it; not part of `facts`.
-    digest : str or None
-        SHA-256 of a model that is no file.
-    metadata : dict of str to str
-        What the model says of itself, by key. Such as ``"xpuruntime.policy"``: the policy that it carries.
-    random_outputs : dict of str to str
-        Outputs that depend on random numbers, each with a node that draws them: ``"'noise' (RandomNormalLike)"``.
-    weights_digest : str or None
-        As `ExportLock.weights`, where the model carries a lock and all of its weights are in its file.
-    """
+    """An ONNX model that was checked: its facts, not its weights."""
 
     path: str
     size: int
@@ -168,13 +114,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return sum(self.weights.get(dtype, 0) for dtype in dtypes) / total if total else 0.0
 
     def named_proto(self) -> onnx.ModelProto:
-        """Read the model again, with unique node names, ordered nodes and fixed sizes; external data is not loaded.
-
-        Raises
-        ------
-        ModelError
-            The file is gone, or changed since it was inspected.
-        """
+        """Read the model again, with unique node names, ordered nodes and fixed sizes; external data is not loaded."""
         data = self.data
         if data is None:
             _, data, facts = read(self.file)
@@ -190,13 +130,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
         return proto
 
     def check_unchanged(self) -> None:
-        """Refuse a file that is not the one that was inspected any more.
-
-        Raises
-        ------
-        ModelError
-            The file is gone, or changed since it was inspected.
-        """
+        """Refuse a file that is not the one that was inspected any more."""
         try:
             facts = Path(self.file).stat()
         except OSError as error:
@@ -237,19 +171,7 @@ class ModelInfo(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def inspect_model(path: str | os.PathLike[str] | bytes | onnx.ModelProto) -> ModelInfo:
-    """Read an ONNX model, check it, and return its facts.
-
-    Parameters
-    ----------
-    path : str, os.PathLike, bytes or onnx.ModelProto
-        An ``.onnx`` file, whose external data is looked up in its folder, and nowhere else; or a model in memory.
-
-    Raises
-    ------
-    ModelError
-        The file is missing, is no ONNX, is cut off or invalid, or its external data is missing or outside its folder.
-        The message names the path, the reason and the fix.
-    """
+    """Read an ONNX model, check it, and return its facts."""
     if isinstance(path, (bytes, bytearray, memoryview)) or hasattr(path, "SerializeToString"):
         return inspect_bytes(path)
     where, data, facts = read(path)
@@ -257,19 +179,7 @@ def inspect_model(path: str | os.PathLike[str] | bytes | onnx.ModelProto) -> Mod
 
 
 def inspect_bytes(data: bytes | onnx.ModelProto, base_dir: str | os.PathLike[str] | None = None) -> ModelInfo:
-    """Check a model held in memory and return its facts; the bytes are kept in `ModelInfo.data`.
-
-    Parameters
-    ----------
-    data : bytes or onnx.ModelProto
-    base_dir : str or os.PathLike, optional
-        The folder with its external data, if it has any.
-
-    Raises
-    ------
-    ModelError
-        As in `inspect_model`.
-    """
+    """Check a model held in memory and return its facts; the bytes are kept in `ModelInfo.data`."""
     if hasattr(data, "SerializeToString"):
         kind = getattr(getattr(data, "DESCRIPTOR", None), "full_name", type(data).__name__)
         if kind != "onnx.ModelProto":

@@ -44,14 +44,7 @@ def shown_dims(dims: Sequence[int]) -> str:
 
 
 def check_limits(model: onnx.ModelProto, where: str) -> None:
-    """Refuse a model that states more than can be meant, in time linear in its size.
-
-    Raises
-    ------
-    ModelError
-        A tensor has a negative size, more than 1,024 dimensions or 2**55 elements, or there are more than a million
-        nodes after model-local functions are written out, or a function calls itself.
-    """
+    """Refuse a model that states more than can be meant, in time linear in its size."""
     for tensor in tensors(model):
         dims = tensor.dims
         if len(dims) > MAX_DIMS:
@@ -74,13 +67,7 @@ def check_limits(model: onnx.ModelProto, where: str) -> None:
 
 
 def inline_functions(model: onnx.ModelProto, where: str) -> onnx.ModelProto:
-    """Return the model with its model-local functions written out.
-
-    Raises
-    ------
-    ModelError
-        A call does not fit its function.
-    """
+    """Return the model with its model-local functions written out."""
     import onnx
     from onnx.inliner import inline_local_functions
 

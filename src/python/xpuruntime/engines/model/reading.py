@@ -20,24 +20,7 @@ __all__ = ["read_model"]
 def read_model(
     model: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None, *, trust: bool = False
 ) -> ModelInfo:
-    """Return what is known of a model before any engine sees it.
-
-    Parameters
-    ----------
-    model : path, bytes, onnx.ModelProto or torch.nn.Module
-        An ``.onnx`` file or what is in one, a ``.pt2`` file of PyTorch, or a module.
-    example_inputs : mapping of str to tensor, or sequence of tensors, optional
-        For a module: what it is called with once, to learn its operators and results.
-    trust : bool
-        Load a ``.pt2`` file although that can run code of the file.
-
-    Raises
-    ------
-    ModelError
-        The file is missing, corrupt, or no model.
-    InputError
-        Example inputs are missing for a module, or given for a file.
-    """
+    """Return what is known of a model before any engine sees it."""
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(model, torch.nn.Module):
         from xpuruntime.engines.torch.program.reading import inspect_module

@@ -54,18 +54,6 @@ def shape_ranges(info: ModelInfo, policy: Policy) -> dict[str, tuple[ShapeRange,
     A dimension that the policy states has its size in all inputs where the model gives it the same name, so that an
     input which the policy does not name may be known through another one; unless the policy states several. Inputs
     with a dimension that stays open are left out; see `open_dimensions`.
-
-    Parameters
-    ----------
-    info : ModelInfo
-    policy : Policy
-        Its ``execution.shapes``.
-
-    Raises
-    ------
-    PolicyError
-        The policy names an input that the model has not, gives another number of dimensions, contradicts a size that
-        the model fixes, or gives one named dimension of a program of PyTorch two sizes.
     """
     known = {}
     for name, ranges in _settle(info, policy.execution.shapes).items():
@@ -104,12 +92,6 @@ def with_shapes(info: ModelInfo, policy: Policy) -> ModelInfo:
 
     Sizes that are fixed stand in its inputs, its outputs and the graph that `ModelInfo.named_proto` gives; ranges are
     in `TensorInfo.limits`, which every call is checked against. Applying it twice changes nothing.
-
-    Raises
-    ------
-    PolicyError
-        As `shape_ranges` and `with_static_batch`; also when ``static_shape`` is true and a dimension stays open: the
-        message says what to pass.
     """
     stated = policy.execution.shapes
     if stated:
@@ -144,13 +126,6 @@ def read_shapes(
     """Return what an engine's own input shapes say of the shapes that a policy states, by policy key.
 
     A range stands as it was stated where the engine left the dimension open: `InputValidator` holds it in every call.
-
-    Parameters
-    ----------
-    stated : mapping of str to tuple
-        ``execution.shapes``.
-    seen : mapping of str to sequence of int, str or None
-        Input name to the shape that the engine reports; a dimension that is no number is open.
     """
     found = {}
     for name, sizes in stated.items():

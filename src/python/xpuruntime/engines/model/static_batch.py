@@ -41,13 +41,7 @@ def batch_axes(inputs: Sequence[TensorInfo]) -> tuple[str | None, dict[str, int]
 
 
 def with_static_batch(info: ModelInfo, size: int) -> ModelInfo:
-    """Return the model with its batch dimension fixed in inputs, outputs and graph, unless it is already fixed.
-
-    Raises
-    ------
-    PolicyError
-        No input begins with an open dimension, or ``execution.shapes`` states a range for it.
-    """
+    """Return the model with its batch dimension fixed in inputs, outputs and graph, unless it is already fixed."""
     if fixed_axes(info.inputs):
         return info
     key, axes = batch_axes(info.inputs)

@@ -22,20 +22,7 @@ __all__ = ["free_place", "write_model"]
 
 
 def write_model(source: ModelSource, folder: Path, *, also: Sequence[str] = ()) -> None:
-    """Write a prepared model as ``model.onnx``, and its external data at the same relative places, into a folder.
-
-    Parameters
-    ----------
-    source : ModelSource
-    folder : Path
-    also : sequence of str
-        What else is written into the folder.
-
-    Raises
-    ------
-    ModelError
-        A file of its data lies outside of the folder of the model, or has the name of another file of the export.
-    """
+    """Write a prepared model as ``model.onnx``, and its external data at the same relative places, into a folder."""
     import onnx
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -63,21 +50,7 @@ def write_model(source: ModelSource, folder: Path, *, also: Sequence[str] = ()) 
 
 
 def free_place(folder: Path, name: str, *, also: Sequence[str] = ()) -> Path:
-    """Return the place of a file of a model in an export.
-
-    Parameters
-    ----------
-    folder : Path
-    name : str
-        Relative, as the model has it.
-    also : sequence of str
-        What else is written into the folder.
-
-    Raises
-    ------
-    ModelError
-        Another file of the export has that name, and one would replace the other.
-    """
+    """Return the place of a file of a model in an export."""
     if os.path.normpath(name) in also or os.path.lexists(folder / name):
         raise ModelError(
             f"{name!r} is a file of the model, and an export writes a file of that name. Fix: save the model again "

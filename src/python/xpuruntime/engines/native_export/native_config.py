@@ -67,33 +67,7 @@ class KeyOutcome(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine exports: the session of a lock.
-
-    Attributes
-    ----------
-    request : Request
-        The locked model, device and policy, with the calibration.
-    settings : dict
-        `LockedPlan.settings`.
-    controls : dict of str to tuple of str
-        Policy key to what it became and its enforceability.
-    stated : dict of str to str
-        Policy key to its value as text.
-    version, package : str
-        Of the engine, and the pinned distribution that brings it, such as ``"onnxruntime==1.31.0"``; empty where the
-        lock does not have them.
-    digest : str
-        Of the lock.
-    engine : str
-    name : str
-        Of the model: a word for folders and servers.
-    lock_path : str
-        File of the lock.
-    shapes : dict of str to tuple of int
-        Of the locked inputs.
-    environment : dict of str to str
-        Variables that the lock demands.
-    """
+    """What an engine exports: the session of a lock."""
 
     request: Request
     settings: dict[str, Any]
@@ -110,18 +84,7 @@ class ExportJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NativeConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What an engine wrote.
-
-    Attributes
-    ----------
-    outcomes : tuple of KeyOutcome
-    entry : str
-        The file to begin with.
-    command : str
-        How it is run, from inside of the folder.
-    notes : tuple of str
-        What else differs from a session.
-    """
+    """What an engine wrote."""
 
     outcomes: tuple[KeyOutcome, ...]
     entry: str
@@ -130,16 +93,7 @@ class NativeConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NativeRun(msgspec.Struct, frozen=True, kw_only=True):
-    """What a native configuration did in an interpreter without xpuruntime.
-
-    Attributes
-    ----------
-    facts : dict of str to str
-        ``"version"`` of the engine, and ``"device"`` as the engine names it.
-    outputs : dict of str to array
-    observed : Observed or None
-        Its units; ``None`` where the engine reports none.
-    """
+    """What a native configuration did in an interpreter without xpuruntime."""
 
     facts: dict[str, str]
     outputs: dict[str, Any]
@@ -147,15 +101,7 @@ class NativeRun(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NativeExporter(ABC):
-    """Writes the sessions of one engine as native configuration. Made for one export.
-
-    Attributes
-    ----------
-    targets : dict of str to str
-        What it can write, by the word of ``xrt export --to``, with a few words about it.
-    proved : tuple of str
-        The targets that `run` can run.
-    """
+    """Writes the sessions of one engine as native configuration. Made for one export."""
 
     targets: ClassVar[dict[str, str]]
     proved: ClassVar[tuple[str, ...]] = ()
@@ -165,13 +111,7 @@ class NativeExporter(ABC):
 
     @abstractmethod
     def write(self, target: str, folder: Path) -> NativeConfig:
-        """Write into an empty folder.
-
-        Raises
-        ------
-        XpuRuntimeError
-            The model cannot be prepared, or the session has no such form.
-        """
+        """Write into an empty folder."""
 
     def settings_as(self, kind: type[_Settings]) -> _Settings:
         """Return the settings of the plan in the engine's own type. Raises `LockError` where they are of another."""
@@ -192,34 +132,12 @@ class NativeExporter(ABC):
         """Return what the engine itself calls the locked device, as `NativeRun.facts` has it."""
 
     def run(self, target: str, folder: Path, feeds: Mapping[str, Any], python: str | None) -> NativeRun:
-        """Run what was written in a fresh interpreter that cannot import xpuruntime.
-
-        Parameters
-        ----------
-        target : str
-            One of `proved`.
-        folder : Path
-        feeds : mapping of str to array
-        python : str or None
-            The interpreter; ``None`` for this one.
-
-        Raises
-        ------
-        EngineError
-            It does not run there.
-        """
+        """Run what was written in a fresh interpreter that cannot import xpuruntime."""
         raise NotImplementedError(target, folder, feeds, python)
 
 
 class KeyOutcomes:
-    """Collects one outcome for each stated key. What nobody spoke for is lost.
-
-    Parameters
-    ----------
-    job : ExportJob
-    runtime : str
-        What runs the configuration, for reasons.
-    """
+    """Collects one outcome for each stated key. What nobody spoke for is lost."""
 
     def __init__(self, job: ExportJob, runtime: str) -> None:
         self._job, self._runtime = job, runtime
@@ -257,19 +175,7 @@ class KeyOutcomes:
         choice: str = ENGINE_CHOICE,
         options: Collection[str] = (),
     ) -> None:
-        """Say what becomes of the kernel keys.
-
-        Parameters
-        ----------
-        keep_fp32 : collection of str
-            Nodes, as globs of rules, that the graph which is written keeps in fp32.
-        own, others : str
-            The reasons for those that the engine itself does, and for those that are lost.
-        choice : str
-            What a key is resolved to that leaves the choice to the engine.
-        options : collection of str
-            Options of the engine that a key may be resolved to, as ``option=value``.
-        """
+        """Say what becomes of the kernel keys."""
         rules = enumerate(self._job.request.policy.kernels.rules)
         in_graph = {f"kernels.rules[{index}]" for index, rule in rules if fp32_nodes(rule) in keep_fp32}
         for key, (resolved, _) in self._job.controls.items():
@@ -279,13 +185,7 @@ class KeyOutcomes:
                 self.add(key, "kept" if kept else "lost", own if kept else others)
 
     def settle(self, *, device: str) -> tuple[KeyOutcome, ...]:
-        """Add what holds for every engine, and return the outcomes in the order of their keys.
-
-        Parameters
-        ----------
-        device : str
-            How the device is held, as a half sentence.
-        """
+        """Add what holds for every engine, and return the outcomes in the order of their keys."""
         self.add("execution.engine", "kept", f"{self._runtime} is what runs")
         self.add("execution.device", "kept", device)
         self.add("execution.fallback", "kept", "one device is named, and no other is tried")
@@ -333,13 +233,7 @@ if __name__ == "__main__":
 
 
 def script_main(opener: str) -> str:
-    """Return the end of a script, by which it runs as a program.
-
-    Parameters
-    ----------
-    opener : str
-        Name of the function of the script that opens the model.
-    """
+    """Return the end of a script, by which it runs as a program."""
     return _MAIN.format(opener=opener)
 
 

@@ -37,31 +37,7 @@ class NativeAnswer(NamedTuple):
 def native_call(
     worker_file: Path, script: Path, feeds: Mapping[str, Any], python: str | None, engine: str, **arguments: Any
 ) -> Iterator[NativeAnswer]:
-    """Call ``run(script, inputs, outputs, folder, ...)`` of a stand-alone file in a fresh interpreter.
-
-    Parameters
-    ----------
-    worker_file : Path
-        It imports `native_side` and the engine alone, and is copied.
-    script : Path
-        What was exported.
-    feeds : mapping of str to array
-    python : str or None
-        The interpreter; ``None`` for this one.
-    engine : str
-        For messages.
-    **arguments
-        Further ones, which JSON can carry.
-
-    Raises
-    ------
-    EngineUnavailable
-        The interpreter lacks a package.
-    EngineFailed
-        It ended, or the script raised.
-    InputError
-        An input is of a type that no file holds.
-    """
+    """Call ``run(script, inputs, outputs, folder, ...)`` of a stand-alone file in a fresh interpreter."""
     with ScratchFolder("export") as scratch:
         folder = Path(scratch)
         for source in (Path(native_side.__file__), worker_file):

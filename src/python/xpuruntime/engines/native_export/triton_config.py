@@ -49,22 +49,7 @@ class TensorConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """What ``config.pbtxt`` says. Batches are as the model takes them: ``max_batch_size`` is 0.
-
-    Attributes
-    ----------
-    name, backend : str
-    inputs, outputs : tuple of TensorConfig
-    gpus : tuple of int
-        Where the instance runs; empty for the CPU.
-    graph_level : int or None
-        ``optimization.graph.level``.
-    accelerator : (str, dict of str to str) or None
-        A GPU execution accelerator and its parameters.
-    parameters : dict of str to str
-    model_file : str
-        ``default_model_filename``; empty for that of the backend.
-    """
+    """What ``config.pbtxt`` says. Batches are as the model takes them: ``max_batch_size`` is 0."""
 
     name: str
     backend: str
@@ -123,24 +108,7 @@ def tensor_configs(
     without: Iterable[str] = ("bfloat16",),
     scalars: bool = True,
 ) -> tuple[TensorConfig, ...]:
-    """Return the tensors of a model as Triton states them.
-
-    Parameters
-    ----------
-    tensors : iterable of TensorInfo
-    model : str
-    backend : str
-        Of Triton, for messages.
-    without : iterable of str
-        Types that Triton has and this backend does not take.
-    scalars : bool
-        Whether the backend takes a tensor of shape [1] for one of rank 0, which Triton does not have.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        Triton or its backend has no such type or rank, or the rank is not known.
-    """
+    """Return the tensors of a model as Triton states them."""
     found = []
     for one in tensors:
         kind = _TYPES.get(one.dtype)

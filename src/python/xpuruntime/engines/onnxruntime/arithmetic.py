@@ -78,23 +78,7 @@ _EIGHT_AND_16 = ("uint8", "int8", "uint16", "int16")
 def arithmetic_of(
     op: str, provider: str, inputs: Iterable[str | None], numbers: Mapping[str, int] | None
 ) -> str | None:
-    """Return the precision in which a kernel multiplies, where its tensors do not tell.
-
-    Parameters
-    ----------
-    op : str
-    provider : str
-        The execution provider that ran it.
-    inputs : iterable of str or None
-        Precisions of what it reads, in order.
-    numbers : mapping of str to int or None
-        Its integer attributes, where they are known.
-
-    Returns
-    -------
-    str or None
-        Such as ``"int8"``; ``"unknown"`` where it is not known; ``None`` where the types of its tensors tell.
-    """
+    """Return the precision in which a kernel multiplies, where its tensors do not tell."""
     kind = OPERATORS.get(op)
     if kind is None:
         return None

@@ -24,13 +24,7 @@ QUANTISED = "quantised.json"
 
 
 def artifact_source(artifact: Artifact, label: str) -> ModelSource:
-    """Return the compiled model as ONNX Runtime opens it.
-
-    Raises
-    ------
-    ModelError
-        What it keeps of the quantisation is not of this release.
-    """
+    """Return the compiled model as ONNX Runtime opens it."""
     quantised = None
     if QUANTISED in artifact.manifest.files:
         from xpuruntime.engines.quantisation import QuantisedModel
@@ -46,12 +40,7 @@ def artifact_source(artifact: Artifact, label: str) -> ModelSource:
 
 
 def source_graph(artifact: Artifact) -> Any:
-    """Return the graph that an artifact was compiled from, without its weights.
-
-    Raises
-    ------
-    ModelError
-    """
+    """Return the graph that an artifact was compiled from, without its weights."""
     import onnx
     from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
 

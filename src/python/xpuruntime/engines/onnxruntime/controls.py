@@ -49,11 +49,6 @@ def resolve_settings(
 
     `capability` is the compute capability of a CUDA device, for the xpuruntime kernels; `features` are those
     of the processor.
-
-    Raises
-    ------
-    PolicyError
-        For a provider option that is unknown or out of range.
     """
     cuda = request.device.startswith("cuda")
     policy = request.policy

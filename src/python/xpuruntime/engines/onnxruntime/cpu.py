@@ -34,18 +34,7 @@ __all__ = ["CopyingBinding", "CpuModel", "fits"]
 
 
 class CpuModel(HostModel):
-    """Runs on the CPU provider; NumPy in, NumPy out, other frameworks through DLPack without copies.
-
-    Parameters
-    ----------
-    opened : Opened
-    info : ModelInfo
-    strict : bool
-        Refuse what would need a copy instead of copying once and saying so.
-    observer : callable
-        ``observer(feeds, runs) -> Observed``.
-    log : ConversionLog
-    """
+    """Runs on the CPU provider; NumPy in, NumPy out, other frameworks through DLPack without copies."""
 
     def __init__(
         self,

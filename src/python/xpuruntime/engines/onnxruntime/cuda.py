@@ -61,23 +61,7 @@ _SEEN_LIMIT = 4096
 
 
 class CudaModel(LoadedModel):
-    """Runs on the CUDA provider. CUDA arrays in, CUDA arrays of the caller's kind out; NumPy in, NumPy out.
-
-    Parameters
-    ----------
-    opened : Opened
-    info : ModelInfo
-    device : str
-    settings : OnnxRuntimeSettings
-    stream : Stream or None
-        The session's own stream, the one the provider was opened with; ``None`` with an allocator.
-    allocator : EngineAllocator or None
-    graph_refused : str or None
-        Why the session was opened without CUDA graphs although the policy prefers them.
-    observer : callable
-        ``observer(feeds, runs) -> Observed``, with host arrays.
-    log : ConversionLog
-    """
+    """Runs on the CUDA provider. CUDA arrays in, CUDA arrays of the caller's kind out; NumPy in, NumPy out."""
 
     def __init__(
         self,
@@ -130,13 +114,7 @@ class CudaModel(LoadedModel):
 
     @property
     def session(self) -> Any:
-        """The ONNX Runtime session.
-
-        Raises
-        ------
-        XpuRuntimeError
-            After `close`.
-        """
+        """The ONNX Runtime session."""
         if self._session is None:
             closed()
         return self._session

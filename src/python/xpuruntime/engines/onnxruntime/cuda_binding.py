@@ -46,20 +46,6 @@ class CudaBinding(Binding):
     output whose shape is not the one that the file declares, and a buffer that shares memory with an input. These are
     copied on the device after each run. Inputs that it reads on the host, such as the condition of an ``If``, it copies
     there when they are bound: they are bound again before each run.
-
-    Parameters
-    ----------
-    model : CudaModel
-    inputs, outputs : mapping
-        Name to CUDA array, whose memory is bound, or to a shape, for which memory is made.
-    stream : stream, optional
-        The stream on which the caller writes inputs and reads outputs; default: the caller's current stream.
-
-    Attributes
-    ----------
-    stream : Stream or None
-        The stream that `run` computes on. Work the caller puts there needs no waits. ``None`` where the session has
-        an xpuruntime memory pool.
     """
 
     def __init__(self, model: CudaModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any) -> None:
@@ -171,13 +157,7 @@ class CudaBinding(Binding):
         return run
 
     def _can_be_captured(self) -> bool:
-        """Say whether every run uses the same memory; `graph` then says why not.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            It does not, and the policy requires a graph.
-        """
+        """Say whether every run uses the same memory; `graph` then says why not."""
         loose = next((copy.name for copy in self._copies if copy.source is None), None)
         if loose is None:
             return True

@@ -42,12 +42,7 @@ _MOST_GRAPHS = 64
 
 
 class HostRuns:
-    """Runs of host arrays of one session, each on a stream of its own. Safe to call from many threads.
-
-    Parameters
-    ----------
-    model : CudaModel
-    """
+    """Runs of host arrays of one session, each on a stream of its own. Safe to call from many threads."""
 
     def __init__(self, model: CudaModel) -> None:
         from xpuruntime import _core
@@ -148,11 +143,6 @@ class CudaHostRunner(HostRunner):
     """Runs of a server: inputs and results in pinned memory, and CUDA graphs where the policy states them.
 
     A captured graph belongs to the thread that captured it, as ONNX Runtime keeps it, and so do its buffers.
-
-    Parameters
-    ----------
-    model : CudaModel
-    runs : HostRuns
     """
 
     memory = "pinned"

@@ -40,13 +40,7 @@ _DTYPE_CODE, _DL_BOOL = 20, 6
 
 
 def as_bool(capsule: Any) -> Any:
-    """Return `capsule` with its type set to bool: ONNX Runtime exports booleans as uint8.
-
-    Parameters
-    ----------
-    capsule : PyCapsule
-        An unused DLPack capsule named ``dltensor``.
-    """
+    """Return `capsule` with its type set to bool: ONNX Runtime exports booleans as uint8."""
     address = ctypes.pythonapi.PyCapsule_GetPointer
     address.restype, address.argtypes = ctypes.c_void_p, (ctypes.py_object, ctypes.c_char_p)
     ctypes.c_uint8.from_address(address(capsule, b"dltensor") + _DTYPE_CODE).value = _DL_BOOL
@@ -54,13 +48,7 @@ def as_bool(capsule: Any) -> Any:
 
 
 def element_type(name: str, dtype: str) -> int:
-    """Return the ONNX element type of `dtype`.
-
-    Raises
-    ------
-    InputError
-        If ONNX Runtime cannot bind it on a device.
-    """
+    """Return the ONNX element type of `dtype`."""
     code = ONNX_TYPES.get(dtype)
     if code is None:
         msg = f"{name!r} has dtype {dtype}, which cannot be bound on a CUDA device; it can be {', '.join(ONNX_TYPES)}"

@@ -30,18 +30,7 @@ _NOISE = re.compile(r"/onnxruntime_src/\S+\s+(?:static |virtual )?[^\n]*?\)(?: c
 
 
 def translate(error: BaseException, *, doing: str, device: str, hint: str = "") -> XpuRuntimeError:
-    """Return `error` as an xpuruntime error.
-
-    Parameters
-    ----------
-    error : BaseException
-        What ONNX Runtime raised.
-    doing : str
-        Such as ``"loading model.onnx"``; opens the message.
-    device : str
-    hint : str
-        The fix, where the caller knows it.
-    """
+    """Return `error` as an xpuruntime error."""
     text = _NOISE.sub("", str(error)).replace("[ONNXRuntimeError] : ", "").strip()
     code = type(error).__name__
     message = f"{doing} on {device} failed in ONNX Runtime: {text}" + (f" {hint}" if hint else "")

@@ -42,17 +42,7 @@ _NAMED = 3
 
 
 class KernelKeys:
-    """Resolves the kernel keys of one request: by xpuruntime operators, or by options of ONNX Runtime.
-
-    Parameters
-    ----------
-    request : Request
-    settings : OnnxRuntimeSettings
-        With the keys of `execution` resolved; `resolve` adds the rewrites and the options.
-    builder : ControlBuilder
-    capability : (int, int) or None
-        Compute capability of the CUDA device.
-    """
+    """Resolves the kernel keys of one request: by xpuruntime operators, or by options of ONNX Runtime."""
 
     def __init__(
         self,

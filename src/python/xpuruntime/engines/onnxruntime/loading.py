@@ -29,13 +29,7 @@ __all__ = ["load_model", "model_source", "preload_cuda", "source_graph_of"]
 
 
 def load_model(request: Request, settings: OnnxRuntimeSettings) -> LoadedModel:
-    """Return the loaded model; leaves nothing behind when it fails.
-
-    Raises
-    ------
-    XpuRuntimeError
-        See `OnnxRuntimeEngine.load`.
-    """
+    """Return the loaded model; leaves nothing behind when it fails."""
     log = ConversionLog()
     if request.artifact is not None:  # it holds the graph as it was rewritten then, which is run as it is
         settings = settings.replace(level="disable")

@@ -15,15 +15,7 @@ __all__ = ["script_text"]
 
 
 def script_text(taken: Sequence[str], given: Sequence[str], **facts: Any) -> str:
-    """Return the script.
-
-    Parameters
-    ----------
-    taken, given : sequence of str
-        Inputs and outputs in bfloat16, which the script takes and gives as bits.
-    **facts
-        What stands in the template.
-    """
+    """Return the script."""
     facts["main"] = script_main("open_session")
     inter = facts.pop("inter")
     facts["inter"] = "" if inter is None else _PARALLEL.format(inter)

@@ -92,16 +92,7 @@ def _register(options: Any, stated: str) -> None:
 
 
 def open_session(settings: OnnxRuntimeSettings, source: ModelSource, device: str, options: Any = None) -> Opened:
-    """Open a session that runs on the requested device, or raise.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        Nodes would run on the CPU provider of a CUDA session; they are named.
-    EngineError
-        The provider is not the one asked for, ONNX Runtime refused the model, or opening it would end the process.
-    ModelError, OutOfMemoryError, CudaError
-    """
+    """Open a session that runs on the requested device, or raise."""
     _check_processors(settings, device)
     if options is None:
         options = session_options(settings, source)
@@ -133,14 +124,7 @@ def open_session(settings: OnnxRuntimeSettings, source: ModelSource, device: str
 
 
 def assignment(session: Any) -> list[Assigned] | None:
-    """Return which provider each node was given to, before fusion.
-
-    Returns
-    -------
-    list of Assigned or None
-        ``None`` when this ONNX Runtime has no such call, or the session was made without
-        ``session.record_ep_graph_assignment_info=1``.
-    """
+    """Return which provider each node was given to, before fusion."""
     read = getattr(session, "get_provider_graph_assignment_info", None)
     if read is None:
         return None

@@ -37,27 +37,7 @@ __all__ = ["PASS_THROUGH", "PassThrough", "refuse_pass_through", "refuse_shared_
 
 
 class PassThrough(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass-through provider.
-
-    Attributes
-    ----------
-    provider, vendor : str
-        ONNX Runtime's name of it, and what people call it.
-    wheel : str
-        The wheel that has it.
-    systems : tuple of str
-        ``platform.system()`` where that wheel exists.
-    options, session : dict of str to Option
-        Its provider options, and session entries that only it reads.
-    indexed : bool
-        Whether it takes ``device_id``.
-    preset : dict of str to str
-        Options that the device stands for, unless the policy states them.
-    limit : str or None
-        The option that ``execution.memory.limit`` becomes.
-    inside : str or None
-        Why the device cannot be vouched for inside the provider.
-    """
+    """One pass-through provider."""
 
     provider: str
     vendor: str
@@ -142,13 +122,7 @@ def refuse_pass_through(request: Request, facts: EngineFacts, machine: Machine) 
 
 
 def resolve_pass_through(request: Request) -> tuple[OnnxRuntimeSettings, tuple[Control, ...]]:
-    """Resolve the policy of `request` for its provider. Pure.
-
-    Raises
-    ------
-    PolicyError
-        For a provider option that is unknown or out of range.
-    """
+    """Resolve the policy of `request` for its provider. Pure."""
     kind, _, index = request.device.partition(":")
     known, execution = PASS_THROUGH[kind], request.policy.execution
     settings = OnnxRuntimeSettings(provider=known.provider, strict=request.policy.mode == "strict")
@@ -182,12 +156,7 @@ def resolve_pass_through(request: Request) -> tuple[OnnxRuntimeSettings, tuple[C
 
 
 def refuse_shared_caches(settings: OnnxRuntimeSettings) -> None:
-    """Refuse the provider's own folders of compiled models where another user may have put one there.
-
-    Raises
-    ------
-    EngineError
-    """
+    """Refuse the provider's own folders of compiled models where another user may have put one there."""
     for name in _CACHES:
         folder = settings.options.get(name)
         if not folder:

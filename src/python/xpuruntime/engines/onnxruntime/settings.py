@@ -23,50 +23,7 @@ _PRIVATE = (
 
 
 class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
-    """What `load` hands to ONNX Runtime.
-
-    Attributes
-    ----------
-    provider : str
-    options : dict of str to str
-        Provider options.
-    session : dict of str to str
-        Session configuration entries.
-    level : str
-        Graph optimisation level.
-    level_stated : bool
-        Whether the policy states it.
-    threads : int or None
-        Threads inside one op; ``None`` leaves ONNX Runtime's choice.
-    inter_threads : int or None
-        Threads that operators run on side by side; ``None``: one after the other.
-    operator_libraries : tuple of str
-        Libraries of operators: absolute paths, or the name of the package ``onnxruntime-extensions``.
-    deterministic : bool
-    convert : str or None
-        ``"fp16"`` or ``"bf16"`` when the graph is converted.
-    qdq : str or None
-        The style to quantise in, where the graph is quantised here.
-    keep_fp32 : tuple of str
-        Node globs that stay in fp32.
-    allow_cpu_ops : tuple of str
-        Op types that may run on the CPU provider of a CUDA session.
-    pool : str
-        ``engine``, ``direct``, ``caching`` or ``driver``.
-    pool_limit : int or None
-        Bytes.
-    graph : str
-        ``off``, ``prefer`` or ``require``.
-    strict : bool
-    capability : (int, int) or None
-        Compute capability of the CUDA device.
-    rewrites : dict of str to str
-        Node to what it becomes: the xpuruntime operator, the nodes it folds in, the kernels and the key that asks.
-    left : dict of str to str
-        Node that an xpuruntime kernel is asked for to the reason why it stays as it is.
-    tune : bool
-        Whether xpuruntime kernels are measured where the policy leaves the choice.
-    """
+    """What `load` hands to ONNX Runtime."""
 
     provider: str
     options: Mapping[str, str] = {}

@@ -76,19 +76,6 @@ def refuse_crash(settings: OnnxRuntimeSettings, source: ModelSource, level: str,
     """Open a model that was changed here in a process of its own, and raise where that process is killed.
 
     A light model is also run there, on inputs that are generated.
-
-    Parameters
-    ----------
-    settings : OnnxRuntimeSettings
-    source : ModelSource
-    level : str
-        The name that ONNX Runtime has for ``settings.level``.
-    device : str
-
-    Raises
-    ------
-    EngineError
-        The process was ended by a signal, or did not finish; the message has the level and the fix.
     """
     if not source.changed or settings.provider != "CPUExecutionProvider":
         return

@@ -27,13 +27,7 @@ _HINTS = {"fp32": "f32", "fp16": "f16", "bf16": "bf16", "int8": "f32"}
 
 
 def resolve_settings(request: Request, machine: Machine) -> tuple[OpenVinoSettings, tuple[Control, ...]]:
-    """Resolve the policy of `request` for OpenVINO on its device. Pure.
-
-    Raises
-    ------
-    PolicyError
-        For a provider option that is unknown or out of range.
-    """
+    """Resolve the policy of `request` for OpenVINO on its device. Pure."""
     kind = request.device.partition(":")[0]
     policy = request.policy
     settings = OpenVinoSettings(

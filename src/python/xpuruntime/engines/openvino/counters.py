@@ -38,15 +38,7 @@ _MICROSECOND = timedelta(microseconds=1)
 
 @dataclass(frozen=True, slots=True)
 class NodeCounter:
-    """What the counter of one node shows, microseconds. What each run was cut by comes on top: less than one.
-
-    Attributes
-    ----------
-    low, high : float
-        The least and the most that the mean of the counted runs can be.
-    sums : tuple of (int, int)
-        The least and the most of the sum since the model was compiled: before the first counted run, and after each.
-    """
+    """What the counter of one node shows, microseconds. What each run was cut by comes on top: less than one."""
 
     low: float
     high: float
@@ -60,19 +52,7 @@ class NodeCounter:
 
 @dataclass(slots=True)
 class Counted:
-    """What the runs gave.
-
-    Attributes
-    ----------
-    seen : set of str
-        Nodes whose counter was above zero after some run.
-    counts : dict of str to NodeCounter
-        Of all nodes that OpenVINO counts for a request.
-    spent : list of float
-        Wall time of each counted run, by OpenVINO's own clock: without what Python adds to a call.
-    broken : bool
-        Whether a run failed. Then there are no counts.
-    """
+    """What the runs gave."""
 
     seen: set[str] = field(default_factory=set)
     counts: dict[str, NodeCounter] = field(default_factory=dict)
@@ -154,12 +134,6 @@ def bounded(means: Sequence[int], runs: int) -> NodeCounter:
 
     After `k` runs with a mean of `m`, the sum is at least ``k * m`` and at most ``k * m + k - 1``; and no sum is less
     than one before it.
-
-    Parameters
-    ----------
-    means : sequence of int
-        Of more than `runs` runs.
-    runs : int
     """
     least = list(itertools.accumulate((k * mean for k, mean in enumerate(means, 1)), max))
     ends = [k * (mean + 1) - 1 for k, mean in enumerate(means, 1)]

@@ -30,35 +30,7 @@ _STILL = frozenset({"Const", "Input", "Output", "Parameter", "Result", "Constant
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """One node of the executed graph.
-
-    Attributes
-    ----------
-    name, kind : str
-        OpenVINO's friendly name, and its type of layer.
-    mentioned : tuple of Mention
-        The source nodes in its original names.
-    kernel : str or None
-        ``primitiveType``, where it names one.
-    precision : str or None
-        That of the kernel; without one, that of the node.
-    node_precision : str or None
-        ``runtimePrecision``, which may be another: of an operation with 8-bit weights and an fp32 kernel, for example.
-    reads, writes : str or None
-        Types of the first input and of the first output.
-    layout : str or None
-        Of the first output, for operations on images.
-    size : int or None
-        Bytes of the first output, where its shape is fixed.
-    made : int or None
-        Bytes of all outputs, where their shapes are fixed.
-    time_us : int or None
-        Mean since the model was compiled; ``None`` where nothing had to be done.
-    still : bool
-        Whether it is an input, an output or a constant.
-    above : tuple of str
-        Friendly names of what it reads.
-    """
+    """One node of the executed graph."""
 
     name: str
     kind: str

@@ -39,18 +39,7 @@ _BAD_MODEL = re.compile(
 
 
 def translate(error: BaseException, *, doing: str, device: str, nodes: Sequence[NodeInfo] = ()) -> XpuRuntimeError:
-    """Return `error` as an xpuruntime error.
-
-    Parameters
-    ----------
-    error : BaseException
-        What OpenVINO raised: a plain ``RuntimeError`` for nearly everything.
-    doing : str
-        Such as ``"loading model.onnx"``; opens the message.
-    device : str
-    nodes : sequence of NodeInfo
-        Of the model, to say which of them have an operator that OpenVINO does not take.
-    """
+    """Return `error` as an xpuruntime error."""
     if isinstance(error, XpuRuntimeError):
         return error
     lines = [line.strip() for line in str(error).splitlines()]

@@ -19,12 +19,7 @@ _LEAST, _MOST = -(2**31), 2**31 - 1
 
 
 def check_range(name: str, array: np.ndarray[Any, Any]) -> None:
-    """Refuse integers that OpenVINO would wrap.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse integers that OpenVINO would wrap."""
     if array.size and (array.max() > _MOST or array.min() < _LEAST):
         msg = (
             f"input {name!r} holds integers outside {_LEAST}..{_MOST}, and OpenVINO computes {array.dtype.name} in 32 "

@@ -43,13 +43,7 @@ _COUNTERS = {"PERF_COUNT": "YES"}
 
 
 def load_model(request: Request, settings: OpenVinoSettings) -> LoadedModel:
-    """Return the loaded model; leaves nothing behind when it fails.
-
-    Raises
-    ------
-    XpuRuntimeError
-        See `OpenVinoEngine.load`.
-    """
+    """Return the loaded model; leaves nothing behind when it fails."""
     from xpuruntime.engines.openvino.model import OpenVinoModel
 
     log = ConversionLog()

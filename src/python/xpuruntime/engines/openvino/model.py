@@ -33,21 +33,7 @@ __all__ = ["OpenVinoModel"]
 
 
 class OpenVinoModel(HostModel):
-    """Runs a compiled model. Each run takes one of its inference requests, and a new one where all are busy.
-
-    Parameters
-    ----------
-    compiled : openvino.CompiledModel
-    reopen : callable
-        Compiles the model again; see `SlotPool`.
-    info : ModelInfo
-    device : str
-    strict : bool
-        Refuse what would need a copy instead of copying once and saying so.
-    observer : callable
-        ``observer(feeds, runs) -> Observed``.
-    log : ConversionLog
-    """
+    """Runs a compiled model. Each run takes one of its inference requests, and a new one where all are busy."""
 
     def __init__(
         self,

@@ -50,23 +50,7 @@ def observe(
     idle: Callable[[], Any],
     whole: Any,
 ) -> Observed:
-    """Run a compiled model with counters once cold and `runs` times, and say what ran.
-
-    Parameters
-    ----------
-    compiled : openvino.CompiledModel
-        Compiled with ``PERF_COUNT``.
-    feeds : mapping of str to array
-        Checked, in host memory.
-    runs : int
-    info : ModelInfo
-    request : Request
-    settings : OpenVinoSettings
-    idle : callable
-        Returns a compiled graph without operators, to learn what a request itself costs.
-    whole : openvino.CompiledModel
-        The model with all settings of the session, which are read back from it.
-    """
+    """Run a compiled model with counters once cold and `runs` times, and say what ran."""
     device = request.device
     notes: list[str] = []
     counted = count(compiled, feeds, max(1, runs), info, notes)
@@ -100,16 +84,7 @@ def observe(
 def units_of(
     executed: Sequence[Executed], info: ModelInfo, device: str, settings: OpenVinoSettings
 ) -> tuple[tuple[Unit, ...], list[str]]:
-    """Return the units of an executed graph without times, and notes.
-
-    Parameters
-    ----------
-    executed : sequence of Executed
-        Of a model that was compiled with ``PERF_COUNT`` and run.
-    info : ModelInfo
-    device : str
-    settings : OpenVinoSettings
-    """
+    """Return the units of an executed graph without times, and notes."""
     names = [tensor.name for tensor in info.inputs]
     shares = share_out(info.nodes, executed, names, [tensor.name for tensor in info.outputs])
     joiner = _Units(executed, shares, info, device, settings, Counted())

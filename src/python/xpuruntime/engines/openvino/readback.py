@@ -44,16 +44,7 @@ def read_back(compiled: Any, name: str) -> str | None:
 def effective(
     compiled: Any, settings: OpenVinoSettings, device: str, stated: Mapping[str, Sequence[int | str]]
 ) -> dict[str, str]:
-    """Return policy key to value, for what can be read back.
-
-    Parameters
-    ----------
-    compiled : openvino.CompiledModel
-    settings : OpenVinoSettings
-    device : str
-    stated : mapping of str to sequence of int or str
-        The policy's ``execution.shapes``.
-    """
+    """Return policy key to value, for what can be read back."""
     found = {"execution.engine": NAMES[0], "execution.device": device}
     threads = read_back(compiled, "INFERENCE_NUM_THREADS")
     if threads is not None:

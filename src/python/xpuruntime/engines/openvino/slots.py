@@ -29,15 +29,7 @@ Array = np.ndarray[Any, Any]
 
 
 def share(array: Array, kind: Any = None) -> Any:
-    """Return an ``openvino.Tensor`` on the memory of a C-contiguous array, which the caller must keep alive.
-
-    Parameters
-    ----------
-    array : numpy.ndarray
-        It is read only, or written by the engine where it is bound as an output.
-    kind : openvino.Type, optional
-        The type of the tensor where NumPy lacks it: `array` then holds elements of its size.
-    """
+    """Return an ``openvino.Tensor`` on the memory of a C-contiguous array, which the caller must keep alive."""
     import openvino as ov
 
     if not array.flags.writeable:  # OpenVINO shares writable arrays only, also those that it only reads
@@ -122,12 +114,7 @@ class Generation:
 
 
 class Slot:
-    """One request. Not for use by two threads at once; what it was given last is held until the next run.
-
-    Parameters
-    ----------
-    generation : Generation
-    """
+    """One request. Not for use by two threads at once; what it was given last is held until the next run."""
 
     def __init__(self, generation: Generation) -> None:
         self.generation = generation
@@ -214,14 +201,7 @@ class Slot:
 
 
 class SlotPool:
-    """The free slots of a model; a new one is made where all are busy. Safe to use from many threads.
-
-    Parameters
-    ----------
-    compiled : openvino.CompiledModel
-    reopen : callable
-        Compiles the model again, after a run has failed.
-    """
+    """The free slots of a model; a new one is made where all are busy. Safe to use from many threads."""
 
     def __init__(self, compiled: Any, reopen: Callable[[], Any]) -> None:
         self._reopen: Callable[[], Any] | None = reopen
@@ -236,13 +216,7 @@ class SlotPool:
         return self._generation.compiled
 
     def take(self) -> Slot:
-        """Return a slot that nobody else has.
-
-        Raises
-        ------
-        XpuRuntimeError
-            After `close`; or a run has failed and the model cannot be compiled again.
-        """
+        """Return a slot that nobody else has."""
         try:
             return self.free.pop()
         except IndexError:

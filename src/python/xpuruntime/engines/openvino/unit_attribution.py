@@ -40,19 +40,7 @@ _RECURRENT, _RECURRENT_LAYERS = frozenset({"LSTM", "GRU", "RNN"}), frozenset({"R
 
 
 class Shares:
-    """Which executed node stands for which source nodes; all by position.
-
-    Attributes
-    ----------
-    owned : dict of int to list of int
-        Executed node to the source nodes it stands for.
-    serves : dict of int to list of int
-        Executed node to source nodes that are accounted for elsewhere.
-    inferred : set of int
-        Source nodes that OpenVINO does not mention, given to the executed node that reads or writes for them.
-    folded : dict of int to str
-        Source nodes without an executed node, and why.
-    """
+    """Which executed node stands for which source nodes; all by position."""
 
     def __init__(self) -> None:
         self.owned: dict[int, list[int]] = {}
@@ -64,16 +52,7 @@ class Shares:
 def share_out(
     nodes: Sequence[NodeInfo], executed: Sequence[Executed], inputs: Sequence[str], outputs: Sequence[str]
 ) -> Shares:
-    """Give every source node to one executed node, or say why it has none.
-
-    Parameters
-    ----------
-    nodes : sequence of NodeInfo
-        The source model's, those of subgraphs too.
-    executed : sequence of Executed
-    inputs, outputs : sequence of str
-        Names of the model's inputs and outputs.
-    """
+    """Give every source node to one executed node, or say why it has none."""
     return _Sharing(nodes, executed, inputs, outputs).run()
 
 

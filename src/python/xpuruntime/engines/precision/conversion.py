@@ -45,25 +45,7 @@ class KeptNode:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ConvertedModel:
-    """A model after `convert`. Its inputs and outputs have the dtypes they had before.
-
-    Attributes
-    ----------
-    proto : onnx.ModelProto
-        Self-contained: external data was read in.
-    precision : {"fp16", "bf16"}
-    notes : tuple of str
-        What was done and what to know about it, for plan and report.
-    converted_nodes : tuple of str
-        Nodes that compute in the new precision.
-    kept_nodes : tuple of KeptNode
-        Nodes with fp32 values that stay in fp32.
-    inserted_casts : tuple of str
-        Names of the Cast nodes that were added.
-    converted_weights, clamped_weights : int
-        Elements that have the new type; and of these, those outside its range, which took its largest or smallest
-        value.
-    """
+    """A model after `convert`. Its inputs and outputs have the dtypes they had before."""
 
     proto: onnx.ModelProto
     precision: Literal["fp16", "bf16"]
@@ -85,13 +67,7 @@ class ConvertedModel:
         return held < MAX_PROTOBUF - (64 << 20)
 
     def serialized(self) -> bytes:
-        """Return the model as bytes; the same model gives the same bytes.
-
-        Raises
-        ------
-        ModelError
-            It is larger than 2 GiB; use `write`.
-        """
+        """Return the model as bytes; the same model gives the same bytes."""
         if not self.fits_in_memory():
             raise refuse(
                 self.proto.graph.name,
@@ -101,13 +77,7 @@ class ConvertedModel:
         return bytes(self.proto.SerializeToString(deterministic=True))
 
     def write(self, folder: str | Path) -> Path:
-        """Write ``model.onnx`` into a folder, with the weights in ``model.onnx.data`` beside it when they are large.
-
-        Returns
-        -------
-        pathlib.Path
-            Of the model.
-        """
+        """Write ``model.onnx`` into a folder, with the weights in ``model.onnx.data`` beside it when they are large."""
         import onnx
 
         path = Path(folder) / "model.onnx"
@@ -130,21 +100,6 @@ def convert(
     """Convert the fp32 parts of a model to fp16 or bf16.
 
     Inputs and outputs keep their dtypes: casts stand at the border. fp64 and integer values are left alone.
-
-    Parameters
-    ----------
-    model : ModelInfo
-    precision : {"fp16", "bf16"}
-    keep_fp32_nodes : sequence of str
-        Patterns (``"layers.*.ln_1"``) of node names, as in `ModelInfo.nodes`, to keep in fp32.
-    supported_ops : frozenset of str, optional
-        Operators (``"Conv"``, ``"com.microsoft:Gelu"``) the engine has in that precision. Others are kept in fp32.
-        All by default.
-
-    Raises
-    ------
-    ModelError
-        The model cannot be read any more, is too old for bf16, or the result is refused by the ONNX checker.
     """
     target = {"fp16": FLOAT16, "bf16": BFLOAT16}[precision]
     proto = model.named_proto()

@@ -74,20 +74,7 @@ def choose(
     keep: Sequence[str],
     supported_ops: frozenset[str] | None,
 ) -> dict[str, NodePrecision]:
-    """Return the choice for every node that reads or makes fp32 values, by node name.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        With unique node names.
-    types : mapping of str to NodeTypes
-    target : int
-        TensorProto.FLOAT16 or TensorProto.BFLOAT16.
-    keep : sequence of str
-        Patterns of node names to keep in fp32.
-    supported_ops : frozenset of str or None
-        Operators (``"Conv"``, ``"com.microsoft:Gelu"``) the engine has in the new type; None: all.
-    """
+    """Return the choice for every node that reads or makes fp32 values, by node name."""
     versions = {normal_domain(o.domain): o.version for o in model.opset_import}
     choices: dict[str, NodePrecision] = {}
     for graph in graphs(model):

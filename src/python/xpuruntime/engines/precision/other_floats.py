@@ -25,19 +25,7 @@ _NAMED = 4
 
 
 def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
-    """Return the nodes of the outermost graph that read or make tensors of some precisions, in a line; or nothing.
-
-    Parameters
-    ----------
-    model : ModelInfo
-    precisions : collection of str
-        Of ``"fp64"``, ``"fp16"`` and ``"bf16"``.
-
-    Notes
-    -----
-    A tensor has another type than fp32 only where an input, a weight, a constant or a cast states it, so that types are
-    inferred only where one does. Nodes inside of If, Loop and Scan are left out: their types are not inferred.
-    """
+    """Return the nodes of the outermost graph that read or make tensors of some precisions, in a line; or nothing."""
     proto = model.named_proto() if model.format == "onnx" else None
     if proto is None or not _stated(model, proto) & set(precisions):
         return ""

@@ -43,12 +43,6 @@ def probing(model: ModelInfo, feeds: Mapping[str, Any], *, made: bool = True) ->
     """Run a model on inputs that were generated, of which an error says that they are the likely cause.
 
     Without `made`, the inputs are somebody's own, and every error is passed on.
-
-    Raises
-    ------
-    ProbeRefusedError
-        In place of an `InputError` or `EngineFailed`, where the model leaves sizes open or takes other types than
-        floats; else the error is passed on.
     """
     try:
         yield
@@ -115,28 +109,6 @@ def probe_feeds(
     integers span their positive range, since they are often pixels. The same seed gives the same inputs. Where the
     first dimensions that are stated or fixed agree, those without a name have the same size: they are batches too.
     Images have the size that the metadata of the model states, as Ultralytics writes it (``imgsz``).
-
-    Parameters
-    ----------
-    model : ModelInfo
-    seed : int
-    overrides : mapping of str to array, optional
-        Inputs that are given; they are used as they are.
-    dims : mapping of str to int, optional
-        Sizes of symbolic dimensions, see `probe_sizes`, and of those without a name, see `unnamed_dimensions`.
-
-    Returns
-    -------
-    dict of str to numpy.ndarray
-        One array for each of `model.inputs`.
-
-    Raises
-    ------
-    InputError
-        An input has a type for which no values can be generated (string, sequence, map), or `overrides` names an input
-        that the model has not.
-    OutOfMemoryError
-        An input is larger than 4 GiB in float64, or than the memory.
     """
     import numpy as np
 

@@ -70,17 +70,6 @@ def probe_sizes(inputs: Iterable[TensorInfo], dims: Mapping[str, int] | None = N
     A name has one size in all inputs: that of `dims`, else the largest that suits one of its places and keeps the
     limits of all. What is written as a sum, difference, product or quotient of names, such as ``"past + rows"``, is
     computed from theirs and kept inside its own limits, unless `dims` has it as a whole.
-
-    Parameters
-    ----------
-    inputs : iterable of TensorInfo
-    dims : mapping of str to int, optional
-        Sizes by name.
-
-    Raises
-    ------
-    InputError
-        A computed size is negative, or divides by zero.
     """
     sizes = dict(dims or {})
     limits: dict[str, tuple[int, int]] = {}

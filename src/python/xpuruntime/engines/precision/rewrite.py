@@ -46,30 +46,7 @@ class _Scope:
 
 
 class Rewriter:
-    """Rewrites one model in place.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        With unique node names, in order. Weights may still be external.
-    types : mapping of str to NodeTypes
-    choices : mapping of str to NodePrecision
-    target : int
-        TensorProto.FLOAT16 or TensorProto.BFLOAT16.
-    base_dir, where : str
-        Where external weights are, and the model's name in messages.
-
-    Attributes
-    ----------
-    casts : list of str
-        Names of the Cast nodes that were inserted.
-    over, under : int
-        Weights that were too large or too small for the new type.
-    weights : int
-        Elements of weights that have the new type now.
-    copied : list of str
-        Weights that are kept in both types, since nodes of both kinds read them.
-    """
+    """Rewrites one model in place."""
 
     def __init__(
         self,

@@ -29,12 +29,6 @@ def model_precisions(model: onnx.ModelProto, stated: Mapping[str, int] | None = 
     """Return tensor to precision for the outermost graph.
 
     Types are inferred on a copy without weights; where that fails, only stated ones are returned.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    stated : mapping of str to int, optional
-        Tensor to ``TensorProto.DataType``, where it is known already.
     """
     import onnx
 

@@ -35,12 +35,6 @@ def round_values(values: NDArray[np.float32], target: int) -> Rounded:
 
     Finite values stay finite and values other than zero stay other than zero, as in ONNX Runtime's converter: too
     large ones become the largest value of the type, too small ones the smallest. NaN and infinities stay.
-
-    Parameters
-    ----------
-    values : ndarray of float32
-    target : int
-        TensorProto.FLOAT16 or TensorProto.BFLOAT16.
     """
     import numpy as np
 

@@ -26,13 +26,7 @@ _GREETING = b"LIBNATIVE:"
 
 
 def load_backend(folder: Path) -> None:
-    """Load the HTP library of the wheel in `folder` into this process; the provider finds it there.
-
-    Raises
-    ------
-    EngineError
-        The loader refuses it; its reason is named.
-    """
+    """Load the HTP library of the wheel in `folder` into this process; the provider finds it there."""
     if sys.platform == "win32":  # there the provider sets up the search path itself
         return
     library = folder / "libQnnHtp.so"

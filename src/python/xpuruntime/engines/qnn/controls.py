@@ -33,13 +33,7 @@ def chip_options(request: Request) -> dict[str, object]:
 
 
 def resolve_settings(request: Request, target: Target, *, simulated: bool) -> tuple[QnnSettings, tuple[Control, ...]]:
-    """Resolve the policy of `request` for QNN on one chip. Pure.
-
-    Raises
-    ------
-    PolicyError
-        For a provider option that is unknown or out of range.
-    """
+    """Resolve the policy of `request` for QNN on one chip. Pure."""
     policy = request.policy
     settings = QnnSettings(target=target, simulated=simulated, strict=policy.mode == "strict")
     builder = ControlBuilder(policy.stated())

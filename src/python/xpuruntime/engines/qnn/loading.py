@@ -40,13 +40,7 @@ _ABOUT_MODEL = frozenset({"InvalidGraph", "InvalidProtobuf", "NoSuchFile", "NoMo
 
 
 def load_model(request: Request, settings: QnnSettings) -> LoadedModel:
-    """Return the loaded model; leaves nothing behind when it fails.
-
-    Raises
-    ------
-    XpuRuntimeError
-        See `QnnEngine.load`.
-    """
+    """Return the loaded model; leaves nothing behind when it fails."""
     log = ConversionLog()
     source = source_of(request, settings, log)
     opening = opening_of(settings, source)
@@ -68,12 +62,7 @@ def load_model(request: Request, settings: QnnSettings) -> LoadedModel:
 
 
 def source_of(request: Request, settings: QnnSettings, log: ConversionLog) -> ModelSource:
-    """Return the model as QNN gets it: the compiled one of an artifact, or the model with what the policy changes.
-
-    Raises
-    ------
-    ModelError, EngineError
-    """
+    """Return the model as QNN gets it: the compiled one of an artifact, or the model with what the policy changes."""
     if request.artifact is not None:
         source = ModelSource(str(request.artifact.entry), None, str(request.artifact.folder))
     else:
@@ -90,15 +79,7 @@ def opening_of(settings: QnnSettings, source: ModelSource) -> Opening:
 
 
 def check_context(source: ModelSource, target: Target) -> None:
-    """Hold the record inside a compiled model against the chip: ONNX Runtime itself runs it for any.
-
-    Raises
-    ------
-    EngineError
-        It was compiled for another chip, or does not say for which.
-    ModelError
-        It is no ONNX model.
-    """
+    """Hold the record inside a compiled model against the chip: ONNX Runtime itself runs it for any."""
     data = read(source.model)[1] if isinstance(source.model, str) else source.model
     proto = parse(data, source.label)
     text = next((one.value for one in proto.metadata_props if one.key == _RECORD), "")

@@ -35,15 +35,7 @@ class _Output(NamedTuple):
 
 
 class WorkerSession:
-    """A session in a worker, with the calls of ONNX Runtime's session that `CpuModel` makes.
-
-    Parameters
-    ----------
-    worker : SessionWorker
-        Ended when this object is dropped.
-    number : int
-    outputs : sequence of str
-    """
+    """A session in a worker, with the calls of ONNX Runtime's session that `CpuModel` makes."""
 
     def __init__(self, worker: SessionWorker, number: int, outputs: Sequence[str]) -> None:
         self.worker, self._number = worker, number
@@ -106,17 +98,7 @@ class _Buffers(CopyingBinding):
 
 
 class QnnModel(CpuModel):
-    """Runs on QNN; NumPy in, NumPy out, other frameworks through DLPack. Calls return when the work is done.
-
-    Parameters
-    ----------
-    session : onnxruntime.InferenceSession or WorkerSession
-    info : ModelInfo
-    where : str
-        The chip, for messages.
-    strict, observer, log
-        As in `CpuModel`.
-    """
+    """Runs on QNN; NumPy in, NumPy out, other frameworks through DLPack. Calls return when the work is done."""
 
     def __init__(
         self,

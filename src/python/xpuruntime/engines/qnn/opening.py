@@ -40,23 +40,7 @@ class Placed(msgspec.Struct, frozen=True):
 
 
 class Opening(msgspec.Struct, kw_only=True):
-    """All that a process needs to know to open a session.
-
-    Attributes
-    ----------
-    options : dict of str to str
-        Provider options, with the chip.
-    strict : bool
-        No node may go to the CPU provider.
-    folder : str or None
-        Where the external data of a model given as bytes lies.
-    severity : int
-        Of ONNX Runtime's log: 0 logs all, 4 next to nothing.
-    profile : str or None
-        Prefix of ONNX Runtime's own profile.
-    without : tuple of str
-        Optimisers of ONNX Runtime that are switched off.
-    """
+    """All that a process needs to know to open a session."""
 
     options: dict[str, str]
     strict: bool = True

@@ -92,19 +92,7 @@ def faults_in_log(text: str) -> list[str]:
 def refusal(
     rejected: Sequence[RejectedNode], faults: Sequence[str], *, label: str, where: str, composing: bool = False
 ) -> XpuRuntimeError:
-    """Return the error of a model that QNN does not take as a whole.
-
-    Parameters
-    ----------
-    rejected : sequence of RejectedNode
-        Nodes that would run elsewhere.
-    faults : sequence of str
-        What QNN said went wrong.
-    label, where : str
-        The model, and the chip.
-    composing : bool
-        QNN had accepted the nodes, and failed when it built its graph of them: no option leaves them to the CPU then.
-    """
+    """Return the error of a model that QNN does not take as a whole."""
     if not rejected:
         said = "; ".join(faults) or "QNN gave no reason, not even in its verbose log"
         msg = f"QNN does not load {label} for {where}: {said}. Run `xrt doctor`, and check the options of the policy"

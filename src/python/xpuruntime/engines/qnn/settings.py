@@ -14,30 +14,7 @@ __all__ = ["QnnSettings"]
 
 
 class QnnSettings(EngineSettings, frozen=True, kw_only=True):
-    """What `load` hands to the provider.
-
-    Attributes
-    ----------
-    target : Target
-        The chip, always stated.
-    options : dict of str to str
-        Provider options, without those of the chip.
-    convert : str or None
-        ``"fp16"`` when the graph is converted.
-    quantise : bool
-        Whether the graph is quantised first.
-    style : str
-        The style in which it is.
-    keep_fp32 : tuple of str
-        Globs of nodes that are not converted.
-    allow_cpu_ops : tuple of str
-        Operators that may run on the CPU provider.
-    computes : str or None
-        ``"fp16"`` where tensors are float32 and the arithmetic in them is not.
-    simulated : bool
-        Whether the HTP simulator of x86-64 runs, not a device.
-    strict : bool
-    """
+    """What `load` hands to the provider."""
 
     target: Target
     options: Mapping[str, str] = {}

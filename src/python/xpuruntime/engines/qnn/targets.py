@@ -29,21 +29,7 @@ _ARCHITECTURES = (68, 69, 73, 75, 79, 81)
 
 
 class Target(msgspec.Struct, frozen=True, kw_only=True):
-    """One chip.
-
-    Attributes
-    ----------
-    name : str or None
-        Part number in lower case; ``None`` for a chip that is known by its numbers only.
-    soc_model : int
-        Qualcomm's number of the chip.
-    htp_arch : int
-        Architecture of its tensor processor, such as 75.
-    vtcm_mb : int or None
-        Its tightly coupled memory in MiB, where known.
-    product : str
-        What the chip is sold as, where known.
-    """
+    """One chip."""
 
     name: str | None
     soc_model: int
@@ -99,18 +85,7 @@ def state_one() -> str:
 
 
 def resolve_target(given: Mapping[str, object]) -> Target | None:
-    """Return the chip that a policy's options name, or ``None`` when they name none.
-
-    Parameters
-    ----------
-    given : mapping of str to object
-        What stands under ``soc``, ``soc_model`` and ``htp_arch``; other options are not looked at.
-
-    Raises
-    ------
-    PolicyError
-        An unknown name, a number that is none, or two statements that contradict each other.
-    """
+    """Return the chip that a policy's options name, or ``None`` when they name none."""
     stated = {key: given[key] for key in KEYS if key in given}
     if not stated:
         return None

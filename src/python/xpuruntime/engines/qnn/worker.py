@@ -146,13 +146,7 @@ class _Link:
 
 
 class SessionWorker:
-    """A process that holds QNN sessions. Safe to use from many threads; questions are answered one after the other.
-
-    Raises
-    ------
-    EngineError
-        The process does not come up.
-    """
+    """A process that holds QNN sessions. Safe to use from many threads; questions are answered one after the other."""
 
     def __init__(self) -> None:
         if not sys.executable:
@@ -199,15 +193,7 @@ class SessionWorker:
         return self._link.process.pid
 
     def open(self, model: str | bytes, opening: Opening) -> tuple[int, dict[str, Any]]:
-        """Open a session over there; return its number, and its `outputs` and `placed`.
-
-        Raises
-        ------
-        WorkerFailed
-            ONNX Runtime refused.
-        EngineError
-            The process is gone.
-        """
+        """Open a session over there; return its number, and its `outputs` and `placed`."""
         number = next(self._numbers)
         reply, _ = self._ask({"verb": "open", "session": number, **_model(model, opening)}, _weights(model))
         return number, reply

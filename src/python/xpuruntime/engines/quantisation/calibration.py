@@ -95,13 +95,7 @@ class Calibration:
         return self.count
 
     def __iter__(self) -> Iterator[dict[str, np.ndarray[Any, Any]]]:
-        """Yield name to array, C-contiguous, one sample at a time: the same samples each time.
-
-        Raises
-        ------
-        InputError
-            The files changed since they were checked.
-        """
+        """Yield name to array, C-contiguous, one sample at a time: the same samples each time."""
         seen = 0
         for sample in self._checked():
             seen += 1

@@ -49,13 +49,7 @@ made = nncf.quantize(
 
 
 def nncf_version() -> str:
-    """Return the installed version.
-
-    Raises
-    ------
-    EngineError
-        NNCF is not installed.
-    """
+    """Return the installed version."""
     from importlib import metadata
 
     if find_spec("nncf") is None:
@@ -73,11 +67,6 @@ def quantise_nncf(
     """Return the prepared graph quantised by NNCF. Slow: a process is started for it.
 
     Of the style it obeys `reduced`.
-
-    Raises
-    ------
-    EngineError
-        NNCF failed; its last words are in the message.
     """
     import json
 

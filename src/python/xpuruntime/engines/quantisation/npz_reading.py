@@ -25,13 +25,7 @@ _DAMAGE = (OSError, MemoryError, ValueError, EOFError, KeyError, zipfile.BadZipF
 
 
 class NpzArrays(Mapping[str, Any]):
-    """Name to array. An ``.npy`` file has one array, called `name`.
-
-    Raises
-    ------
-    InputError
-        The file is damaged, or holds Python objects.
-    """
+    """Name to array. An ``.npy`` file has one array, called `name`."""
 
     def __init__(self, path: Path, name: str | None = None) -> None:
         self._path, self._name = path, name

@@ -32,17 +32,7 @@ _PER_CHANNEL, _SIXTEEN = 13, 21
 
 
 class Prepared(msgspec.Struct, frozen=True, kw_only=True):
-    """A float graph in a file of a temporary folder.
-
-    Attributes
-    ----------
-    path : pathlib.Path
-    proto : onnx.ModelProto
-        The same, in memory.
-    regions : dict of str to tuple of str
-        Node of the prepared graph to the nodes of the model that it stands for.
-    notes : tuple of str
-    """
+    """A float graph in a file of a temporary folder."""
 
     path: Path
     proto: onnx.ModelProto
@@ -59,13 +49,7 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepare(model: ModelInfo, style: Style, folder: Path) -> Prepared:
-    """Write the model into `folder` as the quantiser takes it.
-
-    Raises
-    ------
-    ModelError
-        It is larger than 2 GB, has half-precision values, or cannot be brought to an opset that has the operators.
-    """
+    """Write the model into `folder` as the quantiser takes it."""
     from onnxruntime.quantization import quant_pre_process
 
     proto = model.named_proto()

@@ -24,18 +24,7 @@ __all__ = ["quantise_qdq"]
 def quantise_qdq(
     prepared: Prepared, samples: Iterable[dict[str, Any]], style: Style, leave: Sequence[str], folder: Path
 ) -> onnx.ModelProto:
-    """Return the prepared graph with QuantizeLinear and DequantizeLinear around the nodes of the style.
-
-    Parameters
-    ----------
-    prepared : Prepared
-    samples : iterable of dict
-    style : Style
-    leave : sequence of str
-        Nodes of the prepared graph that stay in floats.
-    folder : pathlib.Path
-        For temporary files.
-    """
+    """Return the prepared graph with QuantizeLinear and DequantizeLinear around the nodes of the style."""
     import onnx
     from onnxruntime.quantization import CalibrationDataReader, QuantFormat, QuantType, quantize_static
 

@@ -47,27 +47,7 @@ class LeftNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class QuantisedModel(msgspec.Struct, frozen=True, kw_only=True):
-    """A model after `quantise`. Its inputs and outputs have the dtypes they had before.
-
-    Attributes
-    ----------
-    data : bytes
-        The model, self-contained. The same model, samples, style and versions give the same bytes.
-    style : Style
-    tool : str
-        Who quantised, with its version: ``"onnxruntime 1.31.1"``.
-    samples : int
-    calibration : str
-        `Calibration.digest`.
-    quantised_nodes : tuple of str
-        Nodes of the source model that read quantised values.
-    left_nodes : tuple of LeftNode
-        Convolutions and products that stay in floats.
-    regions : dict of str to tuple of str
-        Node of `data` to the nodes of the source model that it stands for; nodes that quantising put in are not there.
-    notes : tuple of str
-        What was done and what to know about it, for plan and report.
-    """
+    """A model after `quantise`. Its inputs and outputs have the dtypes they had before."""
 
     data: bytes
     style: Style
@@ -86,26 +66,6 @@ def quantise(
     """Quantise a float32 model.
 
     Nothing is written but a temporary folder, which is gone afterwards.
-
-    Parameters
-    ----------
-    model : ModelInfo
-        As the policy's shapes make it.
-    calibration : Calibration
-    style : str or Style
-        One of `STYLES`.
-    keep_fp32 : sequence of str
-        Patterns (``"layers.*.ln_1"``) of node names, as in `ModelInfo.nodes`, that stay in floats.
-
-    Raises
-    ------
-    ModelError
-        The model has half-precision weights or more than 2 GB, its opset is too old, nothing in it can be quantised,
-        or the result is refused by the ONNX checker.
-    EngineError
-        The quantiser failed, is not installed, or the temporary folder is full.
-    InputError
-        The samples changed since they were checked.
     """
     chosen = for_this_cpu(STYLES[style] if isinstance(style, str) else style)
     try:

@@ -10,13 +10,7 @@ __all__ = ["SampleError"]
 
 
 class SampleError(InputError):
-    """Samples that cannot be read.
-
-    Attributes
-    ----------
-    reason : str
-        The message without the name of the argument.
-    """
+    """Samples that cannot be read."""
 
     def __init__(self, reason: str, *, argument: str = "calibration:") -> None:
         super().__init__(f"{argument} {reason}")

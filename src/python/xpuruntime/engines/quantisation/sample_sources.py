@@ -40,13 +40,7 @@ class CalibrationSamples(Protocol):
 
 
 def open_source(data: Any, model: ModelInfo) -> CalibrationSamples:
-    """Return `data` as samples; see `Calibration`.
-
-    Raises
-    ------
-    InputError
-        It is nothing that holds samples, or a file is missing or damaged.
-    """
+    """Return `data` as samples; see `Calibration`."""
     if isinstance(data, (str, os.PathLike)):
         return _open_path(user_path(data, "the calibration inputs"), model)
     if isinstance(data, Mapping):

@@ -23,31 +23,7 @@ IMAGE = ("Add", "AveragePool", "GlobalAveragePool", "Mul")
 
 
 class Style(msgspec.Struct, frozen=True, kw_only=True):
-    """The form of QuantizeLinear and DequantizeLinear that an engine computes in integers.
-
-    Attributes
-    ----------
-    name : str
-    tool : {"onnxruntime", "qnn", "nncf"}
-        Who quantises: ONNX Runtime's quantiser, the same with the rules of the QNN provider, or NNCF.
-    activations : {"uint8", "int8", "uint16"}
-    weights : {"int8", "uint8"}
-        int8 is symmetric.
-    per_channel : bool
-        Whether each channel of a weight has its own scale.
-    symmetric : bool
-        Whether the zero point of activations is 0.
-    ops : tuple of str
-        Operators that are quantised; empty: all that the tool knows.
-    float_outputs : tuple of str
-        Operators whose results stay in floats: the next product quantises them itself.
-    float_bias : bool
-        Whether biases stay in floats instead of int32.
-    on_cpu : bool
-        Whether it is computed on the CPU: see `for_this_cpu`.
-    reduced : bool
-        Whether weights take 7 bits of the 8.
-    """
+    """The form of QuantizeLinear and DequantizeLinear that an engine computes in integers."""
 
     name: str
     tool: Literal["onnxruntime", "qnn", "nncf"] = "onnxruntime"

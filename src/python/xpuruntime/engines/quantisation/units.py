@@ -31,21 +31,7 @@ _COMPUTED = "computed before the graph was quantised"
 
 
 def in_source_terms(units: Sequence[Unit], made: QuantisedModel, model: ModelInfo) -> tuple[Unit, ...]:
-    """Return units that name nodes of the model, each node exactly once.
-
-    Parameters
-    ----------
-    units : sequence of Unit
-        Joined to the quantised graph: `made.data`.
-    made : QuantisedModel
-    model : ModelInfo
-
-    Notes
-    -----
-    Nodes that quantising inserted have no source. Nodes that it folded into others are with those. Of a product that a
-    rule keeps in floats, or that the engine has no integer kernel for, fp32 was asked; of other products, and of what
-    else ran on the quantised values, the type of those values.
-    """
+    """Return units that name nodes of the model, each node exactly once."""
     tensors = {name for node in model.nodes for name in node.outputs if name}
     ruled, kind = _ruled(made), "uint16" if made.style.activations == "uint16" else "int8"
     asked = {node.name: "fp32" if node.name in ruled else kind for node in model.nodes if node.op in HEAVY}

@@ -37,22 +37,7 @@ _MALFORMED = "MALFORMED_ENGINE"
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a plan was made from; the plan itself says none of it.
-
-    Attributes
-    ----------
-    target : dict of str to str
-        As `describe_target` gave it.
-    flags : dict of str to str
-        The builder's configuration as read back before the build.
-    layers : dict of str to tuple of str
-        Layer of the network, before the vendor fused them, to the source nodes that it stands for.
-    regions : dict of str to tuple of str
-        Node that the parser saw to source nodes, where it is not one of these itself.
-    size : int
-    sha256 : str
-        Of the plan.
-    """
+    """What a plan was made from; the plan itself says none of it."""
 
     target: dict[str, str]
     flags: dict[str, str]
@@ -86,15 +71,7 @@ class SerializedEngine(NamedTuple):
 def write_artifact(
     request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], folder: Path
 ) -> Compiled:
-    """Build an engine and write it into `folder`, and read it back.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The plan would have no weights.
-    XpuRuntimeError
-        As `build`; or what was written is not what was built.
-    """
+    """Build an engine and write it into `folder`, and read it back."""
     if settings.options.get("strip_plan") == "1":
         msg = "strip_plan leaves the weights out, and an artifact has to have them; leave the option out to compile"
         raise UnsupportedOperationError(msg, engine=product.name, device=request.device)
@@ -108,15 +85,7 @@ def write_artifact(
 
 
 def read_artifact(artifact: Artifact, product: TensorRtProduct, target: dict[str, str]) -> SerializedEngine:
-    """Read a compiled engine and check it against its record and against what is here.
-
-    Raises
-    ------
-    ModelError
-        A file is missing, cut off, or damaged.
-    EngineError
-        It is of another product or version, or was made for another GPU.
-    """
+    """Read a compiled engine and check it against its record and against what is here."""
     ready = _read(artifact.folder, product)
     made = ready.record.target
     differences = [

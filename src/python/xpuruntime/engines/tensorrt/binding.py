@@ -24,21 +24,7 @@ __all__ = ["TensorRtBinding"]
 
 
 class TensorRtBinding(Binding):
-    """Device buffers bound to one `TensorRtModel`. Not for use by two threads at once.
-
-    Parameters
-    ----------
-    model : TensorRtModel
-    inputs, outputs : mapping
-        Name to CUDA array, whose memory is bound, or to a shape, for which memory is made.
-    stream : stream, optional
-        The stream on which the caller writes inputs and reads outputs; default: the caller's current stream.
-
-    Attributes
-    ----------
-    stream : Stream
-        The stream that `run` computes on. Work the caller puts there needs no waits.
-    """
+    """Device buffers bound to one `TensorRtModel`. Not for use by two threads at once."""
 
     def __init__(
         self, model: TensorRtModel, inputs: Mapping[str, Any], outputs: Mapping[str, Any], stream: Any

@@ -42,12 +42,7 @@ class Built(NamedTuple):
 
 
 def prepare(request: Request, settings: TensorRtSettings, log: ConversionLog) -> ModelSource:
-    """Return the model as the builder gets it: with fixed sizes, converted or quantised.
-
-    Raises
-    ------
-    ModelError, PolicyError, EngineError
-    """
+    """Return the model as the builder gets it: with fixed sizes, converted or quantised."""
     qdq = _STYLE if settings.quantise else None
     return prepare_source(request, log, convert=settings.convert, keep_fp32=settings.keep_fp32, qdq=qdq)
 
@@ -55,26 +50,7 @@ def prepare(request: Request, settings: TensorRtSettings, log: ConversionLog) ->
 def build(
     request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], log: ConversionLog
 ) -> Built:
-    """Build the engine of a model. Slow; Ctrl-C ends it.
-
-    Parameters
-    ----------
-    request : Request
-    settings : TensorRtSettings
-    product : TensorRtProduct
-    target : dict of str to str
-        As `describe_target` gives it; names the default cache.
-    log : ConversionLog
-
-    Raises
-    ------
-    UnsupportedOperationError
-        A node that the vendor does not take.
-    ModelError, PolicyError, InputError
-        The model cannot be read, converted or quantised.
-    EngineError, OutOfMemoryError, CudaError
-        With what the library said.
-    """
+    """Build the engine of a model. Slow; Ctrl-C ends it."""
     source = prepare(request, settings, log)
     cancel = Cancel()
 

@@ -23,24 +23,13 @@ _MAX_BYTES = 1 << 31
 
 
 class CacheFile:
-    """One file, replaced as a whole: who reads it sees the old content or the new one, also when a writer is killed.
-
-    Parameters
-    ----------
-    path : Path
-    """
+    """One file, replaced as a whole: who reads it sees the old content or the new one, also when a writer is killed."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
 
     def read(self) -> bytes | None:
-        """Return its content, or ``None`` where there is no such file.
-
-        Raises
-        ------
-        EngineError
-            It is there and cannot be read, or another user may have written it.
-        """
+        """Return its content, or ``None`` where there is no such file."""
         reason = not_private(self.path.parent) or not_private(self.path)
         if reason is not None:
             raise EngineError(f"the cache {self.path} is not used, since another user may have written it: {reason}")
@@ -52,23 +41,7 @@ class CacheFile:
             raise EngineError(f"the cache {self.path} cannot be read: {reason_of(error)}") from error
 
     def update(self, change: Callable[[bytes | None], bytes | None]) -> bool:
-        """Replace the content by what `change` makes of it, keeping other processes out meanwhile.
-
-        Parameters
-        ----------
-        change : callable
-            ``change(content or None)`` returns the new content, or ``None`` to leave the file as it is.
-
-        Returns
-        -------
-        bool
-            Whether something was written.
-
-        Raises
-        ------
-        EngineError
-            The folder cannot be written to, or the file is plainly no cache.
-        """
+        """Replace the content by what `change` makes of it, keeping other processes out meanwhile."""
         try:
             make_private(self.path.parent)
             with locked(self.path.with_name(self.path.name + ".lock")):
@@ -100,17 +73,7 @@ def _is_onnx(content: bytes) -> bool:
 
 
 def cache_file(stated: str | None, kind: str, target: dict[str, str]) -> CacheFile | None:
-    """Return the file that an option names, or ``None`` where it is off.
-
-    Parameters
-    ----------
-    stated : str or None
-        ``"off"``, ``"default"``, or a path.
-    kind : str
-        ``"timing"`` or ``"runtime"``: the ending of a default file.
-    target : dict of str to str
-        What the content holds for; a default file is named after it.
-    """
+    """Return the file that an option names, or ``None`` where it is off."""
     if stated in (None, "off"):
         return None
     if stated != "default":

@@ -45,13 +45,7 @@ _PINNING = {"record": ("EDITABLE_TIMING_CACHE",), "require": ("EDITABLE_TIMING_C
 
 
 def configure(trt: Any, builder: Any, config: Any, settings: TensorRtSettings) -> dict[str, str]:
-    """Set everything that a build depends on, and return it as read back: option to value.
-
-    Raises
-    ------
-    EngineError
-        A setting was not taken: the vendor holds another value, or has no such setting.
-    """
+    """Set everything that a build depends on, and return it as read back: option to value."""
     held = _Held()
     options = settings.options
     for option in (name for name in _NUMBERS if name in options):

@@ -29,21 +29,7 @@ _AT_ONCE = ("eager", "none")
 def resolve_settings(
     request: Request, product: TensorRtProduct, facts: EngineFacts, chip: str | None
 ) -> tuple[TensorRtSettings, tuple[Control, ...]]:
-    """Resolve the policy of `request` for one product. Pure.
-
-    Parameters
-    ----------
-    request : Request
-    product : TensorRtProduct
-    facts : EngineFacts
-    chip : str or None
-        Compute capability of the device; ``None`` where it is not here and an engine is compiled for elsewhere.
-
-    Raises
-    ------
-    PolicyError
-        For an option that is unknown, out of range, or not of this version; for shapes that do not fit the model.
-    """
+    """Resolve the policy of `request` for one product. Pure."""
     builder = ControlBuilder(request.policy.stated())
     builder.common(request, product.name, checked="the engine is one CUDA engine, whose layers all run on this device")
     given = own_options(request.policy.execution.provider_options, product.names)

@@ -34,18 +34,7 @@ class Border(NamedTuple):
 
 
 class Handle:
-    """An engine on its device. Contexts may be made and used from any thread.
-
-    Parameters
-    ----------
-    trt : module
-    product : TensorRtProduct
-    device : str
-    settings : TensorRtSettings
-    record : Record
-    label : str
-        What messages call the model.
-    """
+    """An engine on its device. Contexts may be made and used from any thread."""
 
     def __init__(
         self, trt: Any, product: TensorRtProduct, device: str, settings: TensorRtSettings, record: Record, label: str
@@ -63,20 +52,7 @@ class Handle:
         self.engine: Any = None
 
     def open(self, plan: bytes, cache_file: CacheFile | None, weights: ModelSource | None) -> None:
-        """Put the engine on the device.
-
-        Parameters
-        ----------
-        plan : bytes
-        cache_file : CacheFile or None
-            Of the runtime cache.
-        weights : ModelSource or None
-            Where a plan without weights gets them from.
-
-        Raises
-        ------
-        OutOfMemoryError, CudaError, EngineError
-        """
+        """Put the engine on the device."""
         trt = self.trt
         self._cache_file = cache_file
         with Listener() as heard:
@@ -132,12 +108,7 @@ class Handle:
             self.engine.weight_streaming_budget_v2 = wanted
 
     def context(self) -> Any:
-        """Return a new execution context; it has memory of its own.
-
-        Raises
-        ------
-        OutOfMemoryError, CudaError, EngineError
-        """
+        """Return a new execution context; it has memory of its own."""
         trt, options = self.trt, self.settings.options
         word = options.get("context_allocation", "static").upper()
         strategy = getattr(trt.ExecutionContextAllocationStrategy, word)
@@ -183,12 +154,7 @@ class Handle:
         return cache
 
     def keep_cache(self) -> None:
-        """Write the runtime cache, where there is one and it holds more than its file.
-
-        Raises
-        ------
-        EngineError
-        """
+        """Write the runtime cache, where there is one and it holds more than its file."""
         if self._cache is None or self._cache_file is None:
             return
         memory = self._cache.serialize()

@@ -62,11 +62,6 @@ def interruptible(work: Callable[[], _Result], cancel: Cancel) -> _Result:
 
     An exception that arrives while the caller waits, such as a KeyboardInterrupt, sets `cancel`, waits for the work to
     end, and goes on. A second one does not wait.
-
-    Parameters
-    ----------
-    work : callable
-    cancel : Cancel
     """
     call = BackgroundCall(work, "xpuruntime-tensorrt")
     try:

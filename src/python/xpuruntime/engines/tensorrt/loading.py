@@ -26,23 +26,7 @@ __all__ = ["load_model"]
 def load_model(
     request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], chip: str
 ) -> LoadedModel:
-    """Return the loaded model; leaves nothing behind when it fails.
-
-    Parameters
-    ----------
-    request : Request
-    settings : TensorRtSettings
-    product : TensorRtProduct
-    target : dict of str to str
-        As `describe_target` gives it.
-    chip : str
-        Compute capability of the device: what a runtime cache is kept for.
-
-    Raises
-    ------
-    XpuRuntimeError
-        See `build`, `read_artifact` and `Handle.open`.
-    """
+    """Return the loaded model; leaves nothing behind when it fails."""
     from xpuruntime.engines.tensorrt.model import TensorRtModel
 
     log = ConversionLog()

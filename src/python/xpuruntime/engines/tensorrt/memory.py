@@ -39,10 +39,6 @@ class PoolAllocator:
     """What an engine's allocator does: buffers of a pool by address. Thread-safe.
 
     None of its methods raises: an exception would have to pass through the vendor's C++ frames, which ends the process.
-
-    Parameters
-    ----------
-    pool : MemoryPool
     """
 
     def __init__(self, pool: _core.MemoryPool) -> None:

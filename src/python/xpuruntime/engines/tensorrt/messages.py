@@ -93,18 +93,7 @@ def cleaned(text: str) -> str:
 
 
 def failure(doing: str, heard: list[str], *, engine: str, device: str, pool: str | None = None) -> XpuRuntimeError:
-    """Return the error of a call that answered with nothing.
-
-    Parameters
-    ----------
-    doing : str
-        Such as ``"building model.onnx"``.
-    heard : list of str
-        From `Listener.errors`.
-    engine, device : str
-    pool : str, optional
-        Why xpuruntime's pool refused memory last.
-    """
+    """Return the error of a call that answered with nothing."""
     text = "; ".join(heard) or "it gave no reason"
     hints = [hint for pattern, hint in _HINTS if pattern.search(text)]
     message = " ".join([f"{doing} failed: {text}.", *([f"The pool said: {pool}."] if pool else []), *hints])

@@ -42,25 +42,7 @@ __all__ = ["TensorRtModel"]
 
 
 class TensorRtModel(LoadedModel):
-    """CUDA arrays in, CUDA arrays of the caller's kind out; NumPy in, NumPy out.
-
-    Parameters
-    ----------
-    handle : Handle
-        Open.
-    info : ModelInfo
-        With the sizes that the policy fixes.
-    request : Request
-        Whose model and policy `observe` compares with.
-    log : ConversionLog
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The engine wants inputs or outputs in host memory.
-    XpuRuntimeError
-        There is no memory for the first execution context.
-    """
+    """CUDA arrays in, CUDA arrays of the caller's kind out; NumPy in, NumPy out."""
 
     def __init__(
         self,
@@ -189,12 +171,7 @@ class TensorRtModel(LoadedModel):
         return slot.shape(shapes, self.output_names)
 
     def room(self, name: str, shape: tuple[int, ...], stream: Any) -> Any:
-        """Return a tensor for an output.
-
-        Raises
-        ------
-        OutOfMemoryError
-        """
+        """Return a tensor for an output."""
         from xpuruntime import _core
 
         return _core.Tensor.empty(shape, self.borders[name].dtype, self.device, stream=stream)

@@ -48,16 +48,7 @@ def strong_typing(trt: Any) -> int:
 def parse(
     network: Any, parser: Any, source: ModelSource, request: Request, product: TensorRtProduct, heard: Listener
 ) -> None:
-    """Read the model into the network.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        A node, a type or an input that the vendor does not take; it is named.
-    ModelError
-        The vendor cannot read the file at all.
-    EngineError
-    """
+    """Read the model into the network."""
     if isinstance(source.model, bytes):
         # Of the path, the parser uses the folder, in which it looks for external data.
         place = () if source.folder is None else (str(Path(source.folder) / "model.onnx"),)
@@ -127,16 +118,7 @@ def _check_borders(network: Any, request: Request, product: TensorRtProduct) -> 
 
 
 def layer_nodes(text: str | None, nodes: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    r"""Return the source nodes that a layer's metadata names, in order and once each.
-
-    Parameters
-    ----------
-    text : str or None
-        Such as ``"[ONNX Layer: conv1]\x1e[ONNX Layer: relu1]"``; a name may itself hold brackets.
-    nodes : mapping of str to sequence of str
-        Name of a node that the parser saw to the source nodes that it stands for. Others, such as those of inserted
-        casts, are left out.
-    """
+    r"""Return the source nodes that a layer's metadata names, in order and once each."""
     found: list[str] = []
     for part in (text or "").split(_MARK)[1:]:
         name = part

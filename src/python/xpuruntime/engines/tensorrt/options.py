@@ -129,14 +129,7 @@ def runtime_keys(product: TensorRtProduct) -> tuple[str, ...]:
 
 
 def checked_options(given: Mapping[str, object], product: TensorRtProduct, facts: EngineFacts) -> dict[str, str]:
-    """Return the options of a policy as text, each with a value that its table allows and this version has.
-
-    Raises
-    ------
-    PolicyError
-        For an unknown name, a value out of range, an option that this version or product lacks, or two options that
-        contradict each other.
-    """
+    """Return the options of a policy as text, each with a value that its table allows and this version has."""
     where = f"execution.provider_options.{product.name}"
     texts = {name: str(value).strip() for name, value in given.items() if name in TEXT_OPTIONS}
     rest = {name: value for name, value in given.items() if name not in TEXT_OPTIONS}
@@ -176,13 +169,7 @@ def _together(found: Mapping[str, str], where: str, product: TensorRtProduct) ->
 
 
 def targets_of(text: str, product: TensorRtProduct, facts: EngineFacts) -> tuple[str, ...]:
-    """Return the compute capabilities that ``compute_capability`` names, in order and once each.
-
-    Raises
-    ------
-    PolicyError
-        One cannot be named to this version, or is none at all; the message lists those that can.
-    """
+    """Return the compute capabilities that ``compute_capability`` names, in order and once each."""
     where = f"execution.provider_options.{product.name}.compute_capability"
     known = compute_capabilities(facts)
     words = [word for word in re.split(r"[\s,;]+", text) if word]

@@ -22,13 +22,7 @@ OLDEST = {"tensorrt": 10, "tensorrt-rtx": 1}
 
 
 def bindings(product: TensorRtProduct) -> Any:
-    """Return the vendor's module.
-
-    Raises
-    ------
-    EngineError
-        It is not installed, or does not import.
-    """
+    """Return the vendor's module."""
     try:
         return importlib.import_module(product.module)
     except Exception as error:  # an import of a vendor package can fail in any way

@@ -28,24 +28,7 @@ __all__ = [
 
 
 class TensorRtProduct(msgspec.Struct, frozen=True, kw_only=True):
-    """One of the two products.
-
-    Attributes
-    ----------
-    names : tuple of str
-        The engine's name and its aliases.
-    title : str
-        What messages call it.
-    module : str
-        Python module of the vendor.
-    distributions : tuple of str
-        Wheels that bring the module, newest naming first.
-    extra : str
-        Extra of this package.
-    jit : bool
-        Whether kernels are compiled on the GPU when the engine is loaded, so that a build needs no GPU and times
-        nothing.
-    """
+    """One of the two products."""
 
     names: tuple[str, ...]
     title: str
@@ -84,16 +67,7 @@ RTX = TensorRtProduct(
 
 
 class Capability(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that not every product and version has.
-
-    Attributes
-    ----------
-    meaning : str
-    present : callable
-        ``present(module) -> bool``, from the names that the bindings offer.
-    timed : bool
-        Whether it is of tactics that are timed: TensorRT-RTX offers such names and does nothing with them.
-    """
+    """Something that not every product and version has."""
 
     meaning: str
     present: Callable[[Any], bool]
@@ -164,13 +138,7 @@ CAPABILITIES: dict[str, Capability] = {
 
 
 def probe_api(trt: Any, product: TensorRtProduct) -> dict[str, str]:
-    """Return what the bindings offer, as `EngineFacts.detail` holds it.
-
-    Parameters
-    ----------
-    trt : module
-    product : TensorRtProduct
-    """
+    """Return what the bindings offer, as `EngineFacts.detail` holds it."""
     words = [word for word, one in CAPABILITIES.items() if one.present(trt) and not (one.timed and product.jit)]
     return {"capabilities": " ".join(words), "compute_capabilities": " ".join(_targets(trt))}
 

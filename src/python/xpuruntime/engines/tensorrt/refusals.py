@@ -157,13 +157,7 @@ def _refuse_quantised(request: Request, product: TensorRtProduct) -> Refusal | N
 
 
 def refuse_shapes(request: Request, product: TensorRtProduct) -> Refusal | None:
-    """Refuse inputs with dimensions of which neither model nor policy says how large they get.
-
-    Raises
-    ------
-    PolicyError
-        The shapes of the policy do not fit the model.
-    """
+    """Refuse inputs with dimensions of which neither model nor policy says how large they get."""
     ranges = shape_ranges(request.model, request.policy)
     left = {name: shape for name, shape in open_dimensions(request.model).items() if name not in ranges}
     if not left:

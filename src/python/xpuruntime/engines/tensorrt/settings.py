@@ -16,33 +16,7 @@ Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
 
 
 class TensorRtSettings(EngineSettings, frozen=True, kw_only=True):
-    """What `load` and `compile` hand to TensorRT.
-
-    Attributes
-    ----------
-    targets : tuple of str
-        Compute capabilities to build for; empty where the product builds for the GPU it runs on.
-    convert : {"fp16", "bf16"} or None
-        The type that the graph is converted to. Networks are strongly typed: the graph's types are what runs.
-    quantise : bool
-        Whether the model is quantised with the calibration inputs of the request.
-    keep_fp32 : tuple of str
-        Node globs that are neither converted nor quantised.
-    tf32 : bool
-    profiles : dict of str to Profile
-        For each input with a dimension that stays open.
-    workspace : int or None
-        Bytes of scratch memory that a kernel may be chosen with.
-    options : dict of str to str
-        As `checked_options` gives them.
-    graph : {"off", "prefer", "require"}
-        Whether bindings capture CUDA graphs.
-    pool : str
-        ``engine``, ``direct``, ``caching`` or ``driver``.
-    pool_limit : int or None
-        Bytes.
-    strict : bool
-    """
+    """What `load` and `compile` hand to TensorRT."""
 
     targets: tuple[str, ...] = ()
     convert: Literal["fp16", "bf16"] | None = None

@@ -44,18 +44,7 @@ class Slot:
         self.context = None
 
     def shape(self, shapes: dict[str, tuple[int, ...]], outputs: list[str]) -> dict[str, tuple[int, ...] | None]:
-        """Tell the sizes of inputs with open dimensions, where they differ from those of the run before.
-
-        Returns
-        -------
-        dict of str to tuple of int, or None
-            Shape of each output, or ``None`` for one that only the run can tell.
-
-        Raises
-        ------
-        EngineError
-            The engine was not built for them.
-        """
+        """Tell the sizes of inputs with open dimensions, where they differ from those of the run before."""
         if self._outputs is not None and shapes == self._shapes:
             return self._outputs
         self._outputs = None
@@ -88,12 +77,7 @@ class Slot:
         self.context.profiler = profiler
 
     def enqueue(self, stream: Any = None) -> None:
-        """Enqueue a run on the slot's stream, or on another one.
-
-        Raises
-        ------
-        OutOfMemoryError, CudaError, EngineError
-        """
+        """Enqueue a run on the slot's stream, or on another one."""
         with Listener() as heard:
             if not self.context.execute_async_v3((stream or self.stream).handle):
                 raise self._handle.failed("running", heard.errors())
@@ -116,14 +100,7 @@ _ANYWHERE = ALIGNMENT
 
 
 class Slots:
-    """The slots of one session. Threads take turns where there are more of them than slots.
-
-    Parameters
-    ----------
-    make : callable
-        Makes a slot.
-    most : int
-    """
+    """The slots of one session. Threads take turns where there are more of them than slots."""
 
     def __init__(self, make: Callable[[], Slot], most: int) -> None:
         self._make, self._most = make, most
@@ -136,13 +113,7 @@ class Slots:
         self._open = True
 
     def slot(self) -> _Turn:
-        """Return a block that holds a slot; waits for one to be given back where all are held.
-
-        Raises
-        ------
-        XpuRuntimeError
-            When the block is entered: after `close`.
-        """
+        """Return a block that holds a slot; waits for one to be given back where all are held."""
         return _Turn(self)
 
     def _claim(self, turn: _Turn) -> bool:

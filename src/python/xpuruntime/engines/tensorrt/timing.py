@@ -24,13 +24,7 @@ class TimingCache:
 
     @classmethod
     def attach(cls, config: Any, file: CacheFile | None, *, required: bool) -> TimingCache | None:
-        """Give the content of `file` to the builder; ``None`` without a file.
-
-        Raises
-        ------
-        EngineError
-            The content is of another GPU or version, or tactics are required and there is none.
-        """
+        """Give the content of `file` to the builder; ``None`` without a file."""
         if file is None:
             return None
         content = file.read()

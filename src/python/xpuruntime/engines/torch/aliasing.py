@@ -29,20 +29,6 @@ class GuardedCall:
     The graph of an exported program shows whether it writes anything and whether its results can be views. What writes,
     and any module, is called with copies the first time, which shows the inputs that it writes; results that can be
     views are looked at in each call.
-
-    Parameters
-    ----------
-    call : callable
-        Flat tensors in, flat tensors out.
-    source : ExportedSource or ModuleSource
-    module : torch.nn.Module
-        As placed: it holds the weights.
-    names : sequence of str
-        Of the results.
-    converted : bool
-        Whether the call converts types at its border, which leaves tensors of the right type as they are.
-    log : ConversionLog
-        Called for every copy.
     """
 
     def __init__(

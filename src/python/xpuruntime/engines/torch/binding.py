@@ -172,13 +172,7 @@ class TorchBinding(Binding):
 
 
 def _overlaps(inputs: Mapping[str, Any], outputs: Mapping[str, Any]) -> bool:
-    """Say whether an output shares memory with an input.
-
-    Raises
-    ------
-    InputError
-        Two outputs share memory.
-    """
+    """Say whether an output shares memory with an input."""
     spans = {name: _span(tensor) for name, tensor in outputs.items() if tensor.is_contiguous()}
     for name, (start, end) in spans.items():
         for other, (least, most) in spans.items():

@@ -25,13 +25,7 @@ _COMPILE = ("compile_mode", "fullgraph", "dynamic")
 
 
 def resolve_settings(request: Request) -> tuple[TorchSettings, tuple[Control, ...]]:
-    """Resolve the policy of `request` for PyTorch on its device. Pure.
-
-    Raises
-    ------
-    PolicyError
-        For a provider option that is unknown, out of range, or without effect.
-    """
+    """Resolve the policy of `request` for PyTorch on its device. Pure."""
     policy, execution = request.policy, request.policy.execution
     cuda = request.device.startswith("cuda")
     builder = ControlBuilder(policy.stated())

@@ -52,15 +52,7 @@ _CUDA_ALONE = ("cudnn", "torch.cudnn", "efficient", "torch.efficient")
 
 
 def resolve_kernels(request: Request, builder: ControlBuilder, *, compiled: bool) -> None:
-    """Add the control of every kernel key.
-
-    Parameters
-    ----------
-    request : Request
-    builder : ControlBuilder
-    compiled : bool
-        Whether the program is compiled by ``torch.compile``.
-    """
+    """Add the control of every kernel key."""
     policy = request.policy.kernels
     cuda = request.device.startswith("cuda")
     present = {op for node in request.model.nodes if (op := operation_of(node)) is not None}

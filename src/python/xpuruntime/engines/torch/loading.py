@@ -24,13 +24,7 @@ __all__ = ["load_model"]
 
 
 def load_model(request: Request, judgement: Judgement[TorchSettings]) -> LoadedModel:
-    """Return the loaded model; leaves nothing behind when it fails.
-
-    Raises
-    ------
-    XpuRuntimeError
-        See `TorchEngine.load`.
-    """
+    """Return the loaded model; leaves nothing behind when it fails."""
     settings, log = judgement.settings, ConversionLog()
     switches = hold(settings, request)
     pins: Pins | None = None

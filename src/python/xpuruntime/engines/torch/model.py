@@ -30,21 +30,7 @@ __all__ = ["TorchModel"]
 
 
 class TorchModel(LoadedModel):
-    """Runs with autograd off. Tensors of torch in and out on the session's device; NumPy in, NumPy out.
-
-    Parameters
-    ----------
-    request : Request
-    judgement : Judgement
-        With the settings and controls of the plan.
-    module : torch.nn.Module
-        As placed, uncompiled.
-    guard : GuardedCall
-        Flat tensors in, flat tensors out.
-    switches : SwitchClaim
-    pins : Pins
-    log : ConversionLog
-    """
+    """Runs with autograd off. Tensors of torch in and out on the session's device; NumPy in, NumPy out."""
 
     def __init__(
         self,
@@ -79,13 +65,7 @@ class TorchModel(LoadedModel):
 
     @property
     def call(self) -> Call:
-        """The program, for flat tensors on the device; its results may share memory with inputs and weights.
-
-        Raises
-        ------
-        XpuRuntimeError
-            After `close`.
-        """
+        """The program, for flat tensors on the device; its results may share memory with inputs and weights."""
         if self._call is None:
             closed()
         return self.guard.unowned
@@ -162,23 +142,13 @@ class TorchModel(LoadedModel):
         return {name: self._result(result.cpu() if back else result, kind) for name, result in named}
 
     def tensors(self, feeds: Mapping[str, Any]) -> list[Any]:
-        """Return the inputs as tensors on the device, in order, checked one by one and together.
-
-        Raises
-        ------
-        InputError
-        """
+        """Return the inputs as tensors on the device, in order, checked one by one and together."""
         tensors = [self.tensor(name, feeds[name]) for name in self.names]
         self.check.symbols({name: tuple(t.shape) for name, t in zip(self.names, tensors, strict=True)})
         return tensors
 
     def tensor(self, name: str, array: Any) -> Any:
-        """Return one input as a tensor on the device, checked.
-
-        Raises
-        ------
-        InputError
-        """
+        """Return one input as a tensor on the device, checked."""
         torch = self._torch
         kind = kind_of(name, array)
         if kind == "torch":

@@ -99,25 +99,7 @@ class _Here(threading.local):
 
 
 class Pins:
-    """What one session puts in place for its kernels, and takes away when it is closed.
-
-    Parameters
-    ----------
-    policy : Policy
-    nodes : iterable of NodeInfo
-    without : collection of str
-        Keys that cannot be held: PyTorch's own kernels run for what they are for.
-
-    Attributes
-    ----------
-    held : CompiledPolicy or None
-        ``None`` where the policy asks for no kernel: then PyTorch's own run, whatever policy holds outside of the
-        session.
-    keys : dict of str to str
-        The key that a route names to the key of the policy that it stands for.
-    by_module : bool
-        Whether the module of each call has to be known.
-    """
+    """What one session puts in place for its kernels, and takes away when it is closed."""
 
     def __init__(self, policy: Policy, nodes: Iterable[NodeInfo], without: Collection[str]) -> None:
         from xpuruntime.pytorch.call_scope import module_paths

@@ -25,12 +25,7 @@ _FLOATS = ("fp64", "fp32", "fp16", "bf16")
 
 
 def fused_layers(request: Request) -> list[NodeInfo]:
-    """Return the recurrent layers of a program that PyTorch runs by one kernel. Pure.
-
-    Parameters
-    ----------
-    request : Request
-    """
+    """Return the recurrent layers of a program that PyTorch runs by one kernel. Pure."""
     dtypes = dtypes_of(request)
     cuda = request.device.startswith("cuda")
     return [node for node in request.model.nodes if _is_fused(node, dtypes, cuda=cuda)]

@@ -13,24 +13,7 @@ __all__ = ["TorchSettings"]
 
 
 class TorchSettings(EngineSettings, frozen=True, kw_only=True):
-    """What `load` hands to PyTorch.
-
-    Attributes
-    ----------
-    mode : {"eager", "compile"}
-        Run the operators one by one, or compile the whole with ``torch.compile``.
-    compile : dict of str to str
-        Options of ``torch.compile``.
-    convert : {"fp16", "bf16"} or None
-        The type that weights and arithmetic are converted to; inputs and outputs keep theirs.
-    tf32 : bool or None
-        What the process-wide switches are set to; ``None`` leaves them.
-    deterministic : bool
-    threads : int or None
-    graph : {"off", "prefer", "require"}
-        Whether bindings capture a CUDA graph.
-    strict : bool
-    """
+    """What `load` hands to PyTorch."""
 
     mode: Literal["eager", "compile"] = "eager"
     compile: Mapping[str, str] = {}

@@ -22,14 +22,7 @@ _TF32 = ("matmul.allow_tf32", "cudnn.allow_tf32")
 
 
 def hold(settings: TorchSettings, request: Request) -> SwitchClaim:
-    """Set the switches that `settings` ask for, and the one that keeps attention in a module where a policy reaches it.
-
-    Raises
-    ------
-    EngineError
-        Another open session or an active policy holds one of them at another value, or deterministic cuBLAS needs an
-        environment variable that is not set.
-    """
+    """Set the switches of `settings`, and the switch that keeps attention in a module where a policy reaches it."""
     from xpuruntime.pytorch.switches import shared_switches
 
     wanted: dict[str, Any] = {}
@@ -55,14 +48,7 @@ def hold(settings: TorchSettings, request: Request) -> SwitchClaim:
 
 
 def read_back(settings: TorchSettings, values: Mapping[str, Any]) -> dict[str, str]:
-    """Return the policy keys that switches realise, as these are now.
-
-    Parameters
-    ----------
-    settings : TorchSettings
-    values : mapping of str to object
-        Switch to its present value.
-    """
+    """Return the policy keys that switches realise, as these are now."""
     found: dict[str, str] = {}
     tf32 = {name: bool(values[name]) for name in _TF32 if name in values}
     if tf32:

@@ -46,16 +46,7 @@ _FIX = {
 
 
 class UncoveredCalls(NamedTuple):
-    """Operators of a program for which a key asks in vain.
-
-    Attributes
-    ----------
-    reason : str
-        Names the first of them.
-    fix : str
-    alone : bool
-        Whether the program has nothing else that the key is for.
-    """
+    """Operators of a program for which a key asks in vain."""
 
     reason: str
     fix: str
@@ -63,12 +54,7 @@ class UncoveredCalls(NamedTuple):
 
 
 def uncovered_calls(request: Request) -> dict[str, UncoveredCalls]:
-    """Return the keys that ask for kernels where none can be chosen. Pure.
-
-    Parameters
-    ----------
-    request : Request
-    """
+    """Return the keys that ask for kernels where none can be chosen. Pure."""
     nodes = request.model.nodes
     dtypes = dtypes_of(request)
     out_of_reach = {

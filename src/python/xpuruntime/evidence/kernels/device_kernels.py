@@ -18,26 +18,7 @@ __all__ = ["KernelSum", "reported_kernel", "summed", "tensor_cores_text"]
 
 
 class KernelSum(NamedTuple):
-    """One kernel in all units.
-
-    Attributes
-    ----------
-    name : str
-        As the device has it.
-    short : str
-        Without types and parameters.
-    kind : str
-    times : float
-        In one run.
-    us : float
-        In one run.
-    share : float
-        Of all of them.
-    tensor_cores : bool or None
-    precision : str or None
-    units : tuple of str
-        Ids of the units that started it.
-    """
+    """One kernel in all units."""
 
     name: str
     short: str

@@ -47,26 +47,7 @@ _CUTLASS = re.compile(r"cutlass::Kernel2?<(cutlass_\w+)")
 
 
 def parse_kernel_name(name: str) -> NameFacts:
-    """Read a kernel's name.
-
-    Parameters
-    ----------
-    name : str
-        Demangled or not.
-
-    Returns
-    -------
-    NameFacts
-
-    Examples
-    --------
-    >>> parse_kernel_name("sm80_xmma_gemm_f32f32_tf32f32_f32_tn_n_tilesize128x128x16_stage4_cublas")
-    NameFacts(tensor_cores=True, precision='tf32')
-    >>> parse_kernel_name("ampere_sgemm_128x64_tn")
-    NameFacts(tensor_cores=False, precision='fp32')
-    >>> parse_kernel_name("elementwise_kernel")
-    NameFacts(tensor_cores=None, precision=None)
-    """
+    """Read a kernel's name."""
     tensor = False if _PLAIN.search(name) else True if _TENSOR.search(name) else None
     if tensor is None:
         return NameFacts(None, None)
@@ -75,15 +56,7 @@ def parse_kernel_name(name: str) -> NameFacts:
 
 
 def short_name(name: str) -> str:
-    """Return a kernel's name without return type, arguments of templates and parameters.
-
-    Examples
-    --------
-    >>> short_name("void at::native::vectorized_elementwise_kernel<4, Functor<float>>(int, float*)")
-    'at::native::vectorized_elementwise_kernel'
-    >>> short_name("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_tn_align1>(Params)")
-    'cutlass_80_simt_sgemm_128x32_8x5_tn_align1'
-    """
+    """Return a kernel's name without return type, arguments of templates and parameters."""
     inner = _CUTLASS.search(name)
     if inner is not None:
         return inner.group(1)

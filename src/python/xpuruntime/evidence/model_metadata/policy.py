@@ -99,27 +99,7 @@ def pinned_by_rule(policy: KernelPolicy, op_type: str, node: str) -> tuple[str, 
 
 
 def read_policy(text: str | None, marks: Iterable[tuple[str, str, str]], name: str) -> Policy | None:
-    """Return the policy that a model carries.
-
-    Parameters
-    ----------
-    text : str or None
-        What stands under `POLICY_KEY`.
-    marks : iterable of (str, str, str)
-        Name and operator of each marked node, and what stands under its `KERNEL_KEY`.
-    name : str
-        The model, for messages.
-
-    Returns
-    -------
-    Policy or None
-        Marks that say another thing than the policy are rules in front of its own. ``None``: the model carries neither.
-
-    Raises
-    ------
-    PolicyError
-        What it carries is no policy.
-    """
+    """Return the policy that a model carries."""
     policy = None if text is None else Policy.loads(text, "json", name=name)
     rules = []
     for node, op_type, kernels in marks:

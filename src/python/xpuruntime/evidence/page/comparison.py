@@ -25,13 +25,7 @@ _OTHER = (
 
 
 def render_comparison(plain: Mapping[str, Any]) -> str:
-    """Return the page of a comparison.
-
-    Parameters
-    ----------
-    plain : mapping of str to object
-        What ``Comparison.to_dict`` gives, with its ``headline``.
-    """
+    """Return the page of a comparison."""
     data = _data(plain)
     name = str(plain["model"]).replace("\\", "/").rpartition("/")[2]
     return assemble(

@@ -42,22 +42,7 @@ def render_page(report: Report) -> str:
 
 
 def assemble(template: str, kind: str, scripts: tuple[str, ...], title: str, data: object, fragment: str) -> str:
-    """Return a page made of a template.
-
-    Parameters
-    ----------
-    template : str
-        Its file beside this one: what stands inside of ``frame.html``.
-    kind : str
-        What the page shows, in a word.
-    scripts : tuple of str
-        Files of the folder ``js``, in the order in which they build on each other.
-    title : str
-    data : object
-        What can be JSON; the script reads it as ``DATA``.
-    fragment : str
-        Markup for browsers without scripts.
-    """
+    """Return a page made of a template."""
     style, script = _assets(scripts)
     parts = {
         "kind": html.escape(kind),

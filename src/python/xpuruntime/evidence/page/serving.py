@@ -18,14 +18,7 @@ _PARTS = ("elements", "served", "shell", "serving")
 
 
 def render_serving(plain: Mapping[str, Any]) -> str:
-    """Return the page of a server.
-
-    Parameters
-    ----------
-    plain : mapping of str to object
-        ``ready``, ``reason``, ``facts``, ``models`` and ``devices``, as
-        `xpuruntime.serving.monitoring.pages` makes them.
-    """
+    """Return the page of a server."""
     state = "ready" if plain["ready"] else "not ready"
     rows = [
         (one["name"], one["version"] or "-", one["state"], one["reason"] or one["engine"]) for one in plain["models"]

@@ -44,17 +44,7 @@ def plain(shown: RenderableType, width: int = 80) -> str:
 
 
 def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _WIDTHS, dense: bool = False) -> Table:
-    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right.
-
-    Parameters
-    ----------
-    title : str
-    columns : tuple of str
-    widths : mapping of str to int
-        Columns that become narrower only where nothing else can.
-    dense : bool
-        For many columns: no room before them, and numbers that are never folded.
-    """
+    """Return a table that folds long words, so that it fits any width. A leading ``>`` sets a column to the right."""
     from rich import box
 
     made = _fitted_table()(

@@ -66,44 +66,7 @@ def build_report(
     shapes: ShapeCoverage | None = None,
     determinism: DeterminismTests | None = None,
 ) -> Report:
-    """Compare the plan with what was observed, and gather the rest.
-
-    Parameters
-    ----------
-    plan : mapping
-        As `Plan.to_dict` gives it. Only its ``engine``, ``device`` and ``precision`` are read, where the arguments of
-        these names are left out.
-    controls : sequence of Control
-        One for each policy key that the policy states.
-    observed : Observed
-    engine, device, precision : str, optional
-        What the plan resolved.
-    allow_cpu_ops : collection of str
-    conversions : iterable of Conversion
-    latency : Latency, optional
-        Of runs without instruments.
-    memory : mapping of str to int, optional
-        Bytes by owner.
-    libraries : iterable of Library
-        Loaded in this process.
-    notes : iterable of str
-        Added to those of `observed`.
-    command : str, optional
-        What reproduces the report; the default is the command line of this process.
-    environment : mapping, optional
-        The default reads this process; see `environment_facts`.
-    graph : iterable of SourceNode
-        The nodes of the source model.
-    memory_over_time : iterable of MemorySample
-        In the order in which they were taken.
-    cuda_graph : GraphStatus, optional
-    shapes : ShapeCoverage, optional
-    determinism : DeterminismTests, optional
-
-    Returns
-    -------
-    Report
-    """
+    """Compare the plan with what was observed, and gather the rest."""
 
     def resolved(given: str | None, name: str) -> str | None:
         value = plan.get(name)

@@ -24,27 +24,7 @@ def instrumented(
     outside_us: Mapping[str, float] | None = None,
     cut_us: float = 0.0,
 ) -> dict[str, Any]:
-    """Return the wall time of the instrumented runs, and which share of it the units explain.
-
-    Parameters
-    ----------
-    run_us, units_us : sequence of float
-        As in `Observed`.
-    units : int
-        How many units have a time.
-    outside_us, cut_us : mapping of str to float, float
-        As in `Observed`.
-
-    Returns
-    -------
-    dict
-        ``run_us``, the time of one run, ``runs``, and ``statistic``: ``"median"``, or ``"mean"`` where the engine
-        counts only means. Where the units have wall times, also ``units_us``, what all of them took of one run,
-        ``units``, how many have a time, and ``coverage``: the share of a run that they explain, the median of the
-        shares of the single runs where these are known; ``outside_us``, the rest of a run; ``outside``, what was
-        measured of that rest; and ``cut_us``, where the engine counts whole microseconds. Empty where the runs were not
-        timed.
-    """
+    """Return the wall time of the instrumented runs, and which share of it the units explain."""
     if not run_us:
         return {}
     known = bool(units_us) and units > 0 and min(run_us) > 0
@@ -97,15 +77,7 @@ def coverage_note(found: Mapping[str, Any]) -> str | None:
 
 
 def profiler_overhead_note(found: Mapping[str, Any], unwatched_us: float) -> str | None:
-    """Return a sentence where the units together took longer than whole uninstrumented runs.
-
-    Parameters
-    ----------
-    found : mapping
-        What `instrumented` returned.
-    unwatched_us : float
-        Wall time of a slow run of the session itself.
-    """
+    """Return a sentence where the units together took longer than whole uninstrumented runs."""
     units = found.get("units_us", 0.0)
     if units <= unwatched_us * (1 + _NEAR):
         return None

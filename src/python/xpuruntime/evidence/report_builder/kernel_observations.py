@@ -25,22 +25,7 @@ _FAMILIES = {
 
 
 def observe_kernels(control: Control, effective: Mapping[str, str], units: Sequence[Unit]) -> tuple[str, Status, str]:
-    """Compare one ``kernels.*`` key with the units that ran.
-
-    Parameters
-    ----------
-    control : Control
-        Its key is ``kernels.<op>`` or ``kernels.rules[<n>]``.
-    effective : mapping of str to str
-        Values read back from the engine.
-    units : sequence of Unit
-        Those that compute something.
-
-    Returns
-    -------
-    tuple of (str, Status, str)
-        What was observed, the status, and the reason.
-    """
+    """Compare one ``kernels.*`` key with the units that ran."""
     family = control.key.removeprefix("kernels.")
     words = _FAMILIES.get(family)
     concerned = list(units) if words is None else [u for u in units if any(w in _flat(u.op) for w in words)]

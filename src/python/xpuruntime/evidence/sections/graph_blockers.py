@@ -50,27 +50,7 @@ def graph_status(
     bound: str | None = None,
     partial: bool = False,
 ) -> GraphStatus:
-    """Say whether a session runs as a CUDA graph or can, and what prevents it.
-
-    Parameters
-    ----------
-    device, engine : str
-        Where the session runs.
-    asked : {"off", "prefer", "require"}
-        ``execution.cuda_graph``.
-    units, boundaries : sequence
-        What was observed.
-    graph : sequence of SourceNode
-        The nodes of the model, for the operators inside of units that cannot be seen into.
-    open_sizes : mapping of str to sequence of str, optional
-        Input to those of its dimensions that have no fixed size.
-    refused : str, optional
-        Why the engine opened the session without graphs.
-    bound : str, optional
-        What the last binding of the session said of its graph: ``"captured"``, ``"off"`` or why there is none.
-    partial : bool
-        Whether something is missing in `units`.
-    """
+    """Say whether a session runs as a CUDA graph or can, and what prevents it."""
     if not device.startswith("cuda"):
         told = "nothing is captured although execution.cuda_graph asks for it: " if asked != "off" else ""
         return GraphStatus(status="not_applicable", asked=asked, reason=f"{told}does not apply: runs on {device}")

@@ -91,21 +91,7 @@ def shape_coverage(
     profiles: Mapping[str, Sequence[Sequence[int]]] | None = None,
     decisions: Sequence[KernelDecision] = (),
 ) -> ShapeCoverage:
-    """Hold the shapes that a session takes against those of one pass. Pure.
-
-    Parameters
-    ----------
-    inputs : sequence
-        As the session has them: sizes that a policy fixes are numbers, ranges are in `limits`.
-    observed : mapping of str to sequence of int
-        Input to the shape that was run.
-    stated : mapping, optional
-        ``execution.shapes``.
-    profiles : mapping, optional
-        Input to its least, best and largest shape, where the engine was built for a range.
-    decisions : sequence of KernelDecision
-        Those of the pass: xpuruntime kernels are chosen for shapes.
-    """
+    """Hold the shapes that a session takes against those of one pass. Pure."""
     rows = tuple(
         _row(one, observed.get(one.name), (stated or {}).get(one.name), (profiles or {}).get(one.name))
         for one in inputs

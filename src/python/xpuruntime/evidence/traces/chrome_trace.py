@@ -33,21 +33,7 @@ _ENGINES = 2_000_000_000
 def chrome_trace(
     recording: DeviceRecording, marks: Iterable[Mark] = (), metadata: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return a trace.
-
-    Parameters
-    ----------
-    recording : DeviceRecording
-    marks : iterable of Mark
-        What engines and other parts of this library recorded meanwhile.
-    metadata : mapping, optional
-        Plain values, kept in the file beside the events.
-
-    Returns
-    -------
-    dict
-        For JSON.
-    """
+    """Return a trace."""
     return _Trace(recording).made(marks, dict(metadata or {}))
 
 

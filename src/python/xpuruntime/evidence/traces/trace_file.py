@@ -19,13 +19,7 @@ __all__ = ["cannot_write", "check_trace", "trace_path", "write_trace"]
 
 
 def trace_path(path: str | os.PathLike[str]) -> Path:
-    """Return where a trace goes.
-
-    Raises
-    ------
-    InputError
-        The name does not end as that of a trace.
-    """
+    """Return where a trace goes."""
     target = user_path(path, "the trace")
     if not target.name.endswith((".json", ".json.gz")):
         msg = f"a trace is written as '.json' or '.json.gz', and the path is '{target}': end it so"
@@ -34,12 +28,7 @@ def trace_path(path: str | os.PathLike[str]) -> Path:
 
 
 def check_trace(path: str | os.PathLike[str]) -> None:
-    """Refuse a path to which no trace can be written.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse a path to which no trace can be written."""
     target = trace_path(path)
     try:
         check_writable(target)
@@ -48,13 +37,7 @@ def check_trace(path: str | os.PathLike[str]) -> None:
 
 
 def write_trace(target: Path, document: dict[str, Any]) -> None:
-    """Write a trace, compressed if its name ends in ``.gz``. A crash or a full disk leaves the old file, or none.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
-    """
+    """Write a trace, compressed if its name ends in ``.gz``. A crash or a full disk leaves the old file, or none."""
     data = json_bytes(document)
     try:
         replace_file(target, gzip.compress(data, 6) if target.name.endswith(".gz") else data, private=False)

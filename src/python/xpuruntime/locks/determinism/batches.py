@@ -34,23 +34,7 @@ class NoBatch(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """A batch dimension.
-
-    Attributes
-    ----------
-    dimension : str
-        Its name, ``"x.0"`` where the model gives none.
-    axes : dict of str to int
-        Axis of each input that has it.
-    rows : dict of str to array
-        Inputs with as many rows as the largest test needs; those without the dimension as they are.
-    total : int
-        Rows in `rows`.
-    sizes : tuple of int
-        Sizes of batches to compare with rows alone; empty where the size is fixed.
-    permuted : int
-        Size of the batch whose rows change places.
-    """
+    """A batch dimension."""
 
     dimension: str
     axes: dict[str, int]
@@ -75,22 +59,6 @@ def find_batch(
     It is the first open dimension of the first input that begins with one, or the one that is named, wherever the
     inputs have it. Where no input begins with an open dimension and all begin with the same fixed size of more than
     one, that is a batch whose size cannot change.
-
-    Parameters
-    ----------
-    inputs : sequence of TensorInfo
-        Of the session.
-    feeds : mapping of str to array
-        Inputs to make rows of: the rows in them come first.
-    sizes : sequence of int, optional
-        Sizes of batches to test.
-    dimension : str, optional
-        Name of the dimension.
-
-    Raises
-    ------
-    InputError
-        The model has no such dimension, or cannot take such a size.
     """
     tensors = [tensor for tensor in inputs if tensor.name in feeds and feeds[tensor.name].ndim]
     key, axes = _axes(tensors, dimension)

@@ -63,24 +63,7 @@ def fresh_job(session: InferenceSession, folder: Path, *, trust: bool) -> dict[s
 
 
 def run_fresh(job: Mapping[str, Any], feeds: Mapping[str, Array], number: int, folder: Path) -> dict[str, Array]:
-    """Open the session in a fresh process and run it.
-
-    Parameters
-    ----------
-    job : mapping
-        As `fresh_job` returns it, and ``names`` of tensors inside to return as well.
-    feeds : mapping of str to array
-    number : int
-        Of the process, from 1: its hash seed and its environment follow from it.
-    folder : Path
-        An empty folder for what goes in and out.
-
-    Raises
-    ------
-    WorkerFailure
-        The process crashed or gave no result in time; or, of the kind ``exception``, the session cannot be opened or
-        run there.
-    """
+    """Open the session in a fresh process and run it."""
     write_arrays(folder / "inputs", feeds)
     environment = {"PYTHONHASHSEED": str(number), _PADDING: "x" * (1021 * number)}
     with Worker(environment=environment, timeout=_LIMIT) as worker:

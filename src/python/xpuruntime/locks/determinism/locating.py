@@ -29,18 +29,7 @@ __all__ = ["locate"]
 
 
 def locate(info: ModelInfo, mismatch: Mismatch, repeat: Repeat, compared: Collection[str] | None) -> FirstDifference:
-    """Find the first node whose tensors differ.
-
-    Parameters
-    ----------
-    info : ModelInfo
-    mismatch : Mismatch
-        Of the outputs of the model.
-    repeat : callable
-    compared : collection of str or None
-        The tensors that could be compared, where those are not all: those that have rows, and the inputs. `repeat` may
-        add to it.
-    """
+    """Find the first node whose tensors differ."""
     name = differing(mismatch.want, mismatch.got)[0]
     output = FirstDifference(unit=None, tensor=name, ulp_max=ulp_distance(mismatch.want[name], mismatch.got[name]))
     makers = {

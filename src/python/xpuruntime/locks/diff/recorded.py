@@ -30,25 +30,7 @@ _NAMING_KEYS = ("rewrites", "left", "tune")
 
 
 class RecordedSide(NamedTuple):
-    """One side, as a lock has it.
-
-    Attributes
-    ----------
-    name : str
-        As the side was given.
-    identity : Identity
-    samples : mapping of str to tuple of float
-        Output to sampled values, where its bits do not repeat.
-    latency_us : float or None
-    call : {"run", "bind"}
-        What the time is of.
-    created : str
-        When it was made: ISO 8601, UTC.
-    pinned : bool
-        Whether the plan was made of the kernels that ran before, as that of a lock is.
-    partial : bool
-        Whether it is a report, which has neither outputs nor all validators.
-    """
+    """One side, as a lock has it."""
 
     name: str
     identity: Identity
@@ -74,15 +56,7 @@ def of_lock(name: str, lock: Lock) -> RecordedSide:
 
 
 def of_report(name: str, report: Report, like: Identity) -> RecordedSide:
-    """Return what a report has of the things that a lock has.
-
-    Parameters
-    ----------
-    name : str
-    report : Report
-    like : Identity
-        Of the lock that it is compared with: its validators are what entries depend on.
-    """
+    """Return what a report has of the things that a lock has."""
     found = report.plan
     at = like.shapes[0].id if like.shapes else SHAPES_ID
     entries = unit_entries(report.units, report.decisions, like.validators, at)

@@ -78,13 +78,7 @@ class PythonSide(NamedTuple):
 
 
 def read_side(text: str) -> FileSide | LockSide | PythonSide:
-    """Read an argument as a side.
-
-    Raises
-    ------
-    InputError
-        It is no file, and no interpreter.
-    """
+    """Read an argument as a side."""
     if text == "here":
         return PythonSide(text, sys.executable)
     if text.startswith(_PREFIX):
@@ -101,17 +95,7 @@ def read_side(text: str) -> FileSide | LockSide | PythonSide:
 
 
 def start_worker(side: PythonSide, folder: Path) -> Worker:
-    """Start the interpreter of a side, with its own xpuruntime where it has one, else with this one.
-
-    Raises
-    ------
-    EngineError
-        Neither can be imported there.
-    InputError
-        It is no interpreter.
-    WorkerFailure
-        It does not start.
-    """
+    """Start the interpreter of a side, with its own xpuruntime where it has one, else with this one."""
     worker = session_worker(side.python)
     failure = worker.attempt(f"{MODULE}:load_core", called="load_core").failure
     if failure is None:

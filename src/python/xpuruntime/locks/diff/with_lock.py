@@ -39,28 +39,7 @@ def compare_with_lock(
     inputs: Mapping[str, Any] | None,
     arguments: Mapping[str, Any],
 ) -> Diff:
-    """Say what differs between two sides of which one is a lock.
-
-    Parameters
-    ----------
-    sides : sequence of FileSide, LockSide or PythonSide
-        Two.
-    model : str or path, optional
-        What an interpreter runs.
-    inputs : mapping of str to array, optional
-        Of its instrumented run; default: probe inputs of the lock's shapes.
-    arguments : mapping
-        Of `InferenceSession`; where none says what runs, the lock's policy does.
-
-    Raises
-    ------
-    InputError
-        The locks are of different subjects or models, or there is nothing to run or to compare.
-    LockError
-        A lock is cut off, was edited, or is of a later release.
-    EngineError
-        An interpreter cannot run the model, or has ended while it did.
-    """
+    """Say what differs between two sides of which one is a lock."""
     read = {place: side.lock() for place, side in enumerate(sides) if isinstance(side, LockSide)}
     first, lock = next(iter(read.items()))
     like = lock.identity

@@ -33,21 +33,7 @@ class PortableExporter(NativeExporter):
         return self.job.request.device
 
     def copy_model(self, folder: Path, *, also: Sequence[str] = ()) -> tuple[str, ...]:
-        """Copy the model and its external data, and return their paths in the folder, the model first.
-
-        Parameters
-        ----------
-        folder : Path
-        also : sequence of str
-            What else is written into the folder, beside the lock.
-
-        Raises
-        ------
-        ModelError
-            A file of the model has the name of another file of the export.
-        UnsupportedOperationError
-            The session is quantised as it is opened, from inputs that are not in the export.
-        """
+        """Copy the model and its external data, and return their paths in the folder, the model first."""
         job, info = self.job, self.job.request.model
         if job.request.calibration is not None:
             raise UnsupportedOperationError(

@@ -31,15 +31,7 @@ _FIX = "see the keys of the export that are weakened or lost"
 def prove_export(
     exporter: NativeExporter, target: str, folder: Path, lock: Lock, where: str, python: str | None
 ) -> VerificationResult:
-    """Run an export in a fresh interpreter without xpuruntime, and compare outputs and units with a lock.
-
-    Raises
-    ------
-    InputError
-        The lock has no shapes, or no inputs can be generated.
-    EngineError
-        The export does not run there.
-    """
+    """Run an export in a fresh interpreter without xpuruntime, and compare outputs and units with a lock."""
     from xpuruntime import __version__
 
     identity = lock.identity

@@ -63,17 +63,6 @@ def time_metric(
     """Time a session beside its control until it is decided whether it is slower than the margin allows.
 
     A ratio that is to be kept is timed until it is known to half of the margin.
-
-    Parameters
-    ----------
-    metric : {"latency.p50", "latency.p99"}
-    session, control : Sampler
-    checks : VerifySpeed
-    left : float
-        Seconds of the budget.
-    expected : float
-        The ratio to the control that counts as no difference.
-    keep : bool
     """
     family = len(checks.metric)
     margin = Margin(checks.max_slowdown, SMALLEST)

@@ -39,15 +39,7 @@ class InstallError(EngineError):
 
 
 def listed_versions(package: str, *, pre: bool = False) -> list[str]:
-    """Return the versions of a package that pip's index has for this interpreter, the oldest first.
-
-    Raises
-    ------
-    InputError
-        The name is none of a package, or the index has no such package.
-    EngineError
-        pip is missing, or the index cannot be reached.
-    """
+    """Return the versions of a package that pip's index has for this interpreter, the oldest first."""
     if _NAME.match(package) is None:
         raise InputError(f"{package!r} is not the name of a package, such as 'onnxruntime'")
     arguments = ["index", "versions", package, *(["--pre"] if pre else [])]
@@ -65,13 +57,7 @@ def listed_versions(package: str, *, pre: bool = False) -> list[str]:
 
 
 def versions_between(versions: Sequence[str], good: str, bad: str) -> list[str]:
-    """Return the versions from a good to a bad one, in this order; a bad version may be the older one.
-
-    Raises
-    ------
-    InputError
-        One of them is not listed, or both are the same.
-    """
+    """Return the versions from a good to a bad one, in this order; a bad version may be the older one."""
     for one in (good, bad):
         if one not in versions:
             near = ", ".join(versions[-8:])
@@ -89,19 +75,6 @@ def make_environment(folder: Path, package: str, version: str, extra: Sequence[s
     The package, without what it depends on, is installed into an empty virtual environment. All else is what this
     process imports, through links: so nothing but the version is another one. Packages of this process that bring the
     same modules are left out.
-
-    Parameters
-    ----------
-    folder : Path
-        New.
-    package, version : str
-    extra : sequence of str
-        Further requirements, installed in the same way.
-
-    Raises
-    ------
-    InstallError
-        pip cannot install it.
     """
     venv.create(folder, with_pip=False, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))

@@ -25,21 +25,7 @@ _MOST = 1 << 24
 
 
 class BisectJournal:
-    """Verdicts in a file; without a path, in memory alone.
-
-    Parameters
-    ----------
-    path : path-like, optional
-    subject : mapping
-        What is bisected; a file of another subject is refused.
-    resume : bool
-        Go on with a file that is there.
-
-    Raises
-    ------
-    InputError
-        The file is there and is not to be resumed, is of something else, or cannot be read or written.
-    """
+    """Verdicts in a file; without a path, in memory alone."""
 
     def __init__(
         self, path: str | os.PathLike[str] | None, subject: Mapping[str, Any], *, resume: bool = False

@@ -15,15 +15,7 @@ Judgement = Literal["good", "bad", "skipped"]
 
 
 class FirstBad(NamedTuple):
-    """What a bisection found.
-
-    Attributes
-    ----------
-    last_good, first_bad : int
-        Places in the list.
-    between : tuple of int
-        Those between the two, all of them skipped: the first bad version is one of these, or `first_bad`.
-    """
+    """What a bisection found."""
 
     last_good: int
     first_bad: int
@@ -31,16 +23,7 @@ class FirstBad(NamedTuple):
 
 
 def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> FirstBad:
-    """Find where versions turn from good to bad.
-
-    Parameters
-    ----------
-    versions : sequence of str
-        Ordered; the first is known as good and the last as bad, and neither is judged.
-    judge : callable
-        Called at most once for a version. Where it returns ``"skipped"``, the nearest version that is left is judged
-        instead, as ``git bisect skip`` does.
-    """
+    """Find where versions turn from good to bad."""
     low, high, skipped = 0, len(versions) - 1, set[int]()
     while left := [place for place in range(low + 1, high) if place not in skipped]:
         middle = (low + high) / 2

@@ -36,19 +36,7 @@ _ACCURACY, _SLOWDOWN = 1e-3, 0.05
 
 
 class VersionClaim(NamedTuple):
-    """One claim about a model that is compared between two environments.
-
-    Attributes
-    ----------
-    text : str
-        As it was given.
-    kind : str
-        ``"runs"``, a level of a difference, ``"accuracy"``, ``"unit"`` or ``"speed"``.
-    limit : float
-        Of the drift as a share of the largest value, or of the slowdown.
-    node, aspect : str
-        Of a unit.
-    """
+    """One claim about a model that is compared between two environments."""
 
     text: str
     kind: Literal["runs", "plan", "placement", "kernels", "numerics", "accuracy", "unit", "speed"]
@@ -58,13 +46,7 @@ class VersionClaim(NamedTuple):
 
 
 def read_claim(text: str) -> VersionClaim:
-    """Read a claim.
-
-    Raises
-    ------
-    InputError
-        It has none of the forms.
-    """
+    """Read a claim."""
     said = text.strip()
     if said == "runs" or said in _LEVELS:
         return VersionClaim(said, said)  # type: ignore[arg-type]

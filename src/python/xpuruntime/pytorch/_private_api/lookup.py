@@ -20,17 +20,7 @@ __all__ = ["NOT_FOUND", "REFUSES", "TABLE", "PrivateName", "attribute", "find", 
 
 
 class PrivateName(NamedTuple):
-    """One name of PyTorch's that is private.
-
-    Attributes
-    ----------
-    path : str
-        From its module on: ``"torch._C._current_graph_task_id"``.
-    why : str
-        What no public name gives.
-    without : str
-        What is done on a PyTorch that lacks it.
-    """
+    """One name of PyTorch's that is private."""
 
     path: str
     why: str

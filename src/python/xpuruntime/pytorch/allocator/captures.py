@@ -32,11 +32,6 @@ class GraphPool:
     """A pool of PyTorch for the memory of CUDA graphs, on the memory of a scope.
 
     Keep it for as long as graphs are captured into it; those captured may outlive it.
-
-    Attributes
-    ----------
-    id : tuple of int
-        What ``torch.cuda.graph(pool=)`` takes.
     """
 
     def __init__(self, bridge: PoolBridge) -> None:
@@ -50,21 +45,7 @@ class GraphPool:
 
 
 class _Watch:
-    """What is seen of captures, and how. There is one, since they are methods of a class of PyTorch's.
-
-    Attributes
-    ----------
-    wanted : bool
-        Whether somebody asks for it; it may go on until captures have ended.
-    installed : bool
-        Whether the methods are replaced.
-    begin, end : callable
-        Those that were: how a capture begins, and how it ends. A thread may still be on its way to them afterwards.
-    find_scope : callable
-        As for `install`.
-    underway : list of (graph, int, AllocatorScope or None)
-        Captures that go on: the graph, its device, and the scope of its thread that is paused for it.
-    """
+    """What is seen of captures, and how. There is one, since they are methods of a class of PyTorch's."""
 
     def __init__(self) -> None:
         self.wanted = False
@@ -79,13 +60,7 @@ _watch = _Watch()
 
 
 def install(find_scope: Callable[[int], AllocatorScope | None]) -> None:
-    """See the beginning and end of captures. Idempotent.
-
-    Parameters
-    ----------
-    find_scope : callable
-        Returns the scope from which this thread's tensors on a CUDA device come, given its index.
-    """
+    """See the beginning and end of captures. Idempotent."""
     kind: Any = torch.cuda.CUDAGraph
     with _lock:
         _watch.wanted = True

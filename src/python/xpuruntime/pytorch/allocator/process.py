@@ -26,17 +26,7 @@ _current: ProcessAllocator | None = None
 
 
 def judge(*, initialised: bool, backend: str, active: bool) -> str | None:
-    """Say why the allocator of the process cannot be set, or None where it can.
-
-    Parameters
-    ----------
-    initialised : bool
-        Whether PyTorch has begun to use CUDA.
-    backend : str
-        PyTorch's allocator, such as ``"native"``.
-    active : bool
-        Whether it was set before.
-    """
+    """Say why the allocator of the process cannot be set, or None where it can."""
     if active:
         return "it is set already, and holds until the process ends: call it once, at the start of the program"
     if initialised:
@@ -49,13 +39,7 @@ def judge(*, initialised: bool, backend: str, active: bool) -> str | None:
 
 
 class ProcessAllocator:
-    """What ``set_allocator(scope="process")`` returns. As a context manager it cannot be left.
-
-    Attributes
-    ----------
-    pools : tuple of MemoryPool
-        One a device.
-    """
+    """What ``set_allocator(scope="process")`` returns. As a context manager it cannot be left."""
 
     def __init__(self, allocator: TorchAllocator) -> None:
         self._allocator = allocator

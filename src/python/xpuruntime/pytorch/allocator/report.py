@@ -37,21 +37,7 @@ class MemoryPart:
 
 @dataclass(frozen=True)
 class Holder:
-    """Who has memory from a device.
-
-    Attributes
-    ----------
-    owner : str
-        ``"PyTorch"``, or the name of an xpuruntime pool.
-    kind : str
-        ``"caching allocator"``, or the kind of the pool.
-    held : int
-        Bytes that the device gave to it. No byte is in two holders of a device.
-    in_use : int
-        Of these, what it has given on.
-    parts : tuple of MemoryPart
-        Of these, what is known of who has it.
-    """
+    """Who has memory from a device."""
 
     owner: str
     kind: str
@@ -62,19 +48,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class DeviceMemory:
-    """One device, or the host.
-
-    Attributes
-    ----------
-    device : str
-    total, free : int or None
-        Bytes, as the driver (on the host: the system) reports; None where asking would create a CUDA context.
-    holders : tuple of Holder
-        Those that hold most first.
-    unexplained : int or None
-        ``total - free`` without what the holders hold: contexts, code of kernels, memory that engines and libraries
-        take for themselves, and other processes. None on the host, where it would mean nothing.
-    """
+    """One device, or the host."""
 
     device: str
     total: int | None
@@ -85,15 +59,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True)
 class OpenSessionMemory:
-    """An open session, and what it says it holds. That lies in holders of its device, as far as they are known.
-
-    Attributes
-    ----------
-    session : str
-    device : str or None
-    memory : dict of str to int
-        Bytes by owner; empty where the engine does not report them.
-    """
+    """An open session, and what it says it holds. That lies in holders of its device, as far as they are known."""
 
     session: str
     device: str | None

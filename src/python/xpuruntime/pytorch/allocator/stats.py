@@ -15,30 +15,7 @@ __all__ = ["AllocatorStats", "PoolUse"]
 
 @dataclass(frozen=True)
 class PoolUse:
-    """What PyTorch holds of one pool. Sizes are bytes.
-
-    Attributes
-    ----------
-    pool, kind, device : str
-        Name and kind of the pool, and its device.
-    limit : int or None
-        Most that the pool may hold.
-    scopes : int
-        Open scopes that use it; 1 where it is PyTorch's allocator of the process.
-    current, peak : int
-        What PyTorch asked for and has not given back, and the largest that was. With ``scope="block"`` these are its
-        segments, in use by tensors or kept for the next ones; with ``scope="process"`` the tensors themselves.
-    in_graphs : int
-        What PyTorch gave back and a CUDA graph that captured it may still write.
-    allocations, total_allocations : int
-        Live, and ever.
-    failures : int
-        Allocations that were refused.
-    last_failure : str or None
-        Why the last of them was.
-    pool_current, pool_reserved : int
-        What the pool has given to everybody, and what it holds from the device.
-    """
+    """What PyTorch holds of one pool. Sizes are bytes."""
 
     pool: str
     kind: str
@@ -79,14 +56,7 @@ class PoolUse:
 
 @dataclass(frozen=True)
 class AllocatorStats:
-    """What PyTorch holds of xpuruntime pools.
-
-    Attributes
-    ----------
-    scope : {"none", "block", "process"}
-        What is active, or still held by tensors.
-    uses : tuple of PoolUse
-    """
+    """What PyTorch holds of xpuruntime pools."""
 
     scope: str
     uses: tuple[PoolUse, ...]

@@ -46,13 +46,7 @@ _ending = False
 
 
 def pluggable(allocator: TorchAllocator) -> Any:
-    """Return PyTorch's object for the functions of an allocator.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        This PyTorch cannot take allocation functions.
-    """
+    """Return PyTorch's object for the functions of an allocator."""
     make = _private_api.custom_allocator
     if make is None:
         msg = (
@@ -68,26 +62,7 @@ def pluggable(allocator: TorchAllocator) -> Any:
 
 
 class PoolBridge:
-    """Gives memory of an xpuruntime pool to pools of PyTorch. Several scopes over the same pool share one.
-
-    Parameters
-    ----------
-    pool : MemoryPool
-        Memory of a CUDA device.
-
-    Attributes
-    ----------
-    pool : MemoryPool
-    allocator : TorchAllocator
-    device : int
-        Index of the CUDA device.
-    users : int
-        Open scopes and retired pools of PyTorch that use it.
-    last_failure : str or None
-        Why the last allocation was refused.
-    made : set of (int, int)
-        Ids of the pools of PyTorch that were made here.
-    """
+    """Gives memory of an xpuruntime pool to pools of PyTorch. Several scopes over the same pool share one."""
 
     def __init__(self, pool: MemoryPool) -> None:
         self.pool = pool
@@ -148,15 +123,7 @@ def release(bridge: PoolBridge) -> None:
 
 
 def retire(pool: Any, bridge: PoolBridge, *, captured: bool) -> None:
-    """Take over a pool of PyTorch, and one user of its bridge, and let go of both when nothing uses the pool.
-
-    Parameters
-    ----------
-    pool : torch.cuda.MemPool
-    bridge : PoolBridge
-    captured : bool
-        Whether CUDA graphs work on its memory.
-    """
+    """Take over a pool of PyTorch, and one user of its bridge, and let go of both when nothing uses the pool."""
     if _ending:
         keep_forever(pool)
         return

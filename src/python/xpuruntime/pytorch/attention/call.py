@@ -35,26 +35,7 @@ class Arguments(NamedTuple):
 
 
 class AttentionCall(NamedTuple):
-    """One call: its `Arguments`, and what else a route depends on.
-
-    Attributes
-    ----------
-    q, k, v : Tensor
-        ``[..., heads, length, head_dim]``.
-    mask : Tensor or None
-    dropout_p : float
-    is_causal : bool
-    scale : float or None
-    enable_gqa : bool
-    needs_grad : bool
-        Whether the gradient will be asked for.
-    unfit : str
-        Why no xpuruntime kernel can take these arguments, whatever it is; empty where one might.
-    backward : bool
-        Whether it is the gradient that is asked for.
-    phase, module : str
-        As for `CompiledPolicy.resolve`.
-    """
+    """One call: its `Arguments`, and what else a route depends on."""
 
     q: Tensor
     k: Tensor

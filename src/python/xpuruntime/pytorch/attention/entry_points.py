@@ -17,20 +17,7 @@ __all__ = ["FAST_PATH", "FLEX", "SDPA", "VARLEN", "WITH_WEIGHTS", "EntryPoint", 
 
 
 class EntryPoint(NamedTuple):
-    """A function of PyTorch's that has kernels of its own, beside others of the same operation.
-
-    Attributes
-    ----------
-    name : str
-    kernel_names : dict of str to str
-        Words that mean a kernel of this function, each with the id it goes by.
-    default : str
-        What it runs where a policy leaves the choice.
-    no_xrt_kernel : str
-        Why no kernel of this library can stand in for it; empty where one may.
-    op : str
-        Operation of a `KernelPolicy` whose kernels are meant.
-    """
+    """A function of PyTorch's that has kernels of its own, beside others of the same operation."""
 
     name: str
     kernel_names: Mapping[str, str]

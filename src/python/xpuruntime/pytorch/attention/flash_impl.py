@@ -46,24 +46,7 @@ def register_flash_attention() -> None:
 
 
 class FlashAttentionImpl:
-    """Our kernel in place of PyTorch's FlashAttention 2, from when it is made until `remove`.
-
-    Parameters
-    ----------
-    kernel : str
-        An xpuruntime kernel; what it cannot serve is left to what was there before, which is said once by a warning.
-    key : str
-        The dispatch key.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        This PyTorch is built without CUDA.
-
-    Notes
-    -----
-    Calls with packed sequences (``varlen_attn``) go to operators of their own, which stay as they are.
-    """
+    """Our kernel in place of PyTorch's FlashAttention 2, from when it is made until `remove`."""
 
     def __init__(self, kernel: str = KERNEL, key: str = "CUDA") -> None:
         if key == "CUDA" and not torch.backends.cuda.is_built():

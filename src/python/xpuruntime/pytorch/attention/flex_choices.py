@@ -13,20 +13,7 @@ __all__ = ["FlexChoice", "choices", "forget", "note"]
 
 
 class FlexChoice(NamedTuple):
-    """What was chosen while code was compiled, for `explain` to tell when that code runs.
-
-    Attributes
-    ----------
-    kernel : str
-        Such as ``"torch.flex_triton"``.
-    asked : tuple of str
-    source : str
-        As of a `Route`.
-    status, reason : str
-        As of a `Row`.
-    module : str
-        Path of the module whose code it is; empty where it is not known.
-    """
+    """What was chosen while code was compiled, for `explain` to tell when that code runs."""
 
     kernel: str
     asked: tuple[str, ...]
@@ -56,13 +43,7 @@ def forget() -> None:
 
 
 def choices(module: str) -> tuple[FlexChoice, ...]:
-    """Return what was chosen for the active policy's code inside a module, or for all of it where none is known there.
-
-    Parameters
-    ----------
-    module : str
-        Path of the module in which compiled code runs; empty where it is not known.
-    """
+    """Return the active policy's choice for code inside a module, or for all code where it has none there."""
     with _lock:
         every = tuple(choice for key, choice in CONTEXT.flex_choices if key == CONTEXT.compiled_for)
     inside = tuple(one for one in every if one.module == module or one.module.startswith(f"{module}."))

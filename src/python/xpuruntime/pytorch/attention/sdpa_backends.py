@@ -58,15 +58,7 @@ _lock = threading.RLock()
 
 
 class SdpaBackends(NamedTuple):
-    """PyTorch's switches for attention.
-
-    Attributes
-    ----------
-    enabled : tuple of bool [5]
-        By number of the backend.
-    order : tuple of int
-        Numbers of the backends; on CUDA the first that is enabled and can serve does.
-    """
+    """PyTorch's switches for attention."""
 
     enabled: tuple[bool, ...]
     order: tuple[int, ...]
@@ -98,13 +90,7 @@ def write(settings: SdpaBackends) -> None:
 
 
 def restore(before: SdpaBackends, applied: SdpaBackends) -> None:
-    """Set what `applied` had changed of `before` as it was; what somebody has set since stays as it is.
-
-    Parameters
-    ----------
-    before, applied : SdpaBackends
-        What was read, and what was written over it.
-    """
+    """Set what `applied` had changed of `before` as it was; what somebody has set since stays as it is."""
     with by_backend(None), _lock:
         now = read()
         triples = zip(before.enabled, applied.enabled, now.enabled, strict=True)
@@ -126,13 +112,7 @@ def is_enabled(kernel: str) -> bool:
 
 
 def kernels_in(operators: Iterable[str]) -> dict[str, str]:
-    """Return those operators that run attention, each with the id of its kernel.
-
-    Parameters
-    ----------
-    operators : iterable of str
-        As the profiler has them: ``"aten::_scaled_dot_product_flash_attention"``.
-    """
+    """Return those operators that run attention, each with the id of its kernel."""
     return {name: kernel for name in operators for kernel, mark in _MARKS.items() if mark in name}
 
 
@@ -142,14 +122,6 @@ def by_backend(kernel: str | None, *, only_if_enabled: bool = False) -> Abstract
     PyTorch's switches belong to the process, so threads wait for each other: those that want the same run together,
     and one that wants something else waits, so keep the block short. Threads that call PyTorch past the override see
     the switches meanwhile.
-
-    Parameters
-    ----------
-    kernel : str or None
-        A key of `BACKENDS`. ``None``: whatever PyTorch's switches enable, or, inside of another such block, what that
-        one says.
-    only_if_enabled : bool
-        Whether to leave the switches as they are where this backend is not enabled.
     """
     return _core.SdpBackendScope(0 if kernel is None else _request(kernel, only_if_enabled))
 
@@ -159,38 +131,12 @@ def _request(kernel: str, only_if_enabled: bool) -> int:
 
 
 def backend_request(kernel: str, *, tuned: bool) -> int:
-    """Return what a call that PyTorch serves wants of its switches, as `_core` has it.
-
-    Parameters
-    ----------
-    kernel : str
-        Id of a kernel of PyTorch's.
-    tuned : bool
-        Whether measured times chose it: then it serves only as long as it is enabled.
-
-    Returns
-    -------
-    int
-        0 where it wants nothing of them.
-    """
+    """Return what a call that PyTorch serves wants of its switches, as `_core` has it."""
     return _request(kernel, tuned) if kernel in BACKENDS else 0
 
 
 def choice(*args: Any, scale: float | None, enable_gqa: bool) -> int:
-    """Return the number of the backend that PyTorch takes for a call as its switches are; -1 where none can serve.
-
-    Parameters
-    ----------
-    *args
-        The first six of ``scaled_dot_product_attention``.
-    scale, enable_gqa
-        As there.
-
-    Raises
-    ------
-    RuntimeError
-        PyTorch refuses the call.
-    """
+    """Return the number of the backend that PyTorch takes for a call as its switches are; -1 where none can serve."""
     if not _is_traced_for_cuda(args[0]):
         return _private_api.sdp_choice(*args, scale=scale, enable_gqa=enable_gqa)
     with _private_api.without_modes():
@@ -221,15 +167,7 @@ def _can_use(kernel: str, debug: bool, *args: Any) -> bool:
 
 
 def rejection(kernel: str, *args: Any, scale: float | None, enable_gqa: bool) -> str:
-    """Return why PyTorch cannot serve a call by one of its kernels; empty where it can.
-
-    Parameters
-    ----------
-    kernel : str
-        A key of `BACKENDS`.
-    *args, scale, enable_gqa
-        As for `choice`.
-    """
+    """Return why PyTorch cannot serve a call by one of its kernels; empty where it can."""
     if kernel == "torch.math":
         return ""
     query, mask = args[0], args[3]

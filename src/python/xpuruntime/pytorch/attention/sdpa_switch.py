@@ -56,23 +56,7 @@ def serves_nothing(policy: Policy) -> bool:
 
 
 def attention_switch(policy: Policy) -> Callable[[], Any] | None:
-    """Set PyTorch's switches for what `attention_decided_by_switch` says. Returns what gives them back, or ``None``.
-
-    Raises
-    ------
-    PolicyError
-        The policy is strict, and this PyTorch cannot do it.
-
-    Notes
-    -----
-    On CUDA the backends that are asked for are tried first, in their order; under ``strict`` no other is enabled, and
-    PyTorch refuses what none of them can serve. CUDA is started by it where it is not yet. On the CPU there are two:
-    flash serves what it can wherever it is enabled, and math serves the rest; so where math is asked for before
-    flash, flash is disabled.
-
-    While a policy names kernels for attention, the fast path of ``nn.MultiheadAttention``, which has kernels of its
-    own, is off, so that its attention is SDPA as well.
-    """
+    """Set PyTorch's switches for what `attention_decided_by_switch` says. Returns what gives them back, or ``None``."""
     undo: list[Callable[[], Any]] = []
 
     def release() -> None:

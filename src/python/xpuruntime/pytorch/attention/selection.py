@@ -91,24 +91,7 @@ def find_route(
     natively: Callable[[], Any],
     skip: tuple[tuple[str, str], ...] = (),
 ) -> Route:
-    """Return which kernel serves a call, found by asking each that the policy names whether it can.
-
-    Parameters
-    ----------
-    active : CompiledPolicy
-    key : hashable
-        As for `CompiledPolicy.resolve`.
-    call : AttentionCall
-    natively : callable
-        Does the call by PyTorch's own choice; for measuring.
-    skip : tuple of (str, str)
-        Words that cannot serve, each with the reason.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The policy is strict and nothing that it asks for can serve.
-    """
+    """Return which kernel serves a call, found by asking each that the policy names whether it can."""
     exact = deterministic(active)
     entry = _entry_of(call)
     while True:

@@ -193,16 +193,7 @@ class ModuleNames:
         return found
 
     def inside(self, module: torch.nn.Module, outer: str, root: torch.nn.Module | None) -> str:
-        """Return the path of a module that is called by another one.
-
-        Parameters
-        ----------
-        module : Module
-        outer : str
-            The path of the module that calls it.
-        root : Module, optional
-            At which the path of the outermost one begins.
-        """
+        """Return the path of a module that is called by another one."""
         found = self._known.get(id(module))
         if found is not None and found.module() is module:
             if (found.root() is root or id(found.root()) in self._named_ids) and found.holds():
@@ -248,13 +239,7 @@ class ModuleNames:
         self._seen[id(module)] = _Root(weakref.ref(module), path)
 
     def _name_apart(self, module: torch.nn.Module) -> bool:
-        """Name the modules of a new root alone, such as a loss that each step makes; not where others have some of it.
-
-        Returns
-        -------
-        bool
-            Whether that was enough.
-        """
+        """Name the modules of a new root alone, such as a new loss of each step; not where roots share some."""
         roots = [root.module() for root in self._seen.values()]
         if roots.count(None) > _MOST_DEAD:
             return False

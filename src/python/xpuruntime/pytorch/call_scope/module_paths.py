@@ -112,11 +112,6 @@ def current(*, recorded: bool | None = None) -> str:
     In a forward that is the innermost module that runs. In a backward it is the module in whose forward the node of
     autograd was made that runs: PyTorch numbers nodes, and it is kept at which number another module began to run. The
     last 131,072 such changes of each thread are kept.
-
-    Parameters
-    ----------
-    recorded : bool, optional
-        In a backward, whether the call has just made a node of autograd; default: whether gradients are being recorded.
     """
     return _core.call_module(recorded)
 
@@ -206,12 +201,7 @@ def has_siblings() -> bool:
 
 
 class inside:  # noqa: N801 - used like a function
-    """Let the calls of this thread belong to a module, given by its path, where no module runs that would say so.
-
-    Parameters
-    ----------
-    path : str
-    """
+    """Let the calls of this thread belong to a module, given by its path, where no module runs that would say so."""
 
     __slots__ = ("_path",)
 

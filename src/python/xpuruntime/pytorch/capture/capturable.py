@@ -66,11 +66,6 @@ def make_capturable(optimizer: Any, device: torch.device) -> None:
 
     Every group gets ``capturable=True`` (SGD: ``fused=True``) and a learning rate that is a float32 tensor on the
     device; schedulers that were made already go on working, since they find it in the group. Its state is moved there.
-
-    Raises
-    ------
-    InputError
-        The optimizer has no option ``capturable`` and is no SGD.
     """
     sgd = isinstance(optimizer, torch.optim.SGD)
     if not sgd and not all("capturable" in group for group in optimizer.param_groups):

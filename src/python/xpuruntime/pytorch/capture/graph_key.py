@@ -32,13 +32,7 @@ PARTS = (
 
 
 class GraphKey:
-    """Finds what a graph depends on besides its inputs, quickly, at each call.
-
-    Parameters
-    ----------
-    used : CapturedState
-    device : torch.device
-    """
+    """Finds what a graph depends on besides its inputs, quickly, at each call."""
 
     def __init__(self, used: CapturedState, device: torch.device) -> None:
         self._modules = used.all_modules()

@@ -67,13 +67,6 @@ class CudaRecorder:
     """Captures on one stream of a CUDA device into one pool of memory.
 
     Graphs share memory, so no two of them may run at once: `order` sees to it.
-
-    Parameters
-    ----------
-    device : torch.device
-        With its index.
-    pool : tuple, torch.cuda.MemPool or torch.cuda.CUDAGraph, optional
-        Where captured work has its memory; default: a pool of its own.
     """
 
     def __init__(self, device: torch.device, pool: Any = None) -> None:
@@ -125,14 +118,7 @@ class CudaRecorder:
                 outer.wait_stream(self.stream)
 
     def record(self, run: Callable[[], Any], generators: list[Any]) -> CapturedGraph:
-        """Capture `run`, which is called once and whose work on the device does not run.
-
-        Raises
-        ------
-        Exception
-            What `run` raised, or what CUDA said of the capture; the stream, the pool and the generators of random
-            numbers are usable again.
-        """
+        """Capture `run`, which is called once and whose work on the device does not run."""
         before = self.begin(generators)
         try:
             outputs = run()

@@ -47,13 +47,7 @@ def unflatten(leaves: Sequence[Any], structure: Any) -> tuple[tuple[Any, ...], d
 
 
 def signature(leaves: Sequence[Any]) -> tuple[Any, ...]:
-    """Return what a graph depends on in the leaves: layout and type of a tensor, the value of anything else.
-
-    Raises
-    ------
-    InputError
-        A leaf is neither a tensor nor hashable.
-    """
+    """Return what a graph depends on in the leaves: layout and type of a tensor, the value of anything else."""
     try:
         return tuple(
             [
@@ -89,21 +83,7 @@ def _leaf_like(leaf: Any, moved: Any) -> Any:
 
 
 class StaticInputs:
-    """Buffers on a device, one for each tensor among the leaves, filled with what the leaves hold.
-
-    Parameters
-    ----------
-    leaves : sequence
-        A tensor on any device is copied; anything else is kept as it is.
-    structure
-        From `flatten`.
-    device : torch.device
-
-    Attributes
-    ----------
-    leaves : list
-        The buffers, and the constants between them.
-    """
+    """Buffers on a device, one for each tensor among the leaves, filled with what the leaves hold."""
 
     def __init__(self, leaves: Sequence[Any], structure: Any, device: torch.device) -> None:
         self.structure = structure

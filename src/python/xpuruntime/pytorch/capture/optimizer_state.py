@@ -44,10 +44,6 @@ class OptimizerState:
     parameter that had no state yet is set to what the optimizer began with, where that is known: then the step that is
     captured finds its state in memory that no graph writes to begin with. It can be given back any number of times, and
     what was added stays in the memory of the first time, because graphs that were captured meanwhile refer to it.
-
-    Parameters
-    ----------
-    optimizer : torch.optim.Optimizer
     """
 
     def __init__(self, optimizer: Any) -> None:
@@ -125,14 +121,7 @@ def _restored(value: Any, copy: Any) -> Any:
 
 
 class ScalerState:
-    """The state of a `torch.amp.GradScaler` at one moment; makes its tensors, if it has none yet.
-
-    Parameters
-    ----------
-    scaler : torch.amp.GradScaler
-    device : torch.device
-        Where the losses are.
-    """
+    """The state of a `torch.amp.GradScaler` at one moment; makes its tensors, if it has none yet."""
 
     def __init__(self, scaler: Any, device: torch.device) -> None:
         self.scaler = scaler

@@ -19,14 +19,7 @@ __all__ = ["RandomState", "StateSnapshot"]
 
 
 class RandomState:
-    """Where the random numbers of Python, NumPy and PyTorch were, those of a CUDA device included.
-
-    Parameters
-    ----------
-    device : torch.device
-    generators : list of torch.Generator
-        Others than the default ones.
-    """
+    """Where the random numbers of Python, NumPy and PyTorch were, those of a CUDA device included."""
 
     def __init__(self, device: torch.device, generators: list[Any]) -> None:
         self._device = device
@@ -53,13 +46,6 @@ class StateSnapshot:
     """Copies of what a step changes: parameters, buffers, state of optimizers and scalers, random numbers.
 
     Takes as much memory again as all of that, until it is dropped.
-
-    Parameters
-    ----------
-    used : CapturedState
-    device : torch.device
-    optimizers : bool
-        Whether optimizers run in the warm-up.
     """
 
     def __init__(self, used: CapturedState, device: torch.device, *, optimizers: bool = True) -> None:

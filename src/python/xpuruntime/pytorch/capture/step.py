@@ -115,16 +115,7 @@ class CapturedStep:
             self._warn(reason)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Do one step on these inputs. Returns what ``fn`` returned, apart from autograd.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            Another thread is in a call of this step, or the step is inside of itself; with ``strict=True``, the call
-            would run eagerly.
-        InputError
-            An argument is neither a tensor nor hashable.
-        """
+        """Do one step on these inputs. Returns what ``fn`` returned, apart from autograd."""
         if self._lock.locked():
             msg = (
                 "a call of this captured step is still running, in another thread or around this one; its graphs share "

@@ -19,24 +19,7 @@ __all__ = ["StepProgram", "uncached_autocast"]
 
 
 class StepProgram:
-    """What one call of a step does.
-
-    Parameters
-    ----------
-    fn : callable
-        With an optimizer: returns the loss, or a tuple that begins with it. Without one: does the whole step.
-    optimizer : torch.optim.Optimizer, optional
-    scaler : torch.amp.GradScaler, optional
-    before_step : callable, optional
-        Called with no arguments between backward and the optimizer's step, when gradients are not scaled any more.
-    parameters : list of torch.nn.Parameter
-        Those whose gradients backward may write.
-
-    Attributes
-    ----------
-    steps_inside : bool
-        Whether the optimizer's step belongs to what is captured.
-    """
+    """What one call of a step does."""
 
     def __init__(
         self,

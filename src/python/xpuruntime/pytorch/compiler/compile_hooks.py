@@ -136,15 +136,7 @@ def _stated(active: CompiledPolicy) -> dict[str, tuple[bool, bool]]:
 
 
 class _Watched:
-    """A function of PyTorch's, wrapped until `remove`.
-
-    Parameters
-    ----------
-    owner, name
-        Where it is.
-    check : callable
-        Called with the policy and the arguments, before it. What it returns stands for the first argument, if anything.
-    """
+    """A function of PyTorch's, wrapped until `remove`."""
 
     def __init__(self, owner: Any, name: str, check: Callable[..., Any]) -> None:
         self._owner = owner

@@ -50,17 +50,7 @@ _library = torch.library.Library("xpuruntime", "FRAGMENT")
 
 
 class InductorAnnotationPass(_private_api.inductor_pass()):  # type: ignore[misc] # PyTorch leaves its type open
-    """A pass over each graph that Inductor makes of one of Dynamo's: of a forward, of its backward, or of inference.
-
-    Parameters
-    ----------
-    asked : mapping of str to (bool, bool)
-        Operations of a policy whose calls state something, and whether each does phase and module.
-    graph : torch.fx.GraphModule
-        Dynamo's.
-    earlier : callable, sequence of callables or None
-        Passes at the same place, which come first.
-    """
+    """A pass over each graph that Inductor makes of one of Dynamo's: of a forward, of its backward, or of inference."""
 
     def __init__(self, asked: Mapping[str, tuple[bool, bool]], graph: Any, earlier: Any) -> None:
         self._asked = {name: flags for op, flags in asked.items() for name in _OPERATORS[op]}

@@ -44,14 +44,7 @@ _SDPA_WORD = "load the model with attn_implementation='sdpa', or leave attention
 
 
 class ByOperators(NamedTuple):
-    """How a module computes an operation without calling it.
-
-    Attributes
-    ----------
-    op : str
-        Operation of a `KernelPolicy`.
-    reason, fix : str
-    """
+    """How a module computes an operation without calling it."""
 
     op: str
     reason: str

@@ -183,17 +183,7 @@ def _asked(active: CompiledPolicy, op: str, module: str, like: torch.Tensor | No
 
 
 def _is_one_kernel(layer: str, like: torch.Tensor | None, *, projects: bool) -> bool:
-    """Say whether a recurrent layer runs inside one kernel: of cuDNN, or on the CPU of oneDNN, which has the LSTM.
-
-    Parameters
-    ----------
-    layer : str
-        ``"lstm"``, ``"gru"``, ``"rnn_tanh"``, ``"rnn_relu"``.
-    like : Tensor, optional
-        Of the device and dtype that it computes in.
-    projects : bool
-        Whether it is an LSTM with projections, which oneDNN has not.
-    """
+    """Say whether a recurrent layer runs inside one kernel: of cuDNN, or on the CPU of oneDNN, which has the LSTM."""
     if like is None or like.device.type != "cpu":
         return True
     if layer != "lstm" or projects or not _private_api.mkldnn_enabled():

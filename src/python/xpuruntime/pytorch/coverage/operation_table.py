@@ -23,14 +23,7 @@ __all__ = [
 
 
 class UncoveredKernel(NamedTuple):
-    """An operation that ran by a kernel that no policy chose.
-
-    Attributes
-    ----------
-    op : str
-        Operation of a `KernelPolicy`.
-    reason : str
-    """
+    """An operation that ran by a kernel that no policy chose."""
 
     op: str
     reason: str
@@ -184,13 +177,7 @@ _KERNELS: tuple[tuple[re.Pattern[str], UncoveredKernel], ...] = tuple(
 
 
 def uncovered_operator(name: str) -> UncoveredKernel | None:
-    """Return what an operator that passed no override computes; ``None`` where no policy can speak of it.
-
-    Parameters
-    ----------
-    name : str
-        As the profiler has it: ``"aten::mm"``, ``"flash_attn::_flash_attn_forward"``.
-    """
+    """Return what an operator that passed no override computes; ``None`` where no policy can speak of it."""
     namespace, _, short = name.rpartition("::")
     if namespace in ("aten", "mkldnn", "mkl", "torch_attn"):
         return _overridden().get(short) or _OPERATORS.get(short)
@@ -211,13 +198,7 @@ def unserved_operator(name: str) -> str | None:
 
 @lru_cache(maxsize=8192)
 def operation_of(name: str) -> str | None:
-    """Return what an operator of another package computes; ``None`` for PyTorch's own and what is no operator.
-
-    Returns
-    -------
-    str or None
-        An operation, of a `KernelPolicy` or another one such as ``"rope"``, or ``"unknown:<namespace>"``.
-    """
+    """Return what an operator of another package computes; ``None`` for PyTorch's own and what is no operator."""
     namespace = name.partition("::")[0]
     if namespace in _PYTORCH or not _OPERATOR.fullmatch(name):
         return None

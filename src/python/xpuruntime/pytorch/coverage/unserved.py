@@ -45,33 +45,7 @@ class UnservedCall(NamedTuple):
 
 
 class Unserved(NamedTuple):
-    """A function of PyTorch whose kernel no policy can replace.
-
-    Attributes
-    ----------
-    name : str
-        As of `Override`.
-    keys : tuple of str
-        As of `Override`; in `IN_PYTHON` a function.
-    entry : EntryPoint
-        What it runs, and why that stays.
-    group : str
-        What of `CompiledPolicy.overrides` a policy needs for it.
-    title : str
-        A call in messages, with ``{}`` for its operands.
-    call : callable
-        From the arguments, without the keyset, to an `UnservedCall`; ``None`` for a call that is no call of its own.
-    module : str
-        The module of PyTorch's that has it, where that is not imported with PyTorch.
-    reasons : callable
-        From the tensor of a call to the kernel names that cannot serve now, each with the reason.
-    gradient : str
-        The title of the gradient, where that is decided with the forward, before anything is computed.
-    recorded : bool
-        Whether `explain` has a row for its calls.
-    autograd_keys : tuple of str
-        Keys above it at which it is still known whether gradients are recorded.
-    """
+    """A function of PyTorch whose kernel no policy can replace."""
 
     name: str
     keys: tuple[str, ...]

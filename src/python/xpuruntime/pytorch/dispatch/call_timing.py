@@ -61,13 +61,6 @@ class StepCost(NamedTuple):
     Where that one keeps the device for much longer than the host, the step waits for the device, and a call costs the
     larger of both. Otherwise a step may wait for the host, where a kernel that is faster on the device alone gains
     nothing: a call costs the host's time, and what it keeps the device for longer than PyTorch's own.
-
-    Attributes
-    ----------
-    native : float
-        Seconds of the device, of PyTorch's own kernel.
-    ahead : bool
-        Whether the step waits for the device.
     """
 
     native: float

@@ -47,48 +47,7 @@ _FREE = frozenset(("auto", "torch", "torch.sdpa"))
 
 
 class CompiledPolicy:
-    """A policy, compiled for PyTorch's operations, with the routes found so far. Threads share one.
-
-    Parameters
-    ----------
-    policy : Policy
-    log : DecisionLog, optional
-        Where the core records what it decides under it, instead of the log of the process.
-    source : str
-        What asks for its kernels, where that is a call and no key of the policy: `route.BY_CALL`.
-    root : Module, optional
-        At which the paths of modules begin.
-
-    Attributes
-    ----------
-    number : int
-        Another one for each that is made.
-    ops : frozenset of str
-        Operations whose calls the policy decides one by one; what it settles by PyTorch's own switches, or leaves
-        alone, is not among them.
-    overrides : frozenset of str
-        What of `xpuruntime.pytorch.dispatch.overrides.registry` the policy needs: `ops`, and the functions for
-        attention that no switch settles; under ``strict`` the operators that nothing can stand in for.
-    attention_kernels : frozenset of str
-        All that it asks for in attention, in its short form and its rules.
-    avoids : bool
-        Whether calls of attention have to be looked at although PyTorch's choice is taken, since ``auto`` leaves out
-        kernels that an advisory concerns.
-    keys : dict of str to str
-        What messages call a key of this policy, where it was made of another one.
-    strict : bool
-    by_phase, by_module : bool
-        Whether some rule asks for it; otherwise nobody needs to find it out.
-    by_call : bool
-        Whether some rule asks for one of them.
-    routes : dict
-        From a key that an override makes of its arguments to the route; read without a lock.
-    kinds : dict
-        Routes of attention that calls of other lengths take as well, from what is left of their keys without lengths.
-    by_length : bool
-        Whether some rule asks for the length of keys.
-    rule_use : RuleUse
-    """
+    """A policy, compiled for PyTorch's operations, with the routes found so far. Threads share one."""
 
     def __init__(
         self,
@@ -188,32 +147,7 @@ class CompiledPolicy:
         entry: EntryPoint | None = None,
         keep: bool = True,
     ) -> Route:
-        """Return the route for calls of one kind, found once and kept under `key`.
-
-        Parameters
-        ----------
-        key : hashable
-            Everything that the route depends on, and the operation.
-        facts : CallFacts
-            As of `facts_of_call`; phase and module where `by_phase` and `by_module` say that they are needed.
-        description : str
-            The call, for messages: ``"aten::mm of [4, 4] and [4, 4] fp32 on cpu"``.
-        allow_tf32, deterministic : bool
-            PyTorch's own switches, for xpuruntime kernels to obey.
-        skip : tuple of (str, str)
-            Kernel names that cannot serve these calls after all, each with the reason.
-        unsupported_reason : str, optional
-            Why no xpuruntime kernel can serve these calls.
-        entry : EntryPoint, optional
-            Of attention, the function that is called; default: `SDPA`.
-        keep : bool
-            Whether the route is kept; otherwise the caller has more to ask of it, and keeps it.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            The policy is strict and nothing that it asks for can serve.
-        """
+        """Return the route for calls of one kind, found once and kept under `key`."""
         op, module, phase = str(facts.op), str(facts.module or ""), str(facts.phase or "")
         if entry is None and op == "attention":
             entry = SDPA

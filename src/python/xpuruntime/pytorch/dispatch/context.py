@@ -33,19 +33,7 @@ _tracing_state = _private_api.tracing_state
 
 
 class _ThreadState(threading.local):
-    """State of one thread.
-
-    Attributes
-    ----------
-    policy : tuple of CompiledPolicy or None, optional
-        A policy for this thread, in a tuple of one; ``None``: the process-wide one.
-    recorded : bool
-        Whether gradients are recorded outside of the ``autograd.Function`` whose forward runs.
-    measuring : bool
-        Whether kernels are being timed.
-    route_pin : RoutePin or None
-        Decides the routes of tuned calls, while the cost of the way to a kernel is measured.
-    """
+    """State of one thread."""
 
     policy: tuple[CompiledPolicy | None] | None = None
     recorded = False
@@ -68,75 +56,11 @@ class CallObserver(Protocol):
     def call(
         self, name: str, op: str, route: Route | None, run: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Return ``run(*args, **kwargs)``, and keep what is to be known of it.
-
-        Parameters
-        ----------
-        name : str
-            The operator, such as ``"mm.out"``.
-        op : str
-            The operation of a `KernelPolicy`.
-        route : Route or None
-            ``None`` where no policy holds.
-        run : callable
-            What serves the call. The first of `args` is the dispatcher's keyset where the native kernel serves.
-        """
+        """Return ``run(*args, **kwargs)``, and keep what is to be known of it."""
 
 
 class DispatchContext:
-    """The state of the dispatch of PyTorch's operators. There is one in a process, `CONTEXT`.
-
-    Attributes
-    ----------
-    thread : thread-local
-    process_policy : CompiledPolicy or None
-        Active in all threads that have none of their own.
-    policy_version : int
-        Another number whenever another policy is active process-wide.
-    own_policies : set of int
-        Blocks in which a thread has a policy of its own.
-    observer : CallObserver or None
-        Watches every call of every overridden operator; overrides look here at each call.
-    installed : InstalledPolicy or None
-        Overrides, hooks and switches of the process-wide policy.
-    frames, lost_frames : list of PolicyFrame
-        The policy outside of all blocks, then of each that is entered, of which the last one counts; frames of blocks
-        that were garbage-collected without being left.
-    changing : bool
-        Whether the process-wide policy is being changed.
-    users : Counter of str
-        Users of the overrides of an operation, or of the hooks of a module, by its name.
-    placed : dict of str to list
-        Overrides in place, by operation.
-    fast_path : FastPath or None
-        The route by which PyTorch's dispatcher reaches overrides, once it is chosen.
-    compiled_for : str
-        What compiled code depends on of the active policy; empty without one. Dynamo guards on it.
-    compiled_keys : set of str
-        The values that `compiled_for` has had since compiled code was dropped.
-    guards_added, unguarded : bool
-        Whether Dynamo adds that guard; whether there may be code without it.
-    kept_compiled : int
-        Blocks in which code that two policies compile alike is not compiled again.
-    compile_hooks : list
-        Functions of PyTorch's compiler that are watched.
-    reported_gaps : set of (int, CoverageGap)
-        Coverage gaps of which a policy, by its number, has been warned.
-    flex_choices : dict of (str, FlexChoice) to None
-        What was chosen for compiled calls of ``flex_attention``, with `compiled_for`.
-    policies_by_call : dict
-        Policies for kernels that calls name, by the number of the policy around them and the names.
-    replays : int
-        Blocks in which what is tuned will be replayed from a CUDA graph.
-    times : dict
-        What was measured of each kind of call.
-    route_costs : dict
-        Seconds that a call costs on its way to an xpuruntime kernel, by operation, device and fast path.
-    unfused_convs : set
-        Kinds of convolutions whose bias no kernel adds on its way.
-    switch_claims : dict
-        Process-wide switches of PyTorch that sessions and policies hold.
-    """
+    """The state of the dispatch of PyTorch's operators. There is one in a process, `CONTEXT`."""
 
     def __init__(self) -> None:
         self.thread = _ThreadState()
@@ -231,11 +155,6 @@ class thread_policy:  # noqa: N801 - used like a function
 
     Autograd's threads do not see it: for inference. The overrides that it needs must be in place; see
     `xpuruntime.pytorch.dispatch.overrides.registry.require`.
-
-    Parameters
-    ----------
-    active : CompiledPolicy or None
-        ``None``: no policy, so that PyTorch's own kernels run.
     """
 
     __slots__ = ("_active", "_before", "_entered")

@@ -46,17 +46,7 @@ _ROUTES = ("addon", "stable", "python")
 
 
 class FastPath(NamedTuple):
-    """A route, and why it is no faster one.
-
-    Attributes
-    ----------
-    route : str
-        ``"addon"``, ``"stable"`` or ``"python"``; empty where the one that is stated cannot be had.
-    reason : str
-        Why no faster route is in use; empty for the addon.
-    fix : str
-        What gives a faster one; empty where nothing has to be done.
-    """
+    """A route, and why it is no faster one."""
 
     route: str
     reason: str = ""
@@ -67,13 +57,7 @@ class FastPath(NamedTuple):
 
 
 def fast_path() -> FastPath:
-    """Return the route of this process, chosen once.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The environment states a route that this process cannot have, or none that there is.
-    """
+    """Return the route of this process, chosen once."""
     return CONTEXT.fast_path or choose(os.environ.get(VARIABLE, ""))
 
 
@@ -86,13 +70,7 @@ def facts() -> TorchFacts:
 
 
 def choose(stated: str) -> FastPath:
-    """Take the route that is stated, or the first that can be had; while no override is in place.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        As for `fast_path`.
-    """
+    """Take the route that is stated, or the first that can be had; while no override is in place."""
     found = _find(stated)
     if not found.route:
         raise UnsupportedOperationError(f"{found.reason}. Fix: {found.fix}", engine="torch")
@@ -141,15 +119,7 @@ def why_no_addon() -> str:
 
 @functools.cache
 def load_addon() -> Any:
-    """Return the extension module built for this PyTorch and this Python.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        It is not built, or other users can write to it.
-    ImportError
-        It cannot be loaded.
-    """
+    """Return the extension module built for this PyTorch and this Python."""
     in_package, in_cache = build_addon.places()
     for path in in_package:
         if path.is_file():

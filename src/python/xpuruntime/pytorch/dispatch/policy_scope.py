@@ -43,14 +43,7 @@ _lock = fork_lock(threading.RLock)
 
 
 class InstalledPolicy:
-    """The overrides, hooks and switches of PyTorch that one policy needs, in place until `release`.
-
-    Parameters
-    ----------
-    active : CompiledPolicy
-    again : bool
-        Whether it has been active before, so that what PyTorch cannot do of it has been reported.
-    """
+    """The overrides, hooks and switches of PyTorch that one policy needs, in place until `release`."""
 
     def __init__(self, active: CompiledPolicy, *, again: bool) -> None:
         self.active = active

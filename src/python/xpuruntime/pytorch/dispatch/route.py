@@ -67,24 +67,7 @@ def facts_of_call(
     node: str | None = None,
     sizes: Mapping[str, int] | None = None,
 ) -> CallFacts:
-    """Return the facts of a call.
-
-    Parameters
-    ----------
-    op : str
-        Operation of a `KernelPolicy`.
-    device : torch.device or str or None
-        ``"cuda"`` for a CUDA device of unknown index; ``None`` where nothing of it is known.
-    dtype : torch.dtype or str or None
-        A type of PyTorch, or its name in policies; ``None`` where it is not known.
-    phase : str or None or Unknown
-    module : str
-        Path of the module that calls; empty outside of all modules.
-    node : str, optional
-        Name of the node of an exported program; default: the path of the module, which rules by node match as well.
-    sizes : mapping of str to int, optional
-        All that the call has; without them, those of the operation are unknown.
-    """
+    """Return the facts of a call."""
     kind, arch = _device(device)
     dtype_name: Any = UNKNOWN
     if isinstance(dtype, torch.dtype):
@@ -117,41 +100,7 @@ def _device(device: torch.device | str | None) -> tuple[Fact[str], Fact[str]]:
 
 
 class Route:
-    """Which kernel serves calls of one kind. Immutable but for `place`'s own memory of choices.
-
-    Attributes
-    ----------
-    op : str
-        Operation of a `KernelPolicy`.
-    asked : tuple of str
-        Kernels that were asked for, in order; ``("auto",)`` where the choice was free.
-    source : str
-        The key that asks: ``"kernels.rules[0]"``, ``"kernels.matmul"`` or ``"default"``; or `BY_CALL`.
-    kernel : str
-        What serves: ``"torch.flash"``, ``"cublas.cublasLt"``, or an xpuruntime family of which the core chooses one.
-    place : CallContext or None
-        For xpuruntime kernels, where `_core`'s operations take it; ``None`` where PyTorch's own kernel serves.
-    passed_over : tuple of (str, str)
-        Words of `asked` that cannot serve, each with the reason.
-    module : str
-        Path of the module that called, where rules ask for it.
-    phase : str
-        ``"train"``, ``"infer"``, ``"backward"``; empty where no rule asks for it.
-    open : bool
-        Whether the choice is left to measured times and not made yet: hand it to `tuning.settle`.
-    tuned : bool
-        Whether measured times made the choice.
-    times : tuple of (str, float)
-        Those that made it, in microseconds: of PyTorch's own kernel, and of xpuruntime kernels or all of them,
-        ``"auto"``.
-    plan : object
-        What the override has worked out for these calls and keeps here.
-    quick : bool
-        Whether `place` needs nothing but the arrays of such a call, so that a fast kernel may hand them over.
-    backend_request : int or None
-        Where PyTorch's own kernel serves, what its call wants of the switches for attention, 0 for nothing, so that a
-        fast kernel may call it; ``None`` where Python has to.
-    """
+    """Which kernel serves calls of one kind. Immutable but for `place`'s own memory of choices."""
 
     __slots__ = (
         "asked", "backend_request", "kernel", "module", "op", "open", "passed_over", "phase", "place", "plan", "quick",

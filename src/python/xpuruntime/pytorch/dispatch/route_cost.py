@@ -50,11 +50,6 @@ class RoutePin:
     """Has the smallest calls of an operation served by a stated kernel, through the override as all others are.
 
     `tuning.settle` asks it while `CONTEXT.thread.route_pin` is it.
-
-    Parameters
-    ----------
-    xrt : bool
-        Whether an xpuruntime kernel serves, else PyTorch's own.
     """
 
     def __init__(self, *, xrt: bool) -> None:
@@ -70,17 +65,7 @@ class RoutePin:
         native: Callable[[], Any],
         xrt: tuple[str, CallContext | None, Callable[[], Any]],
     ) -> Route:
-        """Return the route for a call, and keep it under `key` until `forget`.
-
-        Parameters
-        ----------
-        active, key, route
-            As for `tuning.settle`.
-        native : callable
-            As it is measured.
-        xrt : tuple of (str, CallContext or None, callable)
-            The kernel, its place, and the call as it is measured.
-        """
+        """Return the route for a call, and keep it under `key` until `forget`."""
         kernel, place, self.direct = xrt if self.xrt else (route.kernel, None, native)
         found = Route(
             route.op, route.asked, route.source, kernel, place=place, module=route.module, phase=route.phase, tuned=True
@@ -105,16 +90,6 @@ def route_cost(active: CompiledPolicy, op: str, device: torch.device, held_by: M
 
     Measured once for each process, device, operation and way, and kept on disk unless calls are recorded meanwhile.
     Infinite where it cannot be measured: then no kernel is worth its way. ``None`` where a watch ended it.
-
-    Parameters
-    ----------
-    active : CompiledPolicy
-        Under which calls of the operation are tuned.
-    op : str
-        Operation of a `KernelPolicy`.
-    device : torch.device
-    held_by : dict of str to str
-        Validators, as of `tuned_records.validators`.
     """
     name = str(torch.cuda.get_device_name(device)) if device.type == "cuda" else f"cpu x{torch.get_num_threads()}"
     watched = CONTEXT.observer is not None

@@ -90,30 +90,7 @@ def settle(
     allow_tf32: bool = False,
     deterministic: bool = False,
 ) -> Route:
-    """Return the route for a call whose choice is left to measured times, and keep it under `key`.
-
-    Parameters
-    ----------
-    active : CompiledPolicy
-    key : hashable
-        As for `CompiledPolicy.resolve`.
-    route : Route
-        One that is `open`.
-    text : str
-        As `key` of `pick`.
-    native : callable
-        Does the call by PyTorch's own kernel, on the real operands, changing none of them.
-    xrt_kernel : callable
-        The same by xpuruntime kernels at the place that it is given, of which the core takes the fastest.
-    device : torch.device
-    allow_tf32, deterministic : bool
-        As for `CompiledPolicy.resolve`.
-
-    Returns
-    -------
-    Route
-        The given one, and nothing is kept, where nothing may be measured now.
-    """
+    """Return the route for a call whose choice is left to measured times, and keep it under `key`."""
     place = active.place(
         route.op, "auto", route.source, route.module, allow_tf32=allow_tf32, deterministic=deterministic
     )
@@ -151,40 +128,7 @@ def pick(
     passes: Mapping[str, int] = MappingProxyType({}),
     active: CompiledPolicy | None = None,
 ) -> str | None:
-    """Return the id of the candidate that is to run, measured once for each kind of call and kept on disk.
-
-    Parameters
-    ----------
-    op : str
-        Operation of a `KernelPolicy`.
-    key : str
-        Everything of the call that its time depends on: operator, shapes, strides, dtypes, switches. Not the device.
-    candidates : sequence of (str, callable)
-        Each id with what does the call on the real operands, again and again without changing them. PyTorch's own is
-        the first, the control: another replaces it where it is decided that it is faster by more than the margin. One
-        that raises `UnsupportedOperationError` or `InputError` is out.
-    device : torch.device
-        Where the operands are.
-    passes : mapping of str to int
-        How often the way through a policy is gone for a candidate other than the first, where that is not once: 2 for a
-        kernel of xpuruntime with its gradient, 0 for one of PyTorch's that fast kernels call.
-    active : CompiledPolicy, optional
-        Whose rule of tuning holds, and whose way to a kernel is calibrated; without one the way costs nothing.
-
-    Returns
-    -------
-    str or None
-        ``None`` where no result is known and nothing may be measured now (see `may_measure`), a watch has ended tuning,
-        or another thread does so while this one is inside of an attention or a backward: use PyTorch's own, and ask
-        again at the next call.
-
-    Notes
-    -----
-    The protocol is that of `xpuruntime.measuring.replacement`. To the host's time of others than PyTorch's own choice
-    the seconds are added that a call costs on its way, `route_cost`, for each pass. On CUDA what a call costs is
-    `StepCost`; inside `replayed` it is the device's time alone. Results are kept in the file of
-    `xpuruntime.ops.tuning_cache`, for this device and these builds of PyTorch, its libraries and this one.
-    """
+    """Return the id of the candidate that is to run, measured once for each kind of call and kept on disk."""
     rule = _USUAL if active is None else active.policy.kernels.tuning
     mark = _mark(op, key, device, rule)
     found = _known(CONTEXT.times.get(mark), rule) or tuned_records.recall(_text(mark), _held_by(op, device.type), rule)

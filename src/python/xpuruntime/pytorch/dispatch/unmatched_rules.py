@@ -34,12 +34,7 @@ _KINDS = 4096
 
 
 class RuleUse:
-    """Which rules of modules have met their module, of one policy.
-
-    Parameters
-    ----------
-    policy : Policy
-    """
+    """Which rules of modules have met their module, of one policy."""
 
     def __init__(self, policy: Policy) -> None:
         self._lock = threading.Lock()

@@ -39,18 +39,7 @@ _DTYPES = {
 
 
 class AttributedTime:
-    """Time, how often, and by which kernels.
-
-    Attributes
-    ----------
-    ns : int
-    count : int
-        Of a recorded call: how many of its ranges the profiler saw.
-    kernels : dict of str to int
-        Kernel to nanoseconds; on the CPU, operator of PyTorch's to nanoseconds.
-    leaves : set of str
-        Operators of PyTorch's that ran inside.
-    """
+    """Time, how often, and by which kernels."""
 
     __slots__ = ("count", "kernels", "leaves", "ns")
 
@@ -80,19 +69,7 @@ class UnattributedCalls(NamedTuple):
 
 
 class Called(NamedTuple):
-    """What distinguishes one row of recorded calls from another.
-
-    Attributes
-    ----------
-    kind : int
-        Number of the kind of calls.
-    operator : str
-        The operator that the call came through, as the profiler has it; empty: none.
-    module, phase : str
-    shapes : tuple of tuple of int
-    dtypes : tuple of str
-        Where the recorder did not find them out, as the profiler has them.
-    """
+    """What distinguishes one row of recorded calls from another."""
 
     kind: int
     operator: str
@@ -103,18 +80,7 @@ class Called(NamedTuple):
 
 
 class TimeAttribution(NamedTuple):
-    """Whose the time is.
-
-    Attributes
-    ----------
-    kind : {"device", "cpu"}
-        Which time: of kernels, copies and fills on devices, or on the CPU where no device did anything.
-    calls : dict of Called to AttributedTime
-    rest : dict of UnattributedCalls to AttributedTime
-    overhead_ns : int
-        CPU time between the entry of operators and their kernels: choosing, watching, and what the transforms of
-        ``torch.func`` do in between. In no share.
-    """
+    """Whose the time is."""
 
     kind: Literal["device", "cpu"]
     calls: dict[Called, AttributedTime]

@@ -39,40 +39,7 @@ __all__ = ["LEFT", "CallRecorder", "RecordedCalls"]
 
 
 class RecordedCalls:
-    """Calls of one kind.
-
-    Attributes
-    ----------
-    number : int
-        Counts from zero within one recorder.
-    name, op : str
-        The operator, such as ``"mm.out"``, and the operation of a `KernelPolicy`.
-    module, phase, device : str
-    shapes : tuple of tuple of int
-        Of the tensors among the arguments.
-    kv : str
-        As of `Row`.
-    dtypes : tuple of str
-    asked : tuple of str
-        Empty where no policy asks for anything.
-    source : str
-        The key that asks, or ``"default"``.
-    kernel : str
-        The kernel name that was resolved to: an xpuruntime id, or PyTorch's.
-    native : bool
-        Whether PyTorch's own kernel serves.
-    site : CallSite or None
-        For xpuruntime kernels, what decides which one serves.
-    by_switch : bool
-        Whether the policy is kept by a switch of PyTorch's, so that no call is decided by itself.
-    status, reason : str
-    count : int
-        Calls that returned.
-    first_ns, first_duration_ns : int
-        When the first began, in nanoseconds since the epoch, and how long it took on the CPU.
-    thread : int
-        Native id of the thread of the first.
-    """
+    """Calls of one kind."""
 
     __slots__ = (
         "asked", "by_switch", "count", "device", "dtypes", "first_duration_ns", "first_ns", "kernel", "kv", "module",
@@ -165,19 +132,7 @@ class _Depth(threading.local):
 
 
 class CallRecorder:
-    """Keeps what is to be known of calls; a `context.CallObserver`.
-
-    Parameters
-    ----------
-    range_of : callable
-        From a `RecordedCalls` to the context that one call of it runs in.
-
-    Notes
-    -----
-    What runs inside a call that is recorded, such as the products inside unfused attention, belongs to that call,
-    unless the policy asks for something for it by itself. A call that raises is not counted, and neither is what is
-    called to measure kernels.
-    """
+    """Keeps what is to be known of calls; a `context.CallObserver`."""
 
     def __init__(self, range_of: Callable[[RecordedCalls], AbstractContextManager[Any]]) -> None:
         self._range_of = range_of

@@ -22,12 +22,7 @@ __all__ = ["Profiler", "default_activities", "refuse_a_second"]
 
 
 def refuse_a_second(what: str) -> None:
-    """Refuse to start a profiler while one runs: there is one of PyTorch's per process, and a second would crash it.
-
-    Raises
-    ------
-    InputError
-    """
+    """Refuse to start a profiler while one runs: there is one of PyTorch's per process, and a second would crash it."""
     if _private_api.profiler_flag() or _private_api.profiler_enabled():
         msg = (
             f"{what} needs PyTorch's profiler, and one runs already: one profiler runs at a time. Leave the block of "
@@ -46,17 +41,6 @@ class Profiler:
     """`torch.profiler.profile`, which holds everything between `start` and `stop`, kernels that are under way included.
 
     As a context manager it starts, stops, and abandons itself.
-
-    Parameters
-    ----------
-    activities : iterable of torch.profiler.ProfilerActivity, optional
-        Default: `default_activities`.
-    **options
-        As for `torch.profiler.profile`.
-
-    Attributes
-    ----------
-    torch : torch.profiler.profile
     """
 
     def __init__(self, activities: Iterable[Any] | None = None, **options: Any) -> None:

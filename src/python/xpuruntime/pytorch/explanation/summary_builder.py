@@ -51,17 +51,7 @@ def build_rows(
     decisions: Sequence[Decision],
     asking: RequestedKernels,
 ) -> tuple[Row, ...]:
-    """Return the rows, those that took longest first.
-
-    Parameters
-    ----------
-    kinds : sequence of RecordedCalls
-    attribution : TimeAttribution
-    decisions : sequence of Decision
-        What the core served meanwhile.
-    asking : RequestedKernels
-        The policies that held meanwhile.
-    """
+    """Return the rows, those that took longest first."""
     rows = [
         _of_calls(kinds[key.kind], key, share, attribution.kind, decisions) for key, share in attribution.calls.items()
     ]

@@ -36,14 +36,7 @@ _WIDTHS = {"status": 11, "operator": 12, "requested": 10, "observed": 12}
 
 
 def plain_text(explanation: Explanation, width: int | None = None) -> str:
-    """Return the explanation as text without colours or control codes.
-
-    Parameters
-    ----------
-    explanation : Explanation
-    width : int, optional
-        Columns; default: those of the terminal, or 120 without one, and never less than 60.
-    """
+    """Return the explanation as text without colours or control codes."""
     columns = shutil.get_terminal_size((_NARROW, 24)).columns if width is None else width
     return plain(render(explanation), max(60, columns))
 

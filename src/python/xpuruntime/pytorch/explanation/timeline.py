@@ -29,33 +29,7 @@ _BACKWARD = "autograd::engine::evaluate_function: "
 
 
 class HostEvent:
-    """Something that ran on the CPU: an operator or a range.
-
-    Attributes
-    ----------
-    name : str
-    start, end : int
-        Nanoseconds since the epoch.
-    inner : int
-        Nanoseconds that were spent in what ran directly inside.
-    parent : HostEvent or None
-    call : HostEvent or None
-        The range of the call that this is or runs in.
-    kind : int
-        Of a range: number of the kind of calls; otherwise -1.
-    below : set of int or None
-        Kinds of calls whose ranges are inside.
-    aside : str
-        What is done in it besides the program's own work, such as compiling, where operators are traced and compute
-        nothing; empty: nothing.
-    inner_call : HostEvent or None
-        Of an operator: the range of a call that is directly inside; the last, if there are several: kernels that
-        refused it come first.
-    shapes, dtypes : list
-        Of the arguments, as kineto has them.
-    annotation : bool
-        Whether the program marked it, so that its own time is not an operator's.
-    """
+    """Something that ran on the CPU: an operator or a range."""
 
     __slots__ = (
         "annotation", "aside", "below", "call", "dtypes", "end", "forward", "inner", "inner_call", "kind", "module",
@@ -116,21 +90,7 @@ class HostEvent:
 
 
 class DeviceEvent(NamedTuple):
-    """A kernel, copy or fill that ran on a device.
-
-    Attributes
-    ----------
-    name : str
-    duration : int
-        Nanoseconds.
-    device : int
-    node : HostEvent or None
-        What launched it.
-    graph : int
-        Correlation number of the launch of a CUDA graph that it belongs to; 0: none.
-    elsewhere : bool
-        Whether it was launched in a thread of which the profiler has recorded nothing.
-    """
+    """A kernel, copy or fill that ran on a device."""
 
     name: str
     duration: int
@@ -141,18 +101,7 @@ class DeviceEvent(NamedTuple):
 
 
 class Timeline:
-    """What was recorded.
-
-    Parameters
-    ----------
-    events : iterable
-        Of kineto's.
-
-    Attributes
-    ----------
-    nodes : list of HostEvent
-    work : list of DeviceEvent
-    """
+    """What was recorded."""
 
     def __init__(self, events: Iterable[Any]) -> None:
         threads: dict[int, list[HostEvent]] = {}

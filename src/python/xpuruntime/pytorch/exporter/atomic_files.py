@@ -20,22 +20,7 @@ __all__ = ["appearing"]
 
 @contextlib.contextmanager
 def appearing(target: Path) -> Iterator[Path]:
-    """Yield a place to write `target` to; its other files, then itself, are moved to their place afterwards.
-
-    Parameters
-    ----------
-    target : Path
-
-    Yields
-    ------
-    Path
-        Of the same name, in an empty folder of its own.
-
-    Raises
-    ------
-    XpuRuntimeError
-        It cannot be written; what was there before stays.
-    """
+    """Yield a place to write `target` to; its other files, then itself, are moved to their place afterwards."""
     try:
         with files_beside(target) as place:
             yield place

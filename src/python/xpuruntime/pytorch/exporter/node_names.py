@@ -30,12 +30,6 @@ def name_nodes(graph: onnx.GraphProto, modules: Collection[str]) -> set[str]:
     one that it added, belongs to the innermost module that has all of the nodes around it. A normalisation that the
     exporter has folded into the product before it leaves a node of the product, whose result is that of the
     normalisation: the node says so.
-
-    Parameters
-    ----------
-    graph : onnx.GraphProto
-    modules : collection of str
-        Paths of all modules.
     """
     paths = _paths(graph)
     counts: dict[str, int] = {}

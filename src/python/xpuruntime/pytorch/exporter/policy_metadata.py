@@ -45,18 +45,7 @@ def in_force() -> Policy | None:
 def translate(
     policy: Policy | None, nodes: Collection[str], modules: Collection[str], *, by_node: bool
 ) -> tuple[Policy | None, list[str]]:
-    """Return a policy of training as it holds in an exported graph, and what was changed.
-
-    Parameters
-    ----------
-    policy : Policy or None
-    nodes : collection of str
-        Names of the nodes, ``"<module>/<operator>"``.
-    modules : collection of str
-        Paths of the modules that they are in.
-    by_node : bool
-        Whether rules by module become rules by node as well, for engines that know nodes and no modules.
-    """
+    """Return a policy of training as it holds in an exported graph, and what was changed."""
     if policy is None:
         return None, []
     named, paths = NameSet(nodes), NameSet(modules)
@@ -117,18 +106,7 @@ def plain_path(path: str) -> str:
 
 
 def lock_of(model: torch.nn.Module, tensors: Any, *, exporter: str, opset: int, weights: str) -> ExportLock:
-    """Return the lock of an export.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    tensors : nested tuples, lists and dicts of tensors
-        The example; gives the device of a module without parameters.
-    exporter : str
-    opset : int
-    weights : str
-        Digest of the weights in the file.
-    """
+    """Return the lock of an export."""
     from xpuruntime.ops.decision_log import decisions
     from xpuruntime.pytorch._private_api import pytree
 

@@ -20,22 +20,7 @@ __all__ = ["feeds_and_call", "for_session"]
 def feeds_and_call(
     model: torch.nn.Module, inputs: Any, names: Sequence[str], what: str
 ) -> tuple[dict[str, torch.Tensor], tuple[Any, ...], dict[str, Any]]:
-    """Return the tensors that a session is given, by name, and the arguments of the module.
-
-    Parameters
-    ----------
-    model : torch.nn.Module
-    inputs : tensor, array, sequence, or mapping
-    names : sequence of str
-        The session's inputs.
-    what : str
-        The module in words, for messages.
-
-    Raises
-    ------
-    InputError
-        They do not fit.
-    """
+    """Return the tensors that a session is given, by name, and the arguments of the module."""
     if isinstance(inputs, (torch.Tensor, np.ndarray)):
         inputs = (inputs,)
     if not isinstance(inputs, (Mapping, tuple, list)):

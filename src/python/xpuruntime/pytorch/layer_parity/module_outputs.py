@@ -13,12 +13,7 @@ __all__ = ["ModuleOutputs"]
 
 
 class ModuleOutputs:
-    """The tensors that leave the modules of a model whose nodes are called ``"<path of the module>/<operator>"``.
-
-    Parameters
-    ----------
-    model : ModelInfo
-    """
+    """The tensors that leave the modules of a model whose nodes are called ``"<path of the module>/<operator>"``."""
 
     def __init__(self, model: Any) -> None:
         nodes = [node for node in model.nodes if not node.graph]

@@ -79,32 +79,7 @@ def run_forward(
     phase: str,
     module: str,
 ) -> tuple[Tensor, Tensor | None]:
-    """Compute attention now, by the kernel that the active policy gives it.
-
-    Parameters
-    ----------
-    query, key, value : Tensor
-        ``[batch, heads, length, head_dim]``; `key` and `value` may have fewer heads, a divisor.
-    mask : Tensor, optional
-        Broadcasts to ``[batch, heads, q_length, kv_length]``: bool, or added.
-    rng : Tensor, optional
-        int64 [2], on the device: seed and offset of the dropout.
-    dropout_p, is_causal, scale
-        As for ``scaled_dot_product_attention``.
-    kernel : str
-        Kernels to choose from, joined by commas; empty: those that the policy asks for. See `policy_by_call`.
-    want_lse : bool
-        Whether the gradient will be asked for.
-    phase, module : str
-        As for `CompiledPolicy.resolve`.
-
-    Returns
-    -------
-    out : Tensor
-        In the shape and dtype of `query`, and in its order of dimensions in memory.
-    lse : Tensor or None
-        float32 ``[batch, heads, q_length]``, where it is wanted.
-    """
+    """Compute attention now, by the kernel that the active policy gives it."""
     active = policy_for_xrt(kernel)
     arrays = (query, key, value) if mask is None else (query, key, value, mask)
     seen = call_key("attention", *arrays) or ("attention", *(traits(x) for x in arrays))
@@ -161,12 +136,7 @@ def run_backward(
     kernel: str,
     module: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute the gradients of attention for query, key and value now; the arguments are those of `run_forward`.
-
-    Notes
-    -----
-    A `grad_out` whose last dimension is not contiguous is copied, as PyTorch's own kernels do.
-    """
+    """Compute the gradients of attention for query, key and value now; the arguments are those of `run_forward`."""
     active = policy_for_xrt(kernel)
     phase = "backward"
     arrays = (query, key, value) if mask is None else (query, key, value, mask)

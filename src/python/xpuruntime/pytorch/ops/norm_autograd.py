@@ -89,14 +89,6 @@ def _batching(operator: Callable[..., Any], rows: tuple[int, ...], mask: int | N
 
     A batch is more rows of one call where only arguments that have rows are batched; otherwise each element of the
     batch is a call.
-
-    Parameters
-    ----------
-    operator : callable
-    rows : tuple of int
-        The arguments that have rows.
-    mask : int, optional
-        The argument that says which gradients are wanted. Those of parameters sum over rows, and so not over a batch.
     """
 
     def rule(info: Any, in_dims: Any, *args: Any) -> tuple[Any, Any]:

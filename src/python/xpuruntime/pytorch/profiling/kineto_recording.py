@@ -34,18 +34,7 @@ _MEMORY = {"Pageable": "host (pageable)", "Pinned": "host (pinned)", "Device": "
 
 
 class KinetoRecording:
-    """Runs PyTorch's profiler.
-
-    Parameters
-    ----------
-    limit : int
-        Pieces of work, calls, and operators that are kept, of each.
-
-    Raises
-    ------
-    InputError
-        A profiler of PyTorch's runs already.
-    """
+    """Runs PyTorch's profiler."""
 
     def __init__(self, limit: int) -> None:
         refuse_a_second("a recording of devices")

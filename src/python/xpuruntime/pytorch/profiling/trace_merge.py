@@ -39,25 +39,7 @@ _END = ("cudaStreamEndCapture", "cuStreamEndCapture")
 def merge_trace(
     raw: Path, target: Path, kinds: Iterable[RecordedCalls], decisions: Sequence[Decision], marks: Iterable[Mark]
 ) -> None:
-    """Write one trace.
-
-    Parameters
-    ----------
-    raw : Path
-        The trace that PyTorch has written.
-    target : Path
-        Replaced as a whole, or left as it was; compressed if its name ends in ``.gz``.
-    kinds : iterable of RecordedCalls
-        What was recorded of calls.
-    decisions : sequence of Decision
-        What the core served meanwhile.
-    marks : iterable of Mark
-
-    Raises
-    ------
-    InputError
-        The trace of PyTorch's is broken off, as on a full disk, or the merged one cannot be written.
-    """
+    """Write one trace."""
     try:
         document = _read(raw.read_bytes())
     except (OSError, ValueError) as error:
@@ -82,15 +64,7 @@ def _read(data: bytes) -> dict[str, Any]:
 
 
 class _EventMaker:
-    """Makes xpuruntime's events of a trace.
-
-    Parameters
-    ----------
-    base : int
-        The nanosecond at which the clock of the trace is zero.
-    events : sequence of dict
-        PyTorch's.
-    """
+    """Makes xpuruntime's events of a trace."""
 
     def __init__(self, base: int, events: Sequence[dict[str, Any]]) -> None:
         self._base = base

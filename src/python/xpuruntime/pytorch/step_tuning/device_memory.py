@@ -19,12 +19,6 @@ class VariantMemoryMeter:
 
     Made before anything is copied, so that copies of parameters do not count. The first variant makes the state of the
     optimizer, which stays for the others: it counts for each of them.
-
-    Parameters
-    ----------
-    device : torch.device
-    allocated, peak, reset : callable, optional
-        The allocator's figures; default: those of `torch.cuda`.
     """
 
     def __init__(

@@ -26,17 +26,7 @@ _TOLERANCES = {torch.float64: 1e-9, torch.float32: 1e-3, torch.float16: 2e-2, to
 
 
 class ReferenceLosses(NamedTuple):
-    """What other variants are compared with.
-
-    Attributes
-    ----------
-    losses : tuple of float
-        Of the eager steps.
-    tolerance : float
-        Relative difference that is allowed.
-    random : bool
-        Whether a step draws random numbers: the tolerance then covers how far eager losses are apart for other seeds.
-    """
+    """What other variants are compared with."""
 
     losses: tuple[float, ...]
     tolerance: float

@@ -42,11 +42,6 @@ class Ranks:
     A step has collectives, so that all ranks have to do the same number of steps in the same order. What they agree on
     goes through a group of its own: a step that broke off leaves collectives of the step's group open. Where a rank
     fails, all raise; where one ends or is silent for `timeout` seconds, the others do.
-
-    Parameters
-    ----------
-    timeout : float
-        Seconds that a rank waits for the others.
     """
 
     def __init__(self, timeout: float) -> None:
@@ -78,13 +73,7 @@ class Ranks:
             distributed.destroy_process_group(group)
 
     def agree(self, what: str, do: Callable[[], Any]) -> Any:
-        """Do something on every rank, and return what it returns here.
-
-        Raises
-        ------
-        EngineError
-            Another rank failed in it. A rank that fails alone raises its own error.
-        """
+        """Do something on every rank, and return what it returns here."""
         if self.count == 1:
             return do()
         found, failure = None, None

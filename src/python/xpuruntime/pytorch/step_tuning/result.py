@@ -100,13 +100,7 @@ class TunedStep:
         self._scope: kernel_policy | None = None
 
     def __call__(self, *args: Any) -> Any:
-        """Do one step on a batch.
-
-        Raises
-        ------
-        InputError
-            The variant has a policy, and the call is outside of ``with tuned:``.
-        """
+        """Do one step on a batch."""
         if self.policy is not None and self._scope is None:
             msg = (
                 f"the step {self.name} runs under a kernel policy that is not active. "

@@ -37,16 +37,7 @@ _GRAPHS = ("compile:reduce-overhead", *_CAPTURED)
 
 @dataclass(frozen=True)
 class Variant:
-    """One candidate.
-
-    Attributes
-    ----------
-    launch : str
-        One of `LAUNCHES`.
-    kernels : str
-        Name of the policy.
-    policy : KernelPolicy or None
-    """
+    """One candidate."""
 
     launch: str
     kernels: str
@@ -100,13 +91,7 @@ def obstacle(variant: Variant, device: torch.device) -> str:
 
 
 def build(variant: Variant, parts: StepParts, args: tuple[Any, ...]) -> VariantStep:
-    """Return a function that does one step on `args`.
-
-    Raises
-    ------
-    InputError
-        The step cannot be captured as it is.
-    """
+    """Return a function that does one step on `args`."""
     if variant.launch in _CAPTURED:
         step = capture_graph(
             parts.fn,

@@ -78,13 +78,7 @@ def set_convolutions(tf32: bool) -> None:
 
 
 def put_back(before: Mapping[Any, Any], xrt_kernel: Mapping[Any, Any], now: Mapping[Any, Any]) -> None:
-    """Store what was before, but for what the program itself has set since.
-
-    Parameters
-    ----------
-    before, xrt_kernel, now : mapping
-        What was stored before a switch was set, after it, and now.
-    """
+    """Store what was before, but for what the program itself has set since."""
     changed = {key for key in now if now[key] != xrt_kernel[key]}
     pairs = [key for key in now if isinstance(key, tuple)]
     if _MATMUL in changed:

@@ -31,15 +31,7 @@ _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 
 def decided_by_switches(policy: Policy, op: str) -> bool:
-    """Say whether the short form of `op` is done by a switch for all calls, so that no call is looked at.
-
-    Notes
-    -----
-    ``matmul: cublas`` and ``matmul: cublasLt`` are PyTorch's preferred BLAS library: no cost per call, and it also
-    holds in compiled code of any kind. It is a preference: PyTorch takes cuBLAS where cuBLASLt refuses, and cuBLASLt
-    for a product with a bias. So under a strict policy the xpuruntime kernels of these names are called. It
-    concerns CUDA alone: products on the CPU stay as they are.
-    """
+    """Say whether the short form of `op` is done by a switch for all calls, so that no call is looked at."""
     kernel_names = _kernel_names(policy, op)
     if op == "attention" and attention_decided_by_switch(policy):
         # Where a kernel may be unable to serve a call, each is looked at. Of what serves none, that has been said.
@@ -80,22 +72,6 @@ def set_switches(policy: Policy, *, quiet: bool) -> Switches:
     ``tf32`` and ``precision: tf32`` or ``fp32``, for products and convolutions on CUDA; ``precision: fp32`` also keeps
     the sums of 16-bit products in float32; ``determinism: run_to_run`` turns deterministic algorithms on and cuDNN's
     benchmark off, where a mode of ``prefer`` warns of an operation that has no such algorithm and ``strict`` refuses.
-
-    Parameters
-    ----------
-    policy : Policy
-    quiet : bool
-        Whether to say nothing of what cannot be done, which has been said.
-
-    Returns
-    -------
-    Switches
-        A switch that the program itself sets to another value in the meantime stays at that value on release.
-
-    Raises
-    ------
-    PolicyError
-        The policy is strict, and PyTorch cannot do it, or an open session holds a switch at another value.
     """
     switches = Switches()
     try:

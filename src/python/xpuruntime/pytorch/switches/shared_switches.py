@@ -21,13 +21,7 @@ _lock = fork_lock()
 
 
 class SwitchTakenError(Exception):
-    """Somebody else holds a switch at another value.
-
-    Attributes
-    ----------
-    switch : str
-    held, wanted : object
-    """
+    """Somebody else holds a switch at another value."""
 
     def __init__(self, switch: str, held: Any, wanted: Any) -> None:
         self.switch = switch
@@ -40,19 +34,7 @@ class SwitchTakenError(Exception):
 
 
 class Switch(NamedTuple):
-    """One of PyTorch's process-wide switches.
-
-    Attributes
-    ----------
-    read : callable
-        Returns the value.
-    write : callable
-        Takes a value.
-    save : callable
-        Returns all that `restore` needs.
-    restore : callable
-        Takes what `save` returned before the switch was written, and after it. What has been set since stays.
-    """
+    """One of PyTorch's process-wide switches."""
 
     read: Callable[[], Any]
     write: Callable[[Any], Any]
@@ -89,15 +71,7 @@ class _Claim(NamedTuple):
 
 
 def claim(wanted: Mapping[str, Any]) -> SwitchClaim:
-    """Set switches, by their names in `SWITCHES`. All or none.
-
-    Raises
-    ------
-    SwitchTakenError
-        Somebody else holds one of them at another value.
-    RuntimeError
-        PyTorch refuses a value.
-    """
+    """Set switches, by their names in `SWITCHES`. All or none."""
     taken: list[str] = []
     with _lock:
         try:

@@ -119,13 +119,7 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def diagnose(engines: Iterable[Probed] | Mapping[str, Probed] = (), *, torch: TorchFacts | None = None) -> Diagnosis:
-    """Probe this machine and check it.
-
-    Parameters
-    ----------
-    engines : iterable of Engine, or mapping of name to Engine
-        Engines to probe; probing imports their vendor's package, so that the libraries really loaded can be listed.
-    """
+    """Probe this machine and check it."""
     problem = core_problem()
     machine = machine_snapshot(engines)
     return examine(gather(machine, core_error=problem, torch=torch))

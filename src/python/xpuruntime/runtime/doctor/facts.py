@@ -33,18 +33,7 @@ _PCI = Path("/sys/bus/pci/devices")
 
 
 class Package(msgspec.Struct, frozen=True, kw_only=True):
-    """An installed Python distribution.
-
-    Attributes
-    ----------
-    name : str
-        Normalised: lower case with hyphens.
-    version : str
-    location : str
-        The folder it is installed in.
-    provides_onnxruntime : bool
-        Whether it installs the package folder ``onnxruntime``.
-    """
+    """An installed Python distribution."""
 
     name: str
     version: str
@@ -53,16 +42,7 @@ class Package(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OrtFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The ONNX Runtime files that would be imported, read without importing them.
-
-    Attributes
-    ----------
-    folder : str
-    package, version, cuda : str or None
-        As the wheel's own build record says; `cuda` is the CUDA version it was built for.
-    linked, later : tuple of str
-        Libraries its CUDA provider is linked with, and those it opens while running.
-    """
+    """The ONNX Runtime files that would be imported, read without importing them."""
 
     folder: str
     package: str | None = None
@@ -73,19 +53,7 @@ class OrtFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DriverFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The NVIDIA driver, looked at without the core.
-
-    Attributes
-    ----------
-    hardware : tuple of str
-        PCI addresses of NVIDIA display and compute devices.
-    module : str or None
-        Version of the loaded kernel module.
-    library : str or None
-        Real path of ``libcuda.so.1``.
-    cuda : tuple of int or None
-        The newest CUDA version the driver supports.
-    """
+    """The NVIDIA driver, looked at without the core."""
 
     hardware: tuple[str, ...] = ()
     module: str | None = None
@@ -94,17 +62,7 @@ class DriverFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class BuildFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """What was built into the core module.
-
-    Attributes
-    ----------
-    cuda, cublas, cudnn : bool
-        Whether the CUDA core and the kernels of each library are in it.
-    cupti : bool
-        Whether the work of devices can be traced.
-    architectures : str
-        The GPU architectures that device code was compiled for, as CMake names them; empty without CUDA.
-    """
+    """What was built into the core module."""
 
     cuda: bool = False
     cublas: bool = False
@@ -114,19 +72,7 @@ class BuildFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
-    """The route by which PyTorch's dispatcher reaches a policy; see `xpuruntime.pytorch.dispatch.fast_path`.
-
-    Attributes
-    ----------
-    version : str
-        Of PyTorch.
-    route : str
-        ``"addon"``, ``"stable"``, ``"python"``; empty where the one that the environment states cannot be had.
-    reason, fix : str
-        Why it is no faster one, and what gives one; empty for the addon.
-    cudnn : tuple of int
-        Version of the cuDNN that PyTorch has loaded; empty without one.
-    """
+    """The route by which PyTorch's dispatcher reaches a policy; see `xpuruntime.pytorch.dispatch.fast_path`."""
 
     version: str
     route: str
@@ -136,33 +82,7 @@ class TorchFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Facts(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything the checks read; they look at nothing else.
-
-    Attributes
-    ----------
-    machine : Machine
-    packages : tuple of Package
-    requirements : tuple of str
-        Requirement lines of this package's own metadata.
-    ort : OrtFacts or None
-    driver : DriverFacts
-    found : dict of str to tuple of Library
-        Library name such as ``"cublasLt"`` to every file that is it, in search order.
-    loaded : tuple of Library
-        Libraries this process has really loaded.
-    environment : dict of str to str
-        Variables that matter.
-    core_error : str or None
-        Why the core cannot be imported.
-    build : BuildFacts or None
-        What was built into it; ``None`` where it cannot be imported.
-    searched : str
-        The places searched for libraries.
-    plugins : tuple of str
-        A sentence for each plugin that failed to load.
-    torch : TorchFacts or None
-        ``None`` where PyTorch is not installed or cannot be imported.
-    """
+    """Everything the checks read; they look at nothing else."""
 
     machine: Machine
     packages: tuple[Package, ...] = ()

@@ -57,20 +57,7 @@ class FindingCode(Code):
 
 
 class Finding(msgspec.Struct, frozen=True, kw_only=True):
-    """One thing that is wrong, or worth knowing.
-
-    Attributes
-    ----------
-    code : FindingCode
-        For scripts.
-    severity : {"error", "warning", "info"}
-        An error stops something that this machine should be able to do; a warning may change what runs; the rest is
-        information.
-    what, why : str
-        One sentence each.
-    fix : str or None
-        The exact command, or what to do where no command does it.
-    """
+    """One thing that is wrong, or worth knowing."""
 
     code: FindingCode
     severity: Literal["error", "warning", "info"]

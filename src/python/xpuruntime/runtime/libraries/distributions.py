@@ -24,16 +24,7 @@ _FOLDER = re.compile(r"(?P<name>[^-]+(?:-[^-]+)*?)-(?P<version>\d[^-]*)(?:-py[\d
 
 
 class Distribution(msgspec.Struct, frozen=True, kw_only=True):
-    """One distribution: normalised name (lower case with hyphens), version, and where it is.
-
-    Attributes
-    ----------
-    name, version : str
-    location : str
-        The folder on the search path.
-    record : str
-        Its metadata folder.
-    """
+    """One distribution: normalised name (lower case with hyphens), version, and where it is."""
 
     name: str
     version: str

@@ -38,13 +38,7 @@ class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_elf(path: str | Path) -> ElfFacts:
-    """Read the dynamic section and the build ID of an ELF file, and nothing else of it, whatever its size.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, is no ELF file, or is corrupt.
-    """
+    """Read the dynamic section and the build ID of an ELF file, and nothing else of it, whatever its size."""
     try:
         with open_regular(path) as file:
             return _read(file)

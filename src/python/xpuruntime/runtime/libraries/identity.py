@@ -47,13 +47,7 @@ def path_in_packages(path: str) -> str:
 
 
 def operator_library(stated: str) -> str | None:
-    """Return the file of a library of operators for ONNX Runtime; ``None`` where there is none.
-
-    Parameters
-    ----------
-    stated : str
-        A path, or `EXTENSIONS` for the library of that package, which is not imported.
-    """
+    """Return the file of a library of operators for ONNX Runtime; ``None`` where there is none."""
     if stated != EXTENSIONS:
         return stated if Path(stated).is_file() else None
     spec = importlib.util.find_spec(EXTENSIONS.replace("-", "_"))
@@ -63,17 +57,7 @@ def operator_library(stated: str) -> str | None:
 
 
 def find_file(name: str, place: str, mapped: Mapping[str, str]) -> str | None:
-    """Return the file that this process has mapped, or would map, as the library `name`; ``None`` if none is found.
-
-    Parameters
-    ----------
-    name : str
-        Its file name.
-    place : str
-        As `path_in_packages` gave it where the lock was made.
-    mapped : mapping of str to str
-        As `mapped_libraries` returns it.
-    """
+    """Return the file that this process has mapped, or would map, as the library `name`; ``None`` if none is found."""
     found = mapped.get(name)
     if found is not None:
         return found
@@ -94,13 +78,7 @@ def _index() -> LibraryIndex:
 
 
 def library_identity(path: str) -> dict[str, Any]:
-    """Return ``soname``, ``size`` and ``build_id``; a file without build ID has ``sha256`` in its place.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read, or is no library.
-    """
+    """Return ``soname``, ``size`` and ``build_id``; a file without build ID has ``sha256`` in its place."""
     try:
         facts = os.stat(path)  # noqa: PTH116 - hot
     except OSError as error:

@@ -53,17 +53,7 @@ _DLOPENED = {
 
 
 class LibraryIndex:
-    """The places where libraries are found, listed once.
-
-    Parameters
-    ----------
-    places : sequence of SearchFolder, optional
-        Folders in search order; default `search_folders()`.
-    cache : sequence of str, optional
-        Paths in the cache of the dynamic linker, searched last; default `cached_libraries()`.
-    platform : str
-        As `sys.platform` spells it.
-    """
+    """The places where libraries are found, listed once."""
 
     def __init__(
         self,
@@ -77,20 +67,7 @@ class LibraryIndex:
         self._versions: dict[str, str] | None = None
 
     def find(self, name: str, major: int | None = None) -> list[Library]:
-        """Return every file that is the library `name`, in search order, so that shadowing can be seen.
-
-        Parameters
-        ----------
-        name : str
-            Without prefix and suffix, such as ``"cublasLt"``.
-        major : int, optional
-            Only this major version of the file name.
-
-        Returns
-        -------
-        list of Library
-            One for each real file; links to the same file appear once. Empty when there is none.
-        """
+        """Return every file that is the library `name`, in search order, so that shadowing can be seen."""
         pattern = _file_pattern(name, self._platform)
         found: dict[str, Library] = {}
         for path, file_name, origin in self._files:
@@ -144,32 +121,12 @@ def find_library(name: str, major: int | None = None) -> list[Library]:
 
     The order is the `nvidia-*` wheels, ``CUDA_HOME`` and ``CUDA_PATH``, ``LD_LIBRARY_PATH``, ``/usr/local/cuda`` and
     the cache of the dynamic linker. More than one entry means that the first shadows the others.
-
-    Parameters
-    ----------
-    name : str
-        Without prefix and suffix, such as ``"cublasLt"``.
-    major : int, optional
     """
     return LibraryIndex().find(name, major)
 
 
 def loaded_libraries(patterns: Sequence[str] = VENDOR_PATTERNS, maps: str | None = None) -> tuple[Library, ...]:
-    """Return the libraries that this process has really loaded.
-
-    Parameters
-    ----------
-    patterns : sequence of str
-        Shell patterns of file names; default: those of vendors, engines and the core.
-    maps : str, optional
-        Text in the form of ``/proc/self/maps``; default: this process. Where the system has no such file (Windows,
-        macOS), nothing is listed.
-
-    Returns
-    -------
-    tuple of Library
-        In order of name, with `path` the real file, and with size and build ID.
-    """
+    """Return the libraries that this process has really loaded."""
     found: list[Library] = []
     wheels: dict[str, str] | None = None
     for path in mapped_paths(maps):
@@ -214,19 +171,7 @@ def with_build_id(library: Library) -> Library:
 
 
 def libraries_needed_by(path: str | Path) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the vendor libraries that a provider file needs, read from the file itself.
-
-    Returns
-    -------
-    linked, later : tuple of tuple of str
-        Sonames that must be there for the file to load, and those it opens while running. The driver's own
-        ``libcuda.so.1`` is not among them: it comes with the driver.
-
-    Raises
-    ------
-    InputError
-        The file is no ELF file.
-    """
+    """Return the vendor libraries that a provider file needs, read from the file itself."""
     linked = tuple(soname for soname in read_elf(path).needed if _FAMILIES.match(soname))
     major = next((int(name.rsplit(".", 1)[1]) for name in linked if name.startswith("libcudart.so.")), None)
     later = tuple(name for name in _DLOPENED.get(major or 0, ()) if name not in linked)
@@ -240,27 +185,6 @@ def preload(
 
     A library that the process has already loaded is kept: two copies never meet. The others are loaded from the first
     place that works, in the order of `find_library`.
-
-    Parameters
-    ----------
-    sonames : sequence of str
-        Such as ``"libcublasLt.so.13"``.
-    extra : str
-        The extra of this package that brings them, for the message.
-    index : LibraryIndex, optional
-    optional : bool
-        Leave out what cannot be loaded instead of raising.
-
-    Returns
-    -------
-    tuple of Library
-        What was loaded or already there, in the order given. Empty on Windows and macOS, where engines find their
-        libraries by themselves.
-
-    Raises
-    ------
-    EngineError
-        A library cannot be loaded: names it, the places searched and the extra to install.
     """
     if not sys.platform.startswith("linux"):
         return ()

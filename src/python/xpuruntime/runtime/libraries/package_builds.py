@@ -22,21 +22,7 @@ __all__ = ["package_libraries"]
 
 
 def package_libraries(patterns: Sequence[str], *, cuda: bool) -> tuple[tuple[Library, ...], tuple[Library, ...]]:
-    """Return the shared libraries of a package and the libraries of CUDA that they need. Imports and loads nothing.
-
-    Parameters
-    ----------
-    patterns : sequence of str
-        The name of a top-level package and a shell pattern of files in it, such as ``"onnxruntime/capi/*.so*"``.
-    cuda : bool
-        Look for what they need of CUDA, which means searching the machine.
-
-    Returns
-    -------
-    own, cuda : tuple of tuple of Library
-        In order of name. Of CUDA, a library that the process has loaded, else the first one in search order; one that
-        is not found is left out.
-    """
+    """Return the shared libraries of a package and the libraries of CUDA that they need. Imports and loads nothing."""
     own: dict[str, Library] = {}
     for pattern in patterns:
         package, _, inside = pattern.partition("/")

@@ -37,17 +37,7 @@ class SearchFolder(msgspec.Struct, frozen=True, kw_only=True):
 def search_folders(
     environ: Mapping[str, str] | None = None, paths: Sequence[str] | None = None, platform: str = sys.platform
 ) -> tuple[SearchFolder, ...]:
-    """List the folders that exist and may hold vendor libraries, in the order they are searched.
-
-    Parameters
-    ----------
-    environ : mapping, optional
-        Default: the environment of the process.
-    paths : sequence of str, optional
-        Where Python packages are found; default `sys.path`.
-    platform : str
-        As `sys.platform` spells it.
-    """
+    """List the folders that exist and may hold vendor libraries, in the order they are searched."""
     env = os.environ if environ is None else environ
     found: dict[str, SearchFolder] = {}
     for path, origin in (*_wheel_folders(paths, platform), *_system_folders(env, platform)):

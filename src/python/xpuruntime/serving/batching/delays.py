@@ -31,13 +31,7 @@ class _Gaps:
 
 
 class AdaptiveDelay:
-    """Mean gaps between requests of one queue, by the rows that wait.
-
-    Parameters
-    ----------
-    delay : float
-        Seconds that a request may wait at most.
-    """
+    """Mean gaps between requests of one queue, by the rows that wait."""
 
     def __init__(self, delay: float) -> None:
         self._delay = delay

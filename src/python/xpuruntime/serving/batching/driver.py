@@ -48,25 +48,7 @@ class Observer(Protocol):
 
 
 class Batcher:
-    """Queues the requests of a model and runs them in batches, once it was started.
-
-    Parameters
-    ----------
-    runner : HostRunner
-        Its `run` is called by `instances` threads.
-    layout : Layout
-    settings : BatchSettings
-    observer : Observer
-    instances : int
-    name : str
-        For messages and names of threads.
-    warm : sequence of mapping
-        Inputs that each of the threads runs before it serves: engines keep some of what they make ready by thread.
-    clock : callable
-        Seconds, monotonic.
-    inline : bool
-        Whether `respond` may run requests in the thread that calls it.
-    """
+    """Queues the requests of a model and runs them in batches, once it was started."""
 
     def __init__(
         self,
@@ -122,33 +104,13 @@ class Batcher:
             thread.start()
 
     def submit(self, request: InferRequest) -> Future[InferResponse]:
-        """Queue a request; from the main thread, which signals reach, by way of another one.
-
-        Raises
-        ------
-        ServingError
-            ``INVALID_ARGUMENT``: it does not fit the model. ``RESOURCE_EXHAUSTED``: the queue is full.
-            ``DEADLINE_EXCEEDED``: its deadline has passed. ``UNAVAILABLE``: the model is being unloaded.
-        """
+        """Queue a request; from the main thread, which signals reach, by way of another one."""
         return uninterrupted(self._queue, self._admission.accept(request))
 
     def respond(
         self, request: InferRequest, soon: Soon | None = None
     ) -> InferResponse | ServingError | Future[InferResponse]:
-        """Run a request at once where it is known to be short and nothing waits, else queue it.
-
-        Parameters
-        ----------
-        request : InferRequest
-        soon : callable, optional
-            Where requests come one at a time: calls a function later in this thread, when what else has come by now
-            was taken. A request that is known to be rather short then runs there, if none has come.
-
-        Raises
-        ------
-        ServingError
-            As `submit`.
-        """
+        """Run a request at once where it is known to be short and nothing waits, else queue it."""
         job = self._admission.accept(request)
         short, scheduler = self.short, self._scheduler
         if short is None or scheduler.running or scheduler.waiting or job.entry.rows > self._most:

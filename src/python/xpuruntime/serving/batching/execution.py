@@ -150,23 +150,7 @@ class Assembled(NamedTuple):
 def assemble(
     layout: Layout, slices: Sequence[Slice], fixed_rows: int = 0, runner: HostRunner | None = None
 ) -> Assembled:
-    """Put the rows of some requests of one group together.
-
-    Parameters
-    ----------
-    layout : Layout
-    slices : sequence of Slice
-    fixed_rows : int
-        Rows that the execution has; those that are missing repeat the last one. 0: as many as there are.
-    runner : HostRunner, optional
-        Gives the memory of inputs; default: the system's.
-
-    Returns
-    -------
-    Assembled
-        A tensor of a single request is passed as it is where it is whole, aligned and needs no padding, and the runner
-        takes such memory as well; see `whole_inputs`.
-    """
+    """Put the rows of some requests of one group together."""
     empty = np.empty if runner is None else runner.empty
     copies = runner is not None and runner.copies_all
     own = sum(one.stop - one.start for one in slices)
@@ -283,13 +267,7 @@ def _text(element: Any) -> str:
 
 
 def take_apart(layout: Layout, results: Mapping[str, Any], rows: int, slices: Sequence[Slice]) -> list[dict[str, Any]]:
-    """Return the outputs of each slice: views of the rows, cut back where the inputs were padded.
-
-    Raises
-    ------
-    ServingError
-        ``INTERNAL``: the model gave another number of rows than it got.
-    """
+    """Return the outputs of each slice: views of the rows, cut back where the inputs were padded."""
     found: list[dict[str, Any]] = [{} for _ in slices]
     for name, info in layout.outputs.items():
         array = _checked(info, results[name], rows)
@@ -352,18 +330,7 @@ _tick = time.perf_counter_ns
 
 
 class BatchExecutor:
-    """Runs batches. Safe to call from many threads.
-
-    Parameters
-    ----------
-    runner : HostRunner
-    layout : Layout
-    settings : BatchSettings
-    name : str
-        Of the model, for messages.
-    short : ShortRuns, optional
-        Gets the times of executions that were not inline.
-    """
+    """Runs batches. Safe to call from many threads."""
 
     def __init__(
         self, runner: HostRunner, layout: Layout, settings: BatchSettings, name: str, short: ShortRuns | None = None

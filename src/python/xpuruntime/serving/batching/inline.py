@@ -72,13 +72,6 @@ class ShortRuns:
     The shortest execution of a shape decides, because waiting for a processor or for the interpreter only adds to it.
     A model whose time depends on its values is caught by what it does: what executions take above the limit is summed
     up, and where it is over a quarter of the time, all requests are queued until it no longer is.
-
-    Parameters
-    ----------
-    limit : float
-        Seconds that an inline execution may take.
-    alone_limit : float
-        The same for requests that come one at a time, where it is more.
     """
 
     def __init__(self, limit: float, alone_limit: float = 0.0) -> None:

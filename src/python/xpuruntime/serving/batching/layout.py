@@ -29,13 +29,7 @@ DATATYPE_OF = {
 
 
 def datatype_of(info: TensorInfo) -> str:
-    """Return the datatype of the protocol.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The protocol has none for it.
-    """
+    """Return the datatype of the protocol."""
     found = DATATYPE_OF.get(info.dtype) if info.kind == "tensor" else None
     if found is None:
         what = info.dtype if info.kind == "tensor" else f"a {info.kind} of {info.dtype}"
@@ -58,20 +52,7 @@ class Padding:
 
 @dataclass(frozen=True, slots=True)
 class InputLayout:
-    """One input.
-
-    Parameters
-    ----------
-    name, datatype : str
-    dtype : numpy.dtype
-        Of the buffer of a batch: BF16 has its bits, BYTES are objects.
-    dims : tuple
-        Size, name or ``None`` of each dimension; ``None`` in place of the tuple where the rank is not known.
-    batch : int or None
-        Axis of the batch.
-    required : bool
-    padding : Padding or None
-    """
+    """One input."""
 
     name: str
     datatype: str
@@ -112,15 +93,7 @@ class Layout:
         *,
         optional: Sequence[TensorInfo] = (),
     ) -> Layout:
-        """Return the layout of a model under its settings.
-
-        Raises
-        ------
-        PolicyError
-            The settings do not fit the model: no batch dimension, or a rule of padding that leaves a tensor out.
-        UnsupportedOperationError
-            A tensor has a type that the protocol lacks.
-        """
+        """Return the layout of a model under its settings."""
         key, axes = batch_axes(inputs) if settings.max_batch_size else (None, {})
         if settings.max_batch_size and not axes:
             raise PolicyError(

@@ -48,24 +48,7 @@ _MOST_KNOWN = 1024
 
 @dataclass(slots=True)
 class Feed:
-    """The inputs of one request.
-
-    Parameters
-    ----------
-    arrays : mapping of str to numpy.ndarray
-    rows : int
-        Its batch size; 1 for a model without a batch dimension.
-    lengths : mapping of str to int
-        Sizes of padded axes before padding, by input.
-    targets : mapping of str to int
-        Sizes that they are padded to; inputs that go to the longest of the batch are left out.
-    group : hashable
-        Requests of one group may run together.
-    outputs : tuple of str
-        In the order asked for.
-    shapes : hashable
-        Equal for requests that only differ in their values.
-    """
+    """The inputs of one request."""
 
     arrays: Mapping[str, Any]
     rows: int
@@ -77,14 +60,7 @@ class Feed:
 
 
 class RequestCheck:
-    """Checks requests of one model, and those that only differ in their values from one that was good by its result.
-
-    Parameters
-    ----------
-    layout : Layout
-    fixed : bool
-        As in `check_request`.
-    """
+    """Checks requests of one model, and those that only differ in their values from one that was good by its result."""
 
     def __init__(self, layout: Layout, *, fixed: bool) -> None:
         self._layout, self._fixed = layout, fixed
@@ -114,20 +90,7 @@ class RequestCheck:
 
 
 def check_request(request: InferRequest, layout: Layout, *, fixed: bool = False) -> Feed:
-    """Return the inputs of a request.
-
-    Parameters
-    ----------
-    request : InferRequest
-    layout : Layout
-    fixed : bool
-        Pad to the largest size of each rule.
-
-    Raises
-    ------
-    ServingError
-        ``INVALID_ARGUMENT``: an input or output is not the model's, has another datatype or shape, or is missing.
-    """
+    """Return the inputs of a request."""
     arrays: dict[str, Any] = {}
     lengths: dict[str, int] = {}
     targets: dict[str, int] = {}
@@ -262,17 +225,7 @@ def _refuse(reason: str) -> ServingError:
 
 
 class Admission:
-    """Checks requests, and makes jobs of them.
-
-    Parameters
-    ----------
-    layout : Layout
-    settings : BatchSettings
-    name : str
-        Of the model, for messages.
-    clock : callable
-        Seconds, monotonic.
-    """
+    """Checks requests, and makes jobs of them."""
 
     def __init__(self, layout: Layout, settings: BatchSettings, name: str, clock: Callable[[], float]) -> None:
         self._name, self._clock = name, clock
@@ -281,13 +234,7 @@ class Admission:
         self._levels, self._default_level = settings.priority_levels, settings.default_level
 
     def accept(self, request: InferRequest) -> Job:
-        """Return a request with its deadline and level.
-
-        Raises
-        ------
-        ServingError
-            ``INVALID_ARGUMENT``: it does not fit the model. ``DEADLINE_EXCEEDED``: its deadline has passed.
-        """
+        """Return a request with its deadline and level."""
         feed = self._check(request)
         now = self._clock()
         deadline = request.deadline

@@ -35,13 +35,7 @@ REASONS: tuple[Reason, ...] = (
 
 
 class QueueFull(Exception):  # noqa: N818 - a state
-    """The queue has as many requests as it may have, or takes none any more.
-
-    Parameters
-    ----------
-    retry_after : float
-        Seconds after which there is probably room; 0 where the queue is being drained.
-    """
+    """The queue has as many requests as it may have, or takes none any more."""
 
     def __init__(self, retry_after: float) -> None:
         super().__init__(f"retry after {retry_after:.3f} s")
@@ -50,24 +44,7 @@ class QueueFull(Exception):  # noqa: N818 - a state
 
 @dataclass(slots=True, eq=False)
 class Entry:
-    """A request in the queue or running.
-
-    Parameters
-    ----------
-    rows : int
-        Its weight: its own batch size.
-    group : hashable
-        Only entries of one group run together.
-    arrived : float
-    deadline : float, optional
-        Past it the entry is expired, also while it runs.
-    overdue : float, optional
-        Past it the entry is served after all that are in time.
-    level : int
-        Lower ones are served first.
-    payload : object
-        The caller's own.
-    """
+    """A request in the queue or running."""
 
     rows: int
     group: Hashable
@@ -90,13 +67,7 @@ class Entry:
 
 
 class Group:
-    """Entries of one group that wait, by level.
-
-    Parameters
-    ----------
-    levels : int
-        How many levels there are, the one of entries past their timeout among them.
-    """
+    """Entries of one group that wait, by level."""
 
     __slots__ = ("lanes", "latest", "rows")
 
@@ -141,18 +112,7 @@ _UNKNOWN = 0.1
 
 
 class Scheduler:
-    """Puts requests together.
-
-    Parameters
-    ----------
-    settings : BatchSettings
-        With ``max_batch_size: 0`` every entry runs alone, whatever its weight.
-    instances : int
-        Batches that may run side by side.
-    serial : bool
-        The device computes one batch after the other, so that one beside it is only prepared meanwhile. Then a batch
-        that is not full waits, past its delay, until the one before is about to end: it would not begin earlier.
-    """
+    """Puts requests together."""
 
     def __init__(self, settings: BatchSettings, instances: int = 1, *, serial: bool = False) -> None:
         self._most = settings.max_batch_size
@@ -196,13 +156,7 @@ class Scheduler:
         return len(self._open) + self.alone
 
     def submit(self, entry: Entry) -> None:
-        """Take a request.
-
-        Raises
-        ------
-        QueueFull
-            As many wait as may, or the queue is being drained. Nothing has changed.
-        """
+        """Take a request."""
         if self.draining:
             raise QueueFull(0.0)
         if self._limit and self.waiting >= self._limit:
@@ -278,16 +232,7 @@ class Scheduler:
     def complete(
         self, batch: Dispatch, now: float, error: BaseException | None = None, *, preparation: float = 0.0
     ) -> None:
-        """Take the result of a batch: its rows are done, or all of them failed.
-
-        Parameters
-        ----------
-        batch : Dispatch
-        now : float
-        error : BaseException, optional
-        preparation : float
-            Seconds until its inputs were ready.
-        """
+        """Take the result of a batch: its rows are done, or all of them failed."""
         if self._adaptive is not None:
             self._adaptive.ended(batch, now, idle=self.idle)
         if self._device is not None:

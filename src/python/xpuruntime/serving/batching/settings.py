@@ -102,22 +102,7 @@ class NamedOf(MappingOf):
 
 
 class PadRule(PolicyValue, frozen=True, kw_only=True):
-    """How one input is padded along one axis.
-
-    Attributes
-    ----------
-    value : float
-        What the padding is filled with.
-    to : tuple of int
-        Sizes, ascending: a request is padded to the least that it fits into. Empty under ``shapes: pad``: to the
-        longest of the batch.
-    axis : int or None
-        Which axis of the input; ``None``: its one free axis beside that of the batch.
-    outputs : dict of str to int
-        Outputs that are cut back, with the axis. Left out, those that name the same dimension are.
-    mask : str or None
-        An input of the model that requests may leave out: it is made with 1 for what was sent and 0 for padding.
-    """
+    """How one input is padded along one axis."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "value": Number(-1e308, 1e308, "What the padding is filled with."),
@@ -147,46 +132,7 @@ class PadRule(PolicyValue, frozen=True, kw_only=True):
 
 
 class BatchSettings(PolicyValue, frozen=True, kw_only=True):
-    """How requests of a model are put together.
-
-    Attributes
-    ----------
-    max_batch_size : int
-        Most rows of one execution; never exceeded. 0: the model runs requests as they are.
-    preferred_batch_size : tuple of int
-        Sizes that are sent at once, without waiting for the delay.
-    max_queue_delay_us : int
-        How long a request may wait for others while an instance is idle.
-    queue_delay : {"adaptive", "fixed"}
-        ``adaptive``: a request waits only while another one is expected within `max_queue_delay_us`, by the gaps
-        between earlier ones. ``fixed``: it waits until the delay is over, as Triton does.
-    max_queue_size : int
-        Requests that may wait; more are refused with ``RESOURCE_EXHAUSTED``. 0: no limit.
-    timeout_us : int
-        How long a request may wait and run; 0: no limit. A client may ask for less, not for more.
-    timeout_action : {"reject", "delay"}
-        ``reject``: past `timeout_us` the answer is ``DEADLINE_EXCEEDED``. ``delay``: the request is served after all
-        that are in time. The deadline of a client always rejects.
-    priority_levels : int
-        Levels, of which 1 is served first; 0: none.
-    default_priority_level : int
-        Of requests that state none; 0: the middle one.
-    preserve_ordering : bool
-        Answer in the order of arrival.
-    shapes : {"exact", "pad", "bucket", "fixed"}
-        ``exact``: only requests of equal shapes run together. ``pad``: to the longest of the batch. ``bucket``: to the
-        sizes of the rule. ``fixed``: every execution has `max_batch_size` rows and the largest size of each rule.
-    pad : dict of str to PadRule
-        Rules by input.
-    isolate_failures : bool
-        Where a batch of several requests fails, run each of them once more, alone.
-    inline_below_us : int
-        On the CPU, requests whose execution takes less run in the thread that received them where nothing runs or
-        waits; 0: never. With a `max_batch_size` above 1 at most 50 holds, and with a `max_queue_delay_us` none does.
-    inline_alone_below_us : int
-        The same while requests come one at a time and the model has one instance, unless `inline_below_us` is 0, or
-        `queue_delay` is ``fixed``.
-    """
+    """How requests of a model are put together."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "max_batch_size": Integer(0, 2**20, "Most rows of one execution."),

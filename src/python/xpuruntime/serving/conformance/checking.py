@@ -37,33 +37,7 @@ def check_server(
     seconds: float = 30.0,
     tls_ca: str | os.PathLike[str] | None = None,
 ) -> ConformanceResult:
-    """Check a server of the Open Inference Protocol; the requests change nothing in it.
-
-    Parameters
-    ----------
-    url : str
-        Of REST, such as ``"http://127.0.0.1:8000"``.
-    grpc : str, optional
-        Address of gRPC, ``HOST:PORT``; with TLS where `url` is ``https``, or it begins with ``grpcs://``.
-    models : sequence of str, optional
-        Models to check inference with; default: those that the server lists, eight at most.
-    shapes : mapping of str to sequence of int, optional
-        Shapes of inputs by name; other free dimensions are 1.
-    token : str, optional
-    seconds : float
-        Time within which each answer must come.
-    tls_ca : str or path, optional
-        Certificates of the authorities to trust, in PEM; default: those of the system for REST, and gRPC's own.
-
-    Raises
-    ------
-    InputError
-        `url` is none, `grpc` no address, or `tls_ca` no such file.
-    XpuRuntimeError
-        Nothing answers there.
-    EngineUnavailable
-        The package grpcio is missing.
-    """
+    """Check a server of the Open Inference Protocol; the requests change nothing in it."""
     authorities = None if tls_ca is None else read_authorities(tls_ca, "tls_ca")
     rest = RestChecks(HttpClient(url, token, seconds, authorities))
     with contextlib.ExitStack() as stack:

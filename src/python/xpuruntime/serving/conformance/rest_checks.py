@@ -58,23 +58,7 @@ class Answer(NamedTuple):
 
 
 class HttpClient:
-    """Requests to one server.
-
-    Parameters
-    ----------
-    url : str
-        ``http://HOST:PORT``, or ``https``, with a path where the server has one.
-    token : str or None
-    seconds : float
-        Time within which an answer must have come.
-    authorities : bytes, optional
-        Certificates that are trusted, in PEM; default: those of the system.
-
-    Raises
-    ------
-    InputError
-        `url` is none.
-    """
+    """Requests to one server."""
 
     def __init__(self, url: str, token: str | None, seconds: float, authorities: bytes | None = None) -> None:
         self._authorities = None if authorities is None else authorities.decode("latin-1")
@@ -83,17 +67,7 @@ class HttpClient:
         self._headers = {} if token is None else {"Authorization": f"Bearer {token}"}
 
     def ask(self, method: str, path: str, body: bytes | None = None, **headers: str) -> Answer:
-        """Send one request on a connection of its own.
-
-        Raises
-        ------
-        OSError
-            Nothing answers, or not in time.
-        http.client.HTTPException
-            What answers is no HTTP.
-        FailedCheck
-            The answer is too long.
-        """
+        """Send one request on a connection of its own."""
         kind: Any = http.client.HTTPConnection
         more: dict[str, Any] = {}
         if self._scheme == "https":
@@ -207,13 +181,7 @@ class _Nullable(msgspec.Struct):
 
 
 class RestChecks:
-    """Checks of one server over REST.
-
-    Parameters
-    ----------
-    client : HttpClient
-        Of the server.
-    """
+    """Checks of one server over REST."""
 
     def __init__(self, client: HttpClient) -> None:
         self.ask = client.ask

@@ -48,16 +48,7 @@ class UnobservableCheck(Exception):  # noqa: N818 - an outcome, and no error of 
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True):
-    """One check.
-
-    Attributes
-    ----------
-    transport : {"rest", "grpc"}
-    name : str
-    outcome : {"pass", "fail", "unobservable"}
-    detail : str
-        What was seen, or why nothing was.
-    """
+    """One check."""
 
     transport: str
     name: str
@@ -66,20 +57,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ConformanceResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What was checked of one server.
-
-    Attributes
-    ----------
-    schema : str
-        ``"xpuruntime.oip-check/1"``.
-    url, grpc : str
-        Addresses; empty where a transport was not checked.
-    server : str
-        Name and version that the server states.
-    models : tuple of str
-        Models that inference was checked with.
-    checks : tuple of Check
-    """
+    """What was checked of one server."""
 
     schema: str = "xpuruntime.oip-check/1"
     url: str

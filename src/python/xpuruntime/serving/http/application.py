@@ -52,17 +52,7 @@ _LINGER, _LINGERED = 2.0, 64 << 20
 
 
 class Application:
-    """The REST protocol over the models of a service.
-
-    Parameters
-    ----------
-    service : ModelService
-    options : TransportOptions, optional
-    pages : mapping, optional
-        Further paths; see `Pages`.
-    gate : Gate, optional
-        Shared with the other transport of a server.
-    """
+    """The REST protocol over the models of a service."""
 
     def __init__(
         self,

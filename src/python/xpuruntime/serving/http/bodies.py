@@ -44,21 +44,7 @@ _GZIP = 16 + zlib.MAX_WBITS
 
 
 def decompress(body: bytes, encoding: str, limit: int) -> bytes:
-    """Return a body without its ``Content-Encoding``.
-
-    Parameters
-    ----------
-    body : bytes
-    encoding : str
-        ``"gzip"``, ``"deflate"`` (RFC 1950, with zlib's header), ``"identity"`` or nothing.
-    limit : int
-        Largest length in bytes. A ratio above `MAX_RATIO` is refused as well where the body is over 1 MiB.
-
-    Raises
-    ------
-    ServingError
-        The encoding is another one, the data are corrupt, truncated or followed by more, or grow too much.
-    """
+    """Return a body without its ``Content-Encoding``."""
     name = encoding.strip().lower()
     if name in ("", "identity"):
         return body
@@ -111,27 +97,7 @@ SLOWEST = 16 * 1024
 async def read_body(
     receive: Callable[[], Awaitable[Any]], length: int | None, limit: int, patience: float, held: HeldBytes
 ) -> bytes:
-    """Return the body of a request.
-
-    Parameters
-    ----------
-    receive : callable
-        Of ASGI.
-    length : int, optional
-        What ``Content-Length`` states.
-    limit : int
-        Largest length in bytes.
-    patience : float
-        Seconds within which the body must come, and one more for each 16 KiB that came.
-    held : HeldBytes
-
-    Raises
-    ------
-    ServingError
-        It is too long or too slow, or too much is held already.
-    ClientGone
-        The connection was closed before its end.
-    """
+    """Return the body of a request."""
     if length is not None and length > limit:
         raise _too_large(limit)
     with _Patience(patience) as watch:
@@ -255,12 +221,7 @@ class _Forwarding(asyncio.BufferedProtocol):
 
 
 class ShortReads(_Forwarding):
-    """Reads little at a time, so that most of a large body is left for its `BodyReceiver`.
-
-    Parameters
-    ----------
-    connection : Connection
-    """
+    """Reads little at a time, so that most of a large body is left for its `BodyReceiver`."""
 
     def __init__(self, connection: _Connection) -> None:
         super().__init__(connection)
@@ -276,25 +237,7 @@ class ShortReads(_Forwarding):
 
 
 class BodyReceiver(_Forwarding):
-    """Receives the rest of one body. What follows it stays in the socket.
-
-    Parameters
-    ----------
-    connection : Connection
-    head : Head
-        Its `length` bytes are received.
-    begin : bytes or memoryview
-        What has come of the body.
-    held : HeldBytes
-        Counts the bytes as they come.
-    seconds : float
-        Within which the body must come, and one more for each 16 KiB that came.
-
-    Attributes
-    ----------
-    body : memoryview
-        Read-only, and complete when `body_received` is called.
-    """
+    """Receives the rest of one body. What follows it stays in the socket."""
 
     def __init__(
         self, connection: _Connection, head: Head, begin: bytes | memoryview, held: HeldBytes, seconds: float
@@ -384,13 +327,7 @@ class BodyReceiver(_Forwarding):
 
 
 class BodyThreads:
-    """Threads of the core that receive bodies, for the connections of one event loop.
-
-    Parameters
-    ----------
-    count : int
-        They are started when they are first needed; with 0, none is.
-    """
+    """Threads of the core that receive bodies, for the connections of one event loop."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -398,16 +335,7 @@ class BodyThreads:
         self._loop: asyncio.AbstractEventLoop | None = None
 
     def begin(self, body: BodyReceiver, socket: int, response: bytes = b"") -> bool:
-        """Have a body received and `body_handed_back` called; return whether that is so.
-
-        Parameters
-        ----------
-        body : BodyReceiver
-        socket : int
-            The file descriptor, which nothing else may read until then.
-        response : bytes
-            Is sent before, and the head of the body is received as well. What comes instead is handed back.
-        """
+        """Have a body received and `body_handed_back` called; return whether that is so."""
         if not self.count or not body.short:
             return False
         try:

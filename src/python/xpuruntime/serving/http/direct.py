@@ -75,13 +75,7 @@ class Waiting:
 
 
 class DirectInfer:
-    """Answers inference requests for the connections of one listener.
-
-    Parameters
-    ----------
-    application : Application
-        Whose service, limits and gate hold here as well.
-    """
+    """Answers inference requests for the connections of one listener."""
 
     def __init__(self, application: Application) -> None:
         self._access, self._limit = application.options.access, application.options.max_body
@@ -131,17 +125,7 @@ class DirectInfer:
     def begin(
         self, head: Head, body: bytes | memoryview, line: bytes, held: HeldBytes | None = None
     ) -> bytes | Answer | Waiting | None:
-        """Return the response to a request, or that it is answered later; `None` where it takes long to decode.
-
-        Parameters
-        ----------
-        head : Head
-        body : bytes or memoryview
-        line : bytes
-            What a good response begins with; a short one is returned as the bytes to send.
-        held : HeldBytes, optional
-            Of a request that was let in before.
-        """
+        """Return the response to a request, or that it is answered later; `None` where it takes long to decode."""
         waiting = False
         entered = held is not None
         asked: RestRequest | None = None

@@ -58,14 +58,7 @@ _POSTS = {"infer", "index", "load", "unload"}
 
 
 def route_of(method: str, path: str) -> Endpoint:
-    """Return what a path asks for; a slash at its end changes nothing.
-
-    Raises
-    ------
-    WrongMethodError
-    ServingError
-        There is no such path, or it names a model that cannot be.
-    """
+    """Return what a path asks for; a slash at its end changes nothing."""
     parts = path.split("/")
     if parts[-1] == "" and len(parts) > 2:
         parts.pop()
@@ -138,14 +131,7 @@ def outputs_answer(written: RestResponse) -> Answer:
 
 
 def failed_answer(error: ServingError, *, closing: bool) -> Answer:
-    """Return the response of an error.
-
-    Parameters
-    ----------
-    error : ServingError
-    closing : bool
-        Whether the connection is closed behind it in any case, because the server stops.
-    """
+    """Return the response of an error."""
     headers = [JSON]
     status = error.code.http
     if isinstance(error, WrongMethodError):

@@ -50,21 +50,7 @@ _VERSION = re.compile(r"[1-9][0-9]{0,17}")
 
 
 def find_versions(source: str, wanted: str | tuple[int, ...]) -> dict[int, str]:
-    """Return the versions of a model to serve, each with the path that a session is opened with.
-
-    Parameters
-    ----------
-    source : str
-        A model file or artifact is version 1; a folder has a model file or an artifact in each of ``1``, ``2``, ...
-    wanted : {"latest", "all"} or tuple of int
-
-    Raises
-    ------
-    ModelError
-        There is no such path, no version, or a version that is wanted has no model, or several.
-    InputError
-        A version that is wanted is not there.
-    """
+    """Return the versions of a model to serve, each with the path that a session is opened with."""
     path = Path(source)
     found = {1: path} if path.is_file() or made_files(path) is not None else _versions(path)
     if wanted == "latest":
@@ -126,15 +112,6 @@ def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | 
 
     Under ``shapes: fixed`` the session has ``execution.static_batch``, whose check that rows do not depend on each
     other it passes, or does not open.
-
-    Raises
-    ------
-    LockError
-        The lock does not hold.
-    PolicyError
-        ``shapes: fixed``, and the lock or artifact is of another batch size.
-    XpuRuntimeError
-        As `InferenceSession`.
     """
     rows = settings.batching.max_batch_size if settings.batching.shapes == "fixed" else None
     given: dict[str, Any] = {"device": settings.device, "trust": settings.trust, "registry": registry}
@@ -215,19 +192,7 @@ def batch_feeds(
 
 
 class Limits(NamedTuple):
-    """What was chosen, and of what.
-
-    Attributes
-    ----------
-    p99 : float
-        Seconds that were asked for.
-    met : bool
-        Whether the smallest batch is quick enough for it.
-    max_batch_size, max_queue_delay_us : int
-    curve : tuple of BatchTime
-    source : str
-        Where the curve is from: a lock, with who made it and when, or the loading of the model.
-    """
+    """What was chosen, and of what."""
 
     p99: float
     met: bool
@@ -290,13 +255,7 @@ def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> 
 def curve_of(
     session: InferenceSession, layout: Layout, settings: ModelSettings, runner: HostRunner, path: str
 ) -> tuple[tuple[BatchTime, ...], str]:
-    """Return times by batch size, and where they are from: the lock, or this process.
-
-    Raises
-    ------
-    LockError
-        The settings ask for those of the lock, which has none of this model as it is served.
-    """
+    """Return times by batch size, and where they are from: the lock, or this process."""
     assert settings.slo is not None
     lock = session.lock
     if settings.slo.curve != "load":

@@ -59,14 +59,7 @@ class MemoryBudget:
             return found
 
     def hold(self, model: Evictable, device: str, size: int) -> None:
-        """Take memory for a model, and evict others where there is not enough; a model that had some has this now.
-
-        Raises
-        ------
-        ServingError
-            ``RESOURCE_EXHAUSTED``: it does not fit. None is evicted for a model that would not fit without all that may
-            go; where some of those are in use, others may have been.
-        """
+        """Take memory for a model, and evict others where there is not enough; a model that had some has this now."""
         with self._lock:
             before = self._held.pop(model, None)
             limit = self._settings.budget.get(device)

@@ -39,18 +39,7 @@ def check_model_name(text: str) -> str:
 
 
 class CanarySettings(PolicyValue, frozen=True, kw_only=True):
-    """Sampled requests that run once more, apart from the answers.
-
-    Attributes
-    ----------
-    every : int
-        One request of so many.
-    against : {"reference", "self"}
-        ``reference``: the same model on ONNX Runtime's CPU provider in its own precision. ``self``: the same session,
-        with the request alone, which shows dependence on the batch.
-    rtol, atol : float or None
-        Tolerance; left out, that of the precision.
-    """
+    """Sampled requests that run once more, apart from the answers."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "every": Integer(1, 10**9, "One request of so many."),
@@ -83,16 +72,7 @@ class ShadowSettings(PolicyValue, frozen=True, kw_only=True):
 
 
 class SloSettings(PolicyValue, frozen=True, kw_only=True):
-    """The latency that batch size and delay are chosen for.
-
-    Attributes
-    ----------
-    p99 : float
-        Seconds that 99 % of requests stay within.
-    curve : {"auto", "lock", "load"}
-        Where the times of batches are from: the lock, where ``xrt lock --batches`` measured them, or the loading of the
-        model; ``auto``: the lock where it has them.
-    """
+    """The latency that batch size and delay are chosen for."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "p99": ShortDuration("Latency that 99 % of requests stay within."),
@@ -134,39 +114,7 @@ class _Versions(Kind):
 
 
 class ModelSettings(PolicyValue, frozen=True, kw_only=True):
-    """One model of ``serve.yaml``.
-
-    Attributes
-    ----------
-    source : str
-        A model file, a compiled artifact, or a folder with one of these in each of the folders ``1``, ``2``, ...
-    policy, lock : str or None
-        Files. Where the lock does not hold, the model is not served.
-    device : str or None
-        Over that of the policy, such as ``cuda:0``.
-    trust : bool
-        Load a ``.pt2`` file although that can run code of the file.
-    versions : {"latest", "all"} or tuple of int
-        Which versions of a folder are served.
-    batching : BatchSettings
-    slo : SloSettings or None
-        Chooses batch size and delay from measured times; `batching` then bounds the size.
-    instances : int
-        Executions of the model side by side; they share one session.
-    warmup : {"auto", "lock", "probe", "none"}
-        What runs before the model is ready: every shape of the lock, or one probe input; ``auto``: those of the lock
-        where there is one.
-    load : {"startup", "on_demand"}
-        ``on_demand``: with the first request.
-    required : bool
-        Whether the server is ready only while this model is.
-    max_execution : float
-        Seconds after which a running batch makes the model not ready.
-    evidence : bool
-        Take a report of an instrumented copy before the model is ready. Slow.
-    canary : CanarySettings or None
-    shadow : ShadowSettings or None
-    """
+    """One model of ``serve.yaml``."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "source": FilePath("Model file, artifact, or folder of versions.", what="a path"),

@@ -149,17 +149,7 @@ class AdminSettings(PolicyValue, frozen=True, kw_only=True):
 
 
 class MemorySettings(PolicyValue, frozen=True, kw_only=True):
-    """How much memory all models of a device may take together, and which go when it is not enough.
-
-    Attributes
-    ----------
-    budget : dict of str to int
-        Bytes by device; other devices have no limit.
-    evict : {"lru", "none"}
-        Whether the model that was least recently used, and has no request, is unloaded for another one.
-    keep : tuple of str
-        Models that stay.
-    """
+    """How much memory all models of a device may take together, and which go when it is not enough."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "budget": NamedOf(
@@ -310,26 +300,7 @@ def is_settings_file(source: str | os.PathLike[str]) -> bool:
 def settings_of_source(
     source: str | os.PathLike[str], model: Mapping[str, Any], *, name: str | None, given: Sequence[str]
 ) -> ServeSettings:
-    """Return the settings in a file, or those of one model.
-
-    Parameters
-    ----------
-    source : str or path
-        A settings file, or a model: file, artifact or folder of versions.
-    model : mapping
-        Further keys of the model, such as ``lock``; those that are ``None`` are left out.
-    name : str or None
-        Of the model in paths; default: that of its file.
-    given : sequence of str
-        Arguments that were given for one model, as the user knows them. A settings file has its own.
-
-    Raises
-    ------
-    InputError
-        Something was given beside a settings file.
-    PolicyError
-        The settings are not valid.
-    """
+    """Return the settings in a file, or those of one model."""
     if is_settings_file(source):
         if given:
             raise InputError(f"{given[0]} describes one model, and {source} has its own. Fix: state it in the file")

@@ -39,16 +39,7 @@ _TICK = 0.05
 
 
 class Pending:
-    """Requests of a model that is being loaded for them.
-
-    Parameters
-    ----------
-    name : str
-    limit : int
-        Requests that may wait; 0 for no limit.
-    load : callable
-        Loads the model and returns what takes its requests. Slow; called in a thread.
-    """
+    """Requests of a model that is being loaded for them."""
 
     def __init__(
         self, name: str, limit: int, load: Callable[[], Callable[[InferRequest], Future[InferResponse]]]
@@ -59,13 +50,7 @@ class Pending:
         self._loading = self._closed = False
 
     def add(self, request: InferRequest) -> Future[InferResponse]:
-        """Take a request, and load the model unless that goes on already.
-
-        Raises
-        ------
-        ServingError
-            ``RESOURCE_EXHAUSTED``: as many wait as may.
-        """
+        """Take a request, and load the model unless that goes on already."""
         future: Future[InferResponse] = Future()
         with self._lock:
             self._waiting = [one for one in self._waiting if not one[1].done()]
@@ -171,20 +156,7 @@ _LOOKS = 16
 
 
 class ModelSlot:
-    """What is served under one name.
-
-    Parameters
-    ----------
-    name : str
-    settings : ModelSettings
-    budget : MemoryBudget
-    session : InferenceSession, optional
-        One that is open already; it is never reloaded.
-    registry : EngineRegistry or None
-    log : RequestLog or None
-    changed : callable
-        Called when other versions than before are loaded.
-    """
+    """What is served under one name."""
 
     def __init__(
         self,
@@ -260,14 +232,7 @@ class ModelSlot:
         raise self._unavailable()
 
     def version(self, version: str = "") -> ServedVersion:
-        """Return a version that is served, the newest where none is named.
-
-        Raises
-        ------
-        ServingError
-            ``NOT_FOUND``: there is no such version. ``UNAVAILABLE``: the model is not loaded; one that is loaded with
-            the first request begins to load now.
-        """
+        """Return a version that is served, the newest where none is named."""
         loaded = self.loaded
         if not loaded:
             if self._may_wake():
@@ -308,13 +273,7 @@ class ModelSlot:
         return True
 
     def load(self) -> None:
-        """Load or reload the model. Slow.
-
-        Raises
-        ------
-        ServingError
-            It does not load. What was served before is served on.
-        """
+        """Load or reload the model. Slow."""
         new: list[ServedVersion] = []
         with self._changing:
             try:

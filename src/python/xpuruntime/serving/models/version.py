@@ -58,26 +58,7 @@ _NOT_COUNTED = (Status.UNAVAILABLE, Status.UNAUTHENTICATED)
 
 
 class ServedVersion:
-    """One version of a model, loaded and warmed up; it serves once it was started.
-
-    Parameters
-    ----------
-    name : str
-    version : int
-    path : str
-    settings : ModelSettings
-    registry : EngineRegistry, optional
-    session : InferenceSession, optional
-        One that is open already, and is not closed with this.
-    log : RequestLog, optional
-    device : str, optional
-        Where it will run, if that is known and its memory is to be measured there.
-
-    Raises
-    ------
-    XpuRuntimeError
-        The model, policy or lock does not allow it. Nothing is left behind.
-    """
+    """One version of a model, loaded and warmed up; it serves once it was started."""
 
     def __init__(
         self,
@@ -144,13 +125,7 @@ class ServedVersion:
             raise
 
     def start(self) -> None:
-        """Serve. Where this raises or is interrupted, the version is to be closed.
-
-        Raises
-        ------
-        XpuRuntimeError
-            A thread cannot run the inputs of the warm-up.
-        """
+        """Serve. Where this raises or is interrupted, the version is to be closed."""
         try:
             self.batcher.start()
         except XpuRuntimeError as error:

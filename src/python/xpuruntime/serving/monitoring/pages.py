@@ -27,19 +27,7 @@ _KEYS = ("model", "version")
 
 
 def exposition(models: Models, accept: str = "") -> tuple[bytes, str]:
-    """Return the metrics as Prometheus reads them, with their content type.
-
-    Parameters
-    ----------
-    models : Models
-    accept : str
-        The header of the request; OpenMetrics where it asks for that.
-
-    Raises
-    ------
-    XpuRuntimeError
-        The package prometheus-client is not installed.
-    """
+    """Return the metrics as Prometheus reads them, with their content type."""
     try:
         from prometheus_client import CollectorRegistry
         from prometheus_client.exposition import choose_encoder

@@ -52,16 +52,6 @@ class AccessLog:
 
     Nothing of a tensor is written, and of a request its id alone. Where the file cannot be written, such as on a full
     disk, lines are counted in `lost`, and the first is warned of: requests are served on.
-
-    Parameters
-    ----------
-    path : str
-        ``"-"`` for the standard output. A file that is there is appended to.
-
-    Raises
-    ------
-    InputError
-        The file cannot be opened.
     """
 
     def __init__(self, path: str) -> None:
@@ -124,12 +114,7 @@ TRACE_HEADERS = ("traceparent", "tracestate")
 
 
 class RequestSpans:
-    """Makes the spans of a request when it was answered, in the trace that its client named.
-
-    Parameters
-    ----------
-    tracer : opentelemetry.trace.Tracer
-    """
+    """Makes the spans of a request when it was answered, in the trace that its client named."""
 
     def __init__(self, tracer: Any) -> None:
         from opentelemetry import trace

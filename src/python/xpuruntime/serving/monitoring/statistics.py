@@ -43,29 +43,7 @@ class StatisticDuration(NamedTuple):
 
 
 class StatisticsSnapshot(NamedTuple):
-    """All counters at one moment.
-
-    Attributes
-    ----------
-    requests : dict of str to StatisticDuration
-        By ``success``, ``fail``, ``queue``, ``compute_input``, ``compute_infer``, ``compute_output``.
-    failures : dict of str to int
-        By `FAILURES`.
-    inferences, executions : int
-        Rows and batches that were run.
-    reasons : dict of str to int
-        Batches by why they were sent.
-    elements, padding : int
-        Elements of inputs that were sent, and that were added.
-    batches : dict of int to tuple of StatisticDuration
-        By rows: times of ``compute_input``, ``compute_infer``, ``compute_output``.
-    latency_buckets : tuple of int
-        Requests up to each of `LATENCY_BUCKETS`, and above all of them; not cumulative.
-    latency_sum : float
-        Seconds of all successful requests.
-    last_inference_ms : int
-        Since the epoch; 0 where there was none.
-    """
+    """All counters at one moment."""
 
     requests: dict[str, StatisticDuration]
     failures: dict[str, int]

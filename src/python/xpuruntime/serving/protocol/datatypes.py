@@ -54,14 +54,7 @@ class NotInline(Exception):  # noqa: N818 - a state, and no error
 
 
 class Items:
-    """How many more items one request may have: fields of messages, strings, parameters and tensors.
-
-    Parameters
-    ----------
-    most : int
-    inline : bool
-        Whether the decoding holds up an event loop, and raises `NotInline` early.
-    """
+    """How many more items one request may have: fields of messages, strings, parameters and tensors."""
 
     __slots__ = ("inline", "left", "most")
 
@@ -122,18 +115,7 @@ _LENGTH = struct.Struct("<I")
 
 @dataclass(frozen=True, slots=True)
 class Datatype:
-    """A datatype of the protocol.
-
-    Parameters
-    ----------
-    name : str
-    dtype : numpy.dtype
-        BYTES are objects; BF16 has the bits as ``uint16``, since NumPy has no such type.
-    size : int
-        Of an element in bytes; 0 for BYTES, whose elements state theirs.
-    contents : str
-        The field of ``InferTensorContents``; empty where elements are only sent raw.
-    """
+    """A datatype of the protocol."""
 
     name: str
     dtype: np.dtype[Any]
@@ -209,13 +191,7 @@ def checked_shape(shape: Iterable[int], tensor: str) -> tuple[int, ...]:
 def array_of_raw(
     datatype: Datatype, shape: tuple[int, ...], raw: memoryview, tensor: str, items: Items | None = None
 ) -> NDArray[Any]:
-    """Return an array of raw elements: a read-only view where that is possible, not necessarily aligned.
-
-    Raises
-    ------
-    ServingError
-        The length is not that of the shape, an element of BYTES reaches past the end, or they are too many items.
-    """
+    """Return an array of raw elements: a read-only view where that is possible, not necessarily aligned."""
     if datatype.is_bytes:
         return _object_array(_split(raw, math.prod(shape), tensor, items), shape)
     expected = math.prod(shape) * datatype.size
@@ -242,13 +218,7 @@ def array_at(
 def array_of_elements(
     datatype: Datatype, shape: tuple[int, ...], elements: Sequence[Any] | NDArray[Any], tensor: str
 ) -> NDArray[Any]:
-    """Return an array of a flat sequence of Python values or an array, which must fit the datatype exactly.
-
-    Raises
-    ------
-    ServingError
-        The number of elements is not that of the shape, or one is out of range.
-    """
+    """Return an array of a flat sequence of Python values or an array, which must fit the datatype exactly."""
     if datatype.is_bytes:
         _check_count(len(elements), shape, tensor)
         return _object_array(elements, shape)

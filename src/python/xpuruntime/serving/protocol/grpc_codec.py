@@ -156,22 +156,7 @@ class _TensorParts:
 
 
 def read_infer_request(message: bytes | memoryview, now: float | None = None, *, inline: bool = False) -> InferRequest:
-    """Return the request in a message. Arrays of raw contents are views of it.
-
-    Parameters
-    ----------
-    message : bytes or memoryview
-    now : float, optional
-        When the request arrived, on the clock of `time.monotonic`.
-    inline : bool
-        Whether an event loop waits, so that `NotInline` is raised for what takes long.
-
-    Raises
-    ------
-    ServingError
-        The message is malformed, has too many items, both raw and typed contents, or a tensor twice; or lengths,
-        shapes and datatypes do not fit.
-    """
+    """Return the request in a message. Arrays of raw contents are views of it."""
     view = memoryview(message)
     key = (len(view), bytes(view[:_TOLD_APART]))
     form = _FORMS.get(key)

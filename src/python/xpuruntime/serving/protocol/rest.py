@@ -59,14 +59,7 @@ _BLANKS = b" \t\r\n"
 def array_of_json(
     datatype: Datatype, shape: tuple[int, ...], text: bytes | memoryview, tensor: str, items: Items | None = None
 ) -> NDArray[Any]:
-    """Return the array of a tensor's ``data``, which is well-formed JSON.
-
-    Raises
-    ------
-    ServingError
-        It is neither flat nor nested as the shape says, has an element of another type or out of range, or the
-        datatype has no form in JSON.
-    """
+    """Return the array of a tensor's ``data``, which is well-formed JSON."""
     if datatype.only_raw:
         raise NoJsonFormError(
             Status.INVALID_ARGUMENT,
@@ -178,13 +171,7 @@ def _not_nested(shape: Sequence[int], tensor: str) -> ServingError:
 
 
 def elements_of(tensor: InferTensor) -> list[Any]:
-    """Return the elements of an output as JSON has them, flat in row-major order.
-
-    Raises
-    ------
-    ServingError
-        JSON has no form for the datatype or for a value: NaN, an infinity, bytes that are not UTF-8.
-    """
+    """Return the elements of an output as JSON has them, flat in row-major order."""
     datatype = DATATYPES[tensor.datatype]
     if datatype.only_raw:
         raise _only_binary(tensor, f"is {datatype.name}, which JSON has no form for")
@@ -222,15 +209,7 @@ _HEADS: Forms[bytes] = Forms()
 
 @dataclass(slots=True)
 class RestResponse:
-    """A response as bytes.
-
-    Parameters
-    ----------
-    chunks : sequence of bytes or memoryview
-        JSON, then the binary outputs in order, which are views of the response's arrays.
-    json_length : int, optional
-        The header ``Inference-Header-Content-Length``, where outputs follow the JSON.
-    """
+    """A response as bytes."""
 
     chunks: Sequence[bytes | memoryview]
     json_length: int | None = None
@@ -242,13 +221,7 @@ class RestResponse:
 
 
 def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
-    """Return a response as bytes, with the outputs in binary that were asked for so.
-
-    Raises
-    ------
-    ServingError
-        An output has no form in JSON and was not asked for in binary.
-    """
+    """Return a response as bytes, with the outputs in binary that were asked for so."""
     key = None
     if asked.binary_by_default and not (response.id or response.parameters):
         raws = [raw_of(one) for one in response.outputs]
@@ -319,16 +292,7 @@ _DECODER = msgspec.json.Decoder(_Response)
 
 
 def write_request(request: InferRequest, *, binary: bool = False, nested: bool = False) -> tuple[bytes, int | None]:
-    """Return the body of a request, and the length of its JSON where tensors follow it.
-
-    Parameters
-    ----------
-    request : InferRequest
-    binary : bool
-        Send inputs in binary, and ask for outputs so.
-    nested : bool
-        Nest the data in JSON as the shape says, instead of flat.
-    """
+    """Return the body of a request, and the length of its JSON where tensors follow it."""
     inputs: list[dict[str, Any]] = []
     raws: list[bytes | memoryview] = []
     for tensor in request.inputs:
@@ -367,13 +331,7 @@ def _nested(flat: list[Any], shape: tuple[int, ...]) -> Any:
 
 
 def read_response(body: bytes, length: int | None = None) -> InferResponse:
-    """Return the response in a body, whose JSON has this length where tensors follow it.
-
-    Raises
-    ------
-    ServingError
-        It is none of the protocol.
-    """
+    """Return the response in a body, whose JSON has this length where tensors follow it."""
     view = memoryview(body)
     if length is not None and not 0 <= length <= len(body):
         raise _wrong(f"Inference-Header-Content-Length is {length}, and the body has {len(body)} bytes")

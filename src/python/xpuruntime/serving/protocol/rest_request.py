@@ -119,16 +119,7 @@ def _parameters(text: msgspec.Raw, where: str) -> dict[str, Parameter]:
 
 @dataclass(slots=True)
 class RestRequest:
-    """A request, and how its outputs are sent.
-
-    Parameters
-    ----------
-    request : InferRequest
-    binary : frozenset of str
-        Outputs that were asked for in binary.
-    binary_by_default : bool
-        Whether those are binary that the request does not name.
-    """
+    """A request, and how its outputs are sent."""
 
     request: InferRequest
     binary: frozenset[str] = frozenset()
@@ -136,15 +127,7 @@ class RestRequest:
 
 
 def header_length(stated: str | None, body: int) -> int | None:
-    """Return how long the JSON is that a body of so many bytes begins with; `None` where it is all of it.
-
-    Parameters
-    ----------
-    stated : str, optional
-        The header ``Inference-Header-Content-Length``.
-    body : int
-        Length of the body, not compressed.
-    """
+    """Return how long the JSON is that a body of so many bytes begins with; `None` where it is all of it."""
     if stated is None:
         return None
     if not (stated.isascii() and stated.isdecimal() and len(stated) <= 18):
@@ -172,27 +155,7 @@ def read_request(
     *,
     inline: bool = False,
 ) -> RestRequest:
-    """Return the request in a body.
-
-    Parameters
-    ----------
-    body : bytes or memoryview
-        Not compressed. Arrays of binary tensors are views of it.
-    model, version : str
-        Of the path.
-    length : int, optional
-        What `header_length` returned.
-    now : float, optional
-        When the request arrived, on the clock of `time.monotonic`.
-    inline : bool
-        Whether an event loop waits, so that `NotInline` is raised for what takes long.
-
-    Raises
-    ------
-    ServingError
-        The JSON is malformed, has too many items, an unknown key, names a tensor twice or another model than the path,
-        or the tensors behind it have another length than stated.
-    """
+    """Return the request in a body."""
     view = memoryview(body)
     key = None
     if length is not None and length <= LONGEST:
@@ -367,21 +330,7 @@ def _flag(stated: Any, name: str, where: str) -> bool:
 def read_raw_request(
     body: bytes, metadata: Mapping[str, Any], model: str, version: str = "", *, batched: bool
 ) -> RestRequest:
-    """Return the request of a body that is the one input of a model: ``Inference-Header-Content-Length: 0``.
-
-    Parameters
-    ----------
-    body : bytes
-    metadata : mapping
-        Of the model, as the protocol writes it.
-    batched : bool
-        Whether the first dimension is that of a batch, which is 1 then.
-
-    Raises
-    ------
-    ServingError
-        The model has not exactly one input, or more than one dimension is free.
-    """
+    """Return the request of a body that is the one input of a model: ``Inference-Header-Content-Length: 0``."""
     inputs = metadata["inputs"]
     if len(inputs) != 1:
         raise ServingError(

@@ -64,12 +64,6 @@ def fields_of(message: memoryview, items: Items | None = None) -> list[tuple[int
     """Return number, wire type and value of each field of a message, in order, and count them as items.
 
     Values are integers for varints (0 to 2⁶⁴-1) and fixed fields, and views for what has a length.
-
-    Raises
-    ------
-    ServingError
-        A varint is longer than ten bytes, a length reaches past the end, a field has the number 0, a wire type is a
-        group's or unknown, or there are more fields than items are left.
     """
     found: list[tuple[int, int, Any]] = []
     at, end = 0, len(message)
@@ -239,19 +233,7 @@ class Enum(dict[str, int]):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A field of a message.
-
-    Parameters
-    ----------
-    number : int
-    kind : str, Message or Enum
-        ``"string"``, ``"bytes"``, ``"bool"``, ``"int64"``, ``"float"``, ...; a message; an enumeration.
-    repeated : bool
-    key : str
-        For a map, the kind of its keys; `kind` is that of the values.
-    oneof : bool
-        Whether its presence says something, so that also a default value is written.
-    """
+    """A field of a message."""
 
     number: int
     kind: str | Message | Enum
@@ -329,11 +311,6 @@ def decode(message: Message, data: memoryview, items: Items | None = None) -> di
     """Return a message as a dictionary, which has only the fields that were sent.
 
     Unknown fields are passed over, as protobuf does; a field that comes again replaces or extends the former.
-
-    Raises
-    ------
-    ServingError
-        The message is malformed, has too many items, or a field has another wire type than its own.
     """
     numbers = {field.number: (name, field) for name, field in message.items()}
     found: dict[str, Any] = {}

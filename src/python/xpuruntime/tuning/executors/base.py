@@ -35,12 +35,6 @@ class Executor(ABC):
 
     Methods that measure raise `DeviceLost` where the device went away, and `OutOfTime` where the budget ended; all of
     them but `trial` raise `CandidateFailed`.
-
-    Attributes
-    ----------
-    device : TrialDevice
-    time_left : callable
-        Seconds that are left of the budget.
     """
 
     device: TrialDevice
@@ -88,15 +82,7 @@ class Executor(ABC):
 
 
 class SessionExecutor(Executor):
-    """Base of executors on this machine: opens sessions of candidates.
-
-    Parameters
-    ----------
-    job_of : callable
-        From a candidate to its `RunnerJob`.
-    constraints : Constraints
-    device : TrialDevice
-    """
+    """Base of executors on this machine: opens sessions of candidates."""
 
     def __init__(self, job_of: Callable[[Candidate], RunnerJob], constraints: Constraints, device: TrialDevice) -> None:
         self._job_of, self._constraints, self.device = job_of, constraints, device

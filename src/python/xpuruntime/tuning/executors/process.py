@@ -46,17 +46,7 @@ _CODES: dict[FailureKind, CandidateCode] = {
 
 
 class ProcessExecutor(SessionExecutor):
-    """Gives every candidate a worker process of its own.
-
-    Parameters
-    ----------
-    job_of : callable
-        From a candidate to its `RunnerJob`.
-    constraints : Constraints
-        A process that passes the limit of memory is ended.
-    device : TrialDevice
-        Processes begin on its cores.
-    """
+    """Gives every candidate a worker process of its own."""
 
     def __init__(self, job_of: Callable[[Candidate], RunnerJob], constraints: Constraints, device: TrialDevice) -> None:
         super().__init__(job_of, constraints, device)

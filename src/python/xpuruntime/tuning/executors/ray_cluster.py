@@ -62,21 +62,7 @@ class RayNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RayCluster:
-    """A connection to a Ray cluster, with one actor for each trial at once.
-
-    Parameters
-    ----------
-    placement : RayPlacement
-    cuda : bool
-        Whether a trial needs a GPU where no resources are stated.
-
-    Raises
-    ------
-    EngineUnavailable
-        Ray is not installed.
-    UnsupportedOperationError
-        There is no cluster, it has no room for a trial, or its nodes are unlike.
-    """
+    """A connection to a Ray cluster, with one actor for each trial at once."""
 
     def __init__(self, placement: RayPlacement, *, cuda: bool) -> None:
         try:
@@ -129,23 +115,11 @@ class RayCluster:
     def executors(
         self, job_of: Callable[[Candidate], RunnerJob], constraints: Constraints, device: str, shipped: ShippedFiles
     ) -> list[Executor]:
-        """Return an executor for each trial at once.
-
-        Raises
-        ------
-        InputError
-            A node has not the file that it should share.
-        """
+        """Return an executor for each trial at once."""
         return [RayExecutor(self, one, job_of, constraints, device, shipped) for one in self._nodes]
 
     def place(self) -> RayNode:
-        """Have Ray place another trial, once more where the node that it gave is gone.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            There was none in time, or it has another version.
-        """
+        """Have Ray place another trial, once more where the node that it gave is gone."""
         until, why = time.monotonic() + self._placement.wait, ""
         while (left := until - time.monotonic()) > 0:
             actor = self._actor()

@@ -34,14 +34,7 @@ __all__ = ["FileSent", "NodeExecutor", "hardware_of"]
 
 
 class FileSent(msgspec.Struct, frozen=True, kw_only=True):
-    """A file that a node needs.
-
-    Attributes
-    ----------
-    name : str
-        Its path in the folder of the node; an absolute path is where the node has it already.
-    sha256 : str
-    """
+    """A file that a node needs."""
 
     name: str
     sha256: str
@@ -61,13 +54,7 @@ class NodeExecutor:
         return {"machine": machine, "hardware": hardware_of(machine), "version": version("xpuruntime")}
 
     def receive(self, sent: Sequence[FileSent], constraints: Constraints, device: TrialDevice, *contents: Any) -> None:
-        """Take the files of a search: the contents of those whose name is no absolute path.
-
-        Raises
-        ------
-        InputError
-            A file is not here, or is another one.
-        """
+        """Take the files of a search: the contents of those whose name is no absolute path."""
         left = iter(contents)
         for one in sent:
             path = Path(self._folder.name, one.name)

@@ -51,28 +51,7 @@ _THREAD_RUNS = 3
 
 
 class RunnerJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What a runner is to open and to measure.
-
-    Attributes
-    ----------
-    model : str
-    policy : dict
-    trust : bool
-    calibration : str or None
-    samples : str
-        A folder with ``inputs-N`` and ``outputs-N`` of the reference, as `write_arrays` makes them.
-    count : int
-        Samples in it.
-    tolerance : dict
-        Of `Tolerance`.
-    objective : str
-    batch : int
-    concurrency : int
-    call : {"run", "bind"}
-        How the session is called.
-    timed : int
-        Inputs that a turn goes through.
-    """
+    """What a runner is to open and to measure."""
 
     model: str
     policy: dict[str, Any]

@@ -21,19 +21,7 @@ __all__ = ["Duel", "DuelResult"]
 
 
 class DuelResult(NamedTuple):
-    """How a duel ended.
-
-    Attributes
-    ----------
-    won : bool or None
-        ``None`` where it was not decided.
-    gain : Ratio or None
-        How many times better the finalist is than the control.
-    ended : str
-        In words.
-    failed : str or None
-        The code of a failure.
-    """
+    """How a duel ended."""
 
     won: bool | None
     gain: Ratio | None
@@ -47,17 +35,6 @@ class Duel:
     `run` may be called again with more rounds. All looks at the data, from the first round to the most that
     ``decide.duel_rounds`` allows, are allowed for from the beginning, so that a duel that goes on proves no more by
     chance than one that does not.
-
-    Parameters
-    ----------
-    measured : callable
-        From the number of a round to the figures of two fresh openings, in the order control, finalist, finalist,
-        control; ``None`` where the budget has no room for it. Raises `CandidateFailed`.
-    decide : Decide
-    family : int
-        Duels that are decided together.
-    seed : int
-        Of the bootstrap.
     """
 
     def __init__(

@@ -31,21 +31,7 @@ _LARGEST = 1 << 30
 
 
 class Journal:
-    """Measurements of one search, in memory and, where a path is given, in a file.
-
-    Parameters
-    ----------
-    path : path-like, optional
-    request : dict
-        What the search is of. One that is resumed must be of the same.
-    resume : bool
-        Go on with a file that is there. Otherwise one that is there must be of a search that ended; it is replaced.
-
-    Raises
-    ------
-    InputError
-        The file cannot be read or written, is used by another process, is of another search, or was edited.
-    """
+    """Measurements of one search, in memory and, where a path is given, in a file."""
 
     def __init__(self, path: str | os.PathLike[str] | None, request: dict[str, Any], *, resume: bool = False) -> None:
         self.path = None if path is None else user_path(path, "the journal")
@@ -82,13 +68,7 @@ class Journal:
         return self._devices.get(key)
 
     def record(self, key: str, value: Any, elapsed: float, device: str | None = None) -> Any:
-        """Keep a value, and write it before anything else happens. Return it as it will be recalled.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
+        """Keep a value, and write it before anything else happens. Return it as it will be recalled."""
         with self._lock:
             self.elapsed = max(self.elapsed, round(float(elapsed), 3))
             line, self._digest = journal_line(

@@ -29,18 +29,7 @@ class _Stopped(Exception):  # noqa: N818  of threads, whose cause is raised else
 
 
 class Measurements:
-    """The executors of a search and its journal: what is in the journal is not measured again.
-
-    Parameters
-    ----------
-    journal : Journal
-    executors : sequence of Executor
-        One for each device.
-    clock : callable
-        Seconds that the search has taken; starts at what the journal says.
-    cancel : callable, optional
-        True ends the search.
-    """
+    """The executors of a search and its journal: what is in the journal is not measured again."""
 
     def __init__(
         self,
@@ -81,14 +70,7 @@ class Measurements:
         return self._journal.device(_retry_key(key)) or self._journal.device(key)
 
     def measure(self, executor: Executor, key: str, measure: Callable[[], Any]) -> Any:
-        """Recall a measurement, or make it. One whose device goes away is made once more, on another device.
-
-        Raises
-        ------
-        CandidateFailed
-        DeviceLost
-            There is no device left.
-        """
+        """Recall a measurement, or make it. One whose device goes away is made once more, on another device."""
         found = self._recall_or_measure(executor, key, measure)
         if isinstance(found, dict) and found.get("another"):
             self.notes.append(f"{found['lost']}; {key} was measured once more, on another one")

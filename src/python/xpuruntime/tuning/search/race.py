@@ -43,14 +43,6 @@ class Race:
     After the fewest rounds, and then after each third more, the interval of every challenger's ratio to the incumbent
     is looked at. One that cannot be better by `Decide.min_effect` leaves. One that surely is becomes the incumbent, and
     the old one leaves. Nothing here makes a winner: that takes the final duel, on data of its own.
-
-    Parameters
-    ----------
-    incumbent : str
-    challengers : sequence of str
-    decide : Decide
-    seed : int
-        Of the bootstrap.
     """
 
     def __init__(self, incumbent: str, challengers: Sequence[str], decide: Decide, seed: int) -> None:

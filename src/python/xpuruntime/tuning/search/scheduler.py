@@ -46,23 +46,7 @@ _TESTS = 4
 
 
 class TrialScheduler:
-    """Plans candidates, opens them and races them, within the budget; `Search` decides which.
-
-    Parameters
-    ----------
-    spec : TuneSpec
-    space : Space
-    plan : callable
-        From changed policy keys to `Planned` or `Rejected`.
-    measurements : Measurements
-    grade : str
-        The grade of determinism that finalists must pass; ``"none"``: no test.
-    kernels : dict of str to sequence of str
-        Kernels to try by operation.
-    stated : collection of str
-        Keys whose values the user states: those are combined whatever they gain alone.
-    progress : callable, optional
-    """
+    """Plans candidates, opens them and races them, within the budget; `Search` decides which."""
 
     def __init__(
         self,

@@ -26,15 +26,7 @@ _OF_POLICY = 0.5
 
 
 class SettingGains:
-    """The states of engines as they come, and of settings alone.
-
-    Parameters
-    ----------
-    stated : iterable of str
-        Keys whose values the user states: those are combined whatever they gain alone.
-    first : iterable of (str, str)
-        Engines and keys of the options that are treated like keys of a policy.
-    """
+    """The states of engines as they come, and of settings alone."""
 
     def __init__(self, stated: Iterable[str], first: Iterable[tuple[str, str]]) -> None:
         self._stated, self._first = frozenset(stated), frozenset(first)

@@ -118,29 +118,7 @@ def build_space(
     graphs: bool = True,
     batch: int = 1,
 ) -> Space:
-    """Return the space.
-
-    Parameters
-    ----------
-    base : Policy
-        What it states is fixed.
-    wanted : SearchSpace
-    declared : dict of str to sequence of Tunable
-        Engine to what it declares, for the engines that are searched.
-    device : str
-    cores : CpuCores
-    accuracy : bool
-        Whether an accuracy is stated; the precision is searched without being asked for only then.
-    graphs : bool
-        Whether candidates are called in a way that uses CUDA graphs.
-    batch : int
-        Rows of one run of the control.
-
-    Raises
-    ------
-    PolicyError
-        The space states values of a key that the base policy fixes, or options of an engine that is not searched.
-    """
+    """Return the space."""
     stated, notes = base.stated(), []
     fixed = {key for key in stated if key not in (_ENGINE, _DEVICE)}
     replaced: dict[str, tuple[Any, ...]] = {}

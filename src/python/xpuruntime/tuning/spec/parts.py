@@ -230,20 +230,7 @@ class Budget(PolicyValue, frozen=True, kw_only=True):
 
 
 class Decide(PolicyValue, frozen=True, kw_only=True):
-    """When a difference counts.
-
-    Attributes
-    ----------
-    min_effect : float
-        Smallest gain that makes a winner: 0.02, ``"2%"`` in a file.
-    confidence : float
-        Of the result, from 0.5 to 0.9999.
-    rounds : tuple of int
-        Fewest rounds before anything is decided, and most of one race.
-    duel_rounds : int or None
-        Most rounds of the final duel of a finalist, as far as the budget goes; left out, four times those of a race.
-        All finalists first have as many rounds as a race.
-    """
+    """When a difference counts."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "min_effect": Percentage("Smallest gain that makes a winner.", most=1.0),

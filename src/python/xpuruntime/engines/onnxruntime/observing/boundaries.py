@@ -27,24 +27,7 @@ _CPU = "CPUExecutionProvider"
 def boundaries_of(
     graph: GraphView, seen: dict[int, NodeEvent], inserted: Collection[int], device: str
 ) -> tuple[Boundary, ...]:
-    """Return the boundaries of one run, longest first within a kind.
-
-    Parameters
-    ----------
-    graph : GraphView
-        The optimised graph.
-    seen : dict of int to NodeEvent
-        The events of its nodes, by position.
-    inserted : collection of int
-        Positions of nodes that stand for no source node.
-    device : str
-        The device asked for.
-
-    Returns
-    -------
-    tuple of Boundary
-        `count`, `bytes` and `time` are of one run.
-    """
+    """Return the boundaries of one run, longest first within a kind."""
     groups: dict[tuple[Literal["copy", "cast", "layout"], str], list[NodeEvent]] = {}
     for node in graph.nodes:
         event = seen.get(node.position)

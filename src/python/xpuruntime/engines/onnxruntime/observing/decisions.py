@@ -27,15 +27,7 @@ _OWN = "onnxruntime"
 def rewrite_decisions(
     rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str
 ) -> tuple[KernelDecision, ...]:
-    """Return the decisions of one instrumented pass.
-
-    Parameters
-    ----------
-    rewriting : Rewriting
-    made : mapping of str to sequence of Decision
-        Node to what the dispatcher decided in the pass.
-    device : str
-    """
+    """Return the decisions of one instrumented pass."""
     return merged(_all(rewriting, made, device))
 
 

@@ -28,20 +28,7 @@ _KINDS = ("kernel", "copy", "fill")
 
 
 class DeviceTimes(NamedTuple):
-    """A profile with the times of devices.
-
-    Attributes
-    ----------
-    profile : NodeProfile
-        Its events have `device_us` and `device_kernels`.
-    boundaries : tuple of Boundary
-        Copies of inputs and outputs and other work outside of nodes, and what the host waited for.
-    device_us : tuple of float
-        What devices worked in each counted run, microseconds.
-    in_nodes_us : tuple of float
-        The part of it that nodes started.
-    notes : tuple of str
-    """
+    """A profile with the times of devices."""
 
     profile: NodeProfile
     boundaries: tuple[Boundary, ...]
@@ -58,16 +45,7 @@ class _Piece(NamedTuple):
 
 
 def with_device_times(profile: NodeProfile, recording: DeviceRecording, began_ns: int) -> DeviceTimes:
-    """Return a profile with what devices did for each node.
-
-    Parameters
-    ----------
-    profile : NodeProfile
-    recording : DeviceRecording
-        Of the same runs.
-    began_ns : int
-        When the clock of the profile was zero, nanoseconds since the epoch.
-    """
+    """Return a profile with what devices did for each node."""
     windows = [(began_ns + start * 1000, began_ns + end * 1000) for start, end in profile.windows]
     owners, outside, waits = _sorted(profile.spans, windows, recording, began_ns)
     count = len(windows)

@@ -25,11 +25,6 @@ class Devices:
     """A ``with`` block in which devices are watched; on the CPU nothing is done.
 
     What goes wrong is noted, and the pass goes on without the times of devices.
-
-    Parameters
-    ----------
-    device : str
-        The one asked for.
     """
 
     def __init__(self, device: str) -> None:

@@ -75,12 +75,6 @@ def computed_precision(event: NodeEvent, numbers: Mapping[str, int] | None = Non
     """Return the precision in which a node multiplied; of most, that is what it read and wrote.
 
     Such as ``"fp16"``, or ``"fp32->uint8"`` where these differ; ``None`` where it is not known.
-
-    Parameters
-    ----------
-    event : NodeEvent
-    numbers : mapping of str to int, optional
-        Integer attributes of the node as it ran.
     """
     inputs = (precision_name(tensor.dtype) for tensor in event.inputs)
     inside = arithmetic_of(event.op, event.provider, inputs, numbers)

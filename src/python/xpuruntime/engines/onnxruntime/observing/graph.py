@@ -51,24 +51,7 @@ class NodeView:
 
 @dataclass(slots=True)
 class GraphView:
-    """A flat graph.
-
-    Attributes
-    ----------
-    nodes : list of NodeView
-        In the order of the file; the nodes of a subgraph come before the node that holds it.
-    inputs : set of str
-        Keys of graph inputs, and of what control flow passes into its subgraphs.
-    outputs : list of str
-    initializers : dict of str to bytes
-        Key to a digest of a small one's content; a large one is its own key.
-    dtypes : dict of str to int
-        ONNX element type, where the file states it.
-    results : set of str
-        Keys of what subgraphs return.
-    removed : dict of int to str
-        Positions of source nodes that cannot run (a branch that is never taken), with the reason.
-    """
+    """A flat graph."""
 
     nodes: list[NodeView] = field(default_factory=list)
     inputs: set[str] = field(default_factory=set)
@@ -89,18 +72,7 @@ class GraphView:
 
 
 def view(model: Any, inline: Collection[str] = ()) -> GraphView:
-    """Lay a model flat.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    inline : collection of str
-        First outputs of If nodes that are to be replaced by the branch that their constant condition selects.
-
-    Returns
-    -------
-    GraphView
-    """
+    """Lay a model flat."""
     builder = _Builder(frozenset(inline))
     graph = model.graph
     builder.declare(graph, "", ())

@@ -32,17 +32,7 @@ _IDLE = "a run executes no node: all of them were computed or removed when the s
 
 
 def instrument(options: Any, profile_prefix: str | None, optimized_path: str | None) -> None:
-    """Set on `onnxruntime.SessionOptions` what `observe` needs; everything else stays as it is.
-
-    Parameters
-    ----------
-    options : onnxruntime.SessionOptions
-    profile_prefix : str or None
-        Where the profile goes. ``None`` leaves profiling off.
-    optimized_path : str or None
-        Where the graph as executed goes; its weights go to a file beside it. ``None`` leaves it out: providers that
-        compile refuse to write it.
-    """
+    """Set on `onnxruntime.SessionOptions` what `observe` needs; everything else stays as it is."""
     if profile_prefix is not None:
         options.enable_profiling = True
         options.profile_file_prefix = profile_prefix
@@ -68,27 +58,7 @@ def observe(
     engine: str = "onnxruntime",
     run: Callable[[Any, Mapping[str, Any]], Any] | None = None,
 ) -> Observed:
-    """Run an instrumented session and say what ran. Never raises for what goes wrong on the way: it is noted.
-
-    Parameters
-    ----------
-    make_session : callable
-        ``make_session(profile_prefix, optimized_path)`` returns a new session with the options of the session that is
-        to be explained, and `instrument` applied. Where that fails, a second call passes ``None`` as `optimized_path`.
-    feeds : mapping of str to array
-    runs : int
-        Counted runs, at least 1; one more comes first and is not counted, because it is cold.
-    source : onnx.ModelProto or ModelInfo
-        The model before any optimiser saw it.
-    device, precision, allow_cpu_ops, engine
-        What was asked; see `attribute_units`.
-    run : callable, optional
-        ``run(session, feeds)`` for sessions that need more than ``session.run(None, feeds)``.
-
-    Returns
-    -------
-    Observed
-    """
+    """Run an instrumented session and say what ran. Never raises for what goes wrong on the way: it is noted."""
     notes: list[str] = []
     watched = Devices(device)
     try:

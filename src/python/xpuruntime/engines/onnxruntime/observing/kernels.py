@@ -32,12 +32,6 @@ class DecidedKernels:
 
     They are recorded in a log of their own: what the session itself runs, and what other sessions of the same model run
     at the same time, is not in it, and it is as empty as it is in the first pass of a process.
-
-    Parameters
-    ----------
-    rewriting : Rewriting
-    device : str
-    arch : str or None
     """
 
     def __init__(self, rewriting: Rewriting, device: str, arch: str | None) -> None:

@@ -28,17 +28,7 @@ _VIEWS = frozenset({"Reshape", "Squeeze", "Unsqueeze", "Flatten", "Identity", "D
 
 
 def live_of(graph: GraphView, seen: Mapping[int, NodeEvent], ids: Mapping[int, str]) -> tuple[LiveBytes, ...]:
-    """Return what is live around each node of the main graph that ran; nodes inside of control flow are its own.
-
-    Parameters
-    ----------
-    graph : GraphView
-        The optimised graph.
-    seen : mapping of int to NodeEvent
-        The events of its nodes, by position.
-    ids : mapping of int to str
-        The units of its nodes, by position.
-    """
+    """Return what is live around each node of the main graph that ran; nodes inside of control flow are its own."""
     ran = [node for node in graph.nodes if node.position in seen and not node.scope]
     ran.sort(key=lambda node: seen[node.position].order)
     return live_bytes([_step(node, seen[node.position], ids[node.position]) for node in ran], graph.outputs)

@@ -45,30 +45,7 @@ class TensorSeen(msgspec.Struct, frozen=True):
 
 
 class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """One executed node.
-
-    Attributes
-    ----------
-    name : str
-        The node's name in ONNX Runtime; an unnamed node is ``<op>_<index>``.
-    index : int
-        Its index in its own graph; -1 when the profile does not say.
-    op, provider : str
-    inputs, outputs : tuple of TensorSeen
-        As in the last run.
-    output_bytes : int
-        Of one call.
-    time_us : float
-        Median over `runs` of the time of one whole run, without what nodes inside it took.
-    calls : int
-        Calls in one run: more than one inside a loop.
-    runs : int
-    order : int
-        Place in the order of execution.
-    device_us : float or None
-        Median over `runs` of what devices worked for it in one run; ``None``: nobody watched them.
-    device_kernels : tuple of DeviceKernel
-    """
+    """One executed node."""
 
     name: str
     index: int
@@ -93,17 +70,7 @@ class NodeEvent(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class NodeSpan(NamedTuple):
-    """One execution of one node in a counted run, by the clock of the profile.
-
-    Attributes
-    ----------
-    name, node, op
-        Name, index and operator of its `NodeEvent`.
-    start_us, end_us : float
-    thread : int
-        As the system numbers threads.
-    provider : str
-    """
+    """One execution of one node in a counted run, by the clock of the profile."""
 
     name: str
     node: int
@@ -115,24 +82,7 @@ class NodeSpan(NamedTuple):
 
 
 class NodeProfile(msgspec.Struct, frozen=True, kw_only=True):
-    """What a profile holds.
-
-    Attributes
-    ----------
-    events : tuple of NodeEvent
-        In the order of execution.
-    run_us : tuple of float
-        Wall time of each counted run, microseconds.
-    nodes_us : tuple of float
-        What all nodes together took of each of these runs.
-    partial : bool
-        Whether the file is cut, or runs in it are.
-    notes : tuple of str
-    windows : tuple of (float, float)
-        Start and end of each counted run, microseconds, by the clock of the profile; without events, of every run.
-    spans : tuple of NodeSpan
-        In these runs.
-    """
+    """What a profile holds."""
 
     events: tuple[NodeEvent, ...]
     run_us: tuple[float, ...] = ()
@@ -151,19 +101,6 @@ def read_profile(path: str | os.PathLike[str]) -> NodeProfile:
 
     The first run is left out because it is cold, unless it is the only one. A file that was cut off (a crash, a full
     disk) gives what is whole in it, with `partial` set.
-
-    Parameters
-    ----------
-    path : path
-
-    Returns
-    -------
-    NodeProfile
-
-    Raises
-    ------
-    EngineError
-        The file cannot be read, or is no profile of ONNX Runtime.
     """
     file = Path(path)
     try:

@@ -26,19 +26,7 @@ _QUANTISED = frozenset(("int8", "uint8", "int16", "uint16"))
 
 
 class RequestedPrecision:
-    """The precision that is asked for of each unit of one session.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        The source model, whose types hold where `precision` is ``"model"``.
-    source : GraphView
-        Its nodes, laid flat.
-    constant : set of str
-        Tensors of the source that do not depend on its inputs.
-    precision : str
-        Of the policy: ``"model"``, ``"fp32"``, ``"tf32"``, ``"fp16"``, ``"bf16"`` or ``"int8"``.
-    """
+    """The precision that is asked for of each unit of one session."""
 
     def __init__(self, model: Any, source: GraphView, constant: AbstractSet[str], precision: str) -> None:
         self._source, self._constant, self._precision = source, constant, precision
@@ -47,19 +35,7 @@ class RequestedPrecision:
     def of_executed(
         self, op: str, owned: Sequence[int], serves: Sequence[int], outputs: Sequence[str], ran: str | None
     ) -> str | None:
-        """Return what was asked for of an executed node; ``None`` where no number is computed.
-
-        Parameters
-        ----------
-        op : str
-            Operator of the executed node.
-        owned, serves : sequence of int
-            Positions of the source nodes that it stands for, and of those that it was inserted for.
-        outputs : sequence of str
-            Tensors of the source that it makes.
-        ran : str or None
-            Types that it read and wrote, such as ``"fp16->fp32"``.
-        """
+        """Return what was asked for of an executed node; ``None`` where no number is computed."""
         if not owned and ran is not None and ran.rpartition("->")[2] in _INDICES:  # sizes in an expansion
             return None
         if self._only_indices(outputs, ran):

@@ -31,17 +31,7 @@ LOST = "not found in the optimised graph"
 
 @dataclass(slots=True)
 class Shares:
-    """Who stands for what.
-
-    Attributes
-    ----------
-    owned : dict of int to list of int
-        Position of an optimised node to the positions of its source nodes, ascending.
-    serves : dict of int to list of int
-        Position of an optimised node to source nodes it helps with, but which another one owns.
-    idle : dict of int to str
-        Source nodes that do not run, with the reason.
-    """
+    """Who stands for what."""
 
     owned: dict[int, list[int]] = field(default_factory=dict)
     serves: dict[int, list[int]] = field(default_factory=dict)

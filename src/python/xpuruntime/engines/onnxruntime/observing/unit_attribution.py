@@ -57,31 +57,7 @@ def attribute_units(
     allow_cpu_ops: Collection[str] = (),
     engine: str = "onnxruntime",
 ) -> Attribution:
-    """Join the executed nodes of one session to the source model.
-
-    Parameters
-    ----------
-    source : onnx.ModelProto or ModelInfo
-        The model before any optimiser saw it. Node names should be unique; unnamed nodes appear as ``(Op)``.
-    optimized : onnx.ModelProto or None
-        The graph as executed, which ONNX Runtime writes to `optimized_model_filepath`. Without it, fusions
-        cannot be seen.
-    events : iterable of NodeEvent
-        From `read_profile`.
-    assignment : sequence of Assigned or None
-        From `assignment`; used for nodes that have no event.
-    device : str
-        The device asked for, such as ``"cuda:0"``.
-    precision : str
-        The precision asked for; ``"model"`` is what the model itself states, tensor by tensor.
-    allow_cpu_ops : collection of str
-        Operators that may run on the CPU without being a deviation.
-    engine : str
-
-    Returns
-    -------
-    Attribution
-    """
+    """Join the executed nodes of one session to the source model."""
     model = source.named_proto() if hasattr(source, "named_proto") else source
     joiner = _Joiner(model, optimized, tuple(events), tuple(assignment or ()), device, precision, allow_cpu_ops, engine)
     return joiner.run()

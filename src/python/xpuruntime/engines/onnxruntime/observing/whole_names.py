@@ -23,12 +23,6 @@ def of_whole_names(graph: GraphView, events: Sequence[NodeEvent]) -> list[NodeEv
 
     An event of which no node has the name and the operator belongs to the one node of that operator whose name begins
     so. Where that may be several, or where more events than nodes have a name, they are left out.
-
-    Parameters
-    ----------
-    graph : GraphView
-        The graph as executed.
-    events : sequence of NodeEvent
     """
     nodes = Counter((node.name.partition("#")[0], node.op) for node in graph.nodes)
     said = Counter((event.name, event.op) for event in events)

@@ -32,26 +32,7 @@ def check_rewriting(
     session: Any,
     log: ConversionLog,
 ) -> None:
-    """Run the rewritten session and one without rewrites on the same probe input.
-
-    Parameters
-    ----------
-    rewriting : Rewriting
-    request : Request
-    open_plain : callable
-        ``open_plain(source)`` opens a session with the same settings.
-    run : callable
-        ``run(session, feeds)`` returns the outputs by name.
-    session : onnxruntime.InferenceSession
-        Of the rewritten model.
-    log : ConversionLog
-        Called with what was compared, or why nothing could be.
-
-    Raises
-    ------
-    AccuracyError
-        Their outputs differ by more than the tolerance of the types; the first rewritten node that differs is named.
-    """
+    """Run the rewritten session and one without rewrites on the same probe input."""
     from xpuruntime.engines.model.shapes import with_shapes
     from xpuruntime.engines.precision import probe_feeds
     from xpuruntime.evidence.tolerances import compare_within

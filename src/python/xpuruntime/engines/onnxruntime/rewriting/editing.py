@@ -19,22 +19,7 @@ __all__ = ["rewrite"]
 
 
 def rewrite(model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, deterministic: bool) -> onnx.ModelProto:
-    """Return a copy of a model with `rewrites` applied. Node names, and names of what they make, stay.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        The model that `find_rewrites` looked at.
-    rewrites : iterable of Rewrite
-    rules : str
-        The name under which the core knows the rules; see ``_core.NamedRules``.
-    deterministic : bool
-
-    Raises
-    ------
-    ModelError
-        The model has other nodes than the rewrites are for.
-    """
+    """Return a copy of a model with `rewrites` applied. Node names, and names of what they make, stay."""
     import onnx
 
     edited = onnx.ModelProto()

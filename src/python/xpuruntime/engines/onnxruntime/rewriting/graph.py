@@ -56,14 +56,7 @@ def number(dim: Dim) -> int | None:
 
 
 class Scope:
-    """One graph, with the graphs around it.
-
-    Attributes
-    ----------
-    graph : onnx.GraphProto
-    path : str
-        ``""`` for the main graph, else that of the subgraph, such as ``"loop/body"``.
-    """
+    """One graph, with the graphs around it."""
 
     def __init__(self, graph: onnx.GraphProto, path: str, outer: Scope | None, facts: _Facts) -> None:
         self.graph = graph

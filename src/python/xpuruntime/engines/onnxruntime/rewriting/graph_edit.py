@@ -32,21 +32,7 @@ __all__ = ["Rewriting", "begin", "left_alone", "terms_of"]
 
 
 class Rewriting:
-    """A model with xpuruntime operators in it.
-
-    Attributes
-    ----------
-    before : ModelSource
-        The model as ONNX Runtime would have run it.
-    found : FoundRewrites
-    rewrites : tuple of Rewrite
-        Those that are done: what the policy asks for, and what was measured to be faster.
-    policy : KernelPolicy
-    rules : OnnxRuntimeRules
-        Alive as long as sessions of this model may be opened.
-    timed : tuple of Timed
-        What was measured of nodes whose kernel the policy leaves open.
-    """
+    """A model with xpuruntime operators in it."""
 
     def __init__(
         self,
@@ -146,13 +132,7 @@ def terms_of(request: Request, settings: OnnxRuntimeSettings) -> Terms:
 
 
 def begin(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting:
-    """Rewrite the model that is about to be opened, as the plan says.
-
-    Raises
-    ------
-    EngineError
-        Under ``mode: strict``, where the model as it is loaded does not have what the plan was made for.
-    """
+    """Rewrite the model that is about to be opened, as the plan says."""
     model = _read(source)
     found = _find(model, request, settings)
     _hold_plan(settings.rewrites, found, request, settings, log)

@@ -26,13 +26,7 @@ __all__ = ["check", "rewritten"]
 
 
 def rewritten(request: Request, settings: OnnxRuntimeSettings, source: ModelSource, log: ConversionLog) -> Rewriting:
-    """Return the model with xpuruntime operators as the plan says.
-
-    Raises
-    ------
-    EngineError
-        See `begin`.
-    """
+    """Return the model with xpuruntime operators as the plan says."""
     rewriting = begin(request, settings, source, log)
     if settings.tune and rewriting.found.free:
         _tune(rewriting, request, settings, log)

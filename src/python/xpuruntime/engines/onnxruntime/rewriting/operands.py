@@ -20,13 +20,7 @@ _NAMES = {"fp32": "float32", "fp16": "float16", "fp64": "float64", "bf16": "bflo
 
 
 class Terms(NamedTuple):
-    """What holds for every node of a session.
-
-    Attributes
-    ----------
-    device : str
-    allow_tf32, deterministic : bool
-    """
+    """What holds for every node of a session."""
 
     device: str
     allow_tf32: bool = False

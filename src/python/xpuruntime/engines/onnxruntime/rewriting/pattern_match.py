@@ -46,26 +46,7 @@ def find_rewrites(
     tune: bool = False,
     fp32_as: int = 1,
 ) -> FoundRewrites:
-    """Find the nodes that a policy asks xpuruntime kernels for. Pure: touches no device and opens no library.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        With unique node names; weights are not read.
-    asking : RuleQuery
-    terms : Terms
-    capability : (int, int), optional
-        Compute capability of the CUDA device.
-    tune : bool
-        Whether to list also what could be rewritten where the policy leaves the choice.
-    fp32_as : int
-        The element type that fp32 tensors will have, where the graph is yet to be converted.
-
-    Returns
-    -------
-    FoundRewrites
-        In the order of the graph, outer graphs first. A node belongs to at most one rewrite.
-    """
+    """Find the nodes that a policy asks xpuruntime kernels for. Pure: touches no device and opens no library."""
     opset = next((o.version for o in model.opset_import if normal_domain(o.domain) == ""), 1)
     finder = _Finder(asking, terms, capability, opset, tune=tune)
     inside = {(normal_domain(f.domain), f.name): _kinds(f) for f in model.functions}

@@ -28,19 +28,7 @@ DOMAIN = "xpuruntime"
 
 
 class KernelRequest(NamedTuple):
-    """What a policy asks of one node.
-
-    Attributes
-    ----------
-    words : tuple of str
-        Kernels in order.
-    key : str
-        The policy key that asks, such as ``"kernels.rules[0]"``.
-    keys : tuple of str
-        All keys that may hold, by the sizes that a run brings; `key` is the first.
-    rest : str
-        Where only rules for some sizes ask: what holds for the others. Empty otherwise.
-    """
+    """What a policy asks of one node."""
 
     words: tuple[str, ...]
     key: str
@@ -58,22 +46,7 @@ class NewTranspose(msgspec.Struct, frozen=True):
 
 
 class Form(NamedTuple):
-    """One way to write a part of a graph as one of xpuruntime's operators.
-
-    Attributes
-    ----------
-    op : str
-        ``"MatMul"``, ``"Conv"``, ``"LayerNormalization"``, ``"RMSNormalization"`` or ``"Attention"``.
-    inputs : tuple of str
-        Tensor names; ``""`` for what is left out.
-    output : str
-    attributes : dict
-    nodes : tuple of str
-        Names of the nodes it stands for.
-    describe : callable
-        ``describe(size)`` returns the operation for `KernelRegistry.supports`; sizes that are not known are `size`.
-    before : tuple of NewTranspose
-    """
+    """One way to write a part of a graph as one of xpuruntime's operators."""
 
     op: str
     inputs: tuple[str, ...]
@@ -85,24 +58,7 @@ class Form(NamedTuple):
 
 
 class RewriteCandidate(NamedTuple):
-    """A node that one of xpuruntime's operators could replace, or why none can.
-
-    Attributes
-    ----------
-    node : str
-        The name that rules see and that the rewritten node keeps.
-    op : str
-        The policy key without ``kernels.``: ``"matmul"`` and so on.
-    op_type : str
-        Of the node in the model.
-    dtype : str or None
-        ``"fp32"`` and so on.
-    sizes : dict of str to int or None
-        ``m, n, k, head_dim``, as far as known.
-    forms : tuple of Form
-        From the one that folds most to the one that folds nothing; empty with a `refusal`.
-    refusal : str
-    """
+    """A node that one of xpuruntime's operators could replace, or why none can."""
 
     node: str
     op: str
@@ -114,33 +70,7 @@ class RewriteCandidate(NamedTuple):
 
 
 class Rewrite(msgspec.Struct, frozen=True, kw_only=True):
-    """One node that becomes an xpuruntime operator.
-
-    Attributes
-    ----------
-    node : str
-        Its name, which stays.
-    graph : str
-        Path of its graph; ``""`` for the main one.
-    kind : str
-        The policy's word: ``"matmul"``, ``"attention"``, ``"layer_norm"``, ``"rms_norm"``, ``"conv"``.
-    op : str
-        Our operator.
-    inputs : tuple of str
-    output : str
-        Keeps its name: evidence is joined on it.
-    attributes : dict
-    nodes : tuple of str
-        Names of the source nodes it stands for, itself included.
-    before : tuple of NewTranspose
-    words : tuple of str
-        The kernels asked for.
-    key : str
-        The policy key that asks, or ``"tuning"``.
-    keys : tuple of str
-        Every key that may hold for it, by the sizes of a run.
-    rest : str
-    """
+    """One node that becomes an xpuruntime operator."""
 
     node: str
     graph: str
@@ -181,15 +111,7 @@ class UnrewrittenNode(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class FoundRewrites(NamedTuple):
-    """What `find_rewrites` found.
-
-    Attributes
-    ----------
-    rewrites : tuple of Rewrite
-    left : tuple of UnrewrittenNode
-    free : tuple of Rewrite
-        What could be rewritten where the policy leaves the choice: for tuning.
-    """
+    """What `find_rewrites` found."""
 
     rewrites: tuple[Rewrite, ...] = ()
     left: tuple[UnrewrittenNode, ...] = ()

@@ -83,16 +83,7 @@ def facts_of_decision(decision: Decision, op: str, device: str, arch: str | None
 
 
 class RuleQuery:
-    """A kernel policy, queried for the nodes of a graph.
-
-    Parameters
-    ----------
-    policy : KernelPolicy
-    device : str
-        Concrete, such as ``"cuda:0"``.
-    arch : str or None
-        Such as ``"sm90"``.
-    """
+    """A kernel policy, queried for the nodes of a graph."""
 
     def __init__(self, policy: KernelPolicy, device: str, arch: str | None) -> None:
         self.policy = policy

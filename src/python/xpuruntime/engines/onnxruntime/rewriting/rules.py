@@ -31,18 +31,7 @@ def xpuruntime_threads() -> int | None:
 def session_rules(
     policy: KernelPolicy, nodes: Iterable[str], *, strict: bool, log: _core.DecisionLog | None = None
 ) -> _core.OnnxRuntimeRules:
-    """Return a policy's rules under a name that nodes can carry; keep it until the sessions are open.
-
-    Parameters
-    ----------
-    policy : KernelPolicy
-    nodes : iterable of str
-        Names of the rewritten nodes.
-    strict : bool
-        Whether a kernel that cannot serve the sizes of a run is an error, instead of another one serving.
-    log : DecisionLog, optional
-        Where what is decided for these nodes is recorded, instead of the log of the process.
-    """
+    """Return a policy's rules under a name that nodes can carry; keep it until the sessions are open."""
     from xpuruntime import _core
     from xpuruntime.ops.rules import core_rules
 

@@ -86,31 +86,7 @@ def measure_free(
     place: str,
     versions: dict[str, str],
 ) -> list[Timed]:
-    """Measure each distinct operation of `free` alone: as the model has it, and as an xpuruntime operator.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-    free : sequence of Rewrite
-    rules : str
-        The name of rules that leave the choice to the fastest kernel.
-    open_session : callable
-        ``open_session(model)`` opens a serialised model with the settings of the session and returns a function of no
-        arguments that runs it once and waits for the result; it raises an `XpuRuntimeError` where that is not
-        possible.
-    deterministic : bool
-    rule : TuningPolicy
-    place : str
-        The kind of device, a semicolon, and everything of device and session that times depend on.
-    versions : dict of str to str
-        Validators of ONNX Runtime's kernels.
-
-    Returns
-    -------
-    list of Timed
-        One for each of `free`. Nodes that do the same on the same sizes are measured once, and in other processes not
-        again.
-    """
+    """Measure each distinct operation of `free` alone: as the model has it, and as an xpuruntime operator."""
     by_path = {scope.path: scope for scope in scopes(model)}
     known: dict[bytes, Timed] = {}
     found: list[Timed] = []

@@ -58,19 +58,7 @@ class OperationMapping(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SessionTrace(msgspec.Struct, frozen=True, kw_only=True):
-    """All that was written about one session.
-
-    Attributes
-    ----------
-    mappings : tuple of OperationMapping
-    nodes : tuple of dict
-        Of the graph as it was partitioned: ``name``, ``op``, ``inputs``, ``outputs``.
-    operations : dict of str to Operation
-    chip : tuple of int or None
-        Numbers of chip and architecture that the trace states.
-    notes : tuple of str
-        What is missing.
-    """
+    """All that was written about one session."""
 
     mappings: tuple[OperationMapping, ...] = ()
     nodes: tuple[dict[str, Any], ...] = ()

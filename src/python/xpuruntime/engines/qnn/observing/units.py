@@ -76,17 +76,7 @@ def join_units(
     precision: str,
     allow_cpu_ops: Collection[str] = (),
 ) -> tuple[tuple[Unit, ...], tuple[str, ...], bool]:
-    """Return the units without times, what could not be seen, and whether anything is missing.
-
-    Parameters
-    ----------
-    model : onnx.ModelProto
-        The source model, before anything was converted.
-    recorded : SessionTrace
-    placed : sequence of Placed
-    device, precision, allow_cpu_ops
-        What was asked.
-    """
+    """Return the units without times, what could not be seen, and whether anything is missing."""
     joiner = _Joiner(model, recorded, placed, device, precision, frozenset(allow_cpu_ops))
     return joiner.run()
 

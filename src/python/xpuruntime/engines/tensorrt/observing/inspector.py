@@ -54,18 +54,7 @@ class TensorSeen(NamedTuple):
 
 
 class Layer(NamedTuple):
-    """One layer of an engine.
-
-    Attributes
-    ----------
-    name, kind : str
-        `kind` is the vendor's word, such as ``"CaskConvolution"`` or ``"kgen"``; empty where only names are reported.
-    metadata : str
-        Names the source nodes: see `layer_nodes`.
-    inputs, outputs : tuple of TensorSeen
-    tactic : str or None
-        Name of the kernel.
-    """
+    """One layer of an engine."""
 
     name: str
     kind: str = ""
@@ -76,13 +65,7 @@ class Layer(NamedTuple):
 
 
 def read_engine(text: str) -> tuple[Layer, ...]:
-    """Return the layers in the text that ``get_engine_information`` gave in the JSON format.
-
-    Raises
-    ------
-    EngineError
-        The text is no such JSON.
-    """
+    """Return the layers in the text that ``get_engine_information`` gave in the JSON format."""
     try:
         document = msgspec.json.decode(text)
     except msgspec.MsgspecError as error:

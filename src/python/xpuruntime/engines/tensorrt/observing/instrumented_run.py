@@ -31,16 +31,7 @@ _UNSEEN = (
 
 
 def observe(model: TensorRtModel, request: Request, feeds: Mapping[str, Any], runs: int) -> Observed:
-    """Run a context of its own `runs` times after a cold run, and report what ran.
-
-    Parameters
-    ----------
-    model : TensorRtModel
-    request : Request
-    feeds : mapping of str to numpy.ndarray
-        Checked and contiguous.
-    runs : int
-    """
+    """Run a context of its own `runs` times after a cold run, and report what ran."""
     handle = model.handle
     slot = Slot(handle)
     checkpoint(LOADED)

@@ -30,19 +30,7 @@ _INSIDE = "it may be inside of a layer that does not say what it is made of"
 
 
 class SourceModel(NamedTuple):
-    """What is known of the source model.
-
-    Attributes
-    ----------
-    nodes : sequence of NodeInfo
-        Of the main graph and its subgraphs.
-    types : mapping of str to str
-        Tensor to precision, such as ``"fp32"``, as the model states or implies it.
-    parsed : mapping of str to sequence of str
-        Node that the parser saw to source nodes.
-    layers : mapping of str to sequence of str
-        Layer of the network, before fusion, to source nodes.
-    """
+    """What is known of the source model."""
 
     nodes: Sequence[NodeInfo]
     types: Mapping[str, str]
@@ -67,19 +55,7 @@ def attribute_units(
     device: str,
     precision: str = "model",
 ) -> Attribution:
-    """Join the layers of one engine to the source model.
-
-    Parameters
-    ----------
-    layers : sequence of Layer
-        From `read_engine`.
-    times : mapping of str to sequence of float
-        Layer name to microseconds, one for each observed run.
-    source : SourceModel
-    engine, device : str
-    precision : str
-        As the policy states it; ``"model"`` is what the model says tensor by tensor.
-    """
+    """Join the layers of one engine to the source model."""
     named = [_named(layer, source) for layer in layers]
     owner = _owners(layers, named)
     hidden = next((i for i, layer in enumerate(layers) if _FOREIGN in layer.name and not named[i]), None)

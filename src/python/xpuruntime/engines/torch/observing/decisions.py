@@ -27,22 +27,7 @@ __all__ = ["CallDecisions"]
 
 
 class CallDecisions:
-    """Finds for each call which kernel served it, who asked for it, and what became of the others.
-
-    Parameters
-    ----------
-    policy : KernelPolicy
-        The session's own.
-    controls : mapping of str to Control
-        What the plan says of its keys.
-    keys : mapping of str to str
-        The key that a route names to the key of the policy.
-    made : sequence of Decision
-        What the core decided in the pass; calls name them by their place.
-    ran : mapping of str to (mapping of str to str)
-        Operator of the model to the operators of PyTorch's attention that the profiler saw in it, each with the id of
-        its kernel.
-    """
+    """Finds for each call which kernel served it, who asked for it, and what became of the others."""
 
     def __init__(
         self,

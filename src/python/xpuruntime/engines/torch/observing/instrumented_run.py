@@ -37,15 +37,7 @@ _CLEAR = 2
 
 
 def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
-    """Run the program `runs` times under PyTorch's profiler, after a cold run.
-
-    Parameters
-    ----------
-    model : TorchModel
-    tensors : sequence of tensor
-        The inputs, on the device.
-    runs : int
-    """
+    """Run the program `runs` times under PyTorch's profiler, after a cold run."""
     import torch
 
     effective = {"execution.engine": "torch", "execution.device": model.device}

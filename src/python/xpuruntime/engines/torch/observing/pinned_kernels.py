@@ -38,17 +38,6 @@ class PinnedKernels:
 
     What the core decides in it stands in a log of its own: neither the session's own runs nor those of others are in
     it, and how full the log of the process is makes no difference.
-
-    Parameters
-    ----------
-    pins : Pins
-    policy : KernelPolicy
-        The session's own.
-    controls : mapping of str to Control
-        What the plan says of its keys.
-    nodes : iterable of NodeInfo
-        Those of the model.
-    device : str
     """
 
     def __init__(

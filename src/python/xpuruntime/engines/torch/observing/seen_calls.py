@@ -21,27 +21,7 @@ __all__ = ["SeenCall", "SeenCalls"]
 
 
 class SeenCall:
-    """Calls of one kind by one operator of the model.
-
-    Attributes
-    ----------
-    node : str
-        The operator of the model; empty for a compiled program, which has none any more.
-    op : str
-        Operation of a `KernelPolicy`.
-    route : Route or None
-        ``None`` where the call was not decided, or not seen at all: PyTorch's own kernel served.
-    shapes : tuple of tuple of int
-        Of the tensors among the arguments.
-    dtype, device : str
-        Of the first of them; empty where there is none.
-    why : str
-        Why no xpuruntime kernel was looked for, where `route` is ``None``.
-    count : int
-        Calls that returned.
-    served : Counter
-        Number of a decision in the log of the pass to the calls that it served.
-    """
+    """Calls of one kind by one operator of the model."""
 
     __slots__ = ("count", "device", "dtype", "node", "op", "route", "served", "shapes", "why")
 
@@ -67,13 +47,7 @@ class SeenCall:
 
 
 class SeenCalls:
-    """Watches the calls of overridden operators in this thread; a `pytorch.dispatch.context.CallObserver`.
-
-    Parameters
-    ----------
-    log : DecisionLog
-        Where the core records what it decides in this pass, and nothing else.
-    """
+    """Watches the calls of overridden operators in this thread; a `pytorch.dispatch.context.CallObserver`."""
 
     def __init__(self, log: _core.DecisionLog) -> None:
         self._log = log
@@ -163,14 +137,7 @@ class SeenCalls:
         self._told = now
 
     def passed_by(self, node: str, operators: Sequence[str]) -> None:
-        """Take note of what PyTorch ran in an operator of the model that no override was called for.
-
-        Parameters
-        ----------
-        node : str
-        operators : sequence of str
-            Operators of PyTorch that ran in it: ``"aten::native_layer_norm"``.
-        """
+        """Take note of what PyTorch ran in an operator of the model that no override was called for."""
         from xpuruntime.pytorch.coverage.operation_table import NOT_REACHED, uncovered_operator
         from xpuruntime.pytorch.explanation.call_recorder import LEFT
 
@@ -185,15 +152,7 @@ class SeenCalls:
             self._kinds[key].count += 1
 
     def by_products(self, node: str, route: Route, dtype: str, device: str) -> None:
-        """Take note of attention that ran by products, in a program that calls no function for it.
-
-        Parameters
-        ----------
-        node : str
-            Its softmax.
-        route : Route
-        dtype, device : str
-        """
+        """Take note of attention that ran by products, in a program that calls no function for it."""
         if self._multi_head:
             return
         found = self._kinds.setdefault((node, route.source), SeenCall(node, "attention", route, (), dtype, device))

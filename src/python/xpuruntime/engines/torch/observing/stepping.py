@@ -21,13 +21,7 @@ __all__ = ["intermediates", "step"]
 
 
 def step(model: TorchModel, tensors: Sequence[Any], around: Around) -> dict[str, NodeInfo]:
-    """Run the program once, under the session's kernels, with `around` called for each operator.
-
-    Returns
-    -------
-    dict of str to NodeInfo
-        What ran of a module, by name; empty for an exported program, whose nodes are known.
-    """
+    """Run the program once, under the session's kernels, with `around` called for each operator."""
     source: Any = model.request.model.source
     given = _inside(model, model.guard.protected(tensors))
     with model.pins.hold():

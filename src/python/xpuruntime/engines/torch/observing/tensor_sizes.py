@@ -18,15 +18,7 @@ __all__ = ["TensorSizes"]
 
 
 class TensorSizes:
-    """Notes the memory of results in one run of a program, operator by operator.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        Its weights are nobody's result, and neither are views of them.
-    tensors : sequence of tensor
-        The inputs; the same holds for them.
-    """
+    """Notes the memory of results in one run of a program, operator by operator."""
 
     def __init__(self, module: Any, tensors: Sequence[Any]) -> None:
         held = (*module.parameters(), *module.buffers(), *tensors)

@@ -39,13 +39,7 @@ _GLOBAL = re.compile(r"(?:GLOBAL|class|type|global) '?([\w.]+)")
 
 
 def check_sizes(path: str) -> tuple[str, ...]:
-    """Return the members' names of a ``.pt2`` file.
-
-    Raises
-    ------
-    ModelError
-        It is no archive, is damaged, or unpacks to much more than its size.
-    """
+    """Return the members' names of a ``.pt2`` file."""
     file = Path(path)
     with _whole(path):
         whole = zipfile.is_zipfile(file)
@@ -60,13 +54,7 @@ def check_sizes(path: str) -> tuple[str, ...]:
 
 
 def check_archive(path: str) -> None:
-    """Refuse an archive of which loading would run code, or take time or memory without bound.
-
-    Raises
-    ------
-    ModelError
-        What was found, and where in the archive.
-    """
+    """Refuse an archive of which loading would run code, or take time or memory without bound."""
     from xpuruntime.pytorch._private_api import archive_reader
 
     with _whole(path):

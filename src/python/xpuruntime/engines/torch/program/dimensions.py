@@ -17,13 +17,7 @@ __all__ = ["given_names", "spelled"]
 
 
 def given_names(metadata: Mapping[str, str], where: str) -> dict[str, str]:
-    """Return symbol to name as a file of `xpuruntime.pytorch.export` carries them; nothing for other files.
-
-    Raises
-    ------
-    ModelError
-        What is carried is no mapping of texts.
-    """
+    """Return symbol to name as a file of `xpuruntime.pytorch.export` carries them; nothing for other files."""
     text = metadata.get(DIMENSIONS_KEY)
     if text is None:
         return {}
@@ -43,13 +37,6 @@ def spelled(tensors: Iterable[tuple[str, Any]], given: Mapping[str, str]) -> Cal
     A symbol goes by the name it was given, else by the first tensor and axis that it is the size of, as ``"x.0"``, and
     an expression by its symbols: ``"x.0 + 1"``. Where one of these is the size of no tensor, the expression as a whole
     goes by tensor and axis. What is equal has one name everywhere.
-
-    Parameters
-    ----------
-    tensors : iterable of (str, tensor)
-        Inputs, then results, by name.
-    given : mapping of str to str
-        Symbol to name.
     """
     places: dict[str, str] = {}
     for name, value in tensors:

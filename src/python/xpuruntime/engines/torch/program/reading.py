@@ -37,21 +37,7 @@ _EXPORT = "export it again with torch.export.save(torch.export.export(module, ar
 
 
 def inspect_program(path: str, *, trust: bool = False) -> ModelInfo:
-    """Read an exported program.
-
-    Parameters
-    ----------
-    path : str
-        A ``.pt2`` file as ``torch.export.save`` writes it.
-    trust : bool
-        Load it although that can run code of the file. Without, such a file is refused.
-
-    Raises
-    ------
-    ModelError
-        The file is missing, is no exported program, needs PyTorch, which is not installed, or is not trusted and
-        could run code.
-    """
+    """Read an exported program."""
     file = Path(path)
     kind = kind_of(path)
     if kind != "file":
@@ -150,22 +136,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
 
 
 def inspect_module(module: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | None) -> ModelInfo:
-    """Describe a module by running it once on example inputs.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-        In evaluation mode. It is neither copied nor changed.
-    example_inputs : mapping of str to tensor, or sequence of tensors
-        By the names of ``forward``'s parameters, or by position.
-
-    Raises
-    ------
-    InputError
-        No example inputs, or they do not fit ``forward``.
-    ModelError
-        The module is in training mode, has its parameters on several devices, or fails on the example.
-    """
+    """Describe a module by running it once on example inputs."""
     import torch
 
     where = f"<{type(module).__qualname__}>"

@@ -33,14 +33,7 @@ def record(module: Any, call: Callable[[], Any]) -> tuple[Any, tuple[NodeInfo, .
 
 
 class ProgramRecorder:
-    """Names operators as they run.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-    around : callable, optional
-        ``around(name, function) -> result`` runs an operator; for measuring.
-    """
+    """Names operators as they run."""
 
     def __init__(self, module: Any, around: Callable[[str, Callable[[], Any]], Any] | None = None) -> None:
         self.nodes: list[NodeInfo] = []

@@ -25,21 +25,7 @@ _CASTS = frozenset(("to", "_to_copy", "type_as"))
 
 
 def retype(module: Any, target: torch.dtype, where: str) -> Any:
-    """Return a graph module whose graph states the types of its converted weights.
-
-    Parameters
-    ----------
-    module : torch.fx.GraphModule
-        Its parameters and buffers are of the type `target`; its graph is changed.
-    target : torch.dtype
-    where : str
-        The file, for messages.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        PyTorch has no kernel for an operator in these types.
-    """
+    """Return a graph module whose graph states the types of its converted weights."""
     if not _needs_it(module.graph):
         return module
     for node in list(module.graph.nodes):

@@ -29,11 +29,6 @@ def leaves(result: Any, where: str) -> list[tuple[str, Any]]:
     """Return the tensors in a result with the names they go by, in order.
 
     A single tensor is ``"output"``, those of a tuple are ``"output_0"``, those of a mapping have its keys.
-
-    Raises
-    ------
-    ModelError
-        The result holds something that is no tensor.
     """
     import torch
 
@@ -57,20 +52,7 @@ def leaves(result: Any, where: str) -> list[tuple[str, Any]]:
 
 
 class ExportedSource:
-    """An exported program.
-
-    Parameters
-    ----------
-    program : torch.export.ExportedProgram
-    inputs : tuple of str
-        Names of the tensors it takes, in order.
-    outputs : tuple of str
-        Names of the tensors it gives, in order.
-    where : str
-        The file, for messages.
-    names : dict of str to str
-        Name of each operator in the program's graph to that of its node.
-    """
+    """An exported program."""
 
     device: str | None = None
     examples: Mapping[str, Any] | None = None
@@ -150,19 +132,7 @@ class ExportedSource:
 
 
 class ModuleSource:
-    """A module of the caller's, with the inputs it was given as an example.
-
-    Parameters
-    ----------
-    module : torch.nn.Module
-    keyword : bool
-        Whether inputs go in by name.
-    inputs, outputs : tuple of str
-    examples : mapping of str to tensor
-    device : str
-        Where its parameters are.
-    where : str
-    """
+    """A module of the caller's, with the inputs it was given as an example."""
 
     def __init__(
         self,
@@ -184,13 +154,7 @@ class ModuleSource:
         self.where = where
 
     def place(self, device: str, convert: str | None) -> Any:
-        """Return the module itself, or a converted copy of it.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            It cannot be copied.
-        """
+        """Return the module itself, or a converted copy of it."""
         del device
         if convert is None:
             return self.module

@@ -68,14 +68,7 @@ class Unsafe(Exception):  # noqa: N818 - says what it found
 
 
 def check_program(program: Any) -> None:
-    """Look through a serialised program.
-
-    Raises
-    ------
-    Unsafe
-        A name is no identifier, an expression is more than arithmetic, an operator is none of a library of operators,
-        or a tree of arguments names a module to import.
-    """
+    """Look through a serialised program."""
     if not isinstance(program, dict):
         raise Unsafe("the program is no object")
     ranges = program.get("range_constraints") or {}

@@ -17,18 +17,7 @@ __all__ = ["read_value", "write_value"]
 
 
 def write_value(value: Any, folder: Path) -> dict[str, Any]:
-    """Return a value as JSON can carry it, with arrays as files of a folder.
-
-    Parameters
-    ----------
-    value : array, text, number, None, or a list or mapping of these
-    folder : Path
-
-    Raises
-    ------
-    TypeError
-        It is, or has, something else.
-    """
+    """Return a value as JSON can carry it, with arrays as files of a folder."""
     if value is None or type(value) in (bool, int, float, str):
         return {"plain": value}
     if isinstance(value, Mapping):

@@ -36,13 +36,7 @@ _PACKAGES = Path(xpuruntime.__file__).parents[1]
 
 
 class MetricFailed(Exception):  # noqa: N818  the outcome of a function, which becomes a claim
-    """A metric gave no number.
-
-    Attributes
-    ----------
-    observed : str
-    code : ClaimCode
-    """
+    """A metric gave no number."""
 
     def __init__(self, observed: str, reason: str, code: ClaimCode = ClaimCode.METRIC_FAILED) -> None:
         super().__init__(reason)
@@ -55,21 +49,7 @@ class MetricFailed(Exception):  # noqa: N818  the outcome of a function, which b
 
 
 class MetricProcess:
-    """A worker process that imports a file, and calls one of its functions.
-
-    Parameters
-    ----------
-    file, name : str
-    timeout : float
-        Seconds that the import, and the function with its runs, may take.
-    memory_limit : int, optional
-        Bytes that the process and its children may hold; default: 90% of what is available.
-
-    Raises
-    ------
-    InputError
-        The file cannot be imported, or has no such function.
-    """
+    """A worker process that imports a file, and calls one of its functions."""
 
     def __init__(self, file: str, name: str, timeout: float, memory_limit: int | None = None) -> None:
         self._name, self._timeout, self._closed = name, timeout, False
@@ -95,12 +75,7 @@ class MetricProcess:
             raise InputError(f"--metric {file}:{name}: {file} has no function {name!r}. Fix: name one of its functions")
 
     def compute(self, run: Callable[..., dict[str, Any]]) -> float:
-        """Call the function, end the process, and return the number.
-
-        Raises
-        ------
-        MetricFailed
-        """
+        """Call the function, end the process, and return the number."""
         try:
             scratch = ScratchFolder("metric")
         except OSError as error:

@@ -46,13 +46,7 @@ GITLAB_REPORTS = {"junit": "xrt-junit.xml", "openmetrics": "metrics.txt"}
 
 
 def write_output(result: VerificationResult, format: str, path: str | os.PathLike[str]) -> Path:
-    """Write a verification to a file, which is replaced as a whole or not at all.
-
-    Raises
-    ------
-    InputError
-        There is no such format, or the file cannot be written.
-    """
+    """Write a verification to a file, which is replaced as a whole or not at all."""
     if format not in FORMATS:
         raise InputError(f"{format!r} is not a format of verifications; formats: {', '.join(FORMATS)}")
     return write_whole(path, FORMATS[format](result), f"the verification as {format}")

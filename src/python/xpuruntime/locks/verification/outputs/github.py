@@ -68,11 +68,6 @@ def append_summary(result: VerificationResult, path: str | os.PathLike[str]) -> 
 
     The file is that of the step, which its other commands append to, so it is not replaced. What would make it larger
     than GitHub accepts is cut off.
-
-    Raises
-    ------
-    InputError
-        The file cannot be written.
     """
     target = user_path(path, "GITHUB_STEP_SUMMARY")
     text = to_markdown(result).encode("utf-8", "backslashreplace")

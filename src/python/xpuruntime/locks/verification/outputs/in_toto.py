@@ -19,13 +19,7 @@ _PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
 
 
 def to_in_toto(result: VerificationResult) -> str:
-    """Return the JSON text of the statement: the model is its subject, policy and lock its configuration.
-
-    Raises
-    ------
-    InputError
-        The digest of the model is not known, as for a module in memory.
-    """
+    """Return the JSON text of the statement: the model is its subject, policy and lock its configuration."""
     if result.model_sha256 is None:
         raise InputError(f"{result.model} has no digest, and an in-toto statement is about a file: verify a model file")
     configuration = [("policy", result.policy, result.policy_sha256), ("lock", result.lock, result.lock_sha256)]

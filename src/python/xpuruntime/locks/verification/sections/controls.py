@@ -46,15 +46,7 @@ class ControlError(XpuRuntimeError):
 
 
 def open_pair(subject: Subject, stack: ExitStack) -> Pair:
-    """Open the control of a subject, and whatever the session is timed in. `stack` closes them.
-
-    Raises
-    ------
-    ControlError
-        The model cannot be opened as the control.
-    WorkerFailure
-        A worker process ended, hung, or could not open the model.
-    """
+    """Open the control of a subject, and whatever the session is timed in. `stack` closes them."""
     if subject.against is not None:
         return _workers(subject, subject.against, stack)
     stated = subject.limits.speed
@@ -69,13 +61,7 @@ def open_pair(subject: Subject, stack: ExitStack) -> Pair:
 def open_control(
     control: Control, session: InferenceSession, model: Any, feeds: dict[str, Any], stack: ExitStack, *, trust: bool
 ) -> tuple[Sampler, str]:
-    """Return a control in this process, and what it is. `stack` closes it.
-
-    Raises
-    ------
-    ControlError
-        The model does not run as a reference.
-    """
+    """Return a control in this process, and what it is. `stack` closes it."""
     if control == "anchor":
         return timed(_anchor()), "the anchor, a fixed NumPy workload"
     try:

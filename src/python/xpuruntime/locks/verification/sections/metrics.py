@@ -74,23 +74,7 @@ class FileMetric(NamedTuple):
 
 
 def read_metric(text: str, floors: Mapping[str, float], timeout: float, memory_limit: int | None = None) -> FileMetric:
-    """Read ``FILE.py:NAME`` or ``FILE.py:NAME=FLOOR``, and import the file in a worker process.
-
-    Parameters
-    ----------
-    text : str
-    floors : mapping of str to float
-        Least values by name, from the policy.
-    timeout : float
-        Seconds that the import, and the function, may take.
-    memory_limit : int, optional
-        Bytes that its process may hold.
-
-    Raises
-    ------
-    InputError
-        The form is another, the file cannot be imported or has no such function, or no floor is stated.
-    """
+    """Read ``FILE.py:NAME`` or ``FILE.py:NAME=FLOOR``, and import the file in a worker process."""
     match = _FORM.fullmatch(text)
     if match is None:
         raise InputError(

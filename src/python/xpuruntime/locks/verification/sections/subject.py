@@ -25,37 +25,7 @@ __all__ = ["Subject"]
 
 
 class Subject(NamedTuple):
-    """Session, policy, inputs and limits that the sections share.
-
-    Attributes
-    ----------
-    session : InferenceSession
-        Open.
-    model : object
-        As the caller named it.
-    document : Document or None
-        The file that the policy was read from.
-    feeds : dict of str to array
-    given : bool
-        Whether the feeds are the caller's own, and not generated.
-    reopen : callable
-        Opens another session like this one.
-    opened_s : float
-        Seconds that opening the session took.
-    metrics : tuple of Metric or FileMetric
-    asked : frozenset of str
-        Sections that the caller named; empty where none.
-    budget : float or None
-        Seconds for measurements of speed; ``None``: those of the policy.
-    against : str or None
-        Another interpreter to compare speed with.
-    lock : str or None
-        The lock file that is checked.
-    locked : Lock or None
-        What it has.
-    options : dict
-        The arguments that the session was opened with.
-    """
+    """Session, policy, inputs and limits that the sections share."""
 
     session: InferenceSession
     model: Any

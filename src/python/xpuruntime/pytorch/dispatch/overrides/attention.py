@@ -90,26 +90,7 @@ def attend(
     *,
     explicit: bool = False,
 ) -> Tensor:
-    """Return scaled dot product attention by the kernel that a policy gives it.
-
-    Parameters
-    ----------
-    active : CompiledPolicy
-    natively : callable
-        Does the call by PyTorch's own choice.
-    given : Arguments
-        Of ``scaled_dot_product_attention``.
-    kernel : str
-        What the call itself asks for, as for ``xpuruntime::attention``; `active` is the policy that says so.
-
-    explicit : bool
-        Whether the program calls `fused_attention`, which stays its own operator in a graph that it exports.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The policy is strict and nothing that it asks for can serve.
-    """
+    """Return scaled dot product attention by the kernel that a policy gives it."""
     phase = call_state.phase() if active.by_phase else ""
     module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
     seen, flags, plain, needs_grad = _key_of(active, given, phase, module)

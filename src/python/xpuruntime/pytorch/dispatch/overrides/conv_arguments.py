@@ -22,15 +22,7 @@ _fp32_precision = _private_api.fp32_precision
 
 
 class ConvWindow(NamedTuple):
-    """How the kernel moves over an image, as `_core` takes it.
-
-    Attributes
-    ----------
-    stride, dilation : (int, int)
-    padding : (int, int, int, int)
-        Top, left, bottom, right.
-    groups : (int,)
-    """
+    """How the kernel moves over an image, as `_core` takes it."""
 
     stride: tuple[int, int]
     padding: tuple[int, int, int, int]

@@ -29,16 +29,7 @@ __all__ = ["FastKernel", "fast_kernel", "fast_operator_kernel", "is_pytorch_kern
 
 
 class FastKernel:
-    """A kernel in C or C++ that PyTorch calls without Python, once it is placed.
-
-    Parameters
-    ----------
-    native : Native
-    slow : callable
-        As for `fast_kernel`.
-    otherwise : callable
-        A kernel in Python that does the same.
-    """
+    """A kernel in C or C++ that PyTorch calls without Python, once it is placed."""
 
     def __init__(self, native: Native, slow: Callable[..., Any], otherwise: Callable[..., Any]) -> None:
         self._native = native
@@ -55,15 +46,7 @@ class FastKernel:
 
 
 def fast_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | FastKernel:
-    """Return a fast kernel before a native one whose arguments are tensors and scalars.
-
-    Parameters
-    ----------
-    native : Native
-    slow : callable
-        Called with the dispatcher's keyset, then the operator's arguments. It keeps routes under `_core.call_key` of
-        the native kernel's name, the operator's arrays in their order, and `out` where it is given.
-    """
+    """Return a fast kernel before a native one whose arguments are tensors and scalars."""
     in_python = _core.make_guard(native.name, slow, native)
     if fast_path().route != "python" and is_pytorch_kernel(native):
         return FastKernel(native, slow, in_python)
@@ -71,15 +54,7 @@ def fast_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] 
 
 
 def fast_operator_kernel(native: Native, slow: Callable[..., Any]) -> Callable[..., Any] | FastKernel:
-    """Return a fast kernel before a native one that takes more than tensors, norms and attention; or `slow`.
-
-    Parameters
-    ----------
-    native : Native
-    slow : callable
-        Called with a keyset, then the operator's arguments. It keeps routes under `_core.call_key` of what the addon
-        calls the mark of a call and the operator's arrays in their order, with ``None`` for one that is not given.
-    """
+    """Return a fast kernel before a native one that takes more than tensors, norms and attention; or `slow`."""
     if fast_path().route == "addon" and is_pytorch_kernel(native):
         return FastKernel(native, slow, slow)
     return slow

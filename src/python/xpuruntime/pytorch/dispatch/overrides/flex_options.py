@@ -104,27 +104,7 @@ def _chosen(
     scores: bool,
     recording: bool,
 ) -> str:
-    """Return the backend for a call that is being traced, from the policy; empty where it is left as it is.
-
-    Parameters
-    ----------
-    stated : str
-        The backend that the call states itself.
-    dtype, device, head_dim, heads
-        Of the queries.
-    kv_heads : int
-    few : bool
-        Whether there are so few queries that there may be a kernel for decoding.
-    lse, scores : bool
-        Whether the call returns the logarithm of its sums, or the greatest scores.
-    recording : bool
-        Whether gradients are recorded.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The policy is strict and nothing that it asks for can serve.
-    """
+    """Return the backend for a call that is being traced, from the policy; empty where it is left as it is."""
     active = active_policy()
     if active is None or "flex_options" not in active.overrides or torch.compiler.is_exporting() or not _fused():
         return ""

@@ -34,13 +34,7 @@ def is_native(route: Route | None) -> bool:
 
 @contextlib.contextmanager
 def prefer_native_error(natively: Callable[[], Any]) -> Iterator[None]:
-    """Where a strict policy refuses a call that PyTorch refuses as well, let PyTorch's error be raised.
-
-    Parameters
-    ----------
-    natively : callable
-        Does the call by PyTorch's own kernel. What it returns is left.
-    """
+    """Where a strict policy refuses a call that PyTorch refuses as well, let PyTorch's error be raised."""
     try:
         yield
     except UnsupportedOperationError as refused:
@@ -87,40 +81,7 @@ def invoke(
     text: Callable[[], str] | None = None,
     quick: Callable[[], bool] | None = None,
 ) -> Any:
-    """Serve a call by the kernel that a policy asks for.
-
-    Parameters
-    ----------
-    active : CompiledPolicy
-        The policy.
-    key : hashable
-        Everything that the route depends on, the operator included.
-    route : Route or None
-        What `active` keeps under `key`.
-    name : str
-        The operator, such as ``"native_layer_norm"``.
-    op : str
-        Operation of a `KernelPolicy`.
-    like : Tensor
-        Its device and dtype are those of the call.
-    native : callable
-        Called with `args`.
-    xrt_kernel : callable
-        Called with a place for `_core`, `phase`, and `args` without the first, which is the dispatcher's keyset.
-    args : tuple
-        The keyset, and the arguments of the operator.
-    phase, module, allow_tf32, deterministic, unsupported_reason
-        As for `CompiledPolicy.resolve`.
-    text : callable, optional
-        Gives what measured times are kept under, in place of `key`.
-    quick : callable, optional
-        Says whether xpuruntime kernels take the arrays of such calls as they are, for `Route.quick`.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        The policy is strict and nothing that it asks for can serve.
-    """
+    """Serve a call by the kernel that a policy asks for."""
     skip: tuple[tuple[str, str], ...] = ()
     while True:
         if route is None:

@@ -71,18 +71,6 @@ class Native:
     """The kernel that an operator had at a dispatch key before an override replaced it.
 
     Called with the keyset of the dispatcher, then the operator's own arguments.
-
-    Parameters
-    ----------
-    name : str
-        Operator and overload, such as ``"mm.out"``; with its namespace where that is not ``aten``.
-    key : str
-        Dispatch key, such as ``"CUDA"``.
-
-    Notes
-    -----
-    It may be another library's override. When that is taken away, PyTorch makes the handle invalid; `refresh` is
-    called then, which takes what is below the override now.
     """
 
     __slots__ = ("call", "key", "name", "refresh")
@@ -115,27 +103,7 @@ class Native:
 
 
 class Override(NamedTuple):
-    """One xpuruntime kernel over one of PyTorch's.
-
-    Attributes
-    ----------
-    name : str
-        Operator and overload: ``"mm"``, ``"mm.out"``; with its namespace where that is not ``aten``. At `IN_PYTHON`,
-        the name of a function in `module`; at `HIGHER_ORDER`, of an operator that takes functions.
-    op : str
-        Operation of a `KernelPolicy` that decides it.
-    keys : tuple of str
-        Dispatch keys: ``("CPU", "CUDA")`` for kernels below autograd, ``("CompositeImplicitAutograd",)`` above it;
-        ``(TRACING,)`` for code that is being compiled alone; `IN_PYTHON` or keys of `HIGHER_ORDER` for what has no
-        kernel in the dispatcher.
-    make : callable
-        From the native kernel to the override, which is called with the keyset, then the operator's arguments; at
-        `TRACING`, `IN_PYTHON` and `HIGHER_ORDER`, it and the native one are called without the keyset.
-    module : str
-        The module of PyTorch's that has it, where that is not imported with PyTorch: it is replaced once it is there.
-    group : str
-        What requires it (`registry.require`), where that is not `op`.
-    """
+    """One xpuruntime kernel over one of PyTorch's."""
 
     name: str
     op: str

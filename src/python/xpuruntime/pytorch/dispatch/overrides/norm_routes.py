@@ -33,28 +33,7 @@ def run_norm(
     quick: Callable[[], bool],
     mask: Sequence[bool] | None = None,
 ) -> Any:
-    """Do one call by the kernel of its route, which is found where it is not known.
-
-    Parameters
-    ----------
-    native : Native
-    op : str
-        Operation of a `KernelPolicy`.
-    xrt_kernel, args
-        As for `invoke.invoke`.
-    x : Tensor
-        What is normalized.
-    shape : sequence of int
-        The sizes that are normalized.
-    arrays : tuple
-        All tensors among the arguments, in their order.
-    fits : callable
-        Says whether the call is one that a policy speaks of; PyTorch's own kernel serves any other.
-    quick : callable
-        As for `invoke.invoke`.
-    mask : sequence of bool, optional
-        Of a gradient, which ones are asked for.
-    """
+    """Do one call by the kernel of its route, which is found where it is not known."""
     name = native.name
     active = active_policy()
     if active is None:

@@ -34,29 +34,7 @@ _LARGEST_FLOAT = float(torch.finfo(torch.float32).max)
 
 
 class GemmPlan:
-    """How xpuruntime kernels do calls of one kind.
-
-    Attributes
-    ----------
-    shape : tuple of int
-        Of the result.
-    dtype : torch.dtype
-        Of the result.
-    copies : (bool, bool)
-        Whether the first and the second matrix are made contiguous, as PyTorch does for those that BLAS cannot read,
-        such as expanded ones.
-    folds : bool
-        Whether the addend is a row that the kernel adds itself.
-    adds : bool
-        Whether the addend is added afterwards. In 16 bits the product is computed and added in float32 then, so that
-        there is one rounding, as in PyTorch's own.
-    direct : bool
-        Whether the kernel may write into `out` itself, where that shares no memory with an operand.
-    out_dtype : str or None
-        For the kernel.
-    has_tf32 : bool
-        Whether PyTorch has a switch for TF32 in such products.
-    """
+    """How xpuruntime kernels do calls of one kind."""
 
     __slots__ = ("adds", "copies", "direct", "dtype", "folds", "has_tf32", "out_dtype", "plain", "scales", "shape")
 
@@ -111,24 +89,7 @@ class GemmPlan:
 
 @dataclass(slots=True, eq=False, repr=False)
 class Product:
-    """``activation(beta * c + alpha * (a @ b))`` of matrices, or of batches of them.
-
-    Parameters
-    ----------
-    a : Tensor [m, k] or [batch, m, k]
-    b : Tensor [k, n] or [batch, k, n]
-    rank : int
-        How many dimensions the operator takes: 2 or 3.
-    c : Tensor, optional
-        Expandable to the result.
-    beta, alpha : number
-    activation : str, optional
-        As for `xpuruntime.ops.matmul`.
-    out_dtype : torch.dtype, optional
-        Default: of `a`.
-    out : Tensor, optional
-        Resized as PyTorch's operators do.
-    """
+    """``activation(beta * c + alpha * (a @ b))`` of matrices, or of batches of them."""
 
     a: Tensor
     b: Tensor
@@ -176,13 +137,7 @@ class Product:
         return out is not None and (out.dtype != dtype or out.device != a.device or _shares_within(out))
 
     def compute(self, plan: GemmPlan, place: CallContext, phase: str | None) -> Tensor:
-        """Compute it by xpuruntime kernels.
-
-        Raises
-        ------
-        UnsupportedOperationError
-            Those that `place` asks for cannot.
-        """
+        """Compute it by xpuruntime kernels."""
         a, b, out = self.a, self.b, self.out
         if plan.copies[0]:
             a = a.contiguous()

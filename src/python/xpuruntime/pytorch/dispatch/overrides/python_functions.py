@@ -99,15 +99,7 @@ class Higher:
 
 
 class Awaited:
-    """An override of something that is there once a module is imported, and placed then; until `remove`.
-
-    Parameters
-    ----------
-    override : Override
-    key : str
-    place : callable
-        Places it, and returns what has `remove`; ``None`` where this PyTorch does not have it.
-    """
+    """An override of something that is there once a module is imported, and placed then; until `remove`."""
 
     def __init__(self, override: Override, key: str, place: Callable[[Override, str], InPlace | None]) -> None:
         self.override = override

@@ -136,14 +136,7 @@ def overrides_of_operators(op: str) -> tuple[Override, ...]:
 
 
 def refuse_function(kind: type[torch.autograd.Function], args: tuple[Any, ...]) -> None:
-    """Refuse under ``strict`` an autograd function of another package that computes an operation of the policy's.
-
-    Parameters
-    ----------
-    kind : type
-    args : tuple
-        Of its forward, without the context.
-    """
+    """Refuse under ``strict`` an autograd function of another package that computes an operation of the policy's."""
     active = active_policy()
     if active is None or not active.strict:
         return
