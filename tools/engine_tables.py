@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write the tables of ``docs/engines/index.md`` from what the engines say of themselves.
+"""Write the tables of ``docs/engines/index.md`` and ``docs/reference/engine-keys.md`` from what the engines answer.
 
 Facts (formats, extras, compiling, asynchronous runs) are read from the classes. What becomes of a policy key is what
 `judge` answers, on a machine that is stated below and has every engine: planning is pure, so no vendor's package and no
-device is needed. ``python tools/engine_tables.py`` writes; ``--check`` only says whether the page is up to date
-(``make lint``); ``--why`` prints the reason of each cell.
+device is needed. ``python tools/engine_tables.py`` writes; ``--check`` only says whether the pages are up to date
+(``make lint``). The table of keys needs a core built with CUDA; without one it stays as it is.
 """
 
 from __future__ import annotations
 
 import importlib
+import re
 import sys
 from functools import partial
 from pathlib import Path
@@ -30,10 +31,10 @@ from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "engines" / "index.md"
+DOCS = ROOT / "docs"
 MODELS = ROOT / "tests" / "models"
 
 #: A machine with every engine. Its GPU is one that all of the GPU engines have kernels for.
@@ -159,6 +160,24 @@ ROWS: tuple[tuple[str, str, str, dict[str, Any], dict[str, Any], dict[str, Any]]
 )
 
 
+#: Keys whose reasons are shown beside those of `ROWS`.
+MORE: tuple[tuple[str, str, str, dict[str, Any], dict[str, Any], dict[str, Any]], ...] = (
+    ("`tf32: true`", "execution.tf32", "encoder.onnx", {"tf32": True}, {}, {}),
+    ("`allow_cpu_ops`", "execution.allow_cpu_ops", "encoder.onnx", {"allow_cpu_ops": ["Cast"]}, {}, {}),
+    (
+        "`static_shape: true`",
+        "execution.static_shape",
+        "encoder.onnx",
+        {"static_shape": True, "shapes": SIZES["encoder.onnx"]},
+        {},
+        {},
+    ),
+    ("`layout: nchw`", "execution.layout", "convnet.onnx", {"layout": "nchw"}, {}, {}),
+    ("`cuda_graph: prefer`", "execution.cuda_graph", "encoder.onnx", {"cuda_graph": "prefer"}, {}, {}),
+    ("`memory.pool: driver`", "execution.memory.pool", "encoder.onnx", {"memory": {"pool": "driver"}}, {}, {}),
+)
+
+
 def models() -> dict[str, ModelInfo]:
     """Return what is known of the models, by file name."""
     return {name: inspect_model(MODELS / name) for name in SIZES}
@@ -197,7 +216,8 @@ def answer(
     try:
         plan = resolve(PlanRequest(model=info, calibration=calibration), asked, MACHINE, default_registry().engines())
     except XpuRuntimeError as error:
-        return "refused", str(error)
+        rejected = re.search(r"@\S+: \w+: (.*)", str(error))
+        return "refused", rejected[1] if rejected else str(error)
     found = plan.control(key)
     if found is None:
         message = f"{engine}@{device} says nothing of {key}: {[c.key for c in plan.controls]}"
@@ -205,21 +225,35 @@ def answer(
     return found.enforceability, f"{found.resolved}: {found.reason}"
 
 
-def keys_table(why: bool = False) -> Iterator[str]:
-    """Yield the lines of the table of policy keys; with `why`, reasons below each."""
-    infos = models()
+def answers(row: tuple[str, str, str, dict[str, Any], dict[str, Any], dict[str, Any]]) -> list[tuple[str, str]]:
+    """Return what each column says of one row."""
+    _, key, name, execution, kernels, whole = row
+    ask = partial(answer, info=inspect_model(MODELS / name), sizes=SIZES[name], key=key)
+    return [
+        ask(engine, device, policy={"execution": dict(execution), "kernels": kernels, **whole})
+        for _, engine, device in COLUMNS
+    ]
+
+
+def keys_table() -> Iterator[str]:
+    """Yield the lines of the table of policy keys."""
     yield f"| policy key | {' | '.join(title for title, _, _ in COLUMNS)} |"
     yield "|---" * (len(COLUMNS) + 1) + "|"
-    for title, key, name, execution, kernels, whole in ROWS:
-        ask = partial(answer, info=infos[name], sizes=SIZES[name], key=key)
-        answers = [
-            ask(engine, device, policy={"execution": dict(execution), "kernels": kernels, **whole})
-            for _, engine, device in COLUMNS
-        ]
-        yield f"| {title} | {' | '.join(word for word, _ in answers)} |"
-        if why:
-            for (column, _, _), (word, reason) in zip(COLUMNS, answers, strict=True):
-                yield f"    {column}: {word}: {reason}"
+    for row in ROWS:
+        yield f"| {row[0]} | {' | '.join(word for word, _ in answers(row))} |"
+
+
+def reasons_table() -> Iterator[str]:
+    """Yield the lines of the table of reasons: each answer once, with the engines that give it."""
+    yield "| policy key | engines | answer |"
+    yield "|---|---|---|"
+    for row in sorted((row for row in (*ROWS, *MORE) if not row[1].startswith("kernels")), key=lambda row: row[0]):
+        said: dict[tuple[str, str], list[str]] = {}
+        for (column, _, _), words in zip(COLUMNS, answers(row), strict=True):
+            said.setdefault(words, []).append(column)
+        for (word, reason), columns in said.items():
+            text = reason.replace("|", "\\|").removeprefix("-: ")
+            yield f"| {row[0]} | {'; '.join(columns)} | {word}: {text} |"
 
 
 #: Where each engine's model class is, to see whether it runs asynchronously by itself.
@@ -258,12 +292,16 @@ def facts_table() -> Iterator[str]:
         )
 
 
-TABLES = {"facts": facts_table, "keys": keys_table}
+#: The tables of each page, by name.
+TABLES = {
+    "engines/index.md": {"facts": facts_table},
+    "reference/engine-keys.md": {"keys": keys_table, "reasons": reasons_table},
+}
 
 
-def page(text: str) -> str:
-    """Return the page with fresh tables."""
-    for name, table in TABLES.items():
+def page(text: str, tables: dict[str, Callable[[], Iterator[str]]]) -> str:
+    """Return a page with fresh tables."""
+    for name, table in tables.items():
         begin, end = f"<!-- {name}: begin -->\n", f"<!-- {name}: end -->\n"
         head, rest = text.split(begin)
         text = f"{head}{begin}\n{chr(10).join(table())}\n\n{end}{rest.split(end)[1]}"
@@ -271,25 +309,23 @@ def page(text: str) -> str:
 
 
 def main() -> int:
-    """Write or check the page."""
-    if "--why" in sys.argv[1:]:
-        print("\n".join(keys_table(why=True)))
-        return 0
-    check = "--check" in sys.argv[1:]
-    missing = [part for part in ("cuda", "cublas", "cudnn") if not _core.build_info()[part]]
-    if missing:
-        # The tables are of a full build: its plans for CUDA need the kernels of every backend.
-        print(f"{'note: not checked' if check else 'error'}: this core was built without {', '.join(missing)}")
-        return 0 if check else 1
-    text = PAGE.read_text(encoding="utf-8")
-    fresh = page(text)
-    if fresh == text:
-        return 0
-    if check:
-        print(f"error: {PAGE.relative_to(ROOT)} does not match the code: run python tools/engine_tables.py")
-        return 1
-    PAGE.write_text(fresh, encoding="utf-8")
-    return 0
+    """Write or check the pages."""
+    check, stale = "--check" in sys.argv[1:], 0
+    if missing := [part for part in ("cuda", "cublas", "cudnn") if not _core.build_info()[part]]:
+        # Plans for kernels on CUDA need the kernels of every backend.
+        print(f"note: keys of kernels left as they are: this core was built without {', '.join(missing)}")
+        del TABLES["reference/engine-keys.md"]["keys"]
+    for name, tables in TABLES.items():
+        text = (DOCS / name).read_text(encoding="utf-8")
+        fresh = page(text, tables)
+        if fresh == text:
+            continue
+        if check:
+            print(f"error: docs/{name} does not match the code: run python tools/engine_tables.py")
+            stale = 1
+        else:
+            (DOCS / name).write_text(fresh, encoding="utf-8")
+    return stale
 
 
 if __name__ == "__main__":
