@@ -61,7 +61,7 @@ xrt.ops.matmul(np.ones((2, 3)), np.ones((3, 4)), kernel='cpu.reference')
 _ = session.explain(runs=1).save('report.json')
 
 def bisected():
-    from xpuruntime.locks.version_bisect.result import VersionBisect, VersionVerdict
+    from xpuruntime.locks.bisect_versions import VersionBisect, VersionVerdict
 
     versions = tuple(VersionVerdict(version=v, verdict=w, reason='seen') for v, w in (('1', 'good'), ('2', 'bad')))
     return VersionBisect(package='p', good='1', bad='2', model='m.onnx', claim='runs', outcome='found', last_good='1',

@@ -21,14 +21,17 @@ from hypothesis import strategies as st
 from planted_interpreters import UNOPTIMISED
 
 from xpuruntime.errors import EngineError, InputError
+from xpuruntime.locks import fresh_environments
+from xpuruntime.locks.bisect_versions import (
+    BisectJournal,
+    VersionVerdict,
+    bisect_versions,
+    first_bad,
+    judge,
+    read_claim,
+)
 from xpuruntime.locks.diff.result import Diff, DiffRow, Level
-from xpuruntime.locks.version_bisect import environments
-from xpuruntime.locks.version_bisect.bisecting import bisect_versions
-from xpuruntime.locks.version_bisect.environments import listed_versions, versions_between
-from xpuruntime.locks.version_bisect.journal import BisectJournal
-from xpuruntime.locks.version_bisect.result import VersionVerdict
-from xpuruntime.locks.version_bisect.search import first_bad
-from xpuruntime.locks.version_bisect.version_claims import judge, read_claim
+from xpuruntime.locks.fresh_environments import listed_versions, versions_between
 from xpuruntime.measuring.statistics import RatioVerdict
 
 
@@ -43,14 +46,13 @@ def test_the_first_bad_version_is_found_or_is_among_the_skipped_ones(count, data
         place = int(version)
         return "skipped" if place in skipped else "bad" if place >= change else "good"
 
-    found = first_bad([str(one) for one in range(count)], verdict)
-    assert found.last_good < change <= found.first_bad
-    assert found.last_good not in skipped
-    assert set(found.between) <= skipped
-    assert found.between == tuple(range(found.last_good + 1, found.first_bad))
+    last_good, bad = first_bad([str(place) for place in range(count)], verdict)
+    assert last_good < change <= bad
+    assert last_good not in skipped
+    assert set(range(last_good + 1, bad)) <= skipped
     assert len(judged) == len(set(judged)), "none is judged twice"
     if not skipped:
-        assert found.first_bad == change
+        assert bad == change
         assert len(judged) <= (count - 2).bit_length(), "each halves what is left"
 
 
@@ -363,5 +365,5 @@ def test_a_pip_that_is_killed_leaves_no_temporary_files(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(room))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(sys, "executable", str(script))
-    assert environments._pip(["list"], 1.0) == (1, "", "pip took more than 1 s")
+    assert fresh_environments._pip(["list"], 1.0) == (1, "", "pip took more than 1 s")
     assert not list(room.iterdir())

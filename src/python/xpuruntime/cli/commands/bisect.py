@@ -13,7 +13,7 @@ from xpuruntime.cli.session_options import SessionOptions, with_session_options
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from xpuruntime.locks.version_bisect.result import VersionVerdict
+    from xpuruntime.locks.bisect_versions import VersionVerdict
 
 __all__ = ["bisect"]
 
@@ -77,7 +77,7 @@ def bisect(
     from xpuruntime.cli.overwrite import check_outputs
     from xpuruntime.cli.reports import check_target
     from xpuruntime.cli.session import prepare, report_probe_inputs
-    from xpuruntime.locks.version_bisect.bisecting import bisect_versions
+    from xpuruntime.locks.bisect_versions import bisect_versions
     from xpuruntime.policies.quantities import read_duration
 
     good, dots, bad = versions.partition("..")

@@ -25,6 +25,7 @@ from xpuruntime.evidence import Report
 from xpuruntime.files.paths import kind_of
 from xpuruntime.files.reading import open_regular
 from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.locks.fresh_environments import link_this_package
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 
@@ -109,7 +110,9 @@ def start_worker(side: PythonSide, folder: Path) -> Worker:
             f"({failure.reason}); the one of this process is built for Python {here}: install xpuruntime there"
         )
         raise EngineError(msg)
-    worker = session_worker(side.python, _own_package(folder))
+    root = folder / f"package-{len([*folder.iterdir()])}"
+    link_this_package(root / "xpuruntime")
+    worker = session_worker(side.python, root)
     failure = worker.attempt(f"{MODULE}:load_core", called="load_core").failure
     if failure is not None:
         worker.close()
@@ -140,19 +143,3 @@ def _reason(failure: WorkerFailure) -> str:
     if failure.kind is FailureKind.EXCEPTION:
         return failure.reason
     return str(failure)
-
-
-def _own_package(folder: Path) -> Path:
-    """Return a folder that has this process's xpuruntime and nothing else, as links."""
-    import xpuruntime
-    from xpuruntime import _core
-
-    root = folder / f"package-{len([*folder.iterdir()])}"
-    package = root / "xpuruntime"
-    package.mkdir(parents=True)
-    for place in (*map(Path, xpuruntime.__path__), Path(str(_core.__file__)).parent):
-        for one in place.iterdir():
-            target = package / one.name
-            if not target.exists() and (one.suffix != ".so" or one.name.startswith("_core")):
-                target.symlink_to(one)
-    return root

@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -23,9 +22,9 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-__all__ = ["InstallError", "listed_versions", "make_environment", "versions_between"]
+__all__ = ["InstallError", "link_this_package", "listed_versions", "make_environment", "versions_between"]
 
 #: Seconds until pip is given up.
 _LIST_SECONDS, _INSTALL_SECONDS = 120.0, 1200.0
@@ -44,9 +43,9 @@ def listed_versions(package: str, *, pre: bool = False) -> list[str]:
         raise InputError(f"{package!r} is not the name of a package, such as 'onnxruntime'")
     arguments = ["index", "versions", package, *(["--pre"] if pre else [])]
     code, out, error = _pip(arguments, _LIST_SECONDS)
-    found = _AVAILABLE.search(out)
-    if code == 0 and found is not None:
-        return [one.strip() for one in found[1].split(",")][::-1]
+    available = _AVAILABLE.search(out)
+    if code == 0 and available is not None:
+        return [version.strip() for version in available[1].split(",")][::-1]
     if (unreached := _UNREACHED.search(error)) is not None:
         msg = f"pip cannot list the versions of {package!r}: its index cannot be reached: {unreached[1][:300]}"
         raise EngineError(f"{msg}. Fix: restore the network, or name an index with PIP_INDEX_URL")
@@ -58,37 +57,27 @@ def listed_versions(package: str, *, pre: bool = False) -> list[str]:
 
 def versions_between(versions: Sequence[str], good: str, bad: str) -> list[str]:
     """Return the versions from a good to a bad one, in this order; a bad version may be the older one."""
-    for one in (good, bad):
-        if one not in versions:
+    for version in (good, bad):
+        if version not in versions:
             near = ", ".join(versions[-8:])
-            raise InputError(f"{one!r} is not among the versions that the package index has; the last are {near}")
+            raise InputError(f"{version!r} is not among the versions that the package index has; the last are {near}")
     if good == bad:
         raise InputError(f"{good} is given as good and as bad. Fix: give GOOD..BAD, such as 1.23.2..1.32.0")
-    places = sorted(versions.index(one) for one in (good, bad))
-    found = list(versions[places[0] : places[1] + 1])
-    return found if found[0] == good else found[::-1]
+    first, last = versions.index(good), versions.index(bad)
+    return list(versions[first : last + 1]) if first < last else list(versions[last : first + 1])[::-1]
 
 
 def make_environment(folder: Path, package: str, version: str, extra: Sequence[str]) -> str:
-    """Return the interpreter of an environment with a version of a package.
+    """Return the interpreter of an environment, in a new folder, with a version of a package and `extra` requirements.
 
-    The package, without what it depends on, is installed into an empty virtual environment. All else is what this
-    process imports, through links: so nothing but the version is another one. Packages of this process that bring the
-    same modules are left out.
+    They are installed, without what they depend on, into an empty virtual environment. All else is what this process
+    imports, through links: so nothing but the version is another one. Packages of this process that bring the same
+    modules are left out.
     """
     venv.create(folder, with_pip=False, symlinks=True)
     site = next(folder.glob("lib/python*/site-packages"))
-    arguments = [
-        "install",
-        "--no-deps",
-        "--no-input",
-        "--quiet",
-        "--target",
-        str(site),
-        f"{package}=={version}",
-        *extra,
-    ]
-    code, _, error = _pip(arguments, _INSTALL_SECONDS)
+    options = ["--no-deps", "--no-input", "--quiet", "--target", str(site)]
+    code, _, error = _pip(["install", *options, f"{package}=={version}", *extra], _INSTALL_SECONDS)
     if code != 0:
         raise InstallError(f"{package} {version} cannot be installed: {_last_line(error)}")
     _link_the_rest(site, folder / "rest")
@@ -97,40 +86,39 @@ def make_environment(folder: Path, package: str, version: str, extra: Sequence[s
 
 def _link_the_rest(site: Path, rest: Path) -> None:
     """Link what this process imports into a folder, without what the environment has of its own."""
-    own = {one.name for one in site.iterdir() if not (one.is_dir() and not (one / "__init__.py").exists())}
-    own |= {one.name for one in site.iterdir() if one.name.endswith(".dist-info")}
+    own = {
+        path.name
+        for path in site.iterdir()
+        if not path.is_dir() or path.name.endswith(".dist-info") or (path / "__init__.py").exists()
+    }
     replaced = {_canonical(dist.metadata["Name"]) for dist in metadata.distributions(path=[str(site)])}
     rest.mkdir()
-    _link_xpuruntime(rest / "xpuruntime")
-    for place in _site_folders():
+    link_this_package(rest / "xpuruntime")
+    for place in map(Path, dict.fromkeys(sys.path)):
+        if place.name not in ("site-packages", "dist-packages") or not place.is_dir():
+            continue
         hidden = set(own)
         for dist in metadata.distributions(path=[str(place)]):
             tops = {file.parts[0] for file in dist.files or () if file.parts and file.parts[0] != ".."}
-            modules = {one for one in tops if not one.endswith((".dist-info", ".egg-info", ".libs"))}
+            records = {name for name in tops if name.endswith((".dist-info", ".egg-info"))}
+            modules = {name for name in tops - records if not name.endswith(".libs")}
             if _canonical(dist.metadata["Name"]) in replaced or modules & own:
-                hidden |= {one for one in tops if one.endswith((".dist-info", ".egg-info"))}
-        for one in place.iterdir():
-            target = rest / one.name
-            if one.name not in hidden and one.suffix != ".pth" and not target.exists():
-                target.symlink_to(one)
+                hidden |= records
+        for path in place.resolve().iterdir():
+            target = rest / path.name
+            if path.name not in hidden and path.suffix != ".pth" and not target.exists():
+                target.symlink_to(path)
     (site / "_rest.pth").write_text(f"{rest}\n", encoding="utf-8")
 
 
-def _link_xpuruntime(target: Path) -> None:
-    """Link this package: an editable installation has its sources and its compiled core in different folders."""
-    sources, core = Path(xpuruntime.__file__).parent, Path(_core.__file__)
-    target.mkdir()
-    for one in sources.iterdir():
-        (target / one.name).symlink_to(one)
-    if not (target / core.name).exists():
-        (target / core.name).symlink_to(core)
-
-
-def _site_folders() -> Iterator[Path]:
-    for one in dict.fromkeys(sys.path):
-        place = Path(one)
-        if place.name in ("site-packages", "dist-packages") and place.is_dir():
-            yield place.resolve()
+def link_this_package(target: Path) -> None:
+    """Link this package into a new folder: sources and compiled core of an editable installation are apart."""
+    target.mkdir(parents=True)
+    for place in (*map(Path, xpuruntime.__path__), Path(str(_core.__file__)).parent):
+        for path in place.iterdir():
+            link = target / path.name
+            if not link.exists() and (path.suffix != ".so" or path.name.startswith("_core")):
+                link.symlink_to(path)
 
 
 def _canonical(name: str | None) -> str:
@@ -139,34 +127,30 @@ def _canonical(name: str | None) -> str:
 
 def _pip(arguments: Sequence[str], seconds: float) -> tuple[int, str, str]:
     """Run pip; it and what it starts end with this call, however that ends, and leave no temporary files behind."""
-    with ScratchFolder("pip") as folder:
-        return _pip_in(folder, arguments, seconds)
-
-
-def _pip_in(folder: str, arguments: Sequence[str], seconds: float) -> tuple[int, str, str]:
-    env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COLOR": "1"}
-    env |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
     started: list[subprocess.Popen[str]] = []
+    with ScratchFolder("pip") as folder:
+        env = {**os.environ, "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_NO_COLOR": "1"}
+        env |= dict.fromkeys(("TMPDIR", "TEMP", "TMP"), folder)
 
-    def start() -> None:
-        started.append(
-            subprocess.Popen(
-                [sys.executable, "-m", "pip", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True, env=env,
-            )
-        )  # fmt: skip
+        def start() -> None:
+            started.append(
+                subprocess.Popen(
+                    [sys.executable, "-m", "pip", *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                    stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True, env=env,
+                )
+            )  # fmt: skip
 
-    try:
-        uninterrupted(start)
-        out, error = started[0].communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        return 1, "", f"pip took more than {seconds:g} s"
-    finally:
-        for process in started:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError, PermissionError):
-                    os.killpg(process.pid, signal.SIGKILL)
-                process.communicate()
+        try:
+            uninterrupted(start)
+            out, error = started[0].communicate(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return 1, "", f"pip took more than {seconds:g} s"
+        finally:
+            for process in started:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError, PermissionError):
+                        os.killpg(process.pid, signal.SIGKILL)
+                    process.communicate()
     if "No module named pip" in error:
         raise EngineError(f"{sys.executable} has no pip. Fix: {sys.executable} -m ensurepip")
     return started[0].returncode, out, error
@@ -176,8 +160,3 @@ def _last_line(text: str) -> str:
     lines = [line.removeprefix("ERROR: ").strip() for line in text.splitlines() if line.startswith("ERROR")]
     lines = lines or [line.strip() for line in text.splitlines() if line.strip()]
     return lines[0][:300] if lines else "pip said nothing"
-
-
-def remove(folder: Path) -> None:
-    """Remove an environment."""
-    shutil.rmtree(folder, ignore_errors=True)

@@ -1,0 +1,528 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`bisect_versions`: which version of a package changed a claim about a model.
+
+Only the version of the package differs between the environments that are compared; `inference.bisect`, which finds a
+node, is unrelated.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import msgspec
+
+from xpuruntime.engines.model import read_model
+from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
+from xpuruntime.evidence.writing import write_whole
+from xpuruntime.files.digests import file_digest
+from xpuruntime.files.paths import json_bytes, json_text, kind_of, reason_of, user_path
+from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines, read_regular
+from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.locks.diff.diffing import compare_environments
+from xpuruntime.locks.diff.side import PythonSide, call, start_worker
+from xpuruntime.locks.fresh_environments import InstallError, listed_versions, make_environment, versions_between
+from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
+from xpuruntime.measuring.statistics import RatioVerdict
+from xpuruntime.policies.refusal import nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from rich.console import RenderableType
+
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.locks.diff.result import Diff
+
+__all__ = ["BisectJournal", "VersionBisect", "VersionVerdict", "bisect_versions", "first_bad", "judge", "read_claim"]
+
+_SCHEMA, _JOURNAL_SCHEMA = "xpuruntime.bisect/1", "xpuruntime.bisect.journal/1"
+_LARGEST_JOURNAL = 1 << 24
+_STYLE = {"good": "green", "bad": "bold red", "skipped": "yellow"}
+#: How a claim is written, for messages and help.
+_FORMS = (
+    "runs", "plan", "placement", "kernels", "numerics", "accuracy <= 1e-3", "unit:NODE.kernel",
+    "speed.latency.p50 <= +5%",
+)  # fmt: skip
+_CLAIM = re.compile(
+    r"(?P<level>runs|plan|placement|kernels|numerics)"
+    r"|unit:(?P<node>.+)\.(?P<aspect>[a-z]+)"
+    r"|(?P<figure>accuracy|speed\.latency\.p50)\s*"
+    r"(?:<=\s*(?P<limit>\+?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*(?P<percent>%)?)?",
+    re.DOTALL,
+)
+_DEFAULT_LIMIT = {"accuracy": 1e-3, "speed": 0.05}
+#: What of a unit can be claimed, to how rows of a difference name it.
+_ASPECTS = {
+    "kernel": ("kernel", "xpuruntime kernel"),
+    "precision": ("precision",),
+    "layout": ("layout",),
+    "placement": ("placement",),
+    "fusion": ("grouping", "folding"),
+}
+
+Judgement = Literal["good", "bad", "skipped"]
+
+
+class VersionVerdict(msgspec.Struct, frozen=True, kw_only=True):
+    """One version that was judged.
+
+    Attributes
+    ----------
+    version : str
+    verdict : {"good", "bad", "skipped"}
+    reason : str
+        What was observed, or why it could not be judged.
+    seconds : float
+        That installing and comparing took.
+    """
+
+    version: str
+    verdict: Judgement
+    reason: str
+    seconds: float = 0.0
+
+
+class VersionBisect(msgspec.Struct, frozen=True, kw_only=True):
+    """The version of a package that changed a claim.
+
+    Attributes
+    ----------
+    schema : str
+    package, good, bad : str
+        As given.
+    model, claim : str
+    outcome : {"found", "not decided", "nothing changed", "not judged"}
+        ``"not decided"``: the versions of `between` were skipped, and any of them may be the first that is bad.
+        ``"nothing changed"``: the claim holds with the bad version. ``"not judged"``: that one was skipped.
+    last_good, first_bad : str or None
+    between : tuple of str
+    versions : tuple of VersionVerdict
+        In the order of the versions.
+    untested : int
+        Versions of the range that did not have to be judged.
+    """
+
+    schema: str = _SCHEMA
+    package: str
+    good: str
+    bad: str
+    model: str
+    claim: str
+    outcome: Literal["found", "not decided", "nothing changed", "not judged"]
+    last_good: str | None = None
+    first_bad: str | None = None
+    between: tuple[str, ...] = ()
+    versions: tuple[VersionVerdict, ...] = ()
+    untested: int = 0
+
+    @property
+    def exit_code(self) -> int:
+        """0 the first bad version was found, 1 nothing changed, 3 the bad version was skipped, 4 not decided."""
+        return {"found": 0, "nothing changed": 1, "not judged": 3, "not decided": 4}[self.outcome]
+
+    @property
+    def headline(self) -> str:
+        """One sentence."""
+        if self.outcome == "found":
+            return f"{self.package} {self.first_bad} changed it; {self.last_good} is the last good version"
+        if self.outcome == "not decided":
+            suspects = ", ".join((*self.between, self.first_bad or ""))
+            return f"one of {self.package} {suspects} changed it: the others could not be judged"
+        if self.outcome == "nothing changed":
+            return f"the claim holds with {self.package} {self.bad} as with {self.good}: nothing to find"
+        return f"{self.package} {self.bad} could not be judged"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain dicts, lists and scalars, with `headline` and `exit_code` in them."""
+        fields: dict[str, Any] = msgspec.json.decode(json_bytes(self))
+        return {"schema": fields.pop("schema"), "headline": self.headline, "exit_code": self.exit_code, **fields}
+
+    def to_json(self, indent: int | None = 2) -> str:
+        """Return JSON text; `indent` ``None`` gives one line."""
+        return json_text(self.to_dict(), indent=indent)
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write it as JSON. A crash or a full disk leaves the old file, or none. Raises `InputError`."""
+        return write_whole(path, self.to_json() + "\n", "the result")
+
+    def _repr_html_(self) -> str:
+        from xpuruntime.notebook import rich_fragment
+
+        return rich_fragment(self.__rich__())
+
+    def __str__(self) -> str:
+        from xpuruntime.evidence.render_text.tables import plain
+
+        return plain(self.__rich__(), 100)
+
+    def __rich__(self) -> RenderableType:
+        from rich.console import Group
+        from rich.text import Text
+
+        from xpuruntime.evidence.render_text.tables import table
+
+        shown = table("versions", ("version", "verdict", ">seconds", "why"))
+        for version in self.versions:
+            verdict = Text(version.verdict, style=_STYLE[version.verdict])
+            shown.add_row(Text(version.version), verdict, Text(f"{version.seconds:.1f}"), Text(version.reason))
+        head = Text(self.headline, style="bold green" if self.exit_code == 0 else "bold yellow")
+        what = Text(f"claim: {self.claim}, model: {self.model}, {self.package} {self.good}..{self.bad}")
+        number = f"{self.untested} version{'s' * (self.untested != 1)}"
+        rest = Text(f"{number} of the range did not have to be judged")
+        return Group(head, what, shown, *([rest] if self.untested else []))
+
+
+def bisect_versions(
+    package: str,
+    good: str,
+    bad: str,
+    model: str | os.PathLike[str],
+    *,
+    claim: str,
+    inputs: Mapping[str, Any] | None = None,
+    extra: Sequence[str] = (),
+    pre: bool = False,
+    budget: float = 60.0,
+    journal: str | os.PathLike[str] | None = None,
+    resume: bool = False,
+    progress: Callable[[VersionVerdict], None] | None = None,
+    **arguments: Any,
+) -> VersionBisect:
+    """Find the version of a package that changed a claim about a model.
+
+    Each version is installed into a virtual environment of its own, in which all else is what this process imports;
+    the model runs there and with the good version, and the two are compared as ``xrt diff`` does. A version that
+    cannot be installed, run or decided is skipped, and the search goes around it.
+
+    Parameters
+    ----------
+    package : str
+        As pip knows it.
+    good, bad : str
+        Versions; `bad` may be the older one.
+    model : str or path
+    claim : str
+        What must be as with the good version, such as ``"numerics"`` or ``"speed.latency.p50 <= +5%"``.
+    inputs : mapping of str to array, optional
+        Default: generated from the model's shapes, the same each time.
+    extra : sequence of str
+        Further requirements of each environment, such as ``"numpy<2"``; installed without what they depend on.
+    pre : bool
+        Take pre-releases, too.
+    budget : float
+        Seconds for timing one version, where the claim is of speed.
+    journal : path, optional
+        A file that gets each verdict as it is known.
+    resume : bool
+        Take the verdicts of a journal that is there.
+    progress : callable, optional
+        Called with each verdict.
+    **arguments
+        Of `InferenceSession`: policy, device, engine, precision. JSON must carry them.
+
+    Returns
+    -------
+    VersionBisect
+        Printable; ``.first_bad``, ``.versions``, ``.exit_code``, ``.to_dict()``, ``.save()``.
+
+    Raises
+    ------
+    InputError
+        The package, a version, the claim or the journal is wrong.
+    EngineError
+        The good version cannot be installed or does not run the model; pip is missing or reaches no index.
+    """
+    wanted = read_claim(claim)
+    try:
+        digest = file_digest(os.fspath(model))
+    except OSError as error:
+        raise InputError(f"cannot read the model '{os.fspath(model)}': {error.strerror}") from error
+    subject = {"package": package, "good": good, "bad": bad, "claim": wanted.text, "model": digest}
+    known = BisectJournal(journal, subject, resume=resume)
+    if wanted.kind == "unit":
+        _check_node(wanted, read_model(model, trust=bool(arguments.get("trust"))))
+    versions = versions_between(listed_versions(package, pre=pre), good, bad)
+    budget, margin = (budget, wanted.limit) if wanted.kind == "speed" else (0.0, 10.0)
+    with ScratchFolder("bisect") as name:
+        folder = Path(name)
+        control = ""
+
+        def judged(version: str) -> Judgement:
+            nonlocal control
+            if version in known.verdicts:
+                return known.verdicts[version].verdict
+            start = time.monotonic()
+            if not control:
+                control = _good_version(folder / "good", package, good, extra, model, arguments)
+            try:
+                tested = make_environment(folder / "tested", package, version, extra)
+                diff = compare_environments(
+                    f"py:{control}", f"py:{tested}", model, inputs=inputs, budget=budget, margin=margin, **arguments
+                )
+                verdict, reason = judge(wanted, diff)
+            except InstallError as error:
+                verdict, reason = "skipped", str(error)
+            except XpuRuntimeError as error:
+                verdict = "bad" if wanted.kind == "runs" else "skipped"
+                reason = f"it does not run: {_without_path(error.reason, folder)}"
+            finally:
+                shutil.rmtree(folder / "tested", ignore_errors=True)
+            seconds = round(time.monotonic() - start, 3)
+            known.add(VersionVerdict(version=version, verdict=verdict, reason=reason, seconds=seconds))
+            if progress is not None:
+                progress(known.verdicts[version])
+            return verdict
+
+        at_end = judged(bad)
+        low, high = first_bad(versions, judged) if at_end == "bad" else (0, 0)
+    verdicts = {
+        **known.verdicts,
+        good: VersionVerdict(version=good, verdict="good", reason="what the others are compared with"),
+    }
+    shown = tuple(verdicts[version] for version in versions if version in verdicts)
+    between = tuple(versions[low + 1 : high])
+    unchanged: Any = "nothing changed" if at_end == "good" else "not judged"
+    return VersionBisect(
+        package=package,
+        good=good,
+        bad=bad,
+        model=os.fspath(model),
+        claim=wanted.text,
+        outcome=("not decided" if between else "found") if at_end == "bad" else unchanged,
+        last_good=versions[low] if at_end == "bad" else None,
+        first_bad=versions[high] if at_end == "bad" else None,
+        between=between,
+        versions=shown,
+        untested=len(versions) - len(shown),
+    )
+
+
+def first_bad(versions: Sequence[str], judge: Callable[[str], Judgement]) -> tuple[int, int]:
+    """Find where ordered versions turn from good to bad; the first is known as good and the last as bad.
+
+    Return the places of the last good and of the first bad version; all between the two were skipped. Where a version
+    is skipped, the nearest that is left is judged instead, as ``git bisect skip`` does.
+    """
+    low, high, skipped = 0, len(versions) - 1, set[int]()
+    while left := [place for place in range(low + 1, high) if place not in skipped]:
+        middle = (low + high) / 2
+        place = min(left, key=lambda candidate: (abs(candidate - middle), candidate))
+        verdict = judge(versions[place])
+        if verdict == "good":
+            low = place
+        elif verdict == "bad":
+            high = place
+        else:
+            skipped.add(place)
+    return low, high
+
+
+def _check_node(claim: VersionClaim, info: ModelInfo) -> None:
+    """Refuse a claim about a node that the model does not have: nothing of it could ever differ."""
+    names = [node.name for node in info.nodes]
+    if claim.node not in names:
+        near = nearest(claim.node, names)
+        hint = f"did you mean {near!r}?" if near else "name one of `xrt explain`"
+        raise InputError(f"claim {claim.text!r}: the model has no node {claim.node!r}. Fix: {hint}")
+
+
+def _good_version(
+    folder: Path,
+    package: str,
+    version: str,
+    extra: Sequence[str],
+    model: str | os.PathLike[str],
+    arguments: Mapping[str, Any],
+) -> str:
+    """Return the interpreter of the good version, once the model could be opened there."""
+    try:
+        python = make_environment(folder, package, version, extra)
+        with start_worker(PythonSide(f"py:{python}", python), folder) as worker:
+            inputs = folder / "no-inputs"
+            write_arrays(inputs, {})
+            place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
+            call(worker, "", "open_session", model=place, inputs=str(inputs), arguments=dict(arguments))
+    except XpuRuntimeError as error:
+        reason = _without_path(error.reason, folder)
+        raise EngineError(
+            f"the good version, {package} {version}, does not run: {reason}", fix="name a version that runs as good"
+        ) from error
+    return python
+
+
+def _without_path(text: str, folder: Path) -> str:
+    """Return a message without the folder that is gone when it is read."""
+    return text.replace(f"py:{folder}/tested/bin/python: ", "").replace(f"{folder}/", "")[:500]
+
+
+class VersionClaim(NamedTuple):
+    """One claim about a model that is compared between two environments.
+
+    `kind` is ``"runs"``, a level of a difference, ``"accuracy"``, ``"unit"`` or ``"speed"``; `limit` is of the drift as
+    a share of the largest value, or of the slowdown.
+    """
+
+    text: str
+    kind: str
+    limit: float = 0.0
+    node: str = ""
+    aspect: str = ""
+
+
+def read_claim(text: str) -> VersionClaim:
+    """Read a claim. Raises `InputError` where it has none of the forms."""
+    text = text.strip()
+    match = _CLAIM.fullmatch(text)
+    if match and match["level"]:
+        return VersionClaim(text, match["level"])
+    if match and match["node"]:
+        if match["aspect"] not in _ASPECTS:
+            raise InputError(f"claim {text!r}: of a unit {', '.join(_ASPECTS)} can be claimed, not {match['aspect']!r}")
+        return VersionClaim(text, "unit", node=match["node"], aspect=match["aspect"])
+    if match:
+        kind = match["figure"].partition(".")[0]
+        limit = float(match["limit"] or _DEFAULT_LIMIT[kind]) / (100 if match["percent"] else 1)
+        if limit < float("inf"):
+            return VersionClaim(text, kind, limit=limit)
+    raise InputError(f"claim {text!r} cannot be bisected. Fix: give one of {'; '.join(_FORMS)}")
+
+
+def judge(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:
+    """Return whether a claim holds in the second environment as in the first, and why."""
+    if claim.kind == "runs":
+        return "good", "the model runs"
+    if claim.kind == "speed":
+        return _judge_speed(diff)
+    if claim.kind == "unit":
+        return _judge_unit(claim, diff)
+    level = diff.level("numerics" if claim.kind == "accuracy" else claim.kind)
+    if level.verdict == "same":
+        return "good", level.reason or f"{level.name}: same"
+    if level.verdict != "differs":
+        return "skipped", f"{level.verdict}: {level.reason}"
+    if claim.kind == "accuracy":
+        return _judge_accuracy(claim, diff)
+    first, more = level.rows[0], len(level.rows) - 1
+    if first.figures:
+        return "bad", f"{first.id}: {first.what}"
+    subject = f"{first.what}: {', '.join(first.nodes[:2]) or first.id}" if first.what else first.id
+    return "bad", f"{subject}: {first.before} -> {first.after}" + (f" and {more} more" if more else "")
+
+
+def _judge_unit(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:
+    kernels = diff.level("kernels")
+    for row in (*diff.level("placement").rows, *kernels.rows):
+        if row.what in _ASPECTS[claim.aspect] and claim.node in row.nodes:
+            return "bad", f"{claim.aspect} of {claim.node}: {row.before} -> {row.after}"
+    if claim.aspect == "kernel" and kernels.verdict == "unobservable":
+        return "skipped", f"unobservable: {kernels.reason}"
+    return "good", f"{claim.aspect} of {claim.node} is the same"
+
+
+def _judge_speed(diff: Diff) -> tuple[Judgement, str]:
+    speed = diff.speed
+    if speed is None:
+        return "skipped", diff.level("time").reason
+    ratio = f"{speed.ratio:.3f} [{speed.low:.3f}, {speed.high:.3f}] of the good version's time"
+    if speed.verdict is RatioVerdict.SLOWER:
+        return "bad", ratio
+    if speed.within_limit:
+        return "good", ratio
+    return "skipped", f"undecided: {ratio}" + ("; the machine is too noisy" if speed.too_noisy else "")
+
+
+def _judge_accuracy(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:
+    worst, reason = 0.0, ""
+    for row in diff.level("numerics").rows:
+        if not row.id.startswith("output "):
+            continue
+        drift = row.figures.get("max_rel")
+        if drift is None or not drift <= claim.limit:
+            return "bad", f"{row.id}: {row.what or f'{row.before} -> {row.after}'}"
+        if drift >= worst:
+            worst, reason = drift, f"{row.id}: drift {drift:.2g} of the largest value"
+    return "good", reason
+
+
+class BisectJournal:
+    """The verdicts of a bisection, in a file or in memory alone, so that a stopped bisection goes on where it was.
+
+    A file of another subject is refused, and so is one that is there and not to be resumed.
+    """
+
+    def __init__(
+        self, path: str | os.PathLike[str] | None, subject: Mapping[str, Any], *, resume: bool = False
+    ) -> None:
+        self._path = None if path is None else user_path(path, "the journal")
+        self.verdicts: dict[str, VersionVerdict] = {}
+        self._digest = ""
+        if self._path is None:
+            if resume:
+                raise InputError("there is nothing to resume without a journal. Fix: give --journal FILE")
+            return
+        is_file = kind_of(self._path) == "file"
+        if is_file and not resume:
+            raise InputError(
+                f"the journal '{self._path}' is there. Fix: --resume goes on with it, or give another file"
+            )
+        if resume and not is_file:
+            raise InputError(
+                f"there is no journal '{self._path}' to resume. Fix: leave --resume out, or correct the path"
+            )
+        head = {"schema": _JOURNAL_SCHEMA, **json.loads(json.dumps(dict(subject)))}
+        if is_file:
+            self._read(self._path, head)
+        else:
+            self._append(head, "xb")
+
+    def add(self, verdict: VersionVerdict) -> None:
+        """Add a verdict, on disk when this returns."""
+        self.verdicts[verdict.version] = verdict
+        self._append(msgspec.to_builtins(verdict), "ab")
+
+    def _read(self, path: Path, head: dict[str, Any]) -> None:
+        other = InputError(f"'{path}' is not a journal of a bisection. Fix: correct the path, or begin a new one")
+        try:
+            data = read_regular(path, _LARGEST_JOURNAL)
+            entries, length, self._digest = read_journal_lines(data)
+        except OSError as error:
+            raise InputError(f"cannot read the journal '{path}': {reason_of(error)}") from error
+        except DamagedLineError as error:
+            if error.number == 1 and not error.changed and data.startswith(b"{"):
+                raise other from None
+            raise InputError(f"the journal '{path}' cannot be read: line {error.number}: {error}") from None
+        if not entries or entries[0].get("schema") != _JOURNAL_SCHEMA:
+            raise other
+        for name, value in head.items():
+            if entries[0].get(name) != value:
+                raise InputError(
+                    f"the journal '{path}' is of another {name}: {entries[0].get(name)!r}, not {value!r}. "
+                    "Fix: begin a new one"
+                )
+        try:
+            verdicts = msgspec.convert(entries[1:], list[VersionVerdict])
+        except msgspec.ValidationError as error:
+            raise InputError(f"the journal '{path}' cannot be read: {error}") from error
+        self.verdicts = {verdict.version: verdict for verdict in verdicts}
+        if length < len(data):  # the line that a killed process was writing
+            with path.open("r+b") as file:
+                file.truncate(length)
+
+    def _append(self, entry: Any, mode: Literal["xb", "ab"]) -> None:
+        if self._path is None:
+            return
+        line, self._digest = journal_line(entry, self._digest)
+        try:
+            with self._path.open(mode) as file:
+                file.write(line)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise InputError(f"cannot write the journal '{self._path}': {reason_of(error)}") from error
