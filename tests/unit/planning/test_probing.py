@@ -7,8 +7,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
 import pytest
 
 import xpuruntime as xrt
@@ -18,10 +19,11 @@ from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.errors import EngineError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.records import Verdict
-from xpuruntime.planning import PlanRequest, possible_engines
+from xpuruntime.planning import PlanRequest, plan_here, possible_engines
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.install_commands import install_command
-from xpuruntime.runtime.machine import EngineFacts, Machine
+from xpuruntime.runtime.machine import CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -93,6 +95,32 @@ def test_engines_named_in_order_probe_until_one_accepts():
 def test_both_auto_probe_all_that_take_part():
     engines = [Probed("a", "cpu"), Probed("b", "npu", "cpu"), Probed("c", "cpu", automatic=False)]
     assert settle(engines) == ("b@npu", [1, 1, 0])
+
+
+def test_engines_of_cuda_alone_are_probed_only_where_they_may_be_chosen():
+    version = (13, 0)
+    gpu = CudaFacts(
+        index=0, name="a GPU", compute_capability=(9, 0), total_memory=1 << 30, sm_count=1,
+        driver_version=version, runtime_version=version, pci_id="0", dtypes=(),
+    )  # fmt: skip
+
+    def probes(engines: Sequence[Probed], purpose: Literal["run", "compile"] = "run", *cuda: CudaFacts) -> list[int]:
+        registered = {engine.name: engine for engine in engines}
+
+        def snapshot(names: tuple[str, ...]) -> Machine:
+            here = msgspec.structs.replace(machine_snapshot(), cuda=cuda)
+            return here.with_engines({name: registered[name].probe() for name in names})
+
+        plan_here(PlanRequest(model=MODEL, purpose=purpose), Policy(), registered, snapshot)
+        return [engine.probes for engine in engines]
+
+    def engines() -> list[Probed]:
+        return [Probed("a", "cpu", compiles=True), Probed("b", "cuda:0", device_kinds=("cuda",), compiles=True)]
+
+    assert probes(engines()) == [1, 0]
+    assert probes(engines(), "run", gpu) == [1, 1]
+    assert probes(engines(), "compile") == [1, 1]
+    assert probes([Probed("a", "cpu", installed=False), engines()[1]]) == [2, 1], "nothing else can run it"
 
 
 def test_a_fallback_is_probed_when_it_comes_to_it():

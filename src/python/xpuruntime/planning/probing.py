@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import PolicyError, XpuRuntimeError
+from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.planning.candidates import chooses_among_all_engines, find_engine, normal_device
 from xpuruntime.planning.resolve import decide
 
@@ -52,19 +53,26 @@ def plan_here(
     """Return the plan with its judgement, and the machine it was made for.
 
     Engines are probed one after the other until one is accepted. Where ``engine`` and ``device`` are both ``auto``,
-    the accelerators of all engines come before any CPU, so all are probed at once.
+    the accelerators of all engines come before any CPU, so all are probed at once that may have a device here.
     """
     possible = possible_engines(request, policy, engines)
-    first = len(possible) if chooses_among_all_engines(policy) and policy.execution.device == "auto" else 1
-    for count in range(min(first, len(possible)), len(possible)):
-        machine = snapshot(possible[:count])
+    if chooses_among_all_engines(policy) and policy.execution.device == "auto":
+        cuda = request.purpose != "run" or bool(snapshot(()).cuda)
+        rounds = [tuple(name for name in possible if cuda or engines[name].device_kinds != ("cuda",))]
+    else:
+        rounds = [possible[:count] for count in range(1, len(possible))]
+    for names in rounds:
+        if names == possible:
+            break
+        machine = snapshot(names)
         try:
-            found = decide(request, policy, machine, engines)
+            resolution = decide(request, policy, machine, engines)
         except PolicyError:
             raise
         except XpuRuntimeError:
             continue  # an engine that was not probed yet may take it
-        if found.plan.engine in possible[:count]:
-            return found, machine
+        tried = [verdict for verdict in resolution.plan.verdicts if verdict.code != VerdictCode.NOT_TRIED]
+        if all(verdict.candidate.partition("@")[0] in names for verdict in tried):
+            return resolution, machine
     machine = snapshot(possible)
     return decide(request, policy, machine, engines), machine
