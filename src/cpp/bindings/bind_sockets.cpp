@@ -5,7 +5,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <string_view>
 #include <unordered_map>
 #include <utility>
 
@@ -31,11 +30,6 @@ class PySocketReceiver {
   int fileno() const { return receiver_->descriptor(); }
 
   void receive(py::object owner, int socket, const py::buffer& buffer, double seconds) {
-    respond(std::move(owner), socket, py::bytes{}, py::bytes{}, buffer, seconds);
-  }
-
-  void respond(py::object owner, int socket, py::bytes response, const py::bytes& head,
-               const py::buffer& buffer, double seconds) {
     py::buffer_info memory = buffer.request(true);
     if (memory.ndim != 1 || (memory.size != 0 && memory.strides[0] != memory.itemsize)) {
       throw InputError("the buffer is not contiguous. Fix: pass a memoryview of plain bytes");
@@ -44,10 +38,9 @@ class PySocketReceiver {
     const std::uint64_t id = next_++;
     const auto size = static_cast<std::size_t>(memory.size * memory.itemsize);
     void* const data = memory.ptr;
-    const std::string_view sent{response};
-    pending_.emplace(id, Pending{std::move(owner), std::move(memory), std::move(response)});
+    pending_.emplace(id, Pending{std::move(owner), std::move(memory)});
     try {
-      receiver_->respond(id, socket, sent, std::string_view{head}, data, size, within);
+      receiver_->receive(id, socket, data, size, within);
     } catch (...) {
       pending_.erase(id);
       throw;
@@ -58,10 +51,7 @@ class PySocketReceiver {
     py::list found;
     for (const SocketReceiver::Received& one : receiver_->received()) {
       auto node = pending_.extract(one.id);
-      if (node.empty()) continue;
-      py::object other = one.expected ? py::object{py::none()} : py::bytes{one.other};
-      found.append(
-          py::make_tuple(std::move(node.mapped().owner), one.size, std::move(other), one.unsent));
+      if (!node.empty()) found.append(py::make_tuple(std::move(node.mapped().owner), one.size));
     }
     return found;
   }
@@ -78,7 +68,6 @@ class PySocketReceiver {
   struct Pending {
     py::object owner;
     py::buffer_info memory;  // keeps the buffer
-    py::bytes response;
   };
 
   std::unique_ptr<SocketReceiver> receiver_;
@@ -96,9 +85,6 @@ void bind_sockets(py::module_& module) {
            "A file descriptor that can be read while `received` has something to return.")
       .def("receive", &PySocketReceiver::receive, "owner"_a, "socket"_a, "buffer"_a, "seconds"_a,
            "Begins to fill a buffer from a socket, for at most so many seconds.")
-      .def("respond", &PySocketReceiver::respond, "owner"_a, "socket"_a, "response"_a, "head"_a,
-           "buffer"_a, "seconds"_a,
-           "Sends a response, and begins to receive the next request of an expected head.")
       .def("received", &PySocketReceiver::received, "What has ended since the last call.")
       .def("close", &PySocketReceiver::close, "Ends the threads. What had not ended never does.");
 }

@@ -7,11 +7,9 @@
 #include <pthread.h>
 #include <signal.h>
 #include <sys/socket.h>
-#include <sys/uio.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <atomic>
 #include <cerrno>
 #include <string>
 #include <system_error>
@@ -58,9 +56,8 @@ void drain(int end) {
 
 struct SocketReceiver::Worker {
   int wake[2] = {-1, -1};
-  std::vector<Job> inbox;           // under the mutex
-  std::size_t jobs = 0;             // under the mutex: those of the inbox, too
-  std::atomic<bool> called{false};  // whether the inbox has something
+  std::vector<Job> inbox;  // under the mutex
+  std::size_t jobs = 0;    // under the mutex: those of the inbox, too
   std::thread thread;
 };
 
@@ -93,8 +90,7 @@ SocketReceiver::~SocketReceiver() {
   close_pipe(notice_);
 }
 
-void SocketReceiver::respond(std::uint64_t id, int socket, std::string_view response,
-                             std::string_view head, void* memory, std::size_t size,
+void SocketReceiver::receive(std::uint64_t id, int socket, void* memory, std::size_t size,
                              std::chrono::milliseconds within) {
   const int duplicate = ::fcntl(socket, F_DUPFD_CLOEXEC, 0);
   if (duplicate < 0) {
@@ -108,9 +104,6 @@ void SocketReceiver::respond(std::uint64_t id, int socket, std::string_view resp
   job.memory = static_cast<char*>(memory);
   job.size = size;
   job.until = Clock::now() + within;
-  job.response = response;
-  job.head = head;
-  job.came.resize(head.size());
   bool refused = true;
   int end = -1;
   {
@@ -121,8 +114,7 @@ void SocketReceiver::respond(std::uint64_t id, int socket, std::string_view resp
                              [](const auto& a, const auto& b) { return a->jobs < b->jobs; });
       refused = false;
       if (worker.inbox.empty()) end = worker.wake[1];
-      worker.inbox.push_back(std::move(job));
-      worker.called = true;
+      worker.inbox.push_back(job);
       ++worker.jobs;
     }
   }
@@ -157,65 +149,24 @@ void SocketReceiver::close() {
   }
 }
 
-bool SocketReceiver::has_head(const Job& job) {
-  return job.came_size == job.head.size() && job.came == job.head;
-}
-
 void SocketReceiver::finish(Job& job) {
   ::close(job.socket);
-  Received ended;
-  ended.id = job.id;
-  ended.expected = has_head(job);
-  if (ended.expected) {
-    ended.size = job.done;
-  } else {
-    ended.other = std::move(job.came);
-    ended.other.resize(job.came_size);
-    ended.other.append(job.memory, job.done);
-    ended.unsent = job.response.size();
-  }
   bool first;
   {
     const std::lock_guard lock(mutex_);
     first = received_.empty();
-    received_.push_back(std::move(ended));
+    received_.push_back({job.id, job.done});
   }
   if (first) wake(notice_[1]);
 }
 
-bool SocketReceiver::send(Job& job) {
-  while (!job.response.empty()) {
-    const ssize_t sent =
-        ::send(job.socket, job.response.data(), job.response.size(), MSG_DONTWAIT | MSG_NOSIGNAL);
-    if (sent >= 0) {
-      job.response.remove_prefix(static_cast<std::size_t>(sent));
-    } else if (errno != EINTR) {
-      return false;  // the peer takes no more now, or never: the caller sees that when it writes
-    }
-  }
-  return true;
-}
-
 bool SocketReceiver::read(Job& job) {
-  for (std::size_t turn = 0; turn < kTurn;) {
-    const std::size_t head_left = job.head.size() - job.came_size;
-    if (job.done == job.size && head_left == 0) break;
-    iovec parts[2] = {{job.came.data() + job.came_size, head_left},
-                      {job.memory + job.done, job.size - job.done}};
-    msghdr message{};
-    message.msg_iov = head_left != 0 ? parts : parts + 1;
-    message.msg_iovlen = head_left != 0 ? 2 : 1;
-    const ssize_t got = ::recvmsg(job.socket, &message, MSG_DONTWAIT);
+  for (std::size_t turn = 0; turn < kTurn && job.done != job.size;) {
+    const ssize_t got =
+        ::recv(job.socket, job.memory + job.done, job.size - job.done, MSG_DONTWAIT);
     if (got > 0) {
-      const auto size = static_cast<std::size_t>(got);
-      const std::size_t of_head = std::min(size, head_left);
-      job.came_size += of_head;
-      job.done += size - of_head;
-      turn += size;
-      if (of_head != 0 && std::string_view{job.came}.substr(0, job.came_size) !=
-                              std::string_view{job.head}.substr(0, job.came_size)) {
-        return true;
-      }
+      job.done += static_cast<std::size_t>(got);
+      turn += static_cast<std::size_t>(got);
     } else if (got < 0 && errno == EINTR) {
       continue;
     } else if (got < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) {
@@ -225,7 +176,7 @@ bool SocketReceiver::read(Job& job) {
       return true;  // closed, or failed: the caller sees that when it reads
     }
   }
-  return job.done == job.size && job.came_size == job.head.size();
+  return job.done == job.size;
 }
 
 void SocketReceiver::run(Worker& worker) {
@@ -236,31 +187,21 @@ void SocketReceiver::run(Worker& worker) {
       const std::lock_guard lock(mutex_);
       if (closed_) break;
       added.swap(worker.inbox);
-      worker.called = false;
     }
-    std::size_t ended = 0;
-    for (Job& job : added) {
-      if (send(job)) {
-        jobs.push_back(std::move(job));
-      } else {
-        finish(job);
-        ++ended;
-      }
-    }
+    jobs.insert(jobs.end(), added.begin(), added.end());
     added.clear();
+    std::size_t ended = 0;
     const Clock::time_point now = Clock::now();
     Clock::time_point next = Clock::time_point::max();
     for (std::size_t at = 0; at < jobs.size();) {
-      const bool reads = jobs[at].ready;
-      if ((reads && read(jobs[at])) || jobs[at].until <= now) {
+      if ((jobs[at].ready && read(jobs[at])) || jobs[at].until <= now) {
         finish(jobs[at]);
-        if (at + 1 != jobs.size()) jobs[at] = std::move(jobs.back());
+        jobs[at] = jobs.back();
         jobs.pop_back();
         ++ended;
       } else {
         next = std::min(next, jobs[at++].until);
       }
-      if (reads && worker.called) break;  // responses go first
     }
     {
       const std::lock_guard lock(mutex_);

@@ -32,24 +32,8 @@ class SocketReceiver:
             `socket` is no socket, or the receiver is closed.
         """
 
-    def respond(
-        self, owner: object, socket: int, response: bytes, head: bytes, buffer: memoryview, seconds: float
-    ) -> None:
-        """Send a response, and begin to receive the next request: the bytes of its head, then those of the buffer.
-
-        Nothing else may read or write the socket meanwhile. Raises as `receive`.
-        """
-
-    def received(self) -> list[tuple[Any, int, bytes | None, int]]:
-        """Return what has ended since the last call.
-
-        Returns
-        -------
-        list of tuple
-            The owner; how many bytes of its buffer came; `None`, or, where the expected head did not come, all that
-            came instead; how many bytes at the end of the response could not be sent at once, where nothing was
-            received then.
-        """
+    def received(self) -> list[tuple[Any, int]]:
+        """Return the owner of each buffer that has ended since the last call, and how many bytes of it came."""
 
     def close(self) -> None:
         """End the threads. What had not ended never does."""

@@ -27,6 +27,7 @@ from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
 
 COUNT = 60_000
+HEALTH = b"GET /v2/health/live HTTP/1.1\r\nHost: a\r\n\r\n"
 
 
 def values(seed: int, count: int = COUNT) -> np.ndarray:
@@ -222,3 +223,42 @@ def test_large_bodies_over_tls(own, loops, pem):
                 array = values(number, 200_000)
                 sock.sendall(request(array))
                 assert_echo(read_answer(sock), array)
+
+
+def test_other_requests_in_between_are_answered_in_their_order(own, loops):
+    """Another length, a small one, another path, and all of them at once."""
+    arrays = [values(1), values(2, 70_000), values(3, 3), values(4), values(5), values(6, 90_000)]
+    with serving(own) as server, connect(server) as sock:
+        for array in arrays:
+            sock.sendall(request(array))
+            assert_echo(read_answer(sock), array)
+        for _ in range(2):
+            sock.sendall(HEALTH)
+            assert read_answer(sock)[0] == 200
+        sender = threading.Thread(target=sock.sendall, args=(b"".join(map(request, arrays)) + HEALTH,))
+        sender.start()
+        for array in arrays:
+            assert_echo(read_answer(sock), array)
+        assert read_answer(sock)[0] == 200
+        sender.join()
+
+
+def test_clients_beside_each_other_get_their_own_answers(own, loops):
+    failures: list[BaseException] = []
+
+    def client(first: int) -> None:
+        try:
+            with connect(server) as sock:
+                for seed in range(first, first + 12):
+                    sock.sendall(request(values(seed)))
+                    assert_echo(read_answer(sock), values(seed))
+        except BaseException as error:
+            failures.append(error)
+
+    with serving(own) as server:
+        clients = [threading.Thread(target=client, args=(100 * at,)) for at in range(6)]
+        for one in clients:
+            one.start()
+        for one in clients:
+            one.join()
+    assert not failures

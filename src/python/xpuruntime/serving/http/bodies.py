@@ -188,7 +188,7 @@ class _Connection(Protocol):
     """What the protocols call when a body is there, cannot be taken, or the connection does anything else."""
 
     def data_received(self, data: bytes) -> None: ...
-    def body_handed_back(self, receiver: BodyReceiver, size: int, other: bytes | None, unsent: bytes) -> None: ...
+    def body_handed_back(self, receiver: BodyReceiver, size: int) -> None: ...
     def body_received(self, receiver: BodyReceiver) -> None: ...
     def body_failed(self, receiver: BodyReceiver, error: ServingError) -> None: ...
     def pause_writing(self) -> None: ...
@@ -248,14 +248,12 @@ class BodyReceiver(_Forwarding):
         place = -(storage.__array_interface__["data"][0] + (head.json_length or 0)) % _ALIGNMENT
         self._buffer = storage.data[place : place + head.length]
         self.body = self._buffer.toreadonly()
-        self._received = 0
         self._seconds = seconds
         self._loop = asyncio.get_running_loop()
         self._start = 0.0
         self._timer: asyncio.TimerHandle | None = None
         self._buffer[: len(begin)] = begin
         self._received = len(begin)
-        self._response = b""
 
     def watch(self) -> None:
         """Have the rest come in time, from now on."""
@@ -277,23 +275,15 @@ class BodyReceiver(_Forwarding):
         if self._received == len(self._buffer):
             self.connection.body_received(self)
 
-    def hand_over(self, receiver: _core.SocketReceiver, socket: int, response: bytes = b"") -> None:
-        """Have threads receive the rest, which counts as received meanwhile; behind a response, with the head."""
+    def hand_over(self, receiver: _core.SocketReceiver, socket: int) -> None:
+        """Have threads receive the rest, which counts as received meanwhile."""
         rest = len(self._buffer) - self._received
         self.held.take(rest)
-        self._response = response
         try:
-            if response:
-                receiver.respond(self, socket, response, self.head.raw, self._buffer, _QUICK)
-            else:
-                receiver.receive(self, socket, self._buffer[self._received :], _QUICK)
+            receiver.receive(self, socket, self._buffer[self._received :], _QUICK)
         except BaseException:
             self.held.give_back(rest)
             raise
-
-    def unsent(self, size: int) -> bytes:
-        """Return so many bytes of the end of the response."""
-        return self._response[len(self._response) - size :]
 
     def handed_back(self, size: int) -> bool:
         """Take that threads have received so many bytes, and return whether the body is whole."""
@@ -334,22 +324,22 @@ class BodyThreads:
         self._receiver: _core.SocketReceiver | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
-    def begin(self, body: BodyReceiver, socket: int, response: bytes = b"") -> bool:
-        """Have a body received and `body_handed_back` called; return whether that is so."""
+    def begin(self, body: BodyReceiver, socket: int) -> bool:
+        """Have the rest of a body received and `body_handed_back` called; return whether that is so."""
         if not self.count or not body.short:
             return False
         try:
             if self._receiver is None:
                 self._receiver, self._loop = _core.SocketReceiver(self.count), asyncio.get_running_loop()
                 self._loop.add_reader(self._receiver.fileno(), self._take, self._receiver)
-            body.hand_over(self._receiver, socket, response)
+            body.hand_over(self._receiver, socket)
         except XpuRuntimeError:  # no file descriptor is left, or no room for all of it: it is taken as it comes
             return False
         return True
 
     def _take(self, receiver: _core.SocketReceiver) -> None:
-        for body, size, other, unsent in receiver.received():
-            body.connection.body_handed_back(body, size, other, body.unsent(unsent) if unsent else b"")
+        for body, size in receiver.received():
+            body.connection.body_handed_back(body, size)
 
     def close(self) -> None:
         """End the threads."""

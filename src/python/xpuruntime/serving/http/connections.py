@@ -45,8 +45,6 @@ _logger.setLevel(logging.ERROR)
 _LONGEST_PART, _PATIENCE = 64 << 10, 0.05
 #: Requests of one connection that are answered before others have their turn.
 _IN_A_ROW = 16
-#: The next request is expected to be as the last one while this often more than twice the others were.
-_HITS_AT_FIRST, _MOST_HITS = 2, 8
 
 
 class Connection(HttpToolsProtocol):
@@ -68,11 +66,6 @@ class Connection(HttpToolsProtocol):
         self.thread = threading.get_ident()
         self.waiting: Waiting | None = None
         self.receiving: BodyReceiver | None = None
-        #: The head of the last request with a large body until it is answered, and who receives the next one like it.
-        self.repeated: Head | None = None
-        self.expected: BodyReceiver | None = None
-        #: How often the next request was the one that was expected, lately; and whether to close when that can be.
-        self.hits, self.stopping = _HITS_AT_FIRST, False
         #: The protocol between large bodies, once there was one.
         self.short_reads: ShortReads | None = None
         self.kept = b""
@@ -105,9 +98,6 @@ class Connection(HttpToolsProtocol):
             self.direct.give_up(waiting)
         if self.receiving is not None:
             self.direct.refuse(self._received().held, stopped())
-        if self.expected is not None:
-            self.expected.held.__exit__()
-            self.expected = None
         self.unsent.__exit__()
         super().connection_lost(exc)
 
@@ -223,68 +213,25 @@ class Connection(HttpToolsProtocol):
             receiver.watch()
             self.transport.set_protocol(receiver)
 
-    def _begin_in_thread(self, receiver: BodyReceiver, response: bytes = b"") -> bool:
-        """Have threads receive a body, behind a response, and return whether they do."""
+    def _begin_in_thread(self, receiver: BodyReceiver) -> bool:
+        """Have threads receive the rest of a body, and return whether they do."""
         transport = self.transport
         transport.pause_reading()
-        if self.threads.begin(receiver, transport.get_extra_info("socket").fileno(), response):
+        if self.threads.begin(receiver, transport.get_extra_info("socket").fileno()):
             return True
         transport.resume_reading()
         return False
 
-    def body_handed_back(self, receiver: BodyReceiver, size: int, other: bytes | None, unsent: bytes) -> None:
-        """Go on where threads have received a body, a part of it, or something other than what was expected."""
-        if self.expected is receiver:
-            self._next_handed_back(receiver, size, other, unsent)
-        elif self.receiving is receiver and not self.transport.is_closing():
-            self._received_so_far(receiver, receiver.handed_back(size))
-
-    def _received_so_far(self, receiver: BodyReceiver, whole: bool) -> None:
+    def body_handed_back(self, receiver: BodyReceiver, size: int) -> None:
+        """Go on where threads have received a body, or a part of it."""
+        if self.receiving is not receiver or self.transport.is_closing():
+            return
         self.transport.resume_reading()
-        if whole:
+        if receiver.handed_back(size):
             self.body_received(receiver)
         else:
             receiver.watch()
             self.transport.set_protocol(receiver)
-
-    def _respond_in_thread(self, response: bytes, head: Head) -> bool:
-        """Have threads send a response and receive the next request, where that may be as the last one."""
-        if self.hits <= 0 or self.kept or self.within or self.stopping:
-            return False
-        transport = self.transport
-        if transport.is_closing() or transport.get_write_buffer_size():
-            return False
-        if (held := self.direct.reserve(head)) is None:
-            return False
-        receiver = BodyReceiver(self, head, b"", held, self.bounds.body_seconds)
-        if not self._begin_in_thread(receiver, response):
-            return False
-        self.expected = receiver
-        return True
-
-    def _next_handed_back(self, receiver: BodyReceiver, size: int, other: bytes | None, unsent: bytes) -> None:
-        """Go on where the next request has come, or a part of it, or another one, or none."""
-        self.expected = None
-        whole = receiver.handed_back(size)
-        receiver.held.__exit__()
-        if self.transport.is_closing():
-            return
-        if unsent:
-            self.transport.write(unsent)
-        if other is not None:
-            self.transport.resume_reading()
-            if other:
-                self.hits -= 2 * (not receiver.head.raw.startswith(other))
-                self.data_received(other)
-        elif (held := self.direct.admit(receiver.head, size)) is None:
-            self.transport.resume_reading()
-            self._feed(receiver.head.raw + receiver.body[:size])
-        else:
-            self.hits = min(self.hits + 1, _MOST_HITS)
-            receiver.held, self.receiving = held, receiver
-            self._received_so_far(receiver, whole)
-        if self.stopping and not self.transport.is_closing():
-            self.shutdown()
 
     def _received(self) -> BodyReceiver:
         """Return the receiver of a body, which is not the protocol any more."""
@@ -299,8 +246,6 @@ class Connection(HttpToolsProtocol):
     def body_received(self, receiver: BodyReceiver) -> None:
         """Answer the request whose body has come."""
         self._received()
-        if self.threads.count:
-            self.repeated = receiver.head
         found = self.direct.begin(receiver.head, receiver.body, self._good_line(), receiver.held)
         if found is None:
             self._feed(receiver.head.raw + receiver.body)
@@ -363,10 +308,8 @@ class Connection(HttpToolsProtocol):
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
-        repeated, self.repeated = self.repeated, None
         if isinstance(found, bytes):
-            if repeated is None or not self._respond_in_thread(found, repeated):
-                self.transport.write(found)
+            self.transport.write(found)
             return
         headers = [*self.server_state.default_headers, *found.headers, (b"content-length", b"%d" % found.length)]
         lines = b"".join([b"%b: %b\r\n" % one for one in headers])
@@ -383,7 +326,7 @@ class Connection(HttpToolsProtocol):
 
     def timeout_keep_alive_handler(self) -> None:
         left = self.used + self.timeout_keep_alive - self.loop.time()
-        if self.waiting is not None or self.receiving is not None or self.expected is not None:
+        if self.waiting is not None or self.receiving is not None:
             left = self.timeout_keep_alive
         if left > 0.001:
             self.timeout_keep_alive_task = self.loop.call_later(left, self.timeout_keep_alive_handler)
@@ -397,9 +340,6 @@ class Connection(HttpToolsProtocol):
             self._answered(self.direct.give_up(waiting))
         elif self.receiving is not None:
             self._answered(self.direct.refuse(self._received().held, stopped()))
-        elif self.expected is not None:
-            self.stopping = True  # what has come by now has its answer
-            return
         else:
             super().shutdown()
             return

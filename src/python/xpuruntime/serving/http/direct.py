@@ -107,11 +107,6 @@ class DirectInfer:
             return None
         return held
 
-    def reserve(self, head: Head) -> HeldBytes | None:
-        """Return what may hold the body of a request that is only expected, in one half of the budget."""
-        budget = self._budget
-        return HeldBytes(budget) if budget.used + head.length <= budget.limit // 2 else None
-
     def refuse(self, held: HeldBytes, error: ServingError, head: Head | None = None) -> Answer:
         """Return the response to a request that was let in, and whose body could not be taken.
 
