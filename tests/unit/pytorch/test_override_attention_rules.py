@@ -16,11 +16,9 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 
 from attention_calls import FLASH, counts, gradients, operands, rule, sdpa, strict  # noqa: E402 - it needs PyTorch
 
-from xpuruntime.pytorch.attention import sdpa_backends, selection  # noqa: E402
+from xpuruntime.pytorch.attention import sdpa_backends  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
-from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, thread_policy  # noqa: E402
-from xpuruntime.pytorch.dispatch.overrides import attention as attention_override  # noqa: E402
-from xpuruntime.pytorch.ops import attention_operator  # noqa: E402
+from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("no_policy_of_attention_is_left")]
 
@@ -192,61 +190,3 @@ def test_best_performance_measures_once_and_keeps_pytorchs_where_ours_is_slower(
         assert sdpa(q.requires_grad_(), k, v).grad_fn.name() == FLASH
         gradients(q, k, v)
         assert counts() == measured
-
-
-def counted(monkeypatch):
-    """Count how often a route is looked for by rules and by asking kernels."""
-    asked = []
-    for owner, name in ((CompiledPolicy, "resolve"), (selection, "rejection"), (selection, "xrt_rejection")):
-        real = getattr(owner, name)
-        monkeypatch.setattr(owner, name, lambda *args, real=real, **more: (asked.append(1), real(*args, **more))[1])
-    return asked
-
-
-@pytest.mark.parametrize("kernel", ["torch.flash", "cpu.reference"])
-@pytest.mark.parametrize("grows", ["in place", "by a copy"])
-def test_a_growing_kv_cache_is_looked_up_once(kernel, grows, monkeypatch):
-    asked = counted(monkeypatch)
-    q, cache = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 64, 16)
-    policy = xrt.Policy(kernels={"rules": [rule(kernel, phase="infer")]})
-    with torch.no_grad(), xt.kernel_policy(policy):
-        for length in range(2, 64):
-            k = cache[:, :, :length] if grows == "in place" else cache[:, :, :length].contiguous()
-            found = sdpa(q, k, k, enable_gqa=True)
-            if length == 3:
-                asked.clear()
-            torch.testing.assert_close(found, sdpa_of_groups(q, k))
-    assert asked == []
-
-
-def sdpa_of_groups(q, k):
-    k = k.repeat_interleave(2, 1).double()
-    return ((q.double() @ k.mT * 16**-0.5).softmax(-1) @ k).float()
-
-
-@pytest.mark.filterwarnings("ignore::UserWarning")  # PyTorch says why its kernel cannot serve
-@pytest.mark.parametrize("kernel", ["torch.flash", "cpu.reference"])
-def test_what_the_kernel_of_a_kind_cannot_serve_is_looked_up(kernel, monkeypatch):
-    monkeypatch.setattr(attention_override, "kind_of", lambda *_: "all calls")
-    monkeypatch.setattr(attention_operator, "kind_of", lambda *_: "all calls")
-    q, k, v = operands(head_dim=16)
-    narrow = v[..., :8].contiguous()  # neither of the two serves that
-    with torch.no_grad():
-        expected = sdpa(q, k, narrow)
-        with xt.kernel_policy(xrt.Policy(kernels={"rules": [rule(kernel)]}, mode="auto")):
-            sdpa(q, k, v)
-            for _ in range(2):
-                torch.testing.assert_close(sdpa(q, k, narrow), expected)
-
-
-def test_rules_for_lengths_hold_at_each_length():
-    policy = xrt.Policy(kernels={"rules": [rule("torch.math", kv="<10"), rule("torch.flash")]})
-    q = torch.randn(1, 2, 4, 16)
-    with torch.no_grad(), xt.kernel_policy(policy):
-        for length in (8, 9, 10, 11):
-            k = torch.randn(1, 2, length, 16)
-            sdpa(q, k, k)
-        assert (
-            sorted(route.kernel for route in active_policy().routes.values())
-            == ["torch.flash"] * 2 + ["torch.math"] * 2
-        )

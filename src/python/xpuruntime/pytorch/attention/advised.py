@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = [
     "advisory_of",
     "cudnn_version",
+    "may_concern",
     "own_choice",
     "rows_here",
     "rows_on",
@@ -65,20 +66,29 @@ def rows_here() -> tuple[Advisory, ...]:
 
 def advisory_of(kernel: str, call: AttentionCall) -> Advisory | None:
     """Return the advisory that concerns a call by a kernel, an id; ``None`` where there is none."""
+    rows = [row for row in rows_on(call.q.device) if kernel in row.kernels]
+    facts = _facts_of(call) if rows else None
+    return next((row for row in rows if facts is not None and row.concerns(kernel, facts)), None)
+
+
+def may_concern(call: AttentionCall) -> bool:
+    """Say whether an advisory concerns calls that differ from this one in lengths alone, by some kernel."""
     rows = rows_on(call.q.device)
-    if not any(kernel in row.kernels for row in rows):
-        return None
+    facts = _facts_of(call)._replace(keys=None) if rows else None
+    return any(facts is not None and row.concerns(kernel, facts) for row in rows for kernel in row.kernels)
+
+
+def _facts_of(call: AttentionCall) -> AdvisedCall:
     mask = "" if call.mask is None else "boolean" if call.mask.dtype == torch.bool else "same"
     if mask == "same" and call.mask is not None and call.mask.dtype != call.q.dtype:
         mask = "other"
-    facts = AdvisedCall(
+    return AdvisedCall(
         gradient=call.needs_grad or call.backward,
         mask=mask,
         causal=call.is_causal,
         queries=_length(call.q),
         keys=_length(call.k),
     )
-    return next((row for row in rows if row.concerns(kernel, facts)), None)
 
 
 def _length(x: Tensor) -> int | None:

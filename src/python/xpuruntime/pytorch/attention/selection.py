@@ -30,7 +30,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-__all__ = ["default_policy", "deterministic", "find_route", "four", "policy_for_xrt", "xrt_rejection"]
+__all__ = [
+    "default_policy", "deterministic", "find_route", "four", "native_rejection", "policy_for_xrt", "xrt_rejection",
+]  # fmt: skip
 
 #: What serves `fused_attention` and compiled graphs without a policy: xpuruntime where it can, else PyTorch's.
 DEFAULT_NAMES = ("cuda_raw.flash_attention_v2", "auto")

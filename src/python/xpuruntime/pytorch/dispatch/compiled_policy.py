@@ -15,6 +15,7 @@ from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.call_context import CallContext
 from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.policies.call_facts import SIZES
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.pytorch.attention.advised import rows_here
 from xpuruntime.pytorch.attention.entry_points import SDPA
@@ -80,7 +81,7 @@ class CompiledPolicy:
             self.overrides |= {f"unserved_{op}" for op in FAMILIES if requests_other_kernel(op, self._kernel_names(op))}
         self.routes: dict[Any, Route] = {}
         self.kinds: dict[Any, Route] = {}
-        self.by_length = any(rule.match.kv is not None for rule in self._rules("attention"))
+        self._by_size = frozenset(op for op in SIZES if any(map(_states_size, self._rules(op))))
         self._places: dict[Any, CallContext] = {}
         self._lock = threading.RLock()
         self._warned: set[tuple[Any, ...]] = set()
@@ -228,10 +229,22 @@ class CompiledPolicy:
         if before is not None and before.place is None:
             _core.forget_native_calls()
 
+    def of_kind(self, key: Any, kind: Any) -> Route | None:
+        """Return, and keep under `key`, the route of calls that differ in sizes alone; ``None`` where none is known.
+
+        A kernel may refuse some of them: then the call is resolved as any other.
+        """
+        known = None if CONTEXT.thread.route_pin is not None else self.kinds.get(kind)
+        if known is None:
+            return None
+        found = known.for_other_sizes()
+        self.keep(key, found)
+        return found
+
     def keep_kind(self, kind: Any, route: Route) -> None:
-        """Keep a route for calls that differ in lengths alone; one that others were passed over for depends on them."""
-        lengths_count = route.passed_over or route.open or route.tuned or self.by_length or rows_here()
-        if kind is not None and not lengths_count:
+        """Keep a route for calls that differ in sizes alone, unless that is what it depends on; no `kind`: it is."""
+        sizes_count = route.passed_over or route.open or route.tuned or route.op in self._by_size
+        if kind is not None and not sizes_count:
             with self._lock:
                 if len(self.kinds) >= _MOST:
                     self.kinds.clear()
@@ -285,6 +298,11 @@ class CompiledPolicy:
             f"{route.reasons}"
         )
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
+
+
+def _states_size(rule: KernelRule) -> bool:
+    sizes = ("m", "n", "k", "kv")  # calls of one kind have one head_dim
+    return any(getattr(rule.match, size) is not None for size in sizes)
 
 
 def coerce_policy(policy: Policy | KernelPolicy | str | os.PathLike[str] | Mapping[str, Any]) -> Policy:

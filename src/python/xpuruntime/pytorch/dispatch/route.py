@@ -139,6 +139,12 @@ class Route:
     def __repr__(self) -> str:
         return f"Route({self.op} by {self.kernel}, asked {', '.join(self.asked)} by {self.source})"
 
+    def for_other_sizes(self) -> Route:
+        """Return the same route for calls of other sizes, which have a plan of their own."""
+        return Route(
+            self.op, self.asked, self.source, self.kernel, place=self.place, module=self.module, phase=self.phase
+        )
+
     @property
     def native(self) -> bool:
         """Whether PyTorch's own kernel serves."""

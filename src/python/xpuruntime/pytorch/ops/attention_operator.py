@@ -17,9 +17,10 @@ from torch.utils.flop_counter import register_flop_formula
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.advised import may_concern
 from xpuruntime.pytorch.attention.call import AttentionCall, kind_of, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
-from xpuruntime.pytorch.attention.selection import deterministic, find_route, policy_for_xrt
+from xpuruntime.pytorch.attention.selection import deterministic, find_route, native_rejection, policy_for_xrt
 from xpuruntime.pytorch.dispatch.call_state import call_key
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
@@ -175,20 +176,19 @@ def _find(
     tensors = type(q) is type(k) is type(v) is torch.Tensor
     rest = (backward, dropout_p > 0, is_causal, needs_grad, phase, module, deterministic(active))
     kind = kind_of(q, k, v, mask, rest) if tensors and not skip else None
-    route = active.kinds.get(kind)
-    if route is not None:
-        active.keep(known, route)
-        return route
+    route = active.of_kind(known, kind)
+    if route is not None and route.place is not None:
+        return route  # which refuses what it cannot serve; then the next is looked for
     call = AttentionCall(
         q.detach().requires_grad_(needs_grad), k.detach(), v.detach(), mask, dropout_p, is_causal, scale,
         enable_gqa=q.shape[1] != k.shape[1], needs_grad=needs_grad, backward=backward,
         phase=phase if active.by_phase else "", module=module if active.by_module else "",
     )  # fmt: skip
-    route = find_route(
-        active, known, call, lambda: by_torch("torch.sdpa", *call[:4], dropout_p, is_causal, scale), skip=skip
-    )
-    if route.place is not None:  # which refuses what it cannot serve; then the next is looked for
-        active.keep_kind(kind, route)
+    if route is None or native_rejection(route.kernel, call):
+        route = find_route(
+            active, known, call, lambda: by_torch("torch.sdpa", *call[:4], dropout_p, is_causal, scale), skip=skip
+        )
+        active.keep_kind(None if may_concern(call) else kind, route)
     return route
 
 

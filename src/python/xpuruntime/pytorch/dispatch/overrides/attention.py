@@ -19,6 +19,7 @@ import torch
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import messages
+from xpuruntime.pytorch.attention.advised import may_concern
 from xpuruntime.pytorch.attention.call import Arguments, AttentionCall, kind_of, traits
 from xpuruntime.pytorch.attention.limits import transforms_and_tangents, xrt_call_rejection
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
@@ -105,9 +106,8 @@ def attend(
     kind = None
     if route is None and plain:
         kind = kind_of(query, key, value, mask, ("sdpa", flags, both, phase, module))
-        route = active.kinds.get(kind)
-        if assumed := route is not None:
-            active.keep(known, route)
+        route = active.of_kind(known, kind)
+        assumed = route is not None
     call: AttentionCall | None = None
     if route is None or both:
         call = AttentionCall(*given, needs_grad, phase=phase, module=module)
@@ -115,11 +115,11 @@ def attend(
         if route is None:
             with prefer_native_error(natively):
                 route = find_route(active, known, call, natively)
-            active.keep_kind(kind, route)
+            active.keep_kind(None if may_concern(call) else kind, route)
     four_already = query.dim() == 4
     in_rows = all(x.layout is not torch.strided or x.is_nested or x.stride(-1) == 1 for x in (query, key, value))
     while True:
-        apart = both and call is not None and _gradient_is_apart(active, route, known, call)
+        apart = both and call is not None and _gradient_is_apart(active, route, known, call, kind)
         if route.place is None and not apart:
             if both and plain and not route.open and seen not in active.routes:
                 active.keep(seen, route)  # the fast kernel may know that forward and gradient are PyTorch's
@@ -210,15 +210,17 @@ def _natively(route: Route | None, natively: Callable[[], Tensor], tensors: tupl
     return found
 
 
-def _gradient_is_apart(active: CompiledPolicy, route: Route, known: Any, call: AttentionCall) -> bool:
+def _gradient_is_apart(active: CompiledPolicy, route: Route, known: Any, call: AttentionCall, kind: Any) -> bool:
     """Say whether the policy asks for another kernel in the backward than PyTorch takes after this forward."""
     if call.dropout_p > 0 or call.unfit:
         _one_kernel_for_both(active, route, known, call)
         return False
     mark = ("gradient", known)
-    found = active.routes.get(mark)
+    of_gradient = None if kind is None or may_concern(call) else ("gradient", kind)
+    found = active.routes.get(mark) or active.of_kind(mark, of_gradient)
     if found is None:
         found = find_route(active, mark, call._replace(backward=True, phase="backward"), _nothing)
+        active.keep_kind(of_gradient, found)
     return found.kernel != route.kernel and (found.place is not None or found.kernel in BACKENDS)
 
 

@@ -85,12 +85,18 @@ def invoke(
     skip: tuple[tuple[str, str], ...] = ()
     while True:
         if route is None:
-            with prefer_native_error(lambda: native(*args)):
-                facts = facts_of_call(op, device=like.device, dtype=like.dtype, phase=phase, module=module, sizes={})
-                route = active.resolve(
-                    key, facts, skip=skip, description=_description(name, like), allow_tf32=allow_tf32,
-                    deterministic=deterministic, unsupported_reason=unsupported_reason,
-                )  # fmt: skip
+            kind = (name, like.dtype, like.device, phase, module, allow_tf32, deterministic, unsupported_reason)
+            route = None if skip else active.of_kind(key, kind)
+            if route is None:
+                with prefer_native_error(lambda: native(*args)):
+                    facts = facts_of_call(
+                        op, device=like.device, dtype=like.dtype, phase=phase, module=module, sizes={}
+                    )  # fmt: skip
+                    route = active.resolve(
+                        key, facts, skip=skip, description=_description(name, like), allow_tf32=allow_tf32,
+                        deterministic=deterministic, unsupported_reason=unsupported_reason,
+                    )  # fmt: skip
+                active.keep_kind(kind, route)
             _set_quick(route, quick)
         if route.open:
             route = settle(

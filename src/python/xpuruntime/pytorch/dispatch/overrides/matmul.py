@@ -166,14 +166,18 @@ def _resolve(
     a, b = product.a, product.b
     plan = GemmPlan(product)
     tf32, deterministic = plan.has_tf32 and fp32_precision("cuda", "matmul") == "tf32", is_deterministic()
-    name = f"aten::{native.name} of {list(a.shape)} and {list(b.shape)} {call_state.DTYPES.get(a.dtype, a.dtype)}"
-    facts = facts_of_call(
-        "matmul", device=a.device, dtype=a.dtype, phase=phase, module=module,
-        sizes={"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]},
-    )  # fmt: skip
-    route = active.resolve(
-        key, facts, allow_tf32=tf32, deterministic=deterministic, skip=skip, description=f"{name} on {a.device}"
-    )
+    kind = ("matmul", a.dtype, a.device, phase, module, tf32, deterministic)
+    route = None if skip else active.of_kind(key, kind)
+    if route is None:
+        facts = facts_of_call(
+            "matmul", device=a.device, dtype=a.dtype, phase=phase, module=module,
+            sizes={"m": a.shape[-2], "n": b.shape[-1], "k": a.shape[-1]},
+        )  # fmt: skip
+        route = active.resolve(
+            key, facts, allow_tf32=tf32, deterministic=deterministic, skip=skip,
+            description=f"{_text_of(native, a, b)} on {a.device}",
+        )  # fmt: skip
+        active.keep_kind(kind, route)
     route.plan = plan
     quick = plan.is_quick(product)
     route.quick = quick and not route.open
@@ -189,13 +193,17 @@ def _resolve(
     def xrt_kernel(place: CallContext) -> Any:
         return free.compute(free_plan, place, phase or None)
 
-    text = f"{name};{a.stride()};{b.stride()};{_addend(product)}"
+    text = f"{_text_of(native, a, b)};{a.stride()};{b.stride()};{_addend(product)}"
     route = tuning.settle(
         active, key, route, text, _functional(native.name, args, more), xrt_kernel, a.device,
         allow_tf32=tf32, deterministic=deterministic,
     )  # fmt: skip
     route.plan, route.quick = plan, quick
     return route
+
+
+def _text_of(native: Native, a: Tensor, b: Tensor) -> str:
+    return f"aten::{native.name} of {list(a.shape)} and {list(b.shape)} {call_state.DTYPES.get(a.dtype, a.dtype)}"
 
 
 def _unseen(key: Any) -> bool:
