@@ -12,7 +12,7 @@ import pytest
 from xpuruntime import _core, ops
 from xpuruntime.ops.plugins import KernelBackend, PythonKernel, register
 from xpuruntime.testing import NumpyArrays, op_cases
-from xpuruntime.testing.op_run import run_case
+from xpuruntime.testing.op_suite import run_case
 
 ID = "testing_plans.matmul"
 CASE = next(case for case in op_cases("matmul") if case.name == "matmul/primes/float32")

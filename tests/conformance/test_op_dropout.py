@@ -14,9 +14,8 @@ from xpuruntime import _core
 from xpuruntime.ops.plugins import KernelBackend, PythonKernel, register
 from xpuruntime.testing import NumpyArrays, op_cases
 from xpuruntime.testing import op_references as references
-from xpuruntime.testing.op_dropout import find_factors
-from xpuruntime.testing.op_philox import dropout_factors
-from xpuruntime.testing.op_suite import check_case
+from xpuruntime.testing.op_arrays import dropout_factors
+from xpuruntime.testing.op_suite import check_case, find_factors
 
 ID = "testing_dropout.numpy"
 CASES = [case for case in op_cases() if case.dropout and case.name.endswith("/float32")]

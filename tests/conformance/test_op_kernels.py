@@ -9,11 +9,9 @@ import pytest
 
 from xpuruntime import InputError, ops
 from xpuruntime.testing import OpSuite, check_kernel, op_cases, op_suite
-from xpuruntime.testing.op_arrays import Input, NumpyArrays
-from xpuruntime.testing.op_philox import dropout_factors
+from xpuruntime.testing.op_arrays import Input, NumpyArrays, dropout_factors
 from xpuruntime.testing.op_references import round_to
-from xpuruntime.testing.op_run import run_case
-from xpuruntime.testing.op_suite import cases_of, check_case
+from xpuruntime.testing.op_suite import cases_of, check_case, run_case
 
 pytest_plugins = ["pytester"]
 

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.conditions import moment
-from xpuruntime.measuring.energy import open_meter
+from xpuruntime.measuring.conditions import moment, open_meter
+from xpuruntime.measuring.statistics import CandidateCode
 
 torch = pytest.importorskip("torch")
 

@@ -15,7 +15,7 @@ from xpuruntime.codes import Code
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.locks.verification.claim_codes import ClaimCode
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.runtime.doctor.finding import FindingCode
 
 #: Every enumeration of codes.

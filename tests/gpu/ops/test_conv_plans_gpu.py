@@ -9,8 +9,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime import KernelPolicy, ops
 from xpuruntime.testing import TorchArrays
-from xpuruntime.testing.op_cases import op_cases
-from xpuruntime.testing.op_run import run_case
+from xpuruntime.testing.op_suite import op_cases, run_case
 
 BEST = KernelPolicy(auto_strategy="best_performance")
 CASES = {case.name: case for case in op_cases()}

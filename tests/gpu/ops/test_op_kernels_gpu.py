@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from xpuruntime.testing import OpSuite, TorchArrays
 from xpuruntime.testing.op_arrays import Arrays
-from xpuruntime.testing.op_cases import op_cases
+from xpuruntime.testing.op_suite import op_cases
 
 _FP64 = "it has no float64"
 _NARROW = "it has float16 and bfloat16"

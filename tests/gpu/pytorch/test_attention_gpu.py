@@ -14,7 +14,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.measuring.replacement import replacing
+from xpuruntime.measuring.rounds import replacing
 from xpuruntime.pytorch.attention import sdpa_backends
 from xpuruntime.pytorch.dispatch import tuning
 from xpuruntime.pytorch.dispatch.overrides.registry import installed

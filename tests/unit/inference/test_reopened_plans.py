@@ -23,7 +23,7 @@ import xpuruntime as xrt
 from xpuruntime.engines.registry import EngineRegistry, default_registry
 from xpuruntime.errors import EngineError, InputError, PlanError, PolicyError
 from xpuruntime.planning import Plan
-from xpuruntime.planning.execution import LibraryIdentity
+from xpuruntime.planning.plan import LibraryIdentity
 from xpuruntime.runtime.snapshot import machine_snapshot
 
 MODEL = xrt.demo_model_path()

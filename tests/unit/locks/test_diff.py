@@ -19,7 +19,7 @@ from xpuruntime.errors import EngineError, InputError
 from xpuruntime.evidence import Report
 from xpuruntime.locks.diff.diffing import compare_environments as diff
 from xpuruntime.locks.diff.result import LEVELS
-from xpuruntime.measuring.worker_failure import WorkerFailure
+from xpuruntime.runtime.worker import WorkerFailure
 
 MODEL = Path(__file__).parents[2] / "models" / "convnet.onnx"
 

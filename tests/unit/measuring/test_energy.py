@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.measuring.energy import open_meter
+from xpuruntime.measuring.conditions import open_meter
 
 
 def package(folder: Path, name: str, used: int, wraps_at: int = 10_000_000) -> Path:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.measuring import energy, nvml
-from xpuruntime.measuring.energy import open_meter
-from xpuruntime.measuring.nvml import Nvml, NvmlError
+from xpuruntime.measuring import conditions
+from xpuruntime.measuring.conditions import Nvml, NvmlError, open_meter
 
 FIRST, SECOND = "0000:17:00.0", "0000:ca:00.0"
 
@@ -40,7 +39,7 @@ def counters(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def installed(built: str, counters: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(nvml.Nvml.__init__, "__defaults__", (built,))
+    monkeypatch.setattr(Nvml.__init__, "__defaults__", (built,))
     return counters
 
 
@@ -74,7 +73,7 @@ def test_what_nvml_does_not_tell_is_refused_by_name(installed: Path, monkeypatch
     monkeypatch.setenv("NVML_BROKEN", "1")
     with pytest.raises(UnsupportedOperationError, match=r"nvmlInit_v2 returned 9"):
         open_meter("cuda:0", pci_id=FIRST)
-    monkeypatch.setattr(energy, "_pci_id", lambda index: None)
+    monkeypatch.setattr(conditions, "_pci_id", lambda index: None)
     with pytest.raises(UnsupportedOperationError, match=r"energy of cuda:7 cannot be measured: CUDA shows no such"):
         open_meter("cuda:7")
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from xpuruntime import _core
-from xpuruntime.measuring.replacement import ROUNDS, KernelTiming, choose, replacing
+from xpuruntime.measuring.rounds import ROUNDS, KernelTiming, choose, replacing
 from xpuruntime.measuring.statistics import LEAST_GAIN, Margin, compare, look_rounds
 from xpuruntime.policies import TuningPolicy
 

@@ -14,10 +14,9 @@ import pytest
 from xpuruntime.errors import InputError
 from xpuruntime.measuring.rounds import in_worker, measure, rounds_of, time_calls, timed
 from xpuruntime.measuring.statistics import Margin
-from xpuruntime.measuring.worker import Worker
-from xpuruntime.measuring.worker_failure import WorkerFailure
+from xpuruntime.runtime.worker import Worker, WorkerFailure
 
-HERE = Path(__file__).parent
+FUNCTIONS = Path(__file__).parents[1] / "runtime"
 
 
 class Recorded:
@@ -131,7 +130,7 @@ def test_real_work_of_this_process_is_compared():
 
 
 def test_variants_of_workers_are_timed_inside_of_them():
-    with Worker(pythonpath=[HERE]) as one, Worker(pythonpath=[HERE]) as other:
+    with Worker(pythonpath=[FUNCTIONS]) as one, Worker(pythonpath=[FUNCTIONS]) as other:
         found = measure(
             {
                 "one": in_worker(one, "worker_functions:samples_of_work", size=3000),
@@ -146,7 +145,7 @@ def test_variants_of_workers_are_timed_inside_of_them():
 
 
 def test_a_worker_that_dies_in_a_round_is_a_failure_with_a_name():
-    with Worker(pythonpath=[HERE]) as one, Worker(pythonpath=[HERE]) as other:
+    with Worker(pythonpath=[FUNCTIONS]) as one, Worker(pythonpath=[FUNCTIONS]) as other:
         dies = in_worker(other, "worker_functions:dies_later", after=5)
         with pytest.raises(WorkerFailure, match="SIGSEGV"):
             measure({"one": in_worker(one, "worker_functions:samples_of_work", size=10), "other": dies}, control="one")

@@ -12,7 +12,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime import _core
-from xpuruntime.measuring.replacement import KernelTiming, replacing
+from xpuruntime.measuring.rounds import KernelTiming, replacing
 from xpuruntime.ops import library_builds, tuned_records, tuning_cache
 from xpuruntime.ops.call_context import CallContext
 from xpuruntime.ops.rules import compile_rules

@@ -16,7 +16,7 @@ from test_real_engines import H200, LAPTOP, MODEL, ORT
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.planning import PlanRequest, resolve
-from xpuruntime.planning.device_fixes import kinds_of
+from xpuruntime.planning.refusal import kinds_of
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.install_commands import install_command, reinstall_command
 from xpuruntime.runtime.machine import EngineFacts, Machine

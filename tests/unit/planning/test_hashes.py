@@ -25,8 +25,7 @@ from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.planning import Plan, PlanRequest, resolve
-from xpuruntime.planning.execution import DeviceIdentity, ExecutionFacts, LibraryIdentity
-from xpuruntime.planning.plan import ModelFacts
+from xpuruntime.planning.plan import DeviceIdentity, ExecutionFacts, LibraryIdentity, ModelFacts
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
 

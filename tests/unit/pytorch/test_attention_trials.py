@@ -11,7 +11,7 @@ torch = pytest.importorskip("torch")
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
-from xpuruntime.measuring.replacement import KernelTiming, replacing  # noqa: E402
+from xpuruntime.measuring.rounds import KernelTiming, replacing  # noqa: E402
 from xpuruntime.policies import TuningPolicy  # noqa: E402
 from xpuruntime.pytorch import _private_api  # noqa: E402
 from xpuruntime.pytorch.attention import selection as attention_selection  # noqa: E402

@@ -15,7 +15,7 @@ from fast_kernel_calls import F  # noqa: E402 - it needs PyTorch
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.measuring.replacement import KernelTiming, replacing  # noqa: E402
+from xpuruntime.measuring.rounds import KernelTiming, replacing  # noqa: E402
 from xpuruntime.pytorch.dispatch import call_state, fast_path, tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import attention  # noqa: E402
 

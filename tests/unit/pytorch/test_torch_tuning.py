@@ -14,7 +14,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.measuring.replacement import KernelTiming, replacing
+from xpuruntime.measuring.rounds import KernelTiming, replacing
 from xpuruntime.measuring.tuning_watch import watch_tuning
 from xpuruntime.ops import tuned_records
 from xpuruntime.policies import TuningPolicy

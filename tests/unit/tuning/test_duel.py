@@ -7,7 +7,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.tuning.search.duel import Duel
 from xpuruntime.tuning.spec.parts import Decide
 from xpuruntime.tuning.trial import CandidateFailed

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.measuring.worker import Worker
-from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 from xpuruntime.runtime.doctor.diagnosis import Diagnosis, diagnose, examine
 from xpuruntime.runtime.doctor.facts import TorchFacts, gather
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
+from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
 if TYPE_CHECKING:
     from xpuruntime.runtime.doctor.facts import Package

@@ -18,7 +18,7 @@ from xpuruntime.inference.locked_outputs import probe_at
 from xpuruntime.lockfile.measured import SessionMemory
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
-from xpuruntime.measuring.worker_failure import WorkerFailure
+from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -20,7 +20,7 @@ from xpuruntime.locks.verification.timing import SMALLEST, time_metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.rounds import measure, timed
 from xpuruntime.measuring.statistics import Margin, RatioVerdict
-from xpuruntime.measuring.worker_failure import WorkerFailure
+from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -7,7 +7,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.measuring.worker import Worker
+from xpuruntime.runtime.worker import Worker
 
 if TYPE_CHECKING:
     import os

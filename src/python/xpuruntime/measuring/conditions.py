@@ -1,25 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Conditions of a measurement: what else the machine did, and at which clocks.
-
-Read before and after the rounds, from files of Linux and from NVML where it is installed. What cannot be read is
-``None``, which says nothing.
-"""
+"""Conditions of a measurement: what else the machine did, at which clocks, and the energy of GPUs (NVML)."""
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import os
+import re
 import time
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.measuring.nvml import Nvml, NvmlError
+from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.files.paths import reason_of
 from xpuruntime.runtime.snapshot import machine_snapshot
 
-__all__ = ["Conditions", "GpuClock", "Moment", "between", "moment"]
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import TracebackType
+
+__all__ = [
+    "Conditions",
+    "EnergyMeter",
+    "GpuClock",
+    "Moment",
+    "Nvml",
+    "NvmlError",
+    "between",
+    "moment",
+    "open_meter",
+]
 
 
 class GpuClock(msgspec.Struct, frozen=True, kw_only=True):
@@ -161,3 +174,190 @@ def _gpu(nvml: Nvml, gpu: Any, index: int) -> GpuClock | None:
     except NvmlError:
         return None
     return GpuClock(index=index, sm_mhz=now, max_sm_mhz=most, throttled_by=nvml.throttled_by(gpu))
+
+
+_FOLDER = Path("/sys/class/powercap")
+_PACKAGE = re.compile(r"intel-rapl:[0-9]+")
+_FIX = "Fix: take another objective"
+
+
+class _Domain(NamedTuple):
+    """A RAPL counter in microjoules, and where it begins again."""
+
+    path: Path
+    wraps_at: int
+
+
+class EnergyMeter:
+    """A counter that can be read again and again."""
+
+    def __init__(self, domains: Sequence[_Domain] = (), gpu: tuple[Nvml, Any] | None = None) -> None:
+        self._domains, self._gpu = tuple(domains), gpu
+
+    def read(self) -> tuple[int, ...]:
+        """Return the counters, for `joules`."""
+        if self._gpu is not None:
+            nvml, handle = self._gpu
+            return (nvml.millijoules(handle),)
+        return tuple(int(one.path.read_text(encoding="ascii")) for one in self._domains)
+
+    def joules(self, before: tuple[int, ...], after: tuple[int, ...]) -> float:
+        """Return what was used between two readings; a counter that began again in between has done so once."""
+        if self._gpu is not None:
+            return (after[0] - before[0]) / 1e3
+        used = (
+            end - start + (one.wraps_at if end < start else 0)
+            for one, start, end in zip(self._domains, before, after, strict=True)
+        )
+        return sum(used) / 1e6
+
+
+def open_meter(device: str, folder: Path = _FOLDER, *, pci_id: str | None = None) -> EnergyMeter:
+    """Return the meter of a device: RAPL for the CPU, NVML's counter of total energy for a CUDA device."""
+    kind, _, index = device.partition(":")
+    if kind == "cuda":
+        return _gpu_meter(device, int(index or 0), pci_id)
+    if kind != "cpu":
+        raise UnsupportedOperationError(f"energy of {device} cannot be measured: it has no counter. {_FIX}")
+    domains = []
+    try:
+        for path in sorted(one for one in folder.glob("intel-rapl:*") if _PACKAGE.fullmatch(one.name)):
+            int((path / "energy_uj").read_text(encoding="ascii"))
+            wraps_at = int((path / "max_energy_range_uj").read_text(encoding="ascii"))
+            domains.append(_Domain(path / "energy_uj", wraps_at))
+    except OSError as error:
+        raise UnsupportedOperationError(
+            f"energy of the processor cannot be measured: {error.filename}: {reason_of(error)}. Fix: let this user "
+            "read it, or take another objective"
+        ) from error
+    if not domains:
+        raise UnsupportedOperationError(
+            f"energy of the processor cannot be measured: this machine shows no RAPL counter in {folder}. {_FIX}"
+        )
+    return EnergyMeter(domains)
+
+
+def _gpu_meter(device: str, index: int, pci_id: str | None) -> EnergyMeter:
+    """Return NVML's counter of a GPU, found by its PCI address."""
+    reason = f"energy of {device} cannot be measured"
+    address = pci_id if pci_id is not None else _pci_id(index)
+    if address is None:
+        raise UnsupportedOperationError(f"{reason}: CUDA shows no such device here. {_FIX}")
+    try:
+        nvml = Nvml()
+    except NvmlError as error:
+        raise UnsupportedOperationError(f"{reason}: {error}. {_FIX}") from error
+    try:
+        handle = nvml.gpus().get(address.lower())
+        if handle is None:
+            raise NvmlError(f"NVML shows no GPU at {address}")
+        nvml.millijoules(handle)
+    except NvmlError as error:
+        nvml.close()
+        raise UnsupportedOperationError(f"{reason}: {error}. {_FIX}") from error
+    return EnergyMeter(gpu=(nvml, handle))
+
+
+def _pci_id(index: int) -> str | None:
+    from xpuruntime.runtime.snapshot import machine_snapshot
+
+    return next((one.pci_id for one in machine_snapshot().cuda if one.index == index), None)
+
+
+_LIBRARY = "libnvidia-ml.so.1"
+_SM_CLOCK = 1
+#: Bits of reasons for lower clocks. An idle GPU and clocks that an application has set slow nothing down unseen.
+_REASONS = {
+    0x4: "sw_power_cap",
+    0x8: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal_slowdown",
+    0x40: "hw_thermal_slowdown",
+    0x80: "hw_power_brake_slowdown",
+    0x100: "display_clock_setting",
+}
+
+
+class NvmlError(Exception):
+    """NVML cannot be used, or does not answer; the message says why."""
+
+
+class _PciInfo(ctypes.Structure):
+    _fields_ = (
+        ("bus_id_legacy", ctypes.c_char * 16),
+        ("domain", ctypes.c_uint),
+        ("bus", ctypes.c_uint),
+        ("device", ctypes.c_uint),
+        ("pci_device_id", ctypes.c_uint),
+        ("pci_subsystem_id", ctypes.c_uint),
+        ("bus_id", ctypes.c_char * 32),
+    )
+
+
+class Nvml:
+    """NVML, opened."""
+
+    def __init__(self, library: str = _LIBRARY) -> None:
+        try:
+            self._library = ctypes.CDLL(library)
+        except OSError as error:
+            raise NvmlError(f"{library} cannot be loaded") from error
+        self._open = False
+        self._call("nvmlInit_v2")
+        self._open = True
+
+    def gpus(self) -> dict[str, ctypes.c_void_p]:
+        """Return the GPUs of the machine by their PCI address, as CUDA writes it: ``"0000:17:00.0"``."""
+        count = ctypes.c_uint()
+        self._call("nvmlDeviceGetCount_v2", ctypes.byref(count))
+        found = {}
+        for index in range(count.value):
+            gpu, pci = ctypes.c_void_p(), _PciInfo()
+            self._call("nvmlDeviceGetHandleByIndex_v2", index, ctypes.byref(gpu))
+            self._call("nvmlDeviceGetPciInfo_v3", gpu, ctypes.byref(pci))
+            found[f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"] = gpu
+        return found
+
+    def millijoules(self, gpu: ctypes.c_void_p) -> int:
+        """Return the energy that a GPU has used since the driver was loaded. Volta and later have this counter."""
+        used = ctypes.c_ulonglong()
+        self._call("nvmlDeviceGetTotalEnergyConsumption", gpu, ctypes.byref(used))
+        return used.value
+
+    def sm_mhz(self, gpu: ctypes.c_void_p) -> tuple[int, int]:
+        """Return the clock of the multiprocessors, and the highest that it has."""
+        now, most = ctypes.c_uint(), ctypes.c_uint()
+        self._call("nvmlDeviceGetClockInfo", gpu, _SM_CLOCK, ctypes.byref(now))
+        self._call("nvmlDeviceGetMaxClockInfo", gpu, _SM_CLOCK, ctypes.byref(most))
+        return now.value, most.value
+
+    def throttled_by(self, gpu: ctypes.c_void_p) -> tuple[str, ...]:
+        """Return the reasons for a lower clock; none where the driver does not tell."""
+        bits = ctypes.c_ulonglong()
+        try:
+            self._call("nvmlDeviceGetCurrentClocksThrottleReasons", gpu, ctypes.byref(bits))
+        except NvmlError:
+            return ()
+        return tuple(name for bit, name in _REASONS.items() if bits.value & bit)
+
+    def close(self) -> None:
+        """Give the library back; once is enough."""
+        if self._open:
+            self._open = False
+            self._library.nvmlShutdown()
+
+    def __enter__(self) -> Nvml:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _call(self, name: str, *arguments: object) -> None:
+        try:
+            status = getattr(self._library, name)(*arguments)
+        except AttributeError as error:
+            raise NvmlError(f"this version of NVML has no {name}") from error
+        if status != 0:
+            raise NvmlError(f"{name} returned {status}")

@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Paired statistics: whether one thing is slower than another that was measured in the same rounds.
-
-The statistic is the median of the log-ratios of the rounds. Its interval is that of a seeded bootstrap. A decision
-needs a sign test of the log-ratios against the margin as well: it is exact for noise of any distribution, and its
-p-value is multiplied by the number of looks at growing data, so that looking often makes no false decision likelier.
-"""
+"""Statistics of measurements: quantiles, ratios with intervals, margins, and names of candidates."""
 
 from __future__ import annotations
 
@@ -16,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from xpuruntime.codes import Code
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -23,6 +19,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LEAST_GAIN",
+    "CandidateCode",
     "Interval",
     "Margin",
     "RatioComparison",
@@ -35,7 +32,7 @@ __all__ = [
     "require_runs",
     "runs_required",
     "sign_test",
-]  # fmt: skip
+]
 
 #: Share by which something must be faster to be taken in place of what would run without a search.
 LEAST_GAIN = 0.02
@@ -260,3 +257,28 @@ def growing_rounds(first: int, last: int) -> list[int]:
 
 def _least(looks: int, confidence: float, family: int) -> int:
     return math.ceil(math.log2(looks * family / (1 - confidence)))
+
+
+class CandidateCode(Code):
+    """Why a candidate of a search won, or did not: of policies, and of variants of a training step."""
+
+    WINNER = "winner", "It is the best of those that keep the constraints."
+    CONTROL = "control", "It is what was there before the search, which all are compared with."
+    UNDECIDED = "undecided", "The budget ended before it was decided whether it is faster."
+    BEATEN = "beaten", "It is faster than the control, and the winner is faster still."
+    NOT_FASTER = "not_faster", "It is not faster by the least effect that counts."
+    SLOWER = "slower", "It is slower than what it was compared with."
+    INFEASIBLE = "infeasible", "It cannot run here: the plan rejects it, or an obstacle is known beforehand."
+    DUPLICATE = "duplicate", "The engine gets for it what it gets for another candidate."
+    OPEN_FAILED = "open_failed", "It could not be opened."
+    RUN_FAILED = "run_failed", "It was opened, and a run of it failed."
+    FAILED = "failed", "It raised an error that is none of xpuruntime's."
+    CRASHED = "crashed", "Its process ended while it was opened or run."
+    TIMEOUT = "timeout", "It gave no result within the time allowed."
+    INACCURATE = "inaccurate", "Its results are too far from the reference."
+    MEMORY = "memory", "It needs more memory than is allowed, or than there is."
+    SLOW_START = "slow_start", "Its first result took longer than is allowed."
+    LATENCY = "latency", "Its tail latency is longer than is allowed."
+    NONDETERMINISTIC = "nondeterministic", "Its results do not repeat in the grade asked for."
+    NODE_LOST = "node_lost", "The computer that it was measured on was lost, and so was another one."
+    NOT_TRIED = "not_tried", "The budget had no room for it."

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
-from xpuruntime.measuring.replacement import PROTOCOL, KernelTiming, Replacement
+from xpuruntime.measuring.rounds import PROTOCOL, KernelTiming, Replacement
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.ops.library_builds import BACKEND_LIBRARIES, core_build, mapped_builds
 from xpuruntime.ops.tuning_cache import TuningCache, tuning_path

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.lazy_names import load_name as _load_name
 from xpuruntime.planning.plan import InputFacts, ModelFacts, Plan, PlanRequest
-from xpuruntime.planning.probing import plan_here, possible_engines
+from xpuruntime.planning.reopening import plan_here, possible_engines
 from xpuruntime.planning.resolve import Resolution, decide, resolve
 
 __all__ = [

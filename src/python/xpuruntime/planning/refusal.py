@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Error for a request that no candidate can run: it names every candidate, its reason and its fix."""
+"""Refusals of planning: why nothing runs a model, with a fix that holds, and rules that no engine has."""
 
 from __future__ import annotations
 
+import difflib
 from typing import TYPE_CHECKING
 
+import msgspec
+
+from xpuruntime.engines.control_builder import ENGINE_CHOICE, show
+from xpuruntime.engines.judging import judge
 from xpuruntime.errors import (
     CudaError,
     EngineError,
@@ -14,16 +19,30 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
+from xpuruntime.evidence.records import Control
 from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.planning.candidates import chooses_among_all_engines, devices_of, find_engine
+from xpuruntime.policies.name_patterns import NameSet
 from xpuruntime.runtime.install_commands import reinstall_command
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
+    from xpuruntime.engines.base import Engine, Request
     from xpuruntime.evidence.records import Control, Verdict
     from xpuruntime.planning.candidates import EngineCandidate
+    from xpuruntime.planning.plan import PlanRequest
+    from xpuruntime.policies import KernelPolicy, Policy
+    from xpuruntime.runtime.machine import Machine
 
-__all__ = ["control_lines", "refusal"]
+__all__ = [
+    "control_lines",
+    "device_fix",
+    "kinds_of",
+    "refusal",
+    "with_free_choices",
+    "without_nodes",
+]
 
 _ENGINE_CODES = frozenset({VerdictCode.ENGINE_MISSING, VerdictCode.ENGINE_BROKEN, VerdictCode.LIBRARY_MISSING})
 #: Of engines that do not count where another one is broken: they are not there, or never had the device.
@@ -105,3 +124,105 @@ def _sentence(text: str) -> str:
 
 def _one(values: set[str]) -> str | None:
     return next(iter(values)) if len(values) == 1 else None
+
+
+_NO_DEVICE = frozenset({VerdictCode.DEVICE_MISSING, VerdictCode.DEVICE_UNSUPPORTED})
+
+
+def kinds_of(engine: Engine, machine: Machine) -> tuple[str, ...]:
+    """Return the kinds of device that an engine drives, such as ``("cpu", "cuda")``."""
+    if engine.device_kinds is not None:
+        return engine.device_kinds
+    return tuple(dict.fromkeys(device.partition(":")[0] for device in devices_of(engine, machine)))
+
+
+def device_fix(
+    candidate: EngineCandidate, request: PlanRequest, policy: Policy, machine: Machine, engines: Mapping[str, Engine]
+) -> str | None:
+    """Return what to change where an engine does not have the device asked for; ``None`` where nothing would help.
+
+    Only devices that the engine accepts here are named, and only engines that drive the kind of device; those that are
+    not installed where no other is. Engines that the policy leaves to the plan have verdicts of their own.
+    """
+
+    def code(name: str, device: str) -> str:
+        return judge(engines[name], request.on(device, policy), machine).verdict.code
+
+    own = engines[candidate.engine]
+    kind = candidate.device.partition(":")[0]
+    here = [one for one in devices_of(own, machine) if code(candidate.engine, one) == VerdictCode.ACCEPTED]
+    parts = [f"use device {' or '.join(here)}"] if here else []
+    if chooses_among_all_engines(policy):
+        if policy.execution.device == "auto":  # every device of every engine is tried
+            return None
+        return parts[0] if parts else ("use device cpu" if kind != "cpu" else None)
+    asked = policy.execution.engine
+    named = {find_engine(one, engines) for one in ((asked,) if isinstance(asked, str) else asked)}
+    others = [
+        name
+        for name, engine in engines.items()
+        if name not in named
+        and engine.automatic
+        and request.model.format in engine.formats
+        and (request.purpose != "compile" or engine.compiles)
+    ]
+    codes = {name: code(name, candidate.device) for name in others if kind in kinds_of(engines[name], machine)}
+    serving = [name for name, found in codes.items() if found == VerdictCode.ACCEPTED] or [
+        name for name, found in codes.items() if found not in _NO_DEVICE
+    ]
+    if serving:
+        parts.append(f"set execution.engine: {' or '.join(serving)}")
+    if not parts and kind != "cpu":
+        elsewhere = [name for name in others if "cpu" in kinds_of(engines[name], machine)]
+        if elsewhere:
+            parts.append(f"use device cpu with execution.engine: {' or '.join(elsewhere)}")
+    return ", or ".join(parts) or None
+
+
+def with_free_choices(policy: KernelPolicy, controls: Iterable[Control], engine: str) -> list[Control]:
+    """Return the controls, where a key of kernels that leaves the choice to the engine is enforced by any engine."""
+    stated: dict[str, str | tuple[str, ...]] = {f"kernels.{op}": use for op, use in policy.preferences.items()}
+    rules = {f"kernels.rules[{index}]": rule for index, rule in enumerate(policy.rules)}
+    stated |= {key: rule.use for key, rule in rules.items() if rule.use is not None and rule.precision is None}
+    found = {control.key: control for control in controls}
+    for key, use in stated.items():
+        names = (use,) if isinstance(use, str) else use
+        requested = show(rules.get(key, use))
+        if names[0] in ("auto", "torch"):
+            reason = f"{names[0]} leaves the choice to the engine"
+            if names[0] == "torch":
+                reason = (
+                    f"torch is what the framework runs by default, and {engine} runs without PyTorch: {engine} chooses"
+                )
+            found[key] = Control(
+                key=key, requested=requested, resolved=ENGINE_CHOICE, enforceability="enforced", reason=reason
+            )
+        elif "torch" in names and key in found:
+            found[key] = msgspec.structs.replace(found[key], requested=requested)
+    return list(found.values())
+
+
+def without_nodes(request: Request, controls: Iterable[Control]) -> list[Control]:
+    """Return the controls, where a rule whose pattern names no node of the model is unsupported: it does nothing."""
+    names = [node.name for node in request.model.nodes]
+    known = NameSet(names)
+    rules = request.policy.kernels.rules
+    patterns = {f"kernels.rules[{index}]": rule.match.node for index, rule in enumerate(rules)}
+    return [
+        _nothing(control, pattern, names)
+        if (pattern := patterns.get(control.key)) and not known.matches(pattern)
+        else control
+        for control in controls
+    ]
+
+
+def _nothing(control: Control, pattern: str, names: list[str]) -> Control:
+    near = difflib.get_close_matches(pattern.strip("*"), names, n=1)
+    hint = f"; did you mean {near[0]!r}?" if near else ""
+    return msgspec.structs.replace(
+        control,
+        resolved="-",
+        enforceability="unsupported",
+        reason=f"the pattern {pattern!r} names no node of the model{hint}",
+        fix="correct match.node, or remove the rule; `xrt explain` lists the nodes",
+    )

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Plan check: whether a plan made before, perhaps elsewhere, still holds for a model, policy, machine and engine."""
+"""Plans for this computer: `plan_here` probes no more engines than it needs, `check_plan` holds a plan of before."""
 
 from __future__ import annotations
 
@@ -8,21 +8,32 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.errors import PlanError
-from xpuruntime.planning.candidates import EngineCandidate, list_candidates
+from xpuruntime.errors import PlanError, PolicyError, XpuRuntimeError
+from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.planning.candidates import (
+    EngineCandidate,
+    chooses_among_all_engines,
+    find_engine,
+    list_candidates,
+    normal_device,
+)
 from xpuruntime.planning.refusal import refusal
-from xpuruntime.planning.resolve import judge_candidate, plan_of
+from xpuruntime.planning.resolve import decide, judge_candidate, plan_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping
 
     from xpuruntime.engines.base import Engine, Judgement
-    from xpuruntime.planning.execution import LibraryIdentity
-    from xpuruntime.planning.plan import Plan, PlanRequest
+    from xpuruntime.planning.plan import LibraryIdentity, Plan, PlanRequest
+    from xpuruntime.planning.resolve import Resolution
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["check_plan"]
+__all__ = [
+    "check_plan",
+    "plan_here",
+    "possible_engines",
+]
 
 
 def check_plan(
@@ -105,3 +116,55 @@ def _differing(old: Any, new: Any, prefix: str = "") -> Iterator[tuple[str, Any,
             yield from _differing(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
     elif (list(old) if isinstance(old, tuple) else old) != (list(new) if isinstance(new, tuple) else new):
         yield prefix, old, new
+
+
+def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str, Engine]) -> tuple[str, ...]:
+    """Return the registered engines that could run or compile the model under the policy, in the order of trying."""
+    asked = policy.execution.engine
+    if chooses_among_all_engines(policy):
+        names: list[str | None] = [name for name, engine in engines.items() if engine.automatic]
+    else:
+        names = [find_engine(name, engines) for name in ((asked,) if isinstance(asked, str) else asked)]
+    kind = normal_device(policy.execution.device).partition(":")[0]
+    if kind != "auto":  # an engine that never drives the device is refused without being asked
+        names = [n for n in names if n is None or kind in (engines[n].device_kinds or (kind,))]
+    names.extend(find_engine(one.engine, engines) for one in policy.execution.fallback_candidates)
+    return tuple(
+        name
+        for name in dict.fromkeys(names)
+        if name is not None
+        and request.model.format in engines[name].formats
+        and (request.purpose != "compile" or engines[name].compiles)
+        and (request.artifact is None or request.artifact.manifest.engine == name)
+    )
+
+
+def plan_here(
+    request: PlanRequest, policy: Policy, engines: Mapping[str, Engine], snapshot: Callable[[tuple[str, ...]], Machine]
+) -> tuple[Resolution, Machine]:
+    """Return the plan with its judgement, and the machine it was made for.
+
+    Engines are probed one after the other until one is accepted. Where ``engine`` and ``device`` are both ``auto``,
+    the accelerators of all engines come before any CPU, so all are probed at once that may have a device here.
+    """
+    possible = possible_engines(request, policy, engines)
+    if chooses_among_all_engines(policy) and policy.execution.device == "auto":
+        cuda = request.purpose != "run" or bool(snapshot(()).cuda)
+        rounds = [tuple(name for name in possible if cuda or engines[name].device_kinds != ("cuda",))]
+    else:
+        rounds = [possible[:count] for count in range(1, len(possible))]
+    for names in rounds:
+        if names == possible:
+            break
+        machine = snapshot(names)
+        try:
+            resolution = decide(request, policy, machine, engines)
+        except PolicyError:
+            raise
+        except XpuRuntimeError:
+            continue  # an engine that was not probed yet may take it
+        tried = [verdict for verdict in resolution.plan.verdicts if verdict.code != VerdictCode.NOT_TRIED]
+        if all(verdict.candidate.partition("@")[0] in names for verdict in tried):
+            return resolution, machine
+    machine = snapshot(possible)
+    return decide(request, policy, machine, engines), machine

@@ -28,11 +28,8 @@ from xpuruntime.planning.candidates import (
     list_candidates,
     nearest_engine,
 )
-from xpuruntime.planning.device_fixes import device_fix, kinds_of
-from xpuruntime.planning.execution import execution_facts
-from xpuruntime.planning.plan import ModelFacts, Plan
-from xpuruntime.planning.refusal import control_lines, refusal
-from xpuruntime.planning.rules import with_free_choices, without_nodes
+from xpuruntime.planning.plan import ModelFacts, Plan, execution_facts
+from xpuruntime.planning.refusal import control_lines, device_fix, kinds_of, refusal, with_free_choices, without_nodes
 from xpuruntime.printable import printable
 from xpuruntime.runtime.install_commands import install_command
 

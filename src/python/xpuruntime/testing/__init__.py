@@ -7,7 +7,6 @@ from __future__ import annotations
 from xpuruntime.testing.compile_conformance import CompileSuite
 from xpuruntime.testing.conformance import EngineSuite
 from xpuruntime.testing.op_arrays import NumpyArrays, TorchArrays
-from xpuruntime.testing.op_cases import op_cases
-from xpuruntime.testing.op_suite import OpSuite, check_kernel
+from xpuruntime.testing.op_suite import OpSuite, check_kernel, op_cases
 
 __all__ = ["CompileSuite", "EngineSuite", "NumpyArrays", "OpSuite", "TorchArrays", "check_kernel", "op_cases"]

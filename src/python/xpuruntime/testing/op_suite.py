@@ -15,28 +15,40 @@ What the kernel does not do is declared in `unsupported`, by patterns of case na
 declared is a failure, and so is one that is declared and works, and a pattern that no case has. What depends on the
 version of a library below is declared in `may_refuse`: such a case must be right or refused, and where it is refused
 the report says so. A kernel whose dropout draws other random numbers than the ops define declares that too; then its
-forward shows which weights it drops (see `op_dropout`), and is compared with these.
+forward shows which weights it drops (see `find_factors`), and is compared with these.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from typing import TYPE_CHECKING, ClassVar
+import functools
+from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime import ops
+import numpy as np
+
+from xpuruntime import _core, ops
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.testing.op_arrays import Arrays, NumpyArrays
+from xpuruntime.testing.op_arrays import Arrays, Input, NumpyArrays, dropout_factors
 from xpuruntime.testing.op_case import OpCase
-from xpuruntime.testing.op_cases import op_cases
-from xpuruntime.testing.op_dropout import find_factors
-from xpuruntime.testing.op_run import run_case
+from xpuruntime.testing.op_cases_attention import attention_cases, norm_cases
+from xpuruntime.testing.op_cases_products import conv_cases, conv_gradient_cases, matmul_cases
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     import pytest
 
-__all__ = ["OpSuite", "cases_of", "check_kernel"]
+    from xpuruntime.testing.op_case import OpCall
+
+__all__ = [
+    "OpSuite",
+    "cases_of",
+    "check_kernel",
+    "compare",
+    "find_factors",
+    "op_cases",
+    "run_case",
+]
 
 
 def cases_of(kernel: str, arrays: Arrays) -> tuple[OpCase, ...]:
@@ -153,3 +165,130 @@ class OpSuite:
         assert not _idle_patterns(declared, cases)
         assert all(declared.values())
         assert not self.other_random_numbers or any(case.dropout for case in cases)
+
+
+def run_case(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0, factors: Any = None) -> OpCall:
+    """Run one case with one kernel, into poisoned results, and compare."""
+    call = case.call(seed) if factors is None else case.call(seed, factors=factors)
+    inputs = {name: arrays.make(one) for name, one in call.inputs.items()}
+    before = {name: arrays.read(array) for name, array in inputs.items()}
+    outputs = {
+        name: arrays.poison(call.expected[at].values.shape, call.expected[at].dtype, None if at else call.order)
+        for name, at in call.outputs.items()
+    }
+    results = getattr(ops, case.function)(**inputs, **call.options, **outputs, kernel=kernel)
+    found = [one for one in (results if isinstance(results, tuple) else (results,)) if one is not None]
+    assert len(found) == len(call.expected), f"{case.name}: {len(found)} results, expected {len(call.expected)}"
+    for name, at in call.outputs.items():
+        assert found[at] is outputs[name], f"{case.name}: what is returned is not {name}="
+    for name, array in inputs.items():
+        np.testing.assert_array_equal(arrays.read(array), before[name], f"{case.name}: {name} was written to")
+    for result, expected in zip(found, call.expected, strict=True):
+        where = f"{case.name}: {expected.name}"
+        assert arrays.dtype(result) == expected.dtype, f"{where} is {arrays.dtype(result)}, expected {expected.dtype}"
+        bound = expected.bound
+        if expected.fp8_sizes is not None:
+            bound = bound + arrays.fp8_sums * expected.fp8_sizes
+        try:
+            compare(where, arrays.read(result), expected.values, bound)
+        except AssertionError as error:
+            raise AssertionError(f"{error}; by {_configured(case, kernel, call)}") from None
+    return call
+
+
+def _configured(case: OpCase, kernel: str, call: OpCall) -> str:
+    """Return the kernel with the configuration that served a call, if the decision log has exactly one match."""
+    shapes = {name: one.values.shape for name, one in call.inputs.items()}
+    # As the core keeps them: a record of each, for each wrong result, would take longer than to compute all cases.
+    found = {
+        f"{one['chosen']}@{one['config']}" if one["config"] else one["chosen"]
+        for one in _core.Dispatcher.instance().decisions()
+        if (one["op"], one["chosen"]) == (case.op, kernel.partition("@")[0])
+        and all(one["shapes"].get(name, shape) == shape for name, shape in shapes.items())
+    }
+    return found.pop() if len(found) == 1 else kernel
+
+
+def compare(where: str, got: Any, want: Any, bound: Any) -> None:
+    """Raise AssertionError unless all of `got` is within `bound` of `want`, or as infinite or NaN as that."""
+    assert got.shape == want.shape, f"{where} has shape {got.shape}, expected {want.shape}"
+    plain = np.isfinite(want)
+    with np.errstate(invalid="ignore"):
+        right = np.where(plain, np.abs(got - want) <= bound, (got == want) | (np.isnan(got) & np.isnan(want)))
+    if right.all():
+        return
+    with np.errstate(invalid="ignore", divide="ignore"):
+        excess = np.where(right, 0.0, np.where(np.isfinite(got) & plain, np.abs(got - want) / bound, np.inf))
+    at = np.unravel_index(int(np.argmax(excess)), want.shape)
+    place = ", ".join(map(str, at))
+    raise AssertionError(
+        f"{where} is wrong at {int((~right).sum())} of {want.size} places; at [{place}] it is {got[at]!r}, expected "
+        f"{want[at]!r} within {bound[at]:.3g}"
+    )
+
+
+@functools.cache
+def op_cases(op: str | None = None) -> tuple[OpCase, ...]:
+    """Return the cases that every kernel has to pass, in a fixed order."""
+    makers = (matmul_cases, attention_cases, norm_cases, conv_cases, conv_gradient_cases)
+    return tuple(case for maker in makers for case in maker() if op in (None, case.op))
+
+
+Array = np.ndarray[Any, Any]
+
+#: Standard deviations that the number of weights kept may be away from what is expected.
+_MOST_DEVIATIONS = 6
+
+
+def find_factors(case: OpCase, kernel: str, arrays: Arrays, seed: int = 0) -> Array:
+    """Return what multiplies each attention weight of a case with dropout: 0 or ``1 / (1 - p)``.
+
+    Attention by values that are unit vectors gives the weights themselves, as the forward of the kernel drops and
+    scales them; so a gradient that agrees with these factors drops what the forward does.
+    """
+    call = case.call(seed)
+    assert call.weights is not None, f"{case.name} has no dropout"
+    p = float(np.float32(call.options["dropout_p"]))
+    seen = call.weights.values > 0
+    found = _dropped_weights(call, kernel, arrays)
+    whole = call.weights.values / (1 - p)
+    kept = seen & (found > whole / 2)
+    bound = np.where(kept, call.weights.bound / (1 - p), 0.0)
+    compare(f"{case.name}: weights after dropout", found, np.where(kept, whole, 0.0), bound)
+
+    count, share = int(seen.sum()), int(kept.sum())
+    deviation = np.sqrt(count * p * (1 - p))
+    assert abs(share - (1 - p) * count) <= _MOST_DEVIATIONS * deviation, (
+        f"{case.name}: {share} of {count} weights are kept, expected {(1 - p) * count:.0f} within "
+        f"{_MOST_DEVIATIONS * deviation:.0f}"
+    )
+    of_heads = kept.reshape(-1, *kept.shape[2:])
+    assert len(np.unique(of_heads, axis=0)) == len(of_heads), f"{case.name}: two heads drop the same weights"
+
+    again = _dropped_weights(call, kernel, arrays)
+    assert np.array_equal(again, found), f"{case.name}: the same rng gives other bits the second time"
+    given = call.inputs["rng"].values
+    for what, change in (("seed", (1, 0)), ("offset", (0, 64))):
+        other = _dropped_weights(call, kernel, arrays, given + np.array(change))
+        assert not np.array_equal(other > 0, kept), f"{case.name}: another {what} drops the same weights"
+    ours = dropout_factors(p, int(given[0]), int(given[1]), (*kept.shape,)) > 0
+    assert not np.array_equal(ours & seen, kept), (
+        f"{case.name}: other random numbers are declared, and those of the op are drawn"
+    )
+    return np.where(kept, 1 / (1 - p), 0.0)
+
+
+def _dropped_weights(call: OpCall, kernel: str, arrays: Arrays, rng: Array | None = None) -> Array:
+    """Return the weights [batch, heads, q_length, kv_length] after dropout."""
+    inputs = {name: call.inputs[name] for name in ("q", "k", "mask", "rng") if name in call.inputs}
+    if rng is not None:
+        inputs["rng"] = Input(rng, "int64")
+    q, shape = call.inputs["q"], call.inputs["v"].values.shape
+    made = {name: arrays.make(one) for name, one in inputs.items()}
+    options = {**call.options, "return_lse": True, "kernel": kernel}
+    parts = []
+    for start in range(0, shape[2], shape[3]):
+        units = np.broadcast_to(np.eye(shape[2], shape[3], -start), shape)
+        out, _ = ops.attention(v=arrays.make(Input(units, q.dtype)), **made, **options)
+        parts.append(arrays.read(out)[..., : shape[2] - start])
+    return np.concatenate(parts, -1)

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 
 __all__ = ["CONTROL", "USED_UP", "Candidate", "CandidateFailed", "DeviceLost", "OutOfTime", "Trial"]
 

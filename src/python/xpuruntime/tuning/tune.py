@@ -18,9 +18,8 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.lockfile.records import utc_now
-from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.conditions import between, moment
-from xpuruntime.measuring.energy import open_meter
+from xpuruntime.measuring.conditions import between, moment, open_meter
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies.kernel_ids import FAMILIES
 from xpuruntime.tuning.context import SearchContext
 from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES

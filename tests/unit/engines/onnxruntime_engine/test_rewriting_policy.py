@@ -14,7 +14,7 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.rewriting import loading, tuning
 from xpuruntime.engines.onnxruntime.rewriting.rule_query import module_of
-from xpuruntime.measuring.replacement import KernelTiming, Replacement, replacing
+from xpuruntime.measuring.rounds import KernelTiming, Replacement, replacing
 from xpuruntime.measuring.tuning_watch import watch_tuning
 from xpuruntime.policies import TuningPolicy
 

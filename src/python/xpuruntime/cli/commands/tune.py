@@ -211,7 +211,7 @@ def _table(progress: TuneProgress) -> RenderableType:
     from rich.table import Table
     from rich.text import Text
 
-    from xpuruntime.measuring.candidate_codes import CandidateCode
+    from xpuruntime.measuring.statistics import CandidateCode
     from xpuruntime.tuning.result.text import changes_text
 
     left = max(0.0, progress.budget - progress.elapsed)

@@ -13,8 +13,7 @@ from xpuruntime.engines.native_export import native_side
 from xpuruntime.engines.native_export.native_side import read_arrays, write_arrays
 from xpuruntime.errors import EngineFailed, EngineUnavailable, InputError
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.measuring.worker import Worker
-from xpuruntime.measuring.worker_failure import WorkerFailure
+from xpuruntime.runtime.worker import Worker, WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

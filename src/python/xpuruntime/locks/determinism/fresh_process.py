@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays, write_arrays
-from xpuruntime.measuring.worker import Worker
+from xpuruntime.runtime.worker import Worker
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -20,8 +20,8 @@ from xpuruntime.locks.determinism.batches import Batch, find_batch, other_inputs
 from xpuruntime.locks.determinism.bits import differing, kept
 from xpuruntime.locks.determinism.fresh_process import fresh_job, run_fresh, why_not_fresh
 from xpuruntime.locks.determinism.locating import locate
-from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
+from xpuruntime.runtime.worker import FailureKind, WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.report_comparison import ReportComparison, UnitSide, What
     from xpuruntime.measuring.rounds import Progress, RoundTimes
-    from xpuruntime.measuring.worker import Worker
+    from xpuruntime.runtime.worker import Worker
 
 __all__ = ["compare_environments"]
 

@@ -27,11 +27,11 @@ from xpuruntime.files.reading import open_regular
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.locks.fresh_environments import link_this_package
 from xpuruntime.locks.session_worker import MODULE, session_worker
-from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
+from xpuruntime.runtime.worker import FailureKind, WorkerFailure
 
 if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Lock
-    from xpuruntime.measuring.worker import Worker
+    from xpuruntime.runtime.worker import Worker
 
 __all__ = ["FileSide", "LockSide", "PythonSide", "call", "read_side", "start_worker"]
 

@@ -44,11 +44,11 @@ from xpuruntime.locks.verification.sections.metrics import FileMetric, Metric, r
 from xpuruntime.locks.verification.sections.speed import speed_claims
 from xpuruntime.locks.verification.sections.subject import Subject
 from xpuruntime.locks.verification.vocabulary import SECTIONS, Section
-from xpuruntime.measuring.worker_failure import WorkerFailure
 from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.memory_policy import read_size
 from xpuruntime.policies.refusal import did_you_mean
 from xpuruntime.policies.verify_policy import Inconclusive
+from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from xpuruntime.runtime.process_forks import fork_lock
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from xpuruntime.measuring.replacement import Replacement
+    from xpuruntime.measuring.rounds import Replacement
     from xpuruntime.pytorch.attention.flex_choices import FlexChoice
     from xpuruntime.pytorch.coverage.gaps import CoverageGap
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy

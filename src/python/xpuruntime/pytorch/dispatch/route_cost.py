@@ -19,8 +19,7 @@ import numpy as np
 import torch
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.measuring.replacement import KernelTiming, Replacement
-from xpuruntime.measuring.rounds import rotated, time_calls
+from xpuruntime.measuring.rounds import KernelTiming, Replacement, rotated, time_calls
 from xpuruntime.measuring.statistics import paired_ratio
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records

@@ -15,7 +15,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.measuring.replacement import KernelTiming, Replacement, choose
+from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.policies import TuningPolicy

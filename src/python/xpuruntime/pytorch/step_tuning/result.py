@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from typing import Self
 
     from xpuruntime.lockfile.records import Lock
-    from xpuruntime.measuring.candidate_codes import CandidateCode
+    from xpuruntime.measuring.statistics import CandidateCode
     from xpuruntime.policies import KernelPolicy
 
 __all__ = ["StepCandidate", "TunedStep"]

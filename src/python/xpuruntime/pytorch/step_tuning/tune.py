@@ -13,9 +13,8 @@ import torch
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, XpuRuntimeError
-from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.rounds import measure, timed
-from xpuruntime.measuring.statistics import Margin, RatioVerdict
+from xpuruntime.measuring.statistics import CandidateCode, Margin, RatioVerdict
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.printable import printable
 from xpuruntime.pytorch.capture.arguments import device_of, samples_of, state_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.tuning.trial import CandidateFailed, OutOfTime, Trial
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import AccuracyError, XpuRuntimeError
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.tuning.executors.base import SessionExecutor
 from xpuruntime.tuning.executors.runner import Runner
 from xpuruntime.tuning.trial import CandidateFailed

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.error_text import first_line
-from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.worker import Worker
-from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.runtime.process_memory import available_memory
+from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES, SessionExecutor
 from xpuruntime.tuning.trial import CandidateFailed, OutOfTime
 

@@ -16,7 +16,7 @@ from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.measuring.energy import open_meter
+from xpuruntime.measuring.conditions import open_meter
 from xpuruntime.runtime.cpu_cores import cpu_cores
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.tuning.devices import TrialDevice

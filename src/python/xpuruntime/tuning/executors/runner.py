@@ -26,7 +26,7 @@ from xpuruntime.evidence.tolerances import Tolerance, compare_within
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import open_calls
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays
-from xpuruntime.measuring.energy import open_meter
+from xpuruntime.measuring.conditions import open_meter
 from xpuruntime.runtime.process_memory import process_memory
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.calls import Calls
-    from xpuruntime.measuring.energy import EnergyMeter
+    from xpuruntime.measuring.conditions import EnergyMeter
 
 __all__ = ["Runner", "RunnerJob", "call", "open_runner"]
 

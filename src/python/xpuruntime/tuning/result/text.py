@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.render_text.tables import table
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.files.paths import json_bytes
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies import Policy
 from xpuruntime.policies.quantities import share_text
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import statistics
 from typing import TYPE_CHECKING
 
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.tuning.result.tune_result import CandidateResult, Ratio
 from xpuruntime.tuning.trial import Candidate, Trial
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.statistics import Margin, RatioVerdict, compare, paired_ratio
+from xpuruntime.measuring.statistics import CandidateCode, Margin, RatioVerdict, compare, paired_ratio
 from xpuruntime.tuning.result.tune_result import Ratio
 from xpuruntime.tuning.trial import CONTROL, CandidateFailed
 

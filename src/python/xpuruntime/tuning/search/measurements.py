@@ -9,7 +9,7 @@ import threading
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from xpuruntime import _core
-from xpuruntime.measuring.candidate_codes import CandidateCode
+from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, ConditionVariable
 from xpuruntime.tuning.trial import CandidateFailed, DeviceLost
 

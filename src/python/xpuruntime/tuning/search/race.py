@@ -8,9 +8,8 @@ import math
 import statistics
 from typing import TYPE_CHECKING, NamedTuple
 
-from xpuruntime.measuring.candidate_codes import CandidateCode
 from xpuruntime.measuring.rounds import rotated
-from xpuruntime.measuring.statistics import Interval, growing_rounds, paired_ratio
+from xpuruntime.measuring.statistics import CandidateCode, Interval, growing_rounds, paired_ratio
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -15,8 +15,7 @@ import msgspec
 
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes
-from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.statistics import runs_required
+from xpuruntime.measuring.statistics import CandidateCode, runs_required
 from xpuruntime.tuning.result.progress import TuneProgress
 from xpuruntime.tuning.search.candidate_state import CandidateState, exit_text, gain_from_ratio
 from xpuruntime.tuning.search.planner import Rejected

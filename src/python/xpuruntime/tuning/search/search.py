@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import msgspec
 
-from xpuruntime.measuring.candidate_codes import CandidateCode
-from xpuruntime.measuring.statistics import runs_required
+from xpuruntime.measuring.statistics import CandidateCode, runs_required
 from xpuruntime.tuning.search.candidate_state import FINAL, op_share
 from xpuruntime.tuning.search.duel import Duel
 from xpuruntime.tuning.search.planner import Rejected

@@ -11,8 +11,7 @@ from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, number, scopes
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.measuring.replacement import choose
-from xpuruntime.measuring.rounds import timed
+from xpuruntime.measuring.rounds import choose, timed
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite
-    from xpuruntime.measuring.replacement import KernelTiming, Replacement
+    from xpuruntime.measuring.rounds import KernelTiming, Replacement
     from xpuruntime.policies import TuningPolicy
 
 __all__ = ["STOCK", "Timed", "measure_free"]

@@ -15,9 +15,8 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.metric_worker.passed_values import read_value, write_value
 from xpuruntime.locks.verification.metric_worker.worker_side import is_full_disk, said
-from xpuruntime.measuring.worker import Worker
-from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
 from xpuruntime.runtime.process_memory import available_memory
+from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -16,9 +16,9 @@ from xpuruntime.locks.verification.sections.controls import ControlError, open_p
 from xpuruntime.locks.verification.sections.expected import elsewhere, expected_ratio
 from xpuruntime.locks.verification.timing import SMALLEST, time_metric
 from xpuruntime.measuring.statistics import RatioVerdict, holm
-from xpuruntime.measuring.worker_failure import WorkerFailure
 from xpuruntime.policies import VerifySpeed
 from xpuruntime.policies.quantities import share_text
+from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

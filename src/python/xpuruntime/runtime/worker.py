@@ -10,6 +10,7 @@ when the parent is interrupted, and by the kernel when the parent itself is kill
 from __future__ import annotations
 
 import contextlib
+import enum
 import errno
 import json
 import os
@@ -19,17 +20,21 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
-from xpuruntime.errors import InputError
-from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure, WorkerResult
+from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.runtime.process_memory import read_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence
     from types import TracebackType
 
-__all__ = ["Worker"]
+__all__ = [
+    "FailureKind",
+    "Worker",
+    "WorkerFailure",
+    "WorkerResult",
+]
 
 _BOOTSTRAP = Path(__file__).with_name("worker_bootstrap.py")
 #: Run as text, since a script's own folder would come first where the worker imports from.
@@ -351,3 +356,52 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+class FailureKind(enum.StrEnum):
+    """How a call in a worker failed. After all but `EXCEPTION` and `OUT_OF_MEMORY` by an exception it has ended."""
+
+    CRASHED = "crashed"
+    TIMEOUT = "timeout"
+    OUT_OF_MEMORY = "out_of_memory"
+    EXITED = "exited"
+    PROTOCOL = "protocol"
+    EXCEPTION = "exception"
+
+
+class WorkerFailure(XpuRuntimeError):  # noqa: N818  the name of a result, which is also raised
+    """A call in a worker gave no value."""
+
+    def __init__(
+        self,
+        kind: FailureKind,
+        reason: str,
+        *,
+        signal: str | None = None,
+        exit_code: int | None = None,
+        exceptions: Sequence[str] = (),
+        error: str = "",
+        traceback: str = "",
+        output: str = "",
+    ) -> None:
+        last = output.strip().splitlines()[-12:]
+        super().__init__(reason + (f" (its last output: {' | '.join(last)})" if last else ""))
+        self.kind, self.reason, self.signal, self.exit_code = kind, reason, signal, exit_code
+        self.exceptions, self.error = tuple(exceptions), error
+        self.traceback, self.output = traceback, output
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuilt, (self.kind, self.reason, self.__dict__)
+
+
+def _rebuilt(kind: FailureKind, reason: str, attributes: dict[str, Any]) -> WorkerFailure:
+    failure = WorkerFailure(kind, reason, output=attributes["output"])
+    failure.__dict__.update(attributes)
+    return failure
+
+
+class WorkerResult(NamedTuple):
+    """The value of a call in a worker, or how it failed."""
+
+    value: Any
+    failure: WorkerFailure | None

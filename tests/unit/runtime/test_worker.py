@@ -20,8 +20,7 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import InputError, XpuRuntimeError
-from xpuruntime.measuring.worker import Worker
-from xpuruntime.measuring.worker_failure import FailureKind, WorkerFailure
+from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
 HERE = Path(__file__).parent
 F = "worker_functions:"
@@ -164,7 +163,7 @@ def test_a_forgotten_worker_ends():
 
 PARENT = """
     import sys
-    from xpuruntime.measuring.worker import Worker
+    from xpuruntime.runtime.worker import Worker
     worker = Worker(pythonpath=[{here!r}])
     child = worker.call("worker_functions:child_left_behind")
     print(worker.facts["pid"], child, flush=True)
