@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.protocol.datatypes import NotInline
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from types import TracebackType
 
-    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.messages import InferResponse, ModelService
     from xpuruntime.serving.status import ServingError
 
@@ -33,8 +32,6 @@ __all__ = [
     "response_of",
 ]
 
-#: Requests that have come one at a time, and for one model, before the next one is taken to do so.
-_ONE_BY_ONE = 1
 _Read = TypeVar("_Read")
 
 
@@ -92,8 +89,6 @@ class Gate:
         self.closed = False
         self._empty: asyncio.Event | None = None
         self._apart = asyncio.Semaphore(2)
-        #: How many of the last requests were for this model while no other one was being answered.
-        self._alone, self._model = 0, ""
 
     def __enter__(self) -> None:
         if self.closed:
@@ -108,17 +103,6 @@ class Gate:
         self.active -= 1
         if self._empty is not None and self.active == 0:
             self._empty.set()
-
-    def soon(self, model: str) -> Soon | None:
-        """Return what calls a function later in the event loop, where requests come one at a time; else `None`.
-
-        To be called once for each inference request, within the gate.
-        """
-        if self.active > 1 or model != self._model:
-            self._alone, self._model = 0, model
-            return None
-        self._alone += 1
-        return asyncio.get_running_loop().call_soon if self._alone > _ONE_BY_ONE else None
 
     async def decoded(self, read: Callable[..., _Read], *args: Any) -> _Read:
         """Return what a decoder makes of its arguments: at once where that takes no time, else in a thread."""
@@ -152,13 +136,8 @@ class Gate:
 _PATIENCE = 0.01
 
 
-class Respond(Protocol):
-    """Takes a request, and returns its response where it was answered at once; see `Models.respond`."""
-
-    def __call__(self, request: InferRequest, soon: Soon | None = None, /) -> InferResponse | Future[InferResponse]:
-        """Answer or queue a request."""
-
-
+#: Takes a request, and returns its response where it was answered at once; see `Models.respond`.
+Respond: TypeAlias = "Callable[[InferRequest], InferResponse | Future[InferResponse]]"
 #: Takes what was read of a request that a transport refused, and why.
 Refuse: TypeAlias = "Callable[[InferRequest, ServingError], None]"
 
@@ -170,7 +149,7 @@ class ClientGone(Exception):  # noqa: N818 - a state, and no error of ours
 def respond_of(service: ModelService) -> Respond:
     """Return the method `respond` of a service that has one, such as `Models`, else `infer`."""
     found: Respond | None = getattr(service, "respond", None)
-    return found or (lambda request, _=None, /: service.infer(request))
+    return found or service.infer
 
 
 def refuse_of(service: ModelService) -> Refuse:

@@ -179,7 +179,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if self._traced:
             request.trace = {key: value for key, value in context.invocation_metadata() or () if key in TRACE_HEADERS}
         request.write = write_infer_response
-        response = await response_of(self._ask(request, self._gate.soon(request.model)))
+        response = await response_of(self._ask(request))
         written: bytes = response.written or write_infer_response(response)
         return written
 

@@ -10,8 +10,8 @@ import time
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime.runtime.interruptible_waits import ConditionVariable, InterruptibleFuture, Latch, uninterrupted
+from xpuruntime.serving.batching.delays import ShortRuns
 from xpuruntime.serving.batching.execution import BatchExecutor
-from xpuruntime.serving.batching.inline import ShortRuns
 from xpuruntime.serving.batching.requests import Admission, Execution, Job, QueueState, fail
 from xpuruntime.serving.batching.scheduler import Dispatch, Entry, EntryRows, QueueFull, Scheduler
 from xpuruntime.serving.status import ServingError, Status
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
     from xpuruntime.engines.host_runner import HostRunner
-    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.batching.layout import Layout
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferResponse
@@ -66,7 +65,7 @@ class Batcher:
         self._runner, self._observer, self._name, self._clock = runner, observer, name, clock
         self._settings, self._most = settings, max(settings.max_batch_size, 1)
         #: Times by shape, where requests may run inline.
-        self.short = ShortRuns.of(settings, instances) if inline else None
+        self.short = ShortRuns.of(settings) if inline else None
         self._admission = Admission(layout, settings, name, clock)
         self._executor = BatchExecutor(runner, layout, settings, name, self.short)
         self._scheduler = Scheduler(settings, instances, serial=runner.serial)
@@ -107,20 +106,14 @@ class Batcher:
         """Queue a request; from the main thread, which signals reach, by way of another one."""
         return uninterrupted(self._queue, self._admission.accept(request))
 
-    def respond(
-        self, request: InferRequest, soon: Soon | None = None
-    ) -> InferResponse | ServingError | Future[InferResponse]:
+    def respond(self, request: InferRequest) -> InferResponse | ServingError | Future[InferResponse]:
         """Run a request at once where it is known to be short and nothing waits, else queue it."""
         job = self._admission.accept(request)
         short, scheduler = self.short, self._scheduler
         if short is None or scheduler.running or scheduler.waiting or job.entry.rows > self._most:
             return self._queue(job)
         if not short.allow(job.feed.shapes, job.entry.arrived):
-            if soon is None or not short.allow(job.feed.shapes, job.entry.arrived, alone=True):
-                return self._queue(job)
-            future = self._queue(job, notify=False)
-            soon(lambda: self._failing_all(self._run_waiting))
-            return future
+            return self._queue(job)
         with self._lock:
             alone = not self._closed and scheduler.begin_alone()
             if alone:
@@ -135,8 +128,7 @@ class Batcher:
             execution = self._executor.execute(batch, [job], began)
             self._observer.executed(execution)
             now = self._clock()
-            if now - began > short.limit:
-                short.overran(now - began, now)
+            short.ran(now - began, now)
             if execution.error is not None:
                 entry.outcome, entry.error = "failed", execution.error
             elif entry.deadline is not None and entry.deadline <= now:
@@ -155,33 +147,6 @@ class Batcher:
                 if scheduler.draining and self._is_empty():
                     self._settled.notify_all()
 
-    def _run_waiting(self) -> None:
-        """Run the request that waits in this thread, if it is one and would run now; else a thread does it."""
-        short = self.short
-        assert short is not None
-        with self._lock:
-            now, scheduler = self._clock(), self._scheduler
-            batch = None
-            if scheduler.waiting == 1 and not scheduler.running and not self._closed:
-                batch = scheduler.dispatch(now, probes=False)
-            if batch is None:
-                if scheduler.waiting:
-                    self._work.notify()
-                return
-            batch.reason = "inline"
-            self._busy[_INLINE] = now
-            jobs = [part.entry.payload for part in batch.parts]
-        execution = self._executor.execute(batch, jobs, now)
-        self._observer.executed(execution)
-        with self._lock:
-            ended = self._clock()
-            ready = self._ended(_INLINE, batch, execution, ended)
-            if scheduler.waiting:
-                self._work.notify()
-        self._answer(ready)
-        if ended - now > short.alone_limit:
-            short.overran(ended - now, ended)
-
     def _ended(self, index: int, batch: Dispatch, execution: Execution, now: float) -> list[Entry]:
         """Take the end of a batch, and return the entries that have an answer now. As `_taken`."""
         self._busy.pop(index, None)
@@ -189,7 +154,7 @@ class Batcher:
         self._scheduler.expire(now)
         return self._taken()
 
-    def _queue(self, job: Job, *, notify: bool = True) -> Future[InferResponse]:
+    def _queue(self, job: Job) -> Future[InferResponse]:
         entry = job.entry
         job.future = InterruptibleFuture()
         with self._lock:
@@ -206,7 +171,7 @@ class Batcher:
                     f"Fix: retry after {full.retry_after:.3f} s, or raise batching.max_queue_size",
                     retry_after=full.retry_after,
                 ) from None
-            if notify and self._scheduler.idle:
+            if self._scheduler.idle:
                 self._work.notify()
             if entry.deadline is not None or entry.overdue is not None:
                 self._watch()

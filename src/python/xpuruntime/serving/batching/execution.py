@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from xpuruntime.engines.host_runner import HostRunner
-    from xpuruntime.serving.batching.inline import ShortRuns
+    from xpuruntime.serving.batching.delays import ShortRuns
     from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.requests import Feed
     from xpuruntime.serving.batching.scheduler import Dispatch, EntryRows

@@ -208,11 +208,8 @@ class Scheduler:
                 self._groups[entry.group].lanes[self._last].append(entry)
                 self._lanes[self._last].append(entry)
 
-    def dispatch(self, now: float, *, probes: bool = True) -> Dispatch | None:
-        """Return the batch to run now, or ``None`` where all instances are busy or waiting for more is better.
-
-        Without probes no batch waits for others only to find out whether some come.
-        """
+    def dispatch(self, now: float) -> Dispatch | None:
+        """Return the batch to run now, or ``None`` where all instances are busy or waiting for more is better."""
         if not self.idle:
             return None
         while self._retries:
@@ -223,7 +220,7 @@ class Scheduler:
             found = self._form(self._groups[group], due)
             if found is None:
                 continue
-            adaptive = self._adaptive if probes and found[2] == "adaptive" else None
+            adaptive = self._adaptive if found[2] == "adaptive" else None
             if adaptive is not None and adaptive.probes(group):
                 continue
             return self._send(group, *found, now)

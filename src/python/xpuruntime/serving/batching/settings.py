@@ -151,7 +151,6 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
         "pad": NamedOf(Nested(PadRule), "input to rule", "How inputs are padded."),
         "isolate_failures": Flag("Run the requests of a failed batch once more, each alone."),
         "inline_below_us": Integer(0, 100_000, "Execution time below which a request is not queued; 0 for never."),
-        "inline_alone_below_us": Integer(0, 100_000, "The same while requests come one at a time."),
     }
 
     max_batch_size: int = 0
@@ -168,7 +167,6 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
     pad: dict[str, PadRule] = FrozenDict()
     isolate_failures: bool = True
     inline_below_us: int = 200
-    inline_alone_below_us: int = 1000
 
     if TYPE_CHECKING:
 
@@ -189,7 +187,6 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
             pad: Mapping[str, PadRule] | Mapping[str, Mapping[str, Any]] = ...,
             isolate_failures: bool = True,
             inline_below_us: int = 200,
-            inline_alone_below_us: int = 1000,
         ) -> None: ...
 
     @property

@@ -208,7 +208,7 @@ class Application:
                 await asyncio.sleep(_PAUSE)  # a server may say again that the body has ended
 
         asked.request.write = functools.partial(write_response, asked=asked)
-        response = await response_of(self.respond(asked.request, self.gate.soon(asked.request.model)), gone)
+        response = await response_of(self.respond(asked.request), gone)
         written = response.written or write_response(response, asked)
         answer = outputs_answer(written)
         encoding = response_encoding(headers.get(b"accept-encoding"))

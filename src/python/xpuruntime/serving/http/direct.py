@@ -132,7 +132,7 @@ class DirectInfer:
             asked = read_request(body, head.model, head.version, head.json_length, time.monotonic(), inline=True)
             asked.request.trace = head.trace
             asked.request.write = partial(write_response, asked=asked)
-            found = self._respond(asked.request, self._gate.soon(head.model))
+            found = self._respond(asked.request)
             if isinstance(found, Future):
                 if not found.done():
                     if held is None:

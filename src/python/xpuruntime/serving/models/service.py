@@ -7,7 +7,7 @@ from __future__ import annotations
 import gc
 import threading
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import msgspec
 
@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
-    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter
@@ -232,22 +231,21 @@ class Models:
 
     def infer(self, request: InferRequest) -> Future[InferResponse]:
         """Queue a request; see `ModelService.infer`."""
-        try:
-            return self._open_slot(request).infer(request)
-        except ServingError as error:
-            if self._log is not None:
-                self._log(request, error, 0.0)
-            raise
+        return cast("Future[InferResponse]", self._infer(request))
 
-    def respond(self, request: InferRequest, soon: Soon | None = None) -> InferResponse | Future[InferResponse]:
+    def respond(self, request: InferRequest) -> InferResponse | Future[InferResponse]:
         """Answer a request at once where its model is known to be short and nothing waits, else queue it.
 
         Raises as `infer`, and what a request that was answered at once failed with. For the thread that received the
-        request, which is held up by `inline_below_us` of the model's batching at most, or, with `soon`, by
-        `inline_alone_below_us`; see `Batcher.respond`.
+        request, which is held up by `inline_below_us` of the model's batching at most; see `Batcher.respond`.
         """
+        return self._infer(request, inline=True)
+
+    def _infer(self, request: InferRequest, *, inline: bool = False) -> InferResponse | Future[InferResponse]:
         try:
-            return self._open_slot(request).respond(request, soon)
+            if self._closed:
+                raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
+            return self._slot(request.model).infer(request, inline=inline)
         except ServingError as error:
             if self._log is not None:
                 self._log(request, error, 0.0)
@@ -267,11 +265,6 @@ class Models:
             slot.refused(request, error)
         if self._log is not None:
             self._log(request, error, 0.0)
-
-    def _open_slot(self, request: InferRequest) -> ModelSlot:
-        if self._closed:
-            raise ServingError(Status.UNAVAILABLE, "the server is being stopped. Fix: ask another one")
-        return self._slot(request.model)
 
     def live(self) -> bool:
         """Return whether the process answers."""

@@ -8,7 +8,7 @@ import functools
 import threading
 import time
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, cast
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.inference.plan_request import plan
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
-    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.messages import InferRequest, InferResponse
     from xpuruntime.serving.models.memory import MemoryBudget
     from xpuruntime.serving.models.model_settings import ModelSettings
@@ -145,8 +144,6 @@ def _hand_over(
     inner.add_done_callback(forward)
 
 
-_Found = TypeVar("_Found")
-
 #: Seconds that unloading waits for the answers of a model beyond its longest execution.
 _GRACE = 5.0
 #: Seconds after a failed load in which no request starts another one.
@@ -192,16 +189,6 @@ class ModelSlot:
         """The versions that are served, oldest first."""
         return tuple(sorted(one.version for one in self.loaded))
 
-    def infer(self, request: InferRequest) -> Future[InferResponse]:
-        """Queue a request; see `ModelService.infer`."""
-        return self._ask(request, ServedVersion.infer)
-
-    def respond(self, request: InferRequest, soon: Soon | None = None) -> InferResponse | Future[InferResponse]:
-        """Answer a request at once where it is short, or queue it; see `Models.respond`."""
-        if soon is None:
-            return self._ask(request, ServedVersion.respond)
-        return self._ask(request, lambda version, asked: version.respond(asked, soon))
-
     def refused(self, request: InferRequest, error: ServingError) -> None:
         """Count a request that was refused before it was read, for the version that it names."""
         for one in self.loaded:
@@ -209,9 +196,8 @@ class ModelSlot:
                 one.refused(error)
                 return
 
-    def _ask(
-        self, request: InferRequest, ask: Callable[[ServedVersion, InferRequest], _Found]
-    ) -> _Found | Future[InferResponse]:
+    def infer(self, request: InferRequest, *, inline: bool = False) -> InferResponse | Future[InferResponse]:
+        """Queue a request, or, inline, run it at once where it is short; see `Batcher.respond`."""
         for _ in range(_LOOKS):
             loaded = self.loaded
             if not loaded:
@@ -220,15 +206,19 @@ class ModelSlot:
                 if not self.loaded:
                     raise self._unavailable()
                 continue
+            version = self._of(loaded, request.version)
             try:
-                found = ask(self._of(loaded, request.version), request)
+                result = version.batcher.respond(request) if inline else version.batcher.submit(request)
             except ServingError as error:
                 if error.code is not Status.UNAVAILABLE:
+                    version.refused(error)
                     raise
                 time.sleep(0)  # the version was just exchanged: look again
                 continue
             self.last_used = time.monotonic()
-            return found
+            if isinstance(result, ServingError):
+                raise result
+            return result
         raise self._unavailable()
 
     def version(self, version: str = "") -> ServedVersion:
@@ -444,7 +434,7 @@ class ModelSlot:
         with self._changing:
             if not self.loaded:
                 self.load()
-        return self.infer
+        return cast("Callable[[InferRequest], Future[InferResponse]]", self.infer)
 
     def _unavailable(self) -> ServingError:
         later = self._state == "LOADING" or self._asleep

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.inference.host_runs import host_runner
 from xpuruntime.runtime.process_memory import process_memory
+from xpuruntime.serving.batching.delays import sized_by_values
 from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.execution import joined
-from xpuruntime.serving.batching.inline import sized_by_values
 from xpuruntime.serving.batching.layout import Layout
 from xpuruntime.serving.batching.requests import answer, fail
 from xpuruntime.serving.batching.settings import batch_sizes
@@ -31,15 +31,12 @@ from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.watchers import make_watchers
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.records import Lock
-    from xpuruntime.serving.batching.inline import Soon
     from xpuruntime.serving.batching.requests import Execution, Job
     from xpuruntime.serving.batching.settings import BatchSettings
-    from xpuruntime.serving.messages import InferRequest, Parameter
+    from xpuruntime.serving.messages import Parameter
     from xpuruntime.serving.models.loading import Limits
     from xpuruntime.serving.models.model_settings import ModelSettings
     from xpuruntime.serving.monitoring.request_logs import RequestLog
@@ -143,25 +140,6 @@ class ServedVersion:
     def lock(self) -> Lock | None:
         """The lock that the session was opened under."""
         return self.session.lock
-
-    def infer(self, request: InferRequest) -> Future[InferResponse]:
-        """Queue a request; see `Batcher.submit`."""
-        try:
-            return self.batcher.submit(request)
-        except ServingError as error:
-            self.refused(error)
-            raise
-
-    def respond(self, request: InferRequest, soon: Soon | None = None) -> InferResponse | Future[InferResponse]:
-        """Answer a request at once, or queue it; see `Batcher.respond`."""
-        try:
-            found = self.batcher.respond(request, soon)
-        except ServingError as error:
-            self.refused(error)
-            raise
-        if isinstance(found, ServingError):
-            raise found
-        return found
 
     def refused(self, error: ServingError) -> None:
         """Count a request that was refused before it was queued."""
