@@ -8,7 +8,6 @@ import importlib
 import importlib.util
 import opcode
 import sys
-import warnings
 from traceback import walk_tb
 from typing import TYPE_CHECKING, Any
 
@@ -66,18 +65,8 @@ REPLACED = {
 }
 
 
-def load_name(
-    package: str,
-    name: str,
-    modules: Mapping[str, str],
-    deprecated: Mapping[str, str] | None = None,
-) -> Any:
+def load_name(package: str, name: str, modules: Mapping[str, str]) -> Any:
     """Return a public name of a package, or a module in it, which the package has from then on."""
-    present = (deprecated or {}).get(name)
-    if present is not None:
-        msg = f"{package}.{name} is now {package}.{present}, and will be removed in 0.3"
-        warnings.warn(msg, DeprecationWarning, stacklevel=3)
-        return getattr(sys.modules[package], present)
     module = modules.get(name)
     if module is None:
         if _has_part(package, name):

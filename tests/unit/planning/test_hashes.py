@@ -226,15 +226,6 @@ def test_a_json_round_trip_and_an_older_plan(recwarn: pytest.WarningsRecorder) -
     assert not recwarn.list
 
 
-def test_the_fingerprint_of_before_warns_and_tells_both_apart() -> None:
-    plan = planned()
-    with pytest.warns(DeprecationWarning, match="request_hash"):
-        found = plan.fingerprint
-    for other in (planned({"mode": "auto"}), planned({"execution": {"device": "cpu"}})):
-        with pytest.warns(DeprecationWarning, match="execution_hash"):
-            assert other.fingerprint != found
-
-
 _CODE = """
 import json, sys, xpuruntime as xrt
 from xpuruntime.demo import demo_model_path

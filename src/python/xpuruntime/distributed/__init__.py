@@ -26,9 +26,7 @@ from xpuruntime.lazy_names import load_name as _load_name
 
 __all__ = ["CollectiveChoice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]
 
-_DEPRECATED = {"Choice": "CollectiveChoice"}
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, {}, deprecated=_DEPRECATED)
+        return _load_name(__name__, name, {})

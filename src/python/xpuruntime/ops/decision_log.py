@@ -10,17 +10,11 @@ import msgspec
 
 from xpuruntime import _core
 from xpuruntime.evidence.kernels.decisions import DecisionSource, KernelCandidate
-from xpuruntime.lazy_names import load_name
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
 __all__ = ["Decision", "Decisions", "KernelCandidate", "clear_decisions", "decisions", "recorded"]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return load_name(__name__, name, {}, deprecated={"DecisionCandidate": "KernelCandidate"})
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,9 +23,7 @@ __all__ = [
     "resolve",
 ]
 
-_DEPRECATED = {"Decision": "Resolution"}
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, {}, deprecated=_DEPRECATED)
+        return _load_name(__name__, name, {})

@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
@@ -203,17 +202,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def kernels(self) -> Any:
         """What the policy says of kernels, such as ``{"matmul": "cublas.matmul_lt@3"}``, as plain values."""
         return self.policy.get("kernels")
-
-    @property
-    def fingerprint(self) -> str:
-        """Deprecated: a hash of both `request_hash` and `execution_hash`, which tell what differs."""
-        warnings.warn(
-            "Plan.fingerprint will be removed in 0.3: use Plan.request_hash (model and policy) "
-            "or Plan.execution_hash (engine, libraries, device, driver, settings, kernels)",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        return _hash("plan", self.request_hash, self.execution_hash)
 
     def control(self, key: str) -> Control | None:
         """Return the control of one policy key, or ``None`` when the policy does not state it."""

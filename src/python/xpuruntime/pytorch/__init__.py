@@ -121,13 +121,10 @@ __all__ = [
     "tune",
 ]
 
-#: Former names of this package, each with its present one; they warn, and will be removed in 0.3.
-_DEPRECATED = {"escapes": "coverage_gaps"}
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, _LAZY, _DEPRECATED)
+        return _load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:

@@ -7,8 +7,6 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
-from xpuruntime.lazy_names import load_name
-
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
@@ -129,11 +127,3 @@ class ModelService(Protocol):
     def unload(self, model: str, parameters: Mapping[str, Parameter]) -> None:
         """Refuse new requests of a model, answer those that were accepted, then free it."""
         ...
-
-
-_DEPRECATED = {"Tensor": "InferTensor"}
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return load_name(__name__, name, {}, deprecated=_DEPRECATED)

@@ -33,13 +33,10 @@ __all__ = [
 ]
 
 
-#: Former names of this package, each with its present one; they warn, and will be removed in 0.3.
-_DEPRECATED = {"MemoryReport": "DeviceMemoryReport"}
-
 if not TYPE_CHECKING:
 
     def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, _LAZY, deprecated=_DEPRECATED)
+        return _load_name(__name__, name, _LAZY)
 
 
 def __dir__() -> list[str]:
