@@ -13,7 +13,7 @@ import pytest
 
 import xpuruntime
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.runtime.doctor.finding import FindingCode
+from xpuruntime.runtime.doctor.facts import FindingCode
 
 ROOT = Path(__file__).resolve().parents[2]
 REFERENCE = ROOT / "docs" / "reference"

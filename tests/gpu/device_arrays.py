@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from xpuruntime.runtime.memory import Buffer
-from xpuruntime.runtime.tensor import Tensor
+from xpuruntime.runtime.stream import Tensor
 
 
 class _Array:

@@ -13,8 +13,7 @@ from torch_work import LONG, keep_busy, on, warm_up
 
 from xpuruntime.errors import CudaError, InputError
 from xpuruntime.runtime.memory import MemoryPool
-from xpuruntime.runtime.stream import Graph, Stream
-from xpuruntime.runtime.tensor import Tensor
+from xpuruntime.runtime.stream import Graph, Stream, Tensor
 
 COUNT = 1 << 14
 

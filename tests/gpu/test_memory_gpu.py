@@ -16,8 +16,7 @@ import xpuruntime as xrt
 from xpuruntime._core import EngineAllocator, MemoryManager, copy_to_contiguous
 from xpuruntime.errors import InputError, OutOfMemoryError
 from xpuruntime.runtime.memory import MemoryPool, memory_report
-from xpuruntime.runtime.stream import Stream
-from xpuruntime.runtime.tensor import Tensor
+from xpuruntime.runtime.stream import Stream, Tensor
 
 MIB = 1 << 20
 KINDS = ("caching", "direct", "driver", "pinned")

@@ -13,8 +13,7 @@ import torch
 from torch_work import LONG, keep_busy, on, warm_up
 
 from xpuruntime.errors import CudaError, InputError, UnsupportedOperationError
-from xpuruntime.runtime.stream import Event, Stream, StreamManager
-from xpuruntime.runtime.tensor import Tensor
+from xpuruntime.runtime.stream import Event, Stream, StreamManager, Tensor
 
 COUNT = 1 << 16
 

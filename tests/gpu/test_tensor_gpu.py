@@ -16,8 +16,7 @@ from torch_work import keep_busy, on, warm_up
 
 from xpuruntime.errors import CudaError, InputError, OutOfMemoryError, UnsupportedOperationError
 from xpuruntime.runtime.memory import MemoryPool
-from xpuruntime.runtime.stream import Stream
-from xpuruntime.runtime.tensor import Tensor, as_tensor
+from xpuruntime.runtime.stream import Stream, Tensor, as_tensor
 
 CPU, CUDA, CUDA_HOST = 1, 2, 3
 COUNT = 1 << 16

@@ -16,8 +16,7 @@ import torch
 from torch_work import keep_busy, on, warm_up
 
 from xpuruntime.runtime.memory import MemoryPool
-from xpuruntime.runtime.stream import Stream
-from xpuruntime.runtime.tensor import Tensor
+from xpuruntime.runtime.stream import Stream, Tensor
 
 COUNT = 1 << 16
 OLD, NEW = 0.0, 1.0

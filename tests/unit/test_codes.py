@@ -16,7 +16,7 @@ from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.measuring.statistics import CandidateCode
-from xpuruntime.runtime.doctor.finding import FindingCode
+from xpuruntime.runtime.doctor.facts import FindingCode
 
 #: Every enumeration of codes.
 CODES = (CandidateCode, ClaimCode, DriftCode, FindingCode, ValidatorKind, VerdictCode)

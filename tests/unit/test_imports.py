@@ -232,7 +232,7 @@ def test_import_starts_no_thread():
 
 #: What a session that is opened and run does not need: other engines, and what compares, tunes, observes and renders.
 UNUSED = (
-    "artifacts.cache", "artifacts.store", "cli", "engines.native_export", "engines.onnxruntime.artifact",
+    "artifacts.store", "cli", "engines.native_export", "engines.onnxruntime.artifact",
     "engines.onnxruntime.observing", "engines.onnxruntime.rewriting.graph_edit",
     "engines.onnxruntime.rewriting.loading", "engines.onnxruntime.rewriting.tuning", "engines.onnxruntime.trial",
     "engines.openvino.controls", "engines.openvino.probing", "engines.precision.conversion",

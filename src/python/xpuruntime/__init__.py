@@ -98,8 +98,7 @@ if TYPE_CHECKING:
     )
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.runtime.memory import MemoryPool
-    from xpuruntime.runtime.stream import Event, Graph, Stream
-    from xpuruntime.runtime.tensor import Tensor
+    from xpuruntime.runtime.stream import Event, Graph, Stream, Tensor
     from xpuruntime.tuning.result.tune_result import TuneResult
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
     from xpuruntime.tuning.tune import tune
@@ -219,7 +218,7 @@ _LAZY = {
     "SessionSpec": "inference",
     "Stream": "runtime.stream",
     "StreamManager": "_core",
-    "Tensor": "runtime.tensor",
+    "Tensor": "runtime.stream",
     "TuneResult": "tuning.result",
     "TuneSpec": "tuning.spec",
     "VerificationResult": "locks.verification.claims",

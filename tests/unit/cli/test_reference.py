@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from xpuruntime.cli import ExitCode
-from xpuruntime.runtime.doctor.finding import FindingCode
+from xpuruntime.runtime.doctor.facts import FindingCode
 
 PAGE = Path(__file__).parents[3] / "docs" / "reference" / "cli.md"
 

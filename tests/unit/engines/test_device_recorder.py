@@ -13,8 +13,7 @@ from xpuruntime import _core
 from xpuruntime.engines import device_recorder
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import CudaError, InputError
-from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork
-from xpuruntime.runtime.profiler import profiled
+from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, profiled
 
 torch = pytest.importorskip("torch")
 

@@ -14,8 +14,7 @@ import pytest
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
-from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range
-from xpuruntime.runtime.trace_events import Mark
+from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall, Mark, Range
 
 if TYPE_CHECKING:
     from pathlib import Path

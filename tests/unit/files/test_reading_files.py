@@ -173,8 +173,8 @@ def test_a_regular_file_and_a_link_to_one_are_read(tmp_path: Path) -> None:
 
 def test_a_pipe_among_libraries_and_packages(tmp_path: Path) -> None:
     """They are looked through by name: one in a folder of libraries must not hold up ``xrt doctor``."""
-    from xpuruntime.runtime.libraries.distributions import distributions
-    from xpuruntime.runtime.libraries.elf import read_elf
+    from xpuruntime.runtime.libraries.search import read_elf
+    from xpuruntime.runtime.packages import distributions
 
     os.mkfifo(tmp_path / "libcudart.so.12")
     with pytest.raises(xrt.InputError, match="it is a pipe, not a regular file"):

@@ -19,7 +19,7 @@ import numpy as np
 from compile_tools import SlowEngine
 
 import xpuruntime as xrt
-from xpuruntime.artifacts.reading import open_artifact
+from xpuruntime.artifacts.manifest import open_artifact
 from xpuruntime.artifacts.store import copy_artifact
 from xpuruntime.cli.results import save_outputs
 from xpuruntime.distributed.rendezvous import file as rendezvous

@@ -13,7 +13,7 @@ import pytest
 from fuzzing import NUMBERS, TEXTS, any_json, cases, change_json, controls, expect_ours, flip_bytes
 
 import xpuruntime as xrt
-from xpuruntime.artifacts.reading import read_manifest
+from xpuruntime.artifacts.manifest import read_manifest
 from xpuruntime.cli.inputs import read_feeds
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry

@@ -13,7 +13,7 @@ import pytest
 from compile_tools import SlowEngine, edit_manifest
 
 import xpuruntime as xrt
-from xpuruntime.artifacts.reading import open_artifact
+from xpuruntime.artifacts.manifest import open_artifact
 from xpuruntime.engines import default_registry
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.testing import models

@@ -20,7 +20,7 @@ import pytest
 from compile_tools import SlowEngine, edit_manifest, open_cached, policy_of
 
 import xpuruntime as xrt
-from xpuruntime.artifacts.cache import artifact_cache, cache_key
+from xpuruntime.artifacts.store import artifact_cache, cache_key
 from xpuruntime.engines.judging import Recipe
 from xpuruntime.inference.plan_request import plan_session
 from xpuruntime.inference.session_arguments import SessionArguments

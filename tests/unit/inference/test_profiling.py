@@ -20,7 +20,8 @@ import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.inference import profiling
-from xpuruntime.runtime import session_registry, trace_events
+from xpuruntime.runtime import profiler as trace_events
+from xpuruntime.runtime import session_registry
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

@@ -19,7 +19,9 @@ from xpuruntime.engines.onnxruntime.observing.devices import Devices
 from xpuruntime.files.reading import open_regular
 from xpuruntime.inference import profiling
 from xpuruntime.ops import call_context
-from xpuruntime.runtime import instrumented_calls, session_registry, trace_events
+from xpuruntime.runtime import profiler as trace_events
+from xpuruntime.runtime import session_registry
+from xpuruntime.runtime import session_registry as instrumented_calls
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

@@ -25,8 +25,8 @@ from xpuruntime.lockfile.drift import drift_error
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.tables import compiler_packages, libraries_of
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
-from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
+from xpuruntime.runtime.libraries.search import read_elf
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 
 if TYPE_CHECKING:

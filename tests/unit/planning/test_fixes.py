@@ -18,8 +18,8 @@ from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.planning import PlanRequest, resolve
 from xpuruntime.planning.refusal import kinds_of
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.install_commands import install_command, reinstall_command
 from xpuruntime.runtime.machine import EngineFacts, Machine
+from xpuruntime.runtime.packages import install_command, reinstall_command
 
 ENGINES = default_registry().engines()
 NAMED = ("onnxruntime", "tensorrt", "tensorrt-rtx", "openvino", "qnn", "torch")

@@ -21,8 +21,8 @@ from xpuruntime.errors import EngineError, PolicyError, UnsupportedOperationErro
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.planning import PlanRequest, plan_here, possible_engines
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.machine import CudaFacts, EngineFacts, Machine
+from xpuruntime.runtime.packages import install_command
 from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:

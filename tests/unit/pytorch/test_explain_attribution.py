@@ -17,7 +17,7 @@ from torch.autograd import DeviceType  # noqa: E402
 from xpuruntime.pytorch.explanation.attribution import attribute_events  # noqa: E402
 from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls  # noqa: E402
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE  # noqa: E402
-from xpuruntime.runtime.trace_events import TUNING  # noqa: E402
+from xpuruntime.runtime.profiler import TUNING  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

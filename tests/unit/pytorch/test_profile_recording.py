@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from xpuruntime.errors import InputError
-from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range
+from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall, Range
 
 torch = pytest.importorskip("torch")
 

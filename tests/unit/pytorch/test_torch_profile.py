@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from xpuruntime.errors import InputError, XpuRuntimeWarning
-from xpuruntime.runtime.trace_events import Mark, mark
+from xpuruntime.runtime.profiler import Mark, mark
 
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
@@ -30,7 +30,7 @@ OURS = "xpuruntime"
 def _everything_is_given_back():
     from xpuruntime.pytorch.dispatch.context import CONTEXT
     from xpuruntime.pytorch.dispatch.overrides.registry import installed
-    from xpuruntime.runtime import trace_events
+    from xpuruntime.runtime import profiler as trace_events
 
     yield
     xt.clear_kernel_policy()

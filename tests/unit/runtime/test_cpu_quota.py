@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from xpuruntime.runtime.cpu_cores import cpu_quota
+from xpuruntime.runtime.cpu_and_memory import cpu_quota
 
 
 def test_the_least_of_the_groups_above_a_process(tmp_path: Path) -> None:

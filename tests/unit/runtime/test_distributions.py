@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from xpuruntime.runtime.libraries.distributions import distributions
+from xpuruntime.runtime.packages import distributions
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -9,7 +9,7 @@ from doctor_facts import FOUND, LAPTOP, codes, facts, lib, only
 
 from xpuruntime.runtime.doctor import examine
 from xpuruntime.runtime.doctor.facts import DriverFacts
-from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.packages import install_command
 
 
 class TestLibraries:

@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 
 from xpuruntime.errors import EngineError, InputError
-from xpuruntime.runtime.install_commands import install_command
-from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.identity import library_identity
 from xpuruntime.runtime.libraries.loading import (
     LibraryIndex,
@@ -26,8 +24,9 @@ from xpuruntime.runtime.libraries.loading import (
     loaded_libraries,
     preload,
 )
-from xpuruntime.runtime.libraries.package_builds import package_libraries
-from xpuruntime.runtime.libraries.search import SearchFolder, cached_libraries, search_folders, wheel_versions
+from xpuruntime.runtime.libraries.search import SearchFolder, cached_libraries, read_elf, search_folders, wheel_versions
+from xpuruntime.runtime.packages import install_command
+from xpuruntime.runtime.snapshot import package_libraries
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="shared objects of Linux")
 
@@ -196,7 +195,7 @@ class TestElf:
         monkeypatch.syspath_prepend(str(tmp_path))
         # Wheels of CUDA may be installed, and their libraries loaded.
         places = (SearchFolder(path=str(tmp_path / "cuda"), origin="LD_LIBRARY_PATH"),)
-        module = "xpuruntime.runtime.libraries.package_builds"
+        module = "xpuruntime.runtime.snapshot"
         monkeypatch.setattr(f"{module}.LibraryIndex", lambda: LibraryIndex(places, ()))
         monkeypatch.setattr(f"{module}.loaded_libraries", lambda: ())
         own, cuda = package_libraries(("vendor_package/capi/*.so*", "missing_package/*.so*"), cuda=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from xpuruntime.runtime.process_memory import available_memory, process_memory, read_status
+from xpuruntime.runtime.cpu_and_memory import available_memory, process_memory, read_status
 
 STATUS = "Name:\tpython\nVmPeak:\t  900 kB\nVmHWM:\t   512 kB\nVmRSS:\t   300 kB\nThreads:\t3\n"
 

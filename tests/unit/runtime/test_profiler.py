@@ -21,7 +21,7 @@ from xpuruntime.runtime.profiler import profiled
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from xpuruntime.runtime.device_recording import Range
+    from xpuruntime.runtime.profiler import Range
 
 
 @pytest.fixture(autouse=True)

@@ -8,8 +8,7 @@ import time
 import pytest
 
 from xpuruntime.errors import CudaError, InputError, UnsupportedOperationError
-from xpuruntime.runtime.stream import Event, Graph, Stream, StreamManager
-from xpuruntime.runtime.tensor import Tensor
+from xpuruntime.runtime.stream import Event, Graph, Stream, StreamManager, Tensor
 
 
 def test_cpu_stream_is_always_complete():

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 from xpuruntime.errors import InputError, OutOfMemoryError, UnsupportedOperationError
-from xpuruntime.runtime.stream import Stream
-from xpuruntime.runtime.tensor import Tensor, as_tensor
+from xpuruntime.runtime.stream import Stream, Tensor, as_tensor
 
 ml_dtypes = pytest.importorskip("ml_dtypes")
 

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.runtime.stream import Stream
-from xpuruntime.runtime.tensor import Tensor
+from xpuruntime.runtime.stream import Stream, Tensor
 
 CPU, CUDA, CUDA_HOST, ROCM = 1, 2, 3, 10
 READ_ONLY, IS_COPIED = 1, 2

@@ -117,7 +117,7 @@ def test_the_call_follows_from_the_graphs_that_are_asked_for(call, graph, space,
 @pytest.mark.parametrize("graphs", [False, True])
 def test_graphs_are_searched_where_bound_runs_are_timed(graphs):
     from xpuruntime.engines.tunables import of_policy
-    from xpuruntime.runtime.cpu_cores import CpuCores
+    from xpuruntime.runtime.cpu_and_memory import CpuCores
 
     space = build_space(
         Policy(), TuneSpec().space, {"onnxruntime": of_policy("cuda:0")}, device="cuda:0", cores=CpuCores(2, 2),

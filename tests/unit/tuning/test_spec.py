@@ -12,7 +12,7 @@ import xpuruntime as xrt
 from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
+from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores
 from xpuruntime.tuning.search.space import apply_changes, build_space
 from xpuruntime.tuning.spec.parts import OBJECTIVES, Objective, SearchSpace
 from xpuruntime.tuning.spec.schema import tune_schema

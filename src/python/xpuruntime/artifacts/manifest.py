@@ -1,26 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Manifest` and `Artifact`: a model compiled for one engine and one target, and what that is tied to."""
+"""Artifacts of compiled models: their manifest, and the reader of their folder, which checks it file by file."""
 
 from __future__ import annotations
 
 import hashlib
-from pathlib import Path
-from typing import Any
+import json
+import os
+from pathlib import Path, PurePosixPath
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.engines.model import ModelInfo
+from xpuruntime.errors import ModelError
 from xpuruntime.evidence.tolerances import ProbeResult
+from xpuruntime.files.digests import digest_of
+from xpuruntime.files.paths import kind_of, reason_of
+from xpuruntime.files.reading import decode_json, open_regular, read_regular
+from xpuruntime.policies import ArtifactPolicy, Policy
+
+if TYPE_CHECKING:
+    from typing import NoReturn
+
+    from xpuruntime.engines.model import ModelInfo
 
 __all__ = [
     "MANIFEST",
     "PROBE",
     "SCHEMA",
+    "SUFFIX",
     "Artifact",
     "FileFacts",
     "Manifest",
+    "artifact_model",
+    "artifact_policy",
     "digest_of_files",
+    "find_artifact",
+    "made_files",
+    "open_artifact",
+    "read_manifest",
 ]
 
 SCHEMA = "xpuruntime.artifact/1"
@@ -102,3 +121,166 @@ def digest_of_files(artifact: Artifact) -> str:
     manifest = artifact.manifest
     text = msgspec.json.encode((manifest.files, manifest.entry, manifest.target), order="sorted")
     return hashlib.sha256(text).hexdigest()
+
+
+#: What the folder of an artifact ends in, by custom.
+SUFFIX = ".xrt"
+_FAMILY = "xpuruntime.artifact/"
+_AGAIN = "compile the model again: xrt compile MODEL -o FOLDER"
+_MAX_MANIFEST = 1 << 30
+
+
+def find_artifact(model: Any) -> Artifact | None:
+    """Return the artifact that a model argument names, or ``None`` where it names something else.
+
+    A folder that ends in ``.xrt`` or holds a ``manifest.json`` is an artifact.
+    """
+    folder = _folder(model)
+    return None if folder is None else open_artifact(folder)
+
+
+def artifact_model(model: Any) -> ModelInfo | None:
+    """Return the model of the artifact that an argument names, from its manifest alone; see `find_artifact`."""
+    folder = _folder(model)
+    return None if folder is None else read_manifest(folder).model
+
+
+def _folder(model: Any) -> Path | None:
+    if not isinstance(model, (str, os.PathLike)):
+        return None
+    path = os.fspath(model)
+    if not isinstance(path, str):
+        return None
+    folder = Path(path)
+    if folder.suffix == SUFFIX or (kind_of(folder) == "folder" and kind_of(folder / MANIFEST) == "file"):
+        return folder
+    return None
+
+
+def made_files(folder: Path) -> tuple[str, ...] | None:
+    """Return the files that the manifest of an artifact lists, of any release; ``None`` for another folder.
+
+    Damaged and newer artifacts have such a manifest, too: this is about whose files they are, not about using them.
+    """
+    if kind_of(folder) != "folder":
+        return None
+    try:
+        plain = json.loads(read_regular(folder / MANIFEST, _MAX_MANIFEST))
+    except (OSError, ValueError, RecursionError):
+        return None
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    if not isinstance(schema, str) or not schema.startswith(_FAMILY) or not isinstance(plain.get("files"), dict):
+        return None
+    return (*plain["files"], MANIFEST)
+
+
+def open_artifact(folder: str | os.PathLike[str]) -> Artifact:
+    """Read the manifest of an artifact and check every file it lists. Nothing is loaded."""
+    path = Path(folder)
+    manifest = read_manifest(path)
+    if manifest.entry not in manifest.files:
+        _refuse(path, f"its manifest lists no file {manifest.entry!r}, which is the one to open")
+    for name, facts in manifest.files.items():
+        _check_file(path, name, facts.size, facts.sha256)
+    return Artifact(folder=path.absolute(), manifest=manifest)
+
+
+def artifact_policy(artifact: Artifact) -> Policy:
+    """Return the policy that an artifact runs under when its session is given none: its own, on its own engine."""
+    made = Policy.coerce(artifact.manifest.policy)
+    execution = made.execution.replace(
+        engine=(artifact.manifest.engine,),
+        device=artifact.manifest.device,
+        fallback="error",
+        artifacts=ArtifactPolicy(),
+    )
+    return made.replace(execution=execution)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """Read the manifest of an artifact and nothing else. Raises `ModelError`."""
+    path = folder / MANIFEST
+    try:
+        data = read_regular(path, _MAX_MANIFEST)
+    except FileNotFoundError:
+        if kind_of(folder) == "missing":
+            _refuse(folder, "there is no such folder", "correct the path, or compile the model first")
+        if kind_of(folder) != "folder":
+            _refuse(folder, "it is a file, and an artifact is a folder", "give the folder that `xrt compile` wrote")
+        _refuse(folder, f"it has no {MANIFEST}", "give the folder that `xrt compile` wrote")
+    except NotADirectoryError:
+        _refuse(folder, "it is a file, and an artifact is a folder", "give the folder that `xrt compile` wrote")
+    except OSError as error:
+        _refuse(
+            folder, f"its {MANIFEST} cannot be read ({reason_of(error)})", "give the folder that `xrt compile` wrote"
+        )
+    try:
+        plain = decode_json(data)
+    except msgspec.MsgspecError as error:
+        _refuse(folder, f"its {MANIFEST} is damaged or cut off: {error}")
+    schema = plain.get("schema") if isinstance(plain, dict) else None
+    if schema != SCHEMA:
+        _refuse_schema(folder, schema)
+    try:
+        manifest = msgspec.convert(plain, Manifest)
+    except (msgspec.ValidationError, RecursionError) as error:
+        _refuse(folder, f"its {MANIFEST} is not one that this release reads: {error}")
+    try:
+        unknown = _unknown(plain, json.loads(msgspec.json.encode(manifest)), "")
+    except RecursionError:
+        _refuse(folder, f"its {MANIFEST} is nested too deeply")
+    if unknown is not None:
+        _refuse(folder, f"its {MANIFEST} has the unknown key {unknown}")
+    return manifest
+
+
+def _refuse_schema(folder: Path, schema: object) -> NoReturn:
+    version = schema.removeprefix(_FAMILY) if isinstance(schema, str) and schema.startswith(_FAMILY) else ""
+    if version.isdecimal() and int(version) > int(SCHEMA.removeprefix(_FAMILY)):
+        _refuse(
+            folder,
+            f"it was made by a newer release (schema {schema}); this one reads {SCHEMA}",
+            "upgrade xpuruntime, or compile the model again with this release",
+        )
+    _refuse(folder, f"the schema of its {MANIFEST} is {schema!r}, and this release reads {SCHEMA}")
+
+
+def _unknown(given: Any, read: Any, where: str) -> str | None:
+    """Return the first key of `given` that is not in what was read from it."""
+    if isinstance(given, dict) and isinstance(read, dict):
+        for key, value in given.items():
+            if key not in read:
+                return f"{where}{key}"
+            found = _unknown(value, read[key], f"{where}{key}.")
+            if found is not None:
+                return found
+    elif isinstance(given, list) and isinstance(read, list):
+        for index, (value, other) in enumerate(zip(given, read, strict=False)):
+            found = _unknown(value, other, f"{where.rstrip('.')}[{index}].")
+            if found is not None:
+                return found
+    return None
+
+
+def _check_file(folder: Path, name: str, size: int, digest: str) -> None:
+    parts = PurePosixPath(name)
+    if parts.is_absolute() or ".." in parts.parts or "\\" in name or not parts.parts or ":" in name:
+        _refuse(folder, f"its manifest names the file {name!r}, which is not inside of it", "do not use this artifact")
+    path = folder / name
+    try:
+        with open_regular(path) as file:
+            found = os.fstat(file.fileno()).st_size
+            if found != size:
+                what = "cut off" if found < size else "too long"
+                _refuse(folder, f"its file {name!r} is {what}: {found} bytes, and {size} were written")
+            same = digest_of(file, found) == digest
+        if not same:
+            _refuse(folder, f"its file {name!r} was altered: the SHA-256 is not that of the manifest")
+    except FileNotFoundError:
+        _refuse(folder, f"its file {name!r} is missing")
+    except OSError as error:
+        _refuse(folder, f"its file {name!r} cannot be read ({reason_of(error)})")
+
+
+def _refuse(folder: Path, reason: str, fix: str = _AGAIN) -> NoReturn:
+    raise ModelError(f"cannot use the artifact {str(folder)!r}: {reason}. Fix: {fix}.")

@@ -4,42 +4,63 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import shutil
 import sys
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Literal
 
 import msgspec
 
-from xpuruntime.artifacts.checks import foreign_artifact, stale_artifact
-from xpuruntime.artifacts.manifest import MANIFEST, PROBE, Artifact, FileFacts, Manifest
-from xpuruntime.artifacts.reading import made_files, open_artifact, read_manifest
+from xpuruntime.artifacts.checks import compiled_keys, foreign_artifact, stale_artifact
+from xpuruntime.artifacts.manifest import (
+    MANIFEST,
+    PROBE,
+    SCHEMA,
+    SUFFIX,
+    Artifact,
+    FileFacts,
+    Manifest,
+    made_files,
+    open_artifact,
+    read_manifest,
+)
 from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, write_reference
 from xpuruntime.engines.judging import judge
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
-from xpuruntime.files.paths import json_bytes, kind_of, make_private, reason_of
+from xpuruntime.files.paths import cache_folder, json_bytes, kind_of, make_private, not_private, reason_of, with_home
 from xpuruntime.files.writing import locked, publish_folder, staging
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.accuracy import AccuracyCheck, Reference
     from xpuruntime.engines.base import Engine, Request
     from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.judging import Recipe
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.tolerances import ProbeResult
+    from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import Machine
+
+__all__ = [
+    "artifact_cache",
+    "build",
+    "cache_key",
+    "cached",
+    "copy_artifact",
+    "usable",
+]
 
 #: The folder in its staging folder while it is written.
 _NEW = "folder.part"
-
-__all__ = ["build", "copy_artifact", "usable"]
 
 
 def build(
@@ -309,3 +330,69 @@ def _not_written(folder: Path, error: OSError) -> XpuRuntimeError:
         "that can be written; with execution.artifacts.cache: off, sessions keep nothing"
     )
     return XpuRuntimeError(msg)
+
+
+def artifact_cache(policy: Policy) -> Path:
+    """Return the folder that ``execution.artifacts.cache`` names; it may not exist yet."""
+    stated = policy.execution.artifacts.cache
+    if stated == "default":
+        return cache_folder() / "artifacts"
+    return with_home(stated, "execution.artifacts.cache")
+
+
+def cache_key(recipe: Recipe) -> str:
+    """Return the name of the artifact in a cache: a digest of all that makes a difference to it."""
+    engine, request, judgement, machine = recipe
+    parts = (
+        SCHEMA,
+        engine.name,
+        request.device.partition(":")[0],
+        model_digest(request.model),
+        compiled_keys(engine, request.policy),
+        engine.target(request, judgement, machine),
+        calibration_digest(request),
+    )
+    text = json_bytes(parts, enc_hook=_plain, order="deterministic")
+    return hashlib.sha256(text).hexdigest()
+
+
+def _plain(value: object) -> object:
+    return value.to_plain() if hasattr(value, "to_plain") else str(value)
+
+
+def cached(recipe: Recipe) -> tuple[Artifact, bool, str]:
+    """Return the artifact of the cache, whether it was made now, and a warning or empty text.
+
+    What is there is read without a lock. Of a folder that others may write to nothing is taken.
+    """
+    asked = recipe.request.policy.execution.artifacts
+    folder = artifact_cache(recipe.request.policy) / f"{cache_key(recipe)}{SUFFIX}"
+    if kind_of(folder) != "missing":
+        _refuse_entry_of_others(folder)
+        shared = not_private(folder.parent)
+        if shared is not None:
+            warning = (
+                f"the artifact cache {str(folder.parent)!r} is not used, and the model was compiled again, since "
+                f"another user may have written there: {shared}"
+            )
+            return build(recipe, folder, existing="remake")[0], True, warning
+        try:
+            return usable(recipe, folder), False, ""
+        except (ModelError, EngineError) as error:
+            if asked.stale != "rebuild":
+                msg = f"{error} Or state execution.artifacts.stale: rebuild."
+                raise type(error)(msg, engine=error.engine, device=error.device) from None
+    artifact, made = build(recipe, folder, existing="rebuild" if asked.stale == "rebuild" else "use")
+    return artifact, made, ""
+
+
+def _refuse_entry_of_others(folder: Path) -> None:
+    """Refuse an entry of a cache that another user may have put there. Raises XpuRuntimeError."""
+    inside = folder.rglob("*") if kind_of(folder) == "folder" else ()
+    for path in chain((folder,), inside):
+        reason = not_private(path)
+        if reason is not None:
+            raise XpuRuntimeError(
+                f"cannot use the entry {str(folder)!r} of the artifact cache, since another user may have written it: "
+                f"{reason}"
+            )

@@ -35,7 +35,7 @@ def check_outputs(
 def _inputs(model: str, session_options: SessionOptions, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:
     yield "the model", model
     if kind_of(model) == "folder":
-        from xpuruntime.artifacts.reading import made_files
+        from xpuruntime.artifacts.manifest import made_files
 
         for name in made_files(Path(model)) or ():
             yield "a file of the model", str(Path(model, name))

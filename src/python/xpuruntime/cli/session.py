@@ -22,7 +22,7 @@ def prepare(
     model: str, values: list[str] | None, dims: list[str] | None, *, trust: bool = False
 ) -> tuple[ModelInfo, Feeds]:
     """Read the model's facts and its inputs."""
-    from xpuruntime.artifacts.reading import artifact_model
+    from xpuruntime.artifacts.manifest import artifact_model
     from xpuruntime.engines.model import read_model
 
     info = artifact_model(model) or read_model(model, trust=trust)

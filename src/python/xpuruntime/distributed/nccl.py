@@ -10,8 +10,8 @@ import threading
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.errors import EngineError, EngineUnavailable
-from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.libraries.loading import preload
+from xpuruntime.runtime.packages import install_command
 
 __all__ = [
     "DTYPES",

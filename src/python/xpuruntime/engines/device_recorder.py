@@ -15,7 +15,7 @@ from xpuruntime.runtime import profiler
 
 if TYPE_CHECKING:
     from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording
-    from xpuruntime.runtime.device_recording import DeviceRecording
+    from xpuruntime.runtime.profiler import DeviceRecording
 
 __all__ = ["DeviceRecorder"]
 

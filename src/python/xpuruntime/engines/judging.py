@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from xpuruntime.engines.base import Judgement
 from xpuruntime.engines.refusal import Refusal
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.runtime.plugin_points import guarded
+from xpuruntime.runtime.packages import guarded
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Engine, Request

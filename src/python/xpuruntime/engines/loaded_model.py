@@ -16,8 +16,8 @@ from xpuruntime.engines.input_binding import check_call, chosen_outputs
 from xpuruntime.engines.run_future import RunFuture
 from xpuruntime.engines.run_threads import RunThreads
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.runtime.instrumented_calls import instrumented_method
 from xpuruntime.runtime.process_forks import keep_in_child
+from xpuruntime.runtime.session_registry import instrumented_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.base import Engine
 from xpuruntime.errors import EngineError
 from xpuruntime.policies.provider_options import ENGINE_PATTERN
-from xpuruntime.runtime.plugin_points import load_points
+from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

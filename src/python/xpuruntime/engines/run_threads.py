@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from xpuruntime.engines.run_future import RunFuture, cancel
 from xpuruntime.errors import DeadlineError, QueueFullError, XpuRuntimeError
-from xpuruntime.runtime.interpreter_exit import interpreter_ends
 from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
+from xpuruntime.runtime.session_registry import interpreter_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.runtime.cpu_and_memory import cpu_cores
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

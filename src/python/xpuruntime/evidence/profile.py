@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range, WorkSource
-    from xpuruntime.runtime.trace_events import Mark
+    from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall, Mark, Range, WorkSource
 
 __all__ = ["Profile", "Share"]
 

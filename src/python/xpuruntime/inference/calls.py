@@ -138,7 +138,7 @@ class _CudaCalls(_BoundCalls):
 
     def _sent(self, index: int) -> dict[str, Any]:
         """Return inputs on the device: they are copied there once."""
-        from xpuruntime.runtime.tensor import Tensor
+        from xpuruntime.runtime.stream import Tensor
 
         if index not in self._there:
             self._there[index] = {
@@ -167,7 +167,7 @@ class _CudaCalls(_BoundCalls):
         return np.array(host.numpy())
 
     def _poison(self, array: Any) -> None:
-        from xpuruntime.runtime.tensor import Tensor
+        from xpuruntime.runtime.stream import Tensor
 
         host = self._read(array)
         poison(host)
@@ -176,7 +176,7 @@ class _CudaCalls(_BoundCalls):
 
     def _tensor(self, array: Any) -> Any:
         """Return a view of a buffer, whosever kind it is of."""
-        from xpuruntime.runtime.tensor import as_tensor
+        from xpuruntime.runtime.stream import as_tensor
 
         return as_tensor(array, stream=self._stream)
 

@@ -26,8 +26,8 @@ from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.embedded_policy import compare_kernels
 from xpuruntime.inference.memory_watch import MemoryWatch
 from xpuruntime.printable import printable
-from xpuruntime.runtime.instrumented_calls import instrumented_method
-from xpuruntime.runtime.trace_events import Mark, tell
+from xpuruntime.runtime.profiler import Mark, tell
+from xpuruntime.runtime.session_registry import instrumented_method
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.engines.base import LoadedModel, closed
-from xpuruntime.runtime.instrumented_calls import set_call_instrumentation
-from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_open_hook
-from xpuruntime.runtime.trace_events import Mark, tell
+from xpuruntime.runtime.profiler import Mark, tell
+from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_call_instrumentation, set_open_hook
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -51,7 +51,7 @@ def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
     engine, request, judgement, machine = recipe
     cache = plan.control("execution.artifacts.cache")
     if request.artifact is None and cache is not None and cache.enforceability == "enforced":
-        from xpuruntime.artifacts.cache import cached
+        from xpuruntime.artifacts.store import cached
 
         artifact, made, warning = cached(recipe)
         request = msgspec.structs.replace(request, artifact=artifact)

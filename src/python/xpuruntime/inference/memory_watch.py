@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.sections.memory_over_time import MemorySample
-from xpuruntime.runtime.process_memory import process_memory
+from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

@@ -188,7 +188,7 @@ def _check_machine(machine: Any) -> None:
 
 def artifact_of(model: Any, policy: PolicyLike | None) -> tuple[Artifact | None, PolicyLike | None]:
     """Return the artifact that `model` names, and the policy to start from: its own where none is given."""
-    from xpuruntime.artifacts.reading import artifact_policy, find_artifact
+    from xpuruntime.artifacts.manifest import artifact_policy, find_artifact
 
     artifact = find_artifact(model)
     return artifact, artifact_policy(artifact) if artifact is not None and policy is None else policy

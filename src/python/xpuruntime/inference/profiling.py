@@ -13,9 +13,7 @@ from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.inference.instrumented_runs import InstrumentedRuns
 from xpuruntime.runtime.process_forks import fork_lock
-from xpuruntime.runtime.profiler import LIMIT, profiled
-from xpuruntime.runtime.recorded_block import RecordedBlock, warn_beside
-from xpuruntime.runtime.trace_events import Marks, record_marks
+from xpuruntime.runtime.profiler import LIMIT, Marks, RecordedBlock, profiled, record_marks, warn_beside
 
 if TYPE_CHECKING:
     import os
@@ -24,7 +22,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.runtime.device_recording import DeviceRecording
+    from xpuruntime.runtime.profiler import DeviceRecording
 
 __all__ = ["profile"]
 

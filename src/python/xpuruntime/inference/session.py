@@ -21,9 +21,8 @@ from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.inference.plan_request import plan_session, reopen_plan, warn_of
 from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.printable import printable
-from xpuruntime.runtime.instrumented_calls import instrumented_method
 from xpuruntime.runtime.process_forks import reset_in_child
-from xpuruntime.runtime.session_registry import note_bound, note_open, open_bindings
+from xpuruntime.runtime.session_registry import instrumented_method, note_bound, note_open, open_bindings
 
 if TYPE_CHECKING:
     import os

@@ -30,8 +30,7 @@ from xpuruntime.lockfile.tables import (
     quantiser_packages,
     variables_of,
 )
-from xpuruntime.runtime.cpu_cores import cpu_cores, cpu_quota
-from xpuruntime.runtime.libraries.distributions import distributions
+from xpuruntime.runtime.cpu_and_memory import cpu_cores, cpu_quota
 from xpuruntime.runtime.libraries.identity import (
     find_file,
     library_identity,
@@ -39,6 +38,7 @@ from xpuruntime.runtime.libraries.identity import (
     operator_library,
     path_in_packages,
 )
+from xpuruntime.runtime.packages import distributions
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

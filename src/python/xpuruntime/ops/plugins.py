@@ -18,7 +18,7 @@ from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.policies.kernel_ids import FAMILIES, OPS
-from xpuruntime.runtime.plugin_points import load_points
+from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.policies.refusal import nearest
-from xpuruntime.runtime.plugin_points import guarded
+from xpuruntime.runtime.packages import guarded
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -23,7 +23,7 @@ from xpuruntime.evidence.records import Control
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.planning.candidates import chooses_among_all_engines, devices_of, find_engine
 from xpuruntime.policies.name_patterns import NameSet
-from xpuruntime.runtime.install_commands import reinstall_command
+from xpuruntime.runtime.packages import reinstall_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

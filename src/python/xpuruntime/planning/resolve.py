@@ -31,7 +31,7 @@ from xpuruntime.planning.candidates import (
 from xpuruntime.planning.plan import ModelFacts, Plan, execution_facts
 from xpuruntime.planning.refusal import control_lines, device_fix, kinds_of, refusal, with_free_choices, without_nodes
 from xpuruntime.printable import printable
-from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.packages import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

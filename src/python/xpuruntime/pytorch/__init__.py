@@ -54,7 +54,7 @@ try:
 except ModuleNotFoundError as _missing:
     if _missing.name != "torch":
         raise
-    from xpuruntime.runtime.install_commands import install_command as _install_command
+    from xpuruntime.runtime.packages import install_command as _install_command
 
     raise ImportError(
         f"xpuruntime.pytorch requires PyTorch. Install with: {_install_command('torch')}", name="torch"

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.memory import Buffer, MemoryPool, MemoryReport, MemoryStats, memory_report
     from xpuruntime.runtime.profiler import profiled
     from xpuruntime.runtime.snapshot import load_machine, machine_snapshot
-    from xpuruntime.runtime.stream import Event, Graph, Stream
-    from xpuruntime.runtime.tensor import Tensor
+    from xpuruntime.runtime.stream import Event, Graph, Stream, Tensor
 
 __all__ = [
     "Buffer",
@@ -57,7 +56,7 @@ _LAZY = {
     "MemoryReport": "memory",
     "MemoryStats": "memory",
     "Stream": "stream",
-    "Tensor": "tensor",
+    "Tensor": "stream",
     "get_all_devices": "device",
     "get_current_device": "device",
     "get_device_count": "device",

@@ -1,21 +1,45 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The core's recorder of ranges and device work: `start`, `stop`, and `profiled` for a range.
-
-One recording at a time in a process.
-"""
+"""Recordings: the ranges and device work that the core records, and marks in every trace that is being taken."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+import threading
+import time
+import warnings
+from typing import TYPE_CHECKING, Any, Generic, Literal, NamedTuple, Protocol, TypeVar
+
+import msgspec
 
 from xpuruntime import _core
-from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range
+from xpuruntime.errors import InputError, XpuRuntimeWarning
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
     from types import TracebackType
 
-__all__ = ["LIMIT", "profiled", "start", "stop"]
+__all__ = [
+    "LIMIT",
+    "TUNING",
+    "BlockWatch",
+    "DeviceRecording",
+    "DeviceWork",
+    "HostCall",
+    "Mark",
+    "Marks",
+    "Range",
+    "RecordedBlock",
+    "WorkKind",
+    "WorkSource",
+    "mark",
+    "profiled",
+    "record_marks",
+    "start",
+    "stop",
+    "tell",
+    "warn_beside",
+]
 
 #: Ranges, pieces of work and calls that are kept, of each, unless somebody says otherwise.
 LIMIT: int = _core.PROFILER_LIMIT
@@ -80,3 +104,186 @@ class profiled:  # noqa: N801 - used like a function
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _core.profiler_end(self._id)
+
+
+WorkKind = Literal["kernel", "copy", "fill", "wait", "allocation", "release"]
+WorkSource = Literal["none", "cupti", "kineto", "events"]
+
+
+class Range(NamedTuple):
+    """A named piece of the host's time."""
+
+    id: int
+    parent: int
+    name: str
+    category: str
+    thread: int
+    start_ns: int
+    end_ns: int
+    finished: bool = True
+
+
+class DeviceWork(NamedTuple):
+    """One piece of work of a device, or what the host waited for one."""
+
+    kind: WorkKind
+    name: str
+    device: int
+    stream: int
+    start_ns: int
+    end_ns: int
+    range: int = 0
+    correlation: int = 0
+    graph: int = 0
+    bytes: int = 0
+    source: str = ""
+    destination: str = ""
+
+    @property
+    def us(self) -> float:
+        """Microseconds."""
+        return (self.end_ns - self.start_ns) / 1000
+
+
+class HostCall(NamedTuple):
+    """A call of CUDA's by which the host gave work to a device, or waited for it."""
+
+    name: str
+    thread: int
+    start_ns: int
+    end_ns: int
+    correlation: int
+
+
+class DeviceRecording(msgspec.Struct, frozen=True, kw_only=True):
+    """What was recorded."""
+
+    source: WorkSource = "none"
+    notes: tuple[str, ...] = ()
+    start_ns: int = 0
+    end_ns: int = 0
+    ranges: tuple[Range, ...] = ()
+    work: tuple[DeviceWork, ...] = ()
+    calls: tuple[HostCall, ...] = ()
+    dropped: int = 0
+
+
+class BlockWatch(Protocol):
+    """What watches a block: hooks, a profiler, or both."""
+
+    def start(self) -> None:
+        """Begin."""
+        ...
+
+    def abandon(self) -> None:
+        """End at any point, also when nothing was begun, and keep nothing."""
+        ...
+
+
+W = TypeVar("W", bound=BlockWatch)
+
+
+class RecordedBlock(Generic[W]):
+    """What ``explain`` and both ``profile`` share.
+
+    A class derived from it has ``__enter__ = _core.guarded(_enter, _abandon, _check)`` and
+    ``__exit__ = _core.guarded(_exit, _abandon)``.
+    """
+
+    _watch: W | None = None
+    _loss: _core.OnLoss | None = None
+
+    def _start(self, watch: W) -> None:
+        self._watch = watch
+        self._loss = _core.OnLoss(watch.abandon)
+        watch.start()
+
+    def _abandon(self) -> None:
+        if self._watch is not None:
+            self._watch.abandon()
+            if self._loss is not None:
+                self._loss.disarm()
+            self._watch = self._loss = None
+
+    def _running(self) -> W:
+        """Return what watches the block. Raises InputError outside of it."""
+        if self._watch is None:
+            name = type(self).__name__
+            msg = f"this {name}() is not entered, or its with block has been left already"
+            raise InputError(msg)
+        return self._watch
+
+
+@contextlib.contextmanager
+def warn_beside(error: BaseException | None) -> Iterator[None]:
+    """Finish a profile; where its block has failed with `error`, a failure of the profile is a warning."""
+    try:
+        yield
+    except Exception as failure:
+        if error is None:
+            raise
+        msg = f"the block failed, and so did its profile: {failure}"
+        warnings.warn(msg, XpuRuntimeWarning, stacklevel=4)
+
+
+#: Name of the range around the measuring of kernels, so that a profile does not take that for the work of the program.
+TUNING = "xpuruntime tuning"
+
+
+class Mark(NamedTuple):
+    """Something that took its time."""
+
+    track: str
+    name: str
+    start_ns: int
+    end_ns: int
+    thread: int
+    details: dict[str, Any]
+
+
+class Marks:
+    """Takes marks, from any thread."""
+
+    def __init__(self) -> None:
+        self.taken: list[Mark] = []
+
+
+_watching: Marks | None = None
+
+
+def record_marks(marks: Marks | None) -> Marks | None:
+    """Record marks that end from now on in `marks`; ``None`` stops recording. Returns the previous recorder."""
+    global _watching
+    before, _watching = _watching, marks
+    return before
+
+
+def tell(make: Callable[[], Iterable[Mark]]) -> None:
+    """Add marks of work that has ended to the trace being taken; without one, `make` is not called."""
+    watching = _watching
+    if watching is not None:
+        watching.taken.extend(make())
+
+
+class mark:  # noqa: N801 - used like a function
+    """Mark a ``with`` block for whoever takes a trace; costs next to nothing while nobody does."""
+
+    __slots__ = ("_details", "_name", "_start", "_track")
+
+    def __init__(self, track: str, name: str, **details: Any) -> None:
+        self._track = track
+        self._name = name
+        self._details = details
+        self._start = 0
+
+    def __enter__(self) -> None:
+        if _watching is not None:
+            self._start = time.time_ns()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        watching = _watching
+        if watching is not None and self._start:
+            thread = threading.get_native_id()
+            watching.taken.append(Mark(self._track, self._name, self._start, time.time_ns(), thread, self._details))

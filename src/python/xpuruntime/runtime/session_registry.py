@@ -1,18 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Registry of open sessions and bindings, for reports and profiles; it holds weak references only."""
+"""Sessions that are open: their registry, which holds weak references only, and what wraps their calls."""
 
 from __future__ import annotations
 
+import atexit
+import sys
+import threading
+import time
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
-__all__ = ["HoldsMemory", "note_bound", "note_open", "open_bindings", "open_sessions", "set_open_hook"]
+__all__ = [
+    "HoldsMemory",
+    "instrumented_method",
+    "interpreter_ends",
+    "note_bound",
+    "note_open",
+    "open_bindings",
+    "open_sessions",
+    "set_call_instrumentation",
+    "set_open_hook",
+]
 
 _lock = fork_lock()
 _noted: weakref.WeakValueDictionary[int, HoldsMemory] = weakref.WeakValueDictionary()
@@ -61,3 +77,70 @@ def set_open_hook(hook: Callable[[Any, Any], None] | None) -> None:
     """Call ``hook(session, None)`` and ``hook(session, binding)`` for what is opened from now on."""
     global _open_hook
     _open_hook = hook
+
+
+_watching: Callable[[Any, str], Callable[..., Any]] | None = None
+
+
+def set_call_instrumentation(wrap: Callable[[Any, str], Callable[..., Any]] | None) -> None:
+    """Have ``wrap(model, name)`` give what is called in place of a model's method; ``None``: the method itself."""
+    global _watching
+    _watching = wrap
+
+
+def instrumented_method(model: Any, name: str) -> Callable[..., Any]:
+    """Return the method `name` of a loaded model, as whoever watches wants it called."""
+    wrap = _watching
+    method: Callable[..., Any] = getattr(model, name) if wrap is None else wrap(model, name)
+    return method
+
+
+_ENGINES = str(Path(__file__).parents[1] / "engines")
+#: Seconds that runs of daemon threads are waited for.
+_PATIENCE = 5.0
+
+
+_ended = threading.Event()
+# Called when the main thread has ended, before Python waits for the other threads. `Thread.is_alive` cannot be asked:
+# after one interruption inside of it, CPython 3.11 takes the main thread for ended.
+threading._register_atexit(_ended.set)  # type: ignore[attr-defined]
+
+
+def interpreter_ends() -> bool:
+    """Say whether the main thread has ended, so that no new work may be given to threads."""
+    return _ended.is_set()
+
+
+def _kept_out(run: Callable[..., Any]) -> Callable[..., Any]:
+    def kept_out(*args: Any, **keywords: Any) -> Any:
+        if threading.current_thread() is threading.main_thread():
+            return run(*args, **keywords)
+        while True:  # until the process is gone
+            time.sleep(3600)
+
+    return kept_out
+
+
+def _is_inside(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_ENGINES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _keep_daemons_out() -> None:
+    owners: list[Any] = [*open_sessions(), *(binding for _, binding in open_bindings())]
+    me = threading.get_ident()
+    if not owners or len(sys._current_frames()) == 1:
+        return
+    for owner in owners:
+        owner.run = _kept_out(owner.run)
+    until = time.monotonic() + _PATIENCE
+    while time.monotonic() < until:
+        if not any(_is_inside(frame) for thread, frame in sys._current_frames().items() if thread != me):
+            return
+        time.sleep(0.001)
+
+
+atexit.register(_keep_daemons_out)

@@ -4,10 +4,14 @@
 
 from __future__ import annotations
 
+import glob
 import importlib
+import importlib.util
 import os
 import platform
+import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
@@ -15,13 +19,12 @@ import msgspec
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes, reason_of, user_path
 from xpuruntime.files.reading import decode_json, read_regular
-from xpuruntime.runtime.libraries.loading import with_build_id
-from xpuruntime.runtime.libraries.package_builds import package_libraries
+from xpuruntime.runtime.libraries.loading import LibraryIndex, libraries_needed_by, loaded_libraries, with_build_id
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Library, Machine
-from xpuruntime.runtime.plugin_points import guarded
+from xpuruntime.runtime.packages import guarded
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
 __all__ = [
@@ -32,6 +35,7 @@ __all__ = [
     "machine_from_json",
     "machine_snapshot",
     "machine_to_json",
+    "package_libraries",
     "probed",
 ]
 
@@ -173,3 +177,54 @@ def _core_facts() -> tuple[CpuFacts, tuple[CudaFacts, ...], str | None, bool]:
         for device in others
     )
     return facts, cuda, manager.cuda_reason() or None, bool(manager.built_with_cuda())
+
+
+def package_libraries(patterns: Sequence[str], *, cuda: bool) -> tuple[tuple[Library, ...], tuple[Library, ...]]:
+    """Return the shared libraries of a package and the libraries of CUDA that they need. Imports and loads nothing."""
+    own: dict[str, Library] = {}
+    for pattern in patterns:
+        package, _, inside = pattern.partition("/")
+        for folder in _folders(package):
+            for path in sorted(glob.glob(os.path.join(glob.escape(folder), inside))):  # noqa: PTH118, PTH207
+                name = Path(path).name
+                if Path(path).is_file():
+                    version = re.search(r"\.so\.(\d[\d.]*)$", name)
+                    found = Library(name=name, path=path, version=version[1] if version else None, origin="package")
+                    own.setdefault(name, with_build_id(found))
+    return tuple(own[name] for name in sorted(own)), _cuda_libraries(own) if cuda else ()
+
+
+def _folders(package: str) -> list[str]:
+    try:
+        spec = importlib.util.find_spec(package)
+    except (ImportError, ValueError):
+        return []
+    return list(spec.submodule_search_locations or ()) if spec is not None else []
+
+
+def _cuda_libraries(own: dict[str, Library]) -> tuple[Library, ...]:
+    """Return what the libraries need of CUDA, and what that needs in turn."""
+    index: LibraryIndex | None = None
+    loaded = {library.name: library for library in loaded_libraries()}
+    found: dict[str, Library] = {}
+    seen = set(own)
+    paths = [library.path for library in own.values()]
+    while paths:
+        try:
+            linked, later = libraries_needed_by(paths.pop())
+        except InputError:
+            continue
+        for soname in (*linked, *later):
+            if soname in seen:
+                continue
+            seen.add(soname)
+            library = next(
+                (one for name, one in loaded.items() if name == soname or name.startswith(soname + ".")), None
+            )
+            if library is None:
+                index = index or LibraryIndex()
+                library = next(iter(index.find_soname(soname)), None)
+            if library is not None:
+                found[soname] = with_build_id(library)
+                paths.append(library.path)
+    return tuple(found[soname] for soname in sorted(found))

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn
 
 from xpuruntime.errors import InputError, XpuRuntimeError
-from xpuruntime.runtime.process_memory import read_status
+from xpuruntime.runtime.cpu_and_memory import read_status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping, Sequence

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import MAPPING, NAMES, PATH, TEXT, ArgumentType, check_types
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError, XpuRuntimeWarning
-from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.packages import install_command
 from xpuruntime.serving.models.settings import SCHEMA, ServeSettings, settings_of_source
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from xpuruntime import _core
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, ArgumentType, check_types
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
-from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninterrupted
+from xpuruntime.runtime.packages import install_command
 from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.http.bodies import BodyThreads, default_threads

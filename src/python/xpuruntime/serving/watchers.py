@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.artifacts.reading import find_artifact
+from xpuruntime.artifacts.manifest import find_artifact
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.tolerances import TOLERANCES, Tolerance, compare_within
 from xpuruntime.inference.session import InferenceSession

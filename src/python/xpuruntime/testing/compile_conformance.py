@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.artifacts.reading import open_artifact
+from xpuruntime.artifacts.manifest import open_artifact
 from xpuruntime.engines import default_registry
 from xpuruntime.testing import models
 

@@ -20,7 +20,7 @@ from xpuruntime.evidence.tolerances import RANDOM_FIX, Tolerance, compare_within
 from xpuruntime.inference.plan_request import PlannedModel, plan_session
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.cpu_cores import CpuCores, cpu_cores
+from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores
 from xpuruntime.runtime.snapshot import probed
 from xpuruntime.tuning.devices import policy_device, trial_devices
 from xpuruntime.tuning.executors.runner import RunnerJob

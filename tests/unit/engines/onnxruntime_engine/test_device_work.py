@@ -13,7 +13,7 @@ from xpuruntime.engines.onnxruntime.observing.device_work import DeviceTimes, wi
 from xpuruntime.engines.onnxruntime.observing.devices import Devices
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeProfile, NodeSpan
 from xpuruntime.errors import CudaError, InputError
-from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall
+from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 #: When the clock of the profile was zero.

@@ -19,8 +19,8 @@ from xpuruntime.engines.registry import default_registry
 from xpuruntime.engines.tensorrt import TensorRtEngine, TensorRtRtxEngine
 from xpuruntime.errors import EngineError
 from xpuruntime.policies import Policy
-from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.packages import install_command
 from xpuruntime.testing import models
 
 BOTH = pytest.mark.parametrize("engine", ["tensorrt", "tensorrt-rtx"])

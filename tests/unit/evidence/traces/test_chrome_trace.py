@@ -10,8 +10,7 @@ from collections import defaultdict
 from typing import Any
 
 from xpuruntime.evidence.traces.chrome_trace import chrome_trace
-from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall, Range
-from xpuruntime.runtime.trace_events import Mark
+from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall, Mark, Range
 
 T0 = 1_700_000_000_000_000_000
 DEVICE, ENGINES = 1_000_000_000, 2_000_000_000

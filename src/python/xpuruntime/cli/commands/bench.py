@@ -127,7 +127,7 @@ def _on_device(arrays: dict[str, Any], device: str) -> tuple[dict[str, Any], Cal
     if not device.startswith("cuda"):
         return arrays, None
     from xpuruntime.runtime.device import synchronize
-    from xpuruntime.runtime.tensor import Tensor
+    from xpuruntime.runtime.stream import Tensor
 
     there = {name: Tensor.from_numpy(array).to(device) for name, array in arrays.items()}
     synchronize(device)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from xpuruntime.errors import EngineError
-from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.packages import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable

@@ -14,8 +14,8 @@ from typing import Any
 
 from xpuruntime.engines.openvino.process_core import process_core
 from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
-from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.packages import install_command
 
 __all__ = ["device_word", "our_device", "probe"]
 

@@ -89,7 +89,7 @@ def _hosts() -> Iterator[tuple[str, str]]:
 def _problems(folder: Path) -> Iterator[str]:
     """Say which libraries of the wheel are missing or are none."""
     from xpuruntime.errors import InputError
-    from xpuruntime.runtime.libraries.elf import read_elf
+    from xpuruntime.runtime.libraries.search import read_elf
 
     for stem in (_PLUGIN, *_BACKENDS):
         file = folder / (f"{stem}.dll" if sys.platform == "win32" else f"lib{stem}.so")

@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineError
-from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.packages import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

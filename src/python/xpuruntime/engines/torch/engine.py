@@ -13,8 +13,8 @@ from xpuruntime.engines.torch.options import NAMES, OPTIONS
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.runtime.install_commands import install_command
 from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.packages import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, Range
-    from xpuruntime.runtime.trace_events import Mark
+    from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, Mark, Range
 
 __all__ = ["chrome_trace"]
 

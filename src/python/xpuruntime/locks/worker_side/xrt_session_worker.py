@@ -119,7 +119,7 @@ def time_session(calls: int, samples: int) -> list[float]:
 
 def memory_peak() -> int | None:
     """Return the bytes that this process has held at most; ``None`` where the system does not say."""
-    from xpuruntime.runtime.process_memory import process_memory
+    from xpuruntime.runtime.cpu_and_memory import process_memory
 
     return process_memory().most_resident
 
@@ -148,7 +148,7 @@ def session_memory(model: str, inputs: str, arguments: dict[str, Any]) -> dict[s
 def _taken(device: str) -> int | None:
     """Return what this process has of the host's memory, or what is taken of a CUDA device's."""
     import xpuruntime
-    from xpuruntime.runtime.process_memory import process_memory
+    from xpuruntime.runtime.cpu_and_memory import process_memory
 
     if device == "cpu":
         return process_memory().resident

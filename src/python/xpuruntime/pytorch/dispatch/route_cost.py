@@ -26,7 +26,7 @@ from xpuruntime.ops import tuned_records
 from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.route import Route
-from xpuruntime.runtime.cpu_caches import second_level_bytes
+from xpuruntime.runtime.cpu_and_memory import second_level_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping

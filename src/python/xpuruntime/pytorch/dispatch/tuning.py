@@ -25,7 +25,7 @@ from xpuruntime.pytorch.dispatch.call_timing import StepCost, host_sampler, on_d
 from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
 from xpuruntime.pytorch.dispatch.route import Route
 from xpuruntime.pytorch.dispatch.route_cost import route_cost
-from xpuruntime.runtime import trace_events
+from xpuruntime.runtime import profiler as trace_events
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

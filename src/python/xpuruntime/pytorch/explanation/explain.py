@@ -25,7 +25,7 @@ from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationD
 from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.explanation.summary_builder import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
-from xpuruntime.runtime.recorded_block import RecordedBlock
+from xpuruntime.runtime.profiler import RecordedBlock
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch.autograd import DeviceType
 
-from xpuruntime.runtime.trace_events import TUNING
+from xpuruntime.runtime.profiler import TUNING
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator

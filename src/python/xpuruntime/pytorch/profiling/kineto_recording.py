@@ -16,12 +16,12 @@ from torch.autograd import DeviceType
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
-from xpuruntime.runtime.device_recording import DeviceWork, HostCall, Range, WorkKind
+from xpuruntime.runtime.profiler import DeviceWork, HostCall, Range, WorkKind
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from xpuruntime.runtime.device_recording import DeviceRecording
+    from xpuruntime.runtime.profiler import DeviceRecording
 
 __all__ = ["KinetoRecording"]
 

@@ -22,8 +22,7 @@ from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explain import Watch, served_since
 from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
 from xpuruntime.pytorch.profiling.trace_merge import merge_trace
-from xpuruntime.runtime.recorded_block import RecordedBlock, warn_beside
-from xpuruntime.runtime.trace_events import Marks, record_marks
+from xpuruntime.runtime.profiler import Marks, RecordedBlock, record_marks, warn_beside
 
 if TYPE_CHECKING:
     import os

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.decision_log import Decision
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
-    from xpuruntime.runtime.trace_events import Mark
+    from xpuruntime.runtime.profiler import Mark
 
 __all__ = ["merge_trace"]
 

@@ -5,6 +5,6 @@
 from __future__ import annotations
 
 from xpuruntime.runtime.doctor.diagnosis import CHECKS, Diagnosis, diagnose, examine
-from xpuruntime.runtime.doctor.finding import Finding
+from xpuruntime.runtime.doctor.facts import Finding
 
 __all__ = ["CHECKS", "Diagnosis", "Finding", "diagnose", "examine"]

@@ -7,8 +7,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.runtime.doctor.finding import Finding, FindingCode
-from xpuruntime.runtime.install_commands import install_command, reinstall_command
+from xpuruntime.runtime.doctor.facts import Finding, FindingCode
+from xpuruntime.runtime.packages import install_command, reinstall_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -12,8 +12,7 @@ from xpuruntime.files.paths import json_text
 from xpuruntime.policies.advisories import Platform, holding
 from xpuruntime.printable import printable
 from xpuruntime.runtime.doctor import cuda, packages
-from xpuruntime.runtime.doctor.facts import Facts, gather
-from xpuruntime.runtime.doctor.finding import Finding, FindingCode
+from xpuruntime.runtime.doctor.facts import Facts, Finding, FindingCode, gather
 from xpuruntime.runtime.snapshot import core_problem, machine_snapshot
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from xpuruntime.runtime.doctor.finding import Finding, FindingCode
+from xpuruntime.runtime.doctor.facts import Finding, FindingCode
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.errors import InputError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import reason_of
-from xpuruntime.runtime.libraries.elf import read_elf
 from xpuruntime.runtime.libraries.loading import LibraryIndex, mapped_paths
+from xpuruntime.runtime.libraries.search import read_elf
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -16,10 +16,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.errors import EngineError, EngineUnavailable, InputError
-from xpuruntime.runtime.install_commands import install_command
-from xpuruntime.runtime.libraries.elf import read_elf
-from xpuruntime.runtime.libraries.search import SearchFolder, cached_libraries, search_folders, wheel_versions
+from xpuruntime.runtime.libraries.search import SearchFolder, cached_libraries, read_elf, search_folders, wheel_versions
 from xpuruntime.runtime.machine import Library
+from xpuruntime.runtime.packages import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

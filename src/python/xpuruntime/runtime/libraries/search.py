@@ -1,25 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Search order for the shared libraries of vendors."""
+"""Files of shared libraries: the folders that are searched, in order, and what their ELF headers say."""
 
 from __future__ import annotations
 
 import os
 import re
+import struct
 import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import msgspec
 
-from xpuruntime.runtime.libraries.distributions import distributions
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import open_regular
+from xpuruntime.runtime.packages import distributions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
-__all__ = ["SearchFolder", "cached_libraries", "search_folders", "wheel_versions"]
+__all__ = [
+    "ElfFacts",
+    "SearchFolder",
+    "cached_libraries",
+    "read_elf",
+    "search_folders",
+    "wheel_versions",
+]
 
 #: Packages whose wheels carry libraries: `nvidia` in both layouts (`nvidia/cu13/lib`, `nvidia/cublas/lib`), TensorRT,
 #: and OpenBLAS, which the kernels for the CPU use.
@@ -96,3 +108,134 @@ def wheel_versions(paths: Sequence[str] | None = None) -> dict[str, str]:
             if ".so" in file or file.lower().endswith((".dll", ".dylib")):
                 found[os.path.realpath(Path(wheel.location, file))] = wheel.version
     return found
+
+
+#: Kind, address, offset in the file, and size.
+_Segment = tuple[int, int, int, int]
+_PT_LOAD, _PT_DYNAMIC, _PT_NOTE = 1, 2, 4
+_NT_GNU_BUILD_ID = 3
+_DT_NULL, _DT_NEEDED, _DT_STRTAB, _DT_STRSZ, _DT_SONAME = 0, 1, 5, 10, 14
+#: No dynamic section or string table of a real library comes near this; a larger one is a corrupt file.
+_MOST = 64 << 20
+#: Bytes that are read at once of a name.
+_BLOCK = 256
+
+
+class ElfFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """One file: its soname, the sonames it needs, and its build ID as hex digits."""
+
+    soname: str | None
+    needed: tuple[str, ...]
+    build_id: str | None = None
+
+
+def read_elf(path: str | Path) -> ElfFacts:
+    """Read the dynamic section and the build ID of an ELF file, and nothing else of it, whatever its size."""
+    try:
+        with open_regular(path) as file:
+            return _read(file)
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
+    except (struct.error, ValueError, UnicodeDecodeError) as error:
+        raise InputError(
+            f"{path} is not a shared library that this machine can load: {error}. Fix: name one"
+        ) from error
+
+
+def _segments(file: BinaryIO) -> tuple[str, bool, list[_Segment]]:
+    """Return the byte order, whether the file is 64-bit, and kind, address, offset and size of each segment."""
+    ident = file.read(16)
+    if ident[:4] != b"\x7fELF" or len(ident) < 16 or ident[4] not in (1, 2) or ident[5] not in (1, 2):
+        raise ValueError("it does not begin as an ELF file does")
+    wide, order = ident[4] == 2, "<" if ident[5] == 1 else ">"
+    header = struct.Struct(order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"))
+    fields = header.unpack(file.read(header.size))
+    offset, entry_size, count = fields[4], fields[8], fields[9]
+    found: list[_Segment] = []
+    for index in range(count):
+        file.seek(offset + index * entry_size)
+        if wide:
+            kind, _, at, address, _, size, *_ = struct.unpack(order + "IIQQQQQQ", file.read(56))
+        else:
+            kind, at, address, _, size, *_ = struct.unpack(order + "IIIIIIII", file.read(32))
+        found.append((kind, address, at, size))
+    return order, wide, found
+
+
+def _read(file: BinaryIO) -> ElfFacts:
+    order, wide, segments = _segments(file)
+    build_id = _build_id(file, order, segments)
+    dynamic = [(at, size) for kind, _, at, size in segments if kind == _PT_DYNAMIC]
+    if not dynamic:
+        return ElfFacts(soname=None, needed=(), build_id=build_id)
+    loads = [(address, at, size) for kind, address, at, size in segments if kind == _PT_LOAD]
+    facts = _dynamic(file, order + ("qQ" if wide else "iI"), dynamic[-1], loads)
+    return msgspec.structs.replace(facts, build_id=build_id)
+
+
+def _build_id(file: BinaryIO, order: str, segments: list[_Segment]) -> str | None:
+    """Return the build ID in the notes, or ``None``."""
+    head = struct.Struct(order + "III")
+    for kind, _, at, size in segments:
+        if kind != _PT_NOTE:
+            continue
+        if size > _MOST:
+            raise ValueError("its notes are impossibly large")
+        file.seek(at)
+        raw = file.read(size)
+        start = 0
+        while start + head.size <= len(raw):
+            name_size, value_size, what = head.unpack_from(raw, start)
+            name = start + head.size
+            value = name + (name_size + 3) // 4 * 4
+            if (
+                what == _NT_GNU_BUILD_ID
+                and raw[name : name + name_size] == b"GNU\0"
+                and 0 < value_size <= len(raw) - value
+            ):
+                return raw[value : value + value_size].hex()
+            start = value + (value_size + 3) // 4 * 4
+    return None
+
+
+def _dynamic(file: BinaryIO, form: str, where: tuple[int, int], loads: list[tuple[int, int, int]]) -> ElfFacts:
+    entry = struct.Struct(form)
+    if where[1] > _MOST:
+        raise ValueError("its dynamic section is impossibly large")
+    file.seek(where[0])
+    raw = file.read(where[1])
+    if len(raw) < where[1]:
+        raise ValueError("it is truncated")
+    tags: list[tuple[int, int]] = []
+    for start in range(0, len(raw) - entry.size + 1, entry.size):
+        tag, value = entry.unpack_from(raw, start)
+        if tag == _DT_NULL:
+            break
+        tags.append((tag, value))
+    first = dict(reversed(tags))
+    if _DT_STRTAB not in first:
+        return ElfFacts(soname=None, needed=())
+    address, size = first[_DT_STRTAB], first.get(_DT_STRSZ, 0)
+    if size > _MOST:
+        raise ValueError("its string table is impossibly large")
+    base = next((at + address - start for start, at, length in loads if start <= address < start + length), None)
+    if base is None:
+        raise ValueError("its string table lies outside the file")
+    file.seek(max(base + size - 1, 0))
+    if not file.read(1):
+        raise ValueError("it is truncated")
+
+    def text(index: int) -> str:
+        file.seek(base + index)
+        found = b""
+        while b"\0" not in found:
+            block = file.read(max(0, min(size - index - len(found), _BLOCK)))
+            if not block:
+                raise ValueError("a name lies outside its string table")
+            found += block
+        return found.partition(b"\0")[0].decode()
+
+    return ElfFacts(
+        soname=text(first[_DT_SONAME]) if _DT_SONAME in first else None,
+        needed=tuple(text(value) for tag, value in tags if tag == _DT_NEEDED),
+    )

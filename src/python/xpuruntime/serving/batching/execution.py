@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from xpuruntime import _core
-from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.process_forks import reset_in_child
 from xpuruntime.serving.batching.requests import Execution, Job, failure_of_run
 from xpuruntime.serving.batching.settings import batch_sizes

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.errors import EngineUnavailable, XpuRuntimeError
 from xpuruntime.files.paths import reason_of
-from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.packages import install_command
 from xpuruntime.serving.conformance.rest_checks import HttpClient, RestChecks
 from xpuruntime.serving.conformance.result import ConformanceResult, FailedCheck
 from xpuruntime.serving.options import read_authorities

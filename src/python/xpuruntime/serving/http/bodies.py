@@ -12,7 +12,7 @@ import numpy as np
 
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.serving.gate import ClientGone
 from xpuruntime.serving.status import ServingError, Status
 

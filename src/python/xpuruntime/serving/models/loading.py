@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from xpuruntime.artifacts.reading import made_files
+from xpuruntime.artifacts.manifest import made_files
 from xpuruntime.errors import InputError, LockError, ModelError, PolicyError
 from xpuruntime.files.paths import reason_of
 from xpuruntime.inference.batch_times import time_batches
@@ -134,7 +134,7 @@ def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | 
 
 def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
     """Return the policy that holds, with a static batch; ``None`` for an artifact, whose own policy holds."""
-    from xpuruntime.artifacts.reading import find_artifact
+    from xpuruntime.artifacts.manifest import find_artifact
     from xpuruntime.engines.model import read_model
     from xpuruntime.inference.embedded_policy import carried_policy
     from xpuruntime.inference.session_arguments import SessionArguments

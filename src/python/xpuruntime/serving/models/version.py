@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.inference.host_runs import host_runner
-from xpuruntime.runtime.process_memory import process_memory
+from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.serving.batching.delays import sized_by_values
 from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.execution import joined

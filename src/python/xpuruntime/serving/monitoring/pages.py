@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.policies.quantities import duration_text
-from xpuruntime.runtime.process_memory import process_memory
+from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.monitoring.statistics import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
 

@@ -13,7 +13,7 @@ import msgspec
 
 from xpuruntime.error_text import first_line
 from xpuruntime.measuring.statistics import CandidateCode
-from xpuruntime.runtime.process_memory import available_memory
+from xpuruntime.runtime.cpu_and_memory import available_memory
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES, SessionExecutor
 from xpuruntime.tuning.trial import CandidateFailed, OutOfTime

@@ -21,7 +21,7 @@ import numpy as np
 
 from xpuruntime.errors import EngineUnavailable, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.digests import file_digest
-from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.packages import install_command
 from xpuruntime.tuning.devices import TrialDevice, hardware_difference
 from xpuruntime.tuning.executors.base import Executor
 from xpuruntime.tuning.executors.ray_executor import RayExecutor

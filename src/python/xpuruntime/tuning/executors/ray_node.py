@@ -17,7 +17,7 @@ from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.measuring.conditions import open_meter
-from xpuruntime.runtime.cpu_cores import cpu_cores
+from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.snapshot import machine_snapshot
 from xpuruntime.tuning.devices import TrialDevice
 from xpuruntime.tuning.executors.process import ProcessExecutor

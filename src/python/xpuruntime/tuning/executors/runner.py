@@ -27,7 +27,7 @@ from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import open_calls
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays
 from xpuruntime.measuring.conditions import open_meter
-from xpuruntime.runtime.process_memory import process_memory
+from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

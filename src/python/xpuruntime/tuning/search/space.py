@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.policies import Policy
-    from xpuruntime.runtime.cpu_cores import CpuCores
+    from xpuruntime.runtime.cpu_and_memory import CpuCores
     from xpuruntime.tuning.spec.parts import SearchSpace
 
 __all__ = ["BATCH", "OPTIONS", "Point", "Setting", "Space", "apply_changes", "build_space", "kernel_values"]

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeProfile, NodeSpan
-    from xpuruntime.runtime.device_recording import DeviceRecording, DeviceWork, HostCall
+    from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall
 
 __all__ = ["DeviceTimes", "with_device_times"]
 

@@ -10,13 +10,13 @@ from xpuruntime import _core
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.engines.onnxruntime.observing.device_work import DeviceTimes, with_device_times
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.runtime.trace_events import Mark
+from xpuruntime.runtime.profiler import Mark
 
 if TYPE_CHECKING:
     from types import TracebackType
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeProfile
-    from xpuruntime.runtime.device_recording import DeviceRecording
+    from xpuruntime.runtime.profiler import DeviceRecording
 
 __all__ = ["Devices"]
 

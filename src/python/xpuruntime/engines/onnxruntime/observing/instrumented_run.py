@@ -20,7 +20,7 @@ from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.runtime.trace_events import tell
+from xpuruntime.runtime.profiler import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping

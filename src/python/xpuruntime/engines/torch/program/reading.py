@@ -26,7 +26,7 @@ from xpuruntime.engines.torch.program.sources import ExportedSource, ModuleSourc
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.model_metadata.policy import LOCK_KEY
 from xpuruntime.files.paths import folder_of, kind_of
-from xpuruntime.runtime.install_commands import install_command
+from xpuruntime.runtime.packages import install_command
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence

@@ -15,7 +15,7 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.metric_worker.passed_values import read_value, write_value
 from xpuruntime.locks.verification.metric_worker.worker_side import is_full_disk, said
-from xpuruntime.runtime.process_memory import available_memory
+from xpuruntime.runtime.cpu_and_memory import available_memory
 from xpuruntime.runtime.worker import FailureKind, Worker, WorkerFailure
 
 if TYPE_CHECKING:

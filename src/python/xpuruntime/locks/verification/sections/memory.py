@@ -16,7 +16,7 @@ from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
 from xpuruntime.locks.verification.sections.expected import elsewhere, not_locked
 from xpuruntime.measuring.statistics import RatioVerdict
 from xpuruntime.policies.quantities import duration_text, share_text
-from xpuruntime.runtime.process_memory import process_memory
+from xpuruntime.runtime.cpu_and_memory import process_memory
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
