@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from xpuruntime.cli.output_kinds import _KINDS, refuse_other_kinds
+from xpuruntime.cli.output import _KINDS, refuse_other_kinds
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:

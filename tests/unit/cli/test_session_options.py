@@ -9,13 +9,11 @@ import inspect
 import pytest
 import typer
 
-from xpuruntime.cli.commands import bench, plan, profile, run
-from xpuruntime.cli.commands import compile as compiling
-from xpuruntime.cli.options import JsonOption, ModelArgument
-from xpuruntime.cli.session_options import SessionOptions, with_session_options
+from xpuruntime.cli.commands import plan, run, tune
+from xpuruntime.cli.options import JsonOption, ModelArgument, SessionOptions, with_session_options
 
 #: All but `compile`, which takes no .pt2 file and so no --trust.
-COMMANDS = [run.run, bench.bench, profile.profile, plan.plan, plan.explain]
+COMMANDS = [run.run, run.bench, run.profile, plan.plan, plan.explain]
 
 
 @with_session_options
@@ -42,7 +40,7 @@ def test_every_command_that_opens_a_session_takes_them(command):
 
 
 def test_compile_takes_all_but_trust():
-    shown = inspect.signature(compiling.compile_, eval_str=True).parameters
+    shown = inspect.signature(tune.compile_, eval_str=True).parameters
     first = inspect.signature(_told).parameters
     fields = [name for name in SessionOptions._fields if name != "trust"]
     assert {name: (shown[name].annotation, shown[name].default) for name in fields} == {

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pytest
 
-from xpuruntime.cli.completion import devices, engines, operations, precisions
+from xpuruntime.cli.options import devices, engines, operations, precisions
 from xpuruntime.evidence.render_text.tables import duration_text
 
 if TYPE_CHECKING:

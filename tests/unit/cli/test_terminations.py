@@ -129,7 +129,7 @@ def test_nohup_keeps_a_command_alive(digits: str, tmp_path: Path) -> None:
 
 START = """
 import ctypes, gc, os, signal, sys, threading, time
-import xpuruntime.cli.terminations as terminations
+import xpuruntime.cli.interrupts as terminations
 from xpuruntime.cli.interrupts import Interrupts
 
 class Swallows:

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.cli.inputs import read_feeds
+from xpuruntime.cli.session import read_feeds
 from xpuruntime.distributed.nccl_log import read_choices
 from xpuruntime.engines.model import read_model
 from xpuruntime.engines.tensorrt.caches import CacheFile

@@ -14,7 +14,7 @@ from fuzzing import NUMBERS, TEXTS, any_json, cases, change_json, controls, expe
 
 import xpuruntime as xrt
 from xpuruntime.artifacts.manifest import read_manifest
-from xpuruntime.cli.inputs import read_feeds
+from xpuruntime.cli.session import read_feeds
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.evidence import Report, compare_reports

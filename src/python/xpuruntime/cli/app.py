@@ -8,27 +8,7 @@ from typing import Annotated
 
 import typer
 
-from xpuruntime.cli.commands import (
-    bench,
-    bisect,
-    compare,
-    demo,
-    determinism,
-    diff,
-    export,
-    kernels,
-    lock,
-    machine,
-    oip_check,
-    plan,
-    policy,
-    profile,
-    run,
-    serve,
-    tune,
-    verify,
-)
-from xpuruntime.cli.commands import compile as compiling
+from xpuruntime.cli.commands import compare, lock, machine, plan, run, serve, tune, verify
 
 __all__ = ["app"]
 
@@ -72,23 +52,23 @@ def _version(value: bool) -> None:
 
 
 app.command("run", epilog=EXIT_CODES, rich_help_panel=SEE)(run.run)
-app.command("bench", epilog=EXIT_CODES, rich_help_panel=SEE)(bench.bench)
-app.command("profile", epilog=EXIT_CODES, rich_help_panel=SEE)(profile.profile)
+app.command("bench", epilog=EXIT_CODES, rich_help_panel=SEE)(run.bench)
+app.command("profile", epilog=EXIT_CODES, rich_help_panel=SEE)(run.profile)
 app.command("plan", epilog=EXIT_CODES, rich_help_panel=SEE)(plan.plan)
 app.command("compare", epilog=EXIT_CODES, rich_help_panel=SEE)(compare.compare)
 app.command("explain", epilog=EXIT_CODES, rich_help_panel=SEE)(plan.explain)
-app.add_typer(policy.app, name="policy", epilog=EXIT_CODES, rich_help_panel=SEE)
-app.command("demo", epilog=EXIT_CODES, rich_help_panel=SEE)(demo.demo)
+app.add_typer(plan.policy_app, name="policy", epilog=EXIT_CODES, rich_help_panel=SEE)
+app.command("demo", epilog=EXIT_CODES, rich_help_panel=SEE)(run.demo)
 app.command("lock", epilog=EXIT_CODES, rich_help_panel=LOCK)(lock.lock)
-app.command("determinism", epilog=EXIT_CODES, rich_help_panel=LOCK)(determinism.determinism)
-app.command("diff", epilog=EXIT_CODES, rich_help_panel=LOCK)(diff.diff)
-app.command("bisect", epilog=EXIT_CODES, rich_help_panel=LOCK)(bisect.bisect)
-app.command("export", epilog=EXIT_CODES, rich_help_panel=LOCK)(export.export)
+app.command("determinism", epilog=EXIT_CODES, rich_help_panel=LOCK)(verify.determinism)
+app.command("diff", epilog=EXIT_CODES, rich_help_panel=LOCK)(compare.diff)
+app.command("bisect", epilog=EXIT_CODES, rich_help_panel=LOCK)(compare.bisect)
+app.command("export", epilog=EXIT_CODES, rich_help_panel=LOCK)(lock.export)
 app.command("verify", epilog=EXIT_CODES, rich_help_panel=LOCK)(verify.verify)
-app.command("compile", epilog=EXIT_CODES, rich_help_panel=TUNE)(compiling.compile_)
+app.command("compile", epilog=EXIT_CODES, rich_help_panel=TUNE)(tune.compile_)
 app.command("tune", epilog=EXIT_CODES, rich_help_panel=TUNE)(tune.tune)
-app.command("oip-check", epilog=EXIT_CODES, rich_help_panel=SERVE)(oip_check.oip_check)
+app.command("oip-check", epilog=EXIT_CODES, rich_help_panel=SERVE)(serve.oip_check)
 app.command("serve", epilog=EXIT_CODES, rich_help_panel=SERVE)(serve.serve)
 app.command("devices", epilog=EXIT_CODES, rich_help_panel=MACHINE)(machine.devices)
 app.command("doctor", epilog=EXIT_CODES, rich_help_panel=MACHINE)(machine.doctor)
-app.command("kernels", epilog=EXIT_CODES, rich_help_panel=MACHINE)(kernels.kernels)
+app.command("kernels", epilog=EXIT_CODES, rich_help_panel=MACHINE)(machine.kernels)

@@ -127,7 +127,7 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
 
 def _report(error: BaseException, code: ExitCode, as_json: bool) -> ExitCode:
     """Say what has failed, and return the exit code: a package that cannot be imported is no bug of xpuruntime."""
-    from xpuruntime.cli.missing_module import broken_import, missing_module
+    from xpuruntime.cli.exit_codes import broken_import, missing_module
     from xpuruntime.cli.output import error_line, print_json
 
     text = str(error) or type(error).__name__

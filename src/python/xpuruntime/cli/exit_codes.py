@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`ExitCode`: what a command's exit code means, and which exception has which."""
+"""Errors of a command: which exit code each has, and which package imports what is not installed or fails."""
 
 from __future__ import annotations
 
 import enum
+from importlib import metadata
+from typing import TYPE_CHECKING
 
 from xpuruntime.errors import (
     AccuracyError,
@@ -20,7 +22,15 @@ from xpuruntime.errors import (
     XpuRuntimeError,
 )
 
-__all__ = ["ExitCode", "exit_code_of"]
+if TYPE_CHECKING:
+    from types import TracebackType
+
+__all__ = [
+    "ExitCode",
+    "broken_import",
+    "exit_code_of",
+    "missing_module",
+]
 
 
 class ExitCode(enum.IntEnum):
@@ -60,3 +70,75 @@ def exit_code_of(error: BaseException) -> ExitCode:
     if isinstance(error, ImportError) and (error.name or "").startswith("xpuruntime") and "_core" not in str(error):
         return ExitCode.BUG
     return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.BUG)
+
+
+_IMPORT_SYSTEM = frozenset({"importlib", "_frozen_importlib", "_frozen_importlib_external"})
+
+
+def missing_module(error: ModuleNotFoundError) -> str | None:
+    """Return the importing package, the missing module and the fix; ``None`` where the error has words of its own."""
+    if error.name is None or str(error) != f"No module named {error.name!r}":
+        return None
+    importer = _importer(error.__traceback__)
+    if importer is None:
+        return None
+    who, what = importer.partition(".")[0], error.name.partition(".")[0]
+    distributions = metadata.packages_distributions()
+    found = set(distributions.get(who, ()))
+    if len(found) != 1:  # none, or a namespace of several
+        return f"{importer} needs the module {error.name!r}, which is not installed. Fix: install it"
+    package = metadata.distribution(found.pop())
+    if what != error.name and what in distributions:  # a module of a package that is installed
+        installed = " or ".join(f"{one} {metadata.version(one)}" for one in sorted(set(distributions[what])))
+        return (
+            f"{package.name} {package.version} needs the module {error.name!r}, which {installed} does not have. Fix: "
+            f"install another version of it, or of {package.name}; `pip check` lists versions that do not fit"
+        )
+    needs = f"{package.name} {package.version} needs the module {error.name!r}, which is not installed"
+    required = _requirement(package, what)
+    if required is not None:
+        return f"{needs} although {package.name} requires it. Fix: pip install {required!r}"
+    return f"{needs}. Fix: install it, or another version of {package.name}; `pip check` lists what packages lack"
+
+
+def broken_import(error: BaseException) -> str | None:
+    """Return the module of another package that fails as it is imported, with the fix; ``None`` where none does."""
+    trace = error.__traceback__
+    while trace is not None:  # frames of the import system are left out of most traces
+        frame = trace.tb_frame
+        package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
+        if frame.f_code.co_name == "<module>" and package not in ("xpuruntime", "__main__"):
+            break
+        trace = trace.tb_next
+    else:
+        return None
+    names = sorted(set(metadata.packages_distributions().get(package, ())))
+    what = " ".join((package, *(metadata.version(one) for one in names[:1])))
+    fix = f"python -m pip install --force-reinstall {names[0]}" if names else f"repair or remove {package}"
+    return f"{what} cannot be imported: {type(error).__name__}: {error}. Fix: {fix}"
+
+
+def _importer(trace: TracebackType | None) -> str | None:
+    """Return the name of the module whose import failed last."""
+    found = None
+    while trace is not None:
+        name = trace.tb_frame.f_globals.get("__name__")
+        if isinstance(name, str) and name.partition(".")[0] not in _IMPORT_SYSTEM:
+            found = name
+        trace = trace.tb_next
+    return found
+
+
+def _requirement(package: metadata.Distribution, module: str) -> str | None:
+    """Return the package's requirement that is named like a module, as pip takes it."""
+    from packaging.requirements import InvalidRequirement, Requirement
+    from packaging.utils import canonicalize_name
+
+    for line in package.requires or ():
+        try:
+            one = Requirement(line)
+        except InvalidRequirement:
+            continue
+        if canonicalize_name(one.name) == canonicalize_name(module) and (one.marker is None or one.marker.evaluate()):
+            return f"{one.name}{one.specifier}"
+    return None

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Options that several commands share."""
+"""Options that several commands share, and the values of them that a shell completes."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import inspect
+from functools import wraps
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_args, get_type_hints
 
 import typer
 
-from xpuruntime.cli.completion import devices, engines, precisions
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "CalibrationOption",
@@ -23,14 +26,51 @@ __all__ = [
     "OnnxArgument",
     "PolicyOption",
     "PrecisionOption",
+    "SessionOptions",
     "TrustOption",
+    "devices",
+    "engines",
     "flag_option",
     "html_option",
+    "operations",
     "output_option",
+    "precisions",
     "runs_option",
     "text_option",
     "warmup_option",
+    "with_session_options",
 ]
+
+
+def engines(incomplete: str) -> list[str]:
+    """Return engines that begin so; after a comma, those that are not in the list yet."""
+    from xpuruntime.engines.registry import default_registry
+
+    before, comma, last = incomplete.rpartition(",")
+    taken = before.split(",")
+    return [
+        f"{before}{comma}{name}" for name in default_registry().engines() if name.startswith(last) and name not in taken
+    ]
+
+
+def devices(incomplete: str) -> list[str]:
+    """Return devices that begin so."""
+    from xpuruntime.policies.device_spec import DeviceKind
+
+    words = [f"{kind}:0" if kind in ("cuda", "rocm", "dml") else kind for kind in get_args(DeviceKind)]
+    return [word for word in dict.fromkeys(words) if word.startswith(incomplete)]
+
+
+def precisions(incomplete: str) -> list[str]:
+    """Return precisions that begin so."""
+    return [word for word in ("model", "fp32", "tf32", "fp16", "bf16", "int8") if word.startswith(incomplete)]
+
+
+def operations(incomplete: str) -> list[str]:
+    """Return operations with kernels that begin so."""
+    from xpuruntime.ops.listing import kernels
+
+    return [op for op in dict.fromkeys(one.op for one in kernels()) if op.startswith(incomplete)]
 
 
 def text_option(*names: str, metavar: str, help: str) -> Any:
@@ -146,3 +186,39 @@ def runs_option(help: str, most: int = 1_000_000) -> Any:
 def warmup_option(help: str, most: int = 1_000_000) -> Any:
     """Return ``--warmup``: the runs before those of ``--runs``."""
     return typer.Option("--warmup", min=0, max=most, help=help)
+
+
+class SessionOptions(NamedTuple):
+    """Policy, device, engine, precision and calibration inputs, each ``None`` where the policy decides; and trust."""
+
+    policy: PolicyOption = None
+    device: DeviceOption = None
+    engine: EngineOption = None
+    precision: PrecisionOption = None
+    calibration: CalibrationOption = None
+    trust: TrustOption = False
+
+    def arguments(self) -> dict[str, Any]:
+        """Return the arguments of `InferenceSession` and of `plan`. Engines may be a list with commas."""
+        names = self.engine.split(",") if self.engine and "," in self.engine else self.engine
+        return {**self._asdict(), "engine": names}
+
+
+def with_session_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add the options of `SessionOptions` to a command: they fill its parameter ``session_options``."""
+    stated = inspect.signature(command, eval_str=True)
+    hints = get_type_hints(SessionOptions, include_extras=True)
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in SessionOptions._field_defaults.items()
+    ]
+    shown = [one for own in stated.parameters.values() for one in (options if own.name == "session_options" else [own])]
+
+    @wraps(command)
+    def wrapped(*first: Any, **given: Any) -> Any:
+        session_options = SessionOptions(**{name: given.pop(name) for name in SessionOptions._fields})
+        return command(*first, session_options=session_options, **given)
+
+    wrapped.__signature__ = stated.replace(parameters=shown)  # type: ignore[attr-defined]
+    wrapped.__annotations__ = {one.name: one.annotation for one in shown}
+    return wrapped

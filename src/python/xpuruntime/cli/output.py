@@ -1,28 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Output of commands: JSON or tables on stdout, diagnostics and progress on stderr."""
+"""Output of commands: JSON or tables, diagnostics on stderr, and files, which replace none of another kind."""
 
 from __future__ import annotations
 
+import gzip
+import io
 import json
+import os
 import re
 import sys
+import zipfile
+import zlib
 from contextlib import contextmanager, redirect_stdout
-from typing import TYPE_CHECKING, Any, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
 import msgspec
 
-from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.errors import InputError, XpuRuntimeError
+from xpuruntime.files.paths import json_bytes, kind_of, reason_of, refuse_overwriting, user_path
+from xpuruntime.files.reading import open_regular
 from xpuruntime.printable import escape_console, printable
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+    from typing import BinaryIO
 
     from rich.console import Console
     from rich.progress import Progress
 
+    from xpuruntime.cli.options import SessionOptions
+
 __all__ = [
+    "check_outputs",
     "console",
     "error_line",
     "print_and_save",
@@ -30,6 +41,7 @@ __all__ = [
     "print_plain",
     "print_thing",
     "progress",
+    "refuse_other_kinds",
     "results",
     "results_apart",
     "working",
@@ -174,3 +186,166 @@ def working(text: str, *, as_json: bool) -> Iterator[None]:
         return
     with console(stderr=True).status(text):  # lines printed meanwhile appear above it
         yield
+
+
+#: Bytes from the begin of a file that tell its kind.
+_HEAD = 1 << 16
+#: Bytes of a JSON file that are looked through: a tool may have sorted its keys.
+_MOST = 1 << 26
+_ARRAYS = b"\x93NUMPY"
+_GZIP = b"\x1f\x8b"
+
+
+class _Kind(NamedTuple):
+    words: str
+    fits: Callable[[BinaryIO], bool]
+
+
+def _begins(words: str, pattern: str) -> _Kind:
+    expression = re.compile(rb"(?:\xef\xbb\xbf)?\s*" + pattern.encode(), re.IGNORECASE)
+    return _Kind(words, lambda file: expression.match(file.read(_HEAD)) is not None)
+
+
+def _json(words: str, key: str, value: str) -> _Kind:
+    """Return the kind of a JSON object with a key whose text begins so, wherever it stands."""
+    pair = re.compile(rb'"' + re.escape(key).encode() + rb'"\s*:\s*"' + re.escape(value).encode())
+
+    def fits(file: BinaryIO) -> bool:
+        data = file.read(_MOST)
+        return data.lstrip()[:1] == b"{" and pair.search(data) is not None
+
+    return _Kind(words, fits)
+
+
+def _is_policy(file: BinaryIO) -> bool:
+    from xpuruntime.errors import PolicyError
+    from xpuruntime.policies import Policy, files
+
+    try:
+        text = file.read(_HEAD + 1).decode()
+        Policy.from_document(files.loads(text, "json" if text.lstrip()[:1] == "{" else "yaml", "the file"))
+    except (PolicyError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def _has_arrays(file: BinaryIO) -> bool:
+    if file.read(len(_ARRAYS)) == _ARRAYS:
+        return True
+    file.seek(0)
+    try:
+        with zipfile.ZipFile(file) as archive:
+            return all(name.endswith(".npy") for name in archive.namelist())
+    except zipfile.BadZipFile:
+        return False
+
+
+def _is_trace(file: BinaryIO) -> bool:
+    head = file.read(_HEAD)
+    if head.startswith(_GZIP):
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(head)) as inside:
+                head = inside.read(4096)
+        except (OSError, EOFError, zlib.error):
+            return False
+    return head.lstrip()[:1] == b"{" and b'"traceEvents"' in head
+
+
+def _is_lock(file: BinaryIO) -> bool:
+    from xpuruntime.errors import LockError
+    from xpuruntime.lockfile.canonical import MAX_LOCK, parse_lock
+
+    try:
+        parse_lock(file.read(MAX_LOCK + 1), "the file")
+    except LockError:
+        return False
+    return True
+
+
+_KINDS = {
+    "arrays": _Kind("a file of NumPy arrays", _has_arrays),
+    "bisection": _json("a result of `xrt bisect`", "schema", "xpuruntime.bisect/"),
+    "diff": _json("a result of `xrt diff`", "schema", "xpuruntime.diff/"),
+    "lock": _Kind("a lock", _is_lock),
+    "page": _begins("an HTML page", r"(?:<!doctype html|<html)"),
+    "policy": _Kind("a policy", _is_policy),
+    "report": _json("a report", "schema", "xpuruntime.report"),
+    "statement": _json("an in-toto statement", "_type", "https://in-toto.io/Statement/"),
+    "trace": _Kind("a trace", _is_trace),
+    "verification as json": _json("a verification", "schema", "xpuruntime.verification/"),
+    "verification as junit": _begins("a JUnit file", r"(?:<\?xml[^>]*>\s*)?<testsuites?\b"),
+    "verification as md": _begins(
+        "a verification as Markdown", r"## [^\n]*\n\n[^\n]*\n\n(?:\| claim \| requested \||###|\Z)"
+    ),
+    "verification as openmetrics": _begins("a file of metrics", r"# (?:TYPE|HELP|UNIT|EOF)\b"),
+    "verification as sarif": _json("a SARIF file", "$schema", "https://json.schemastore.org/sarif"),
+}
+_KINDS["verification as html"], _KINDS["verification as intoto"] = _KINDS["page"], _KINDS["statement"]
+
+
+def refuse_other_kinds(outputs: Mapping[str, tuple[str | None, str]]) -> None:
+    """Refuse outputs that would replace a file of another kind."""
+    for option, (path, word) in outputs.items():
+        if path is None or kind_of(target := user_path(path, option)) != "file":
+            continue
+        kind = _KINDS[word]
+        try:
+            with open_regular(target) as file:
+                other = bool(file.read(1)) and not (file.seek(0) or kind.fits(file))
+        except OSError as error:
+            raise InputError(
+                f"{option} {path}: the file that is there cannot be read: {reason_of(error)}. Fix: name another file"
+            ) from error
+        if other:
+            named = option if option.endswith(f"={path}") else f"{option} {path}"
+            raise InputError(
+                f"{named} would replace a file that is not {kind.words}. Fix: name another file, or remove it"
+            )
+
+
+def check_outputs(
+    outputs: Mapping[str, str | None],
+    model: str,
+    session_options: SessionOptions,
+    values: Sequence[str] | None = None,
+    more: Iterable[tuple[str, str]] = (),
+) -> None:
+    """Refuse outputs that would replace the model, its data, or another file that the command reads."""
+    if any(path is not None for path in outputs.values()):
+        there = any(path is not None and kind_of(path) == "file" for path in outputs.values())
+        folder = [("the model", model)] if kind_of(model) == "folder" else []
+        refuse_overwriting(outputs, [*more, *_inputs(model, session_options, values)] if there else folder)
+
+
+def _inputs(model: str, session_options: SessionOptions, values: Sequence[str] | None) -> Iterator[tuple[str, str]]:
+    yield "the model", model
+    if kind_of(model) == "folder":
+        from xpuruntime.artifacts.manifest import made_files
+
+        for name in made_files(Path(model)) or ():
+            yield "a file of the model", str(Path(model, name))
+    if session_options.policy is not None and session_options.policy != "auto":
+        yield "the policy", session_options.policy
+    if session_options.calibration is not None:
+        yield from _samples(session_options.calibration)
+    for value in values or ():
+        name, _, rest = value.partition("=")
+        path = name[1:] if name.startswith("@") else rest[1:] if rest.startswith("@") else ""
+        if path:
+            yield "the input", path
+    if kind_of(model) == "file":
+        yield from _data(model)
+
+
+def _samples(path: str) -> Iterator[tuple[str, str]]:
+    files = [path] if kind_of(path) != "folder" else map(str, Path(path).glob("*.np[yz]"))
+    yield from (("the calibration inputs", file) for file in files)
+
+
+def _data(model: str) -> Iterator[tuple[str, str]]:
+    """Yield the files with the weights of a model."""
+    from xpuruntime.engines.model import read_model
+
+    info = read_model(model)
+    for file in info.external_files:
+        yield "the data of the model", os.path.join(info.base_dir or ".", file.location)  # noqa: PTH118 - as text

@@ -1,21 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Model, inputs and session of a command line."""
+"""Model, inputs and session of a command line: inputs are files, JSON values, or probe inputs."""
 
 from __future__ import annotations
 
+import difflib
+import json
+import os
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from xpuruntime.cli.inputs import Feeds, read_feeds
+import msgspec
+
 from xpuruntime.cli.output import error_line, working
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import open_regular, unpacked_too_large
 
 if TYPE_CHECKING:
-    from xpuruntime.cli.session_options import SessionOptions
-    from xpuruntime.engines.model import ModelInfo
+    from collections.abc import Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from xpuruntime.cli.options import SessionOptions
+    from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.inference import InferenceSession
 
-__all__ = ["open_session", "prepare", "report_probe_inputs"]
+__all__ = [
+    "Feeds",
+    "open_session",
+    "parse_dims",
+    "prepare",
+    "read_feeds",
+    "report_probe_inputs",
+]
 
 
 def prepare(
@@ -80,3 +97,159 @@ def _probes_with(session_options: SessionOptions, feeds: Feeds) -> bool:
         return False
     precision = session_options.precision or (stated.execution.precision if stated is not None else None)
     return precision in ("fp16", "bf16") or (stated is not None and stated.accuracy is not None and precision != "int8")
+
+
+class Feeds(msgspec.Struct, frozen=True, kw_only=True):
+    """Arrays by input name, and the names of those that were generated."""
+
+    arrays: dict[str, Any]
+    probed: tuple[str, ...] = ()
+    model: ModelInfo
+
+    def running(self) -> AbstractContextManager[None]:
+        """Return a context for runs with these arrays: where they were generated, an error says so, see `probing`."""
+        from xpuruntime.engines.precision import probing
+
+        return probing(self.model, self.arrays, made=bool(self.probed))
+
+    def note(self) -> str | None:
+        """Return a sentence about inputs that were generated, or ``None``."""
+        if not self.probed:
+            return None
+        from xpuruntime.engines.precision import shapes_text
+
+        shapes = shapes_text({name: self.arrays[name] for name in self.probed})
+        return f"probe inputs were generated (seed 0) for: {shapes}. Give your own with --input NAME=@file.npy"
+
+
+def read_feeds(model: ModelInfo, values: Sequence[str] | None, dims: Sequence[str] | None = None) -> Feeds:
+    """Read the inputs given; with none at all, make probe inputs."""
+    known = {tensor.name: tensor for tensor in model.inputs}
+    sizes = parse_dims(dims, model)
+    if not values:
+        from xpuruntime.engines.precision import probe_feeds
+
+        made = probe_feeds(model, dims=sizes)
+        return Feeds(arrays=made, probed=tuple(made), model=model)
+    if sizes:
+        raise InputError("--dim gives sizes for probe inputs, but --input is there too: leave one of them out")
+    arrays: dict[str, Any] = {}
+    for value in values:
+        for name, array in _read(value, known).items():
+            if name in arrays:
+                raise InputError(f"input {name!r} is given twice: leave one out")
+            arrays[name] = array
+    return Feeds(arrays=arrays, model=model)
+
+
+def parse_dims(values: Sequence[str] | None, model: ModelInfo) -> dict[str, int]:
+    """Read ``NAME=SIZE`` values; a dimension without a name is ``INPUT.INDEX``."""
+    from xpuruntime.engines.precision import names_in, unnamed_dimensions
+
+    open_sizes = {size for tensor in model.inputs for size in tensor.shape or () if isinstance(size, str)}
+    unnamed = [name for tensor in model.inputs for name in unnamed_dimensions(tensor).values()]
+    symbols = [*sorted(open_sizes.union(*map(names_in, open_sizes))), *unnamed]
+    sizes: dict[str, int] = {}
+    for value in values or ():
+        name, equals, size = value.partition("=")
+        if not equals or not size.isascii() or not size.isdigit() or len(size) > 9:
+            raise InputError(f"--dim {value}: write NAME=SIZE with a size of 0 or more, such as batch=8")
+        if name not in symbols:
+            raise InputError(f"--dim {value}: the model has no dimension {name!r}{_near(name, symbols)}")
+        sizes[name] = int(size)
+    return sizes
+
+
+def _read(value: str, known: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    name, equals, rest = value.partition("=")
+    if value.startswith("@"):
+        loaded = _load(value[1:])
+        if isinstance(loaded, dict):
+            return {_named(key, known): _retyped(array, known[_named(key, known)]) for key, array in loaded.items()}
+        if len(known) != 1:
+            raise InputError(f"--input {value}: the model has {len(known)} inputs ({', '.join(known)}): name one")
+        return {name: _retyped(loaded, tensor) for name, tensor in known.items()}
+    if not equals or not name:
+        raise InputError(f"--input {value}: write NAME=@file.npy, NAME=[1, 2] or @file.npz")
+    name = _named(name, known)
+    if not rest.startswith("@"):
+        return {name: _literal(name, rest, known[name])}
+    loaded = _load(rest[1:])
+    if isinstance(loaded, dict):
+        if name not in loaded:
+            raise InputError(f"--input {value}: {rest[1:]} has no array {name!r}, it has {', '.join(loaded) or 'none'}")
+        return {name: _retyped(loaded[name], known[name])}
+    return {name: _retyped(loaded, known[name])}
+
+
+def _retyped(array: Any, tensor: TensorInfo) -> Any:
+    """Return an array as bfloat16 where the model takes that: NumPy saves it as two bytes without a type."""
+    import numpy as np
+
+    if tensor.dtype == "bfloat16" and array.dtype == np.dtype("V2"):
+        import ml_dtypes
+
+        return array.view(ml_dtypes.bfloat16)
+    return array
+
+
+def _load(path: str) -> Any:
+    import numpy as np
+
+    try:
+        with open_regular(path) as file:
+            loaded = np.load(file, allow_pickle=False)
+            reason = unpacked_too_large(loaded.zip, os.fstat(file.fileno()).st_size) if hasattr(loaded, "zip") else None
+            if reason is not None:
+                raise InputError(f"{path} is not unpacked: {reason}. Write it with np.savez, which does not compress")
+            return {name: loaded[name] for name in loaded.files} if hasattr(loaded, "files") else loaded
+    except InputError:
+        raise
+    except OSError as error:
+        raise InputError(f"cannot read {path}: {reason_of(error)}") from error
+    except (ValueError, EOFError, KeyError) as error:
+        reason = str(error) or "it is damaged"
+        if "pickle" in reason:  # NumPy says so of every file that it does not know, and advises to load it as code
+            reason = "its first bytes are of neither format, or it holds Python objects"
+        fix = "write the array with np.save or np.savez, in a type of numbers or of fixed-width text"
+        raise InputError(f"{path} is no .npy or .npz file of plain arrays: {reason}. Fix: {fix}") from error
+    except Exception as error:  # zipfile and zlib raise their own classes for damaged archives
+        raise InputError(f"{path} cannot be read as .npz: {str(error) or type(error).__name__}") from error
+
+
+def _literal(name: str, text: str, tensor: TensorInfo) -> Any:
+    import numpy as np
+
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InputError(
+            f"--input {name}: {text[:80]!r} is neither JSON nor @file: {error}. Fix: write name=[1, 2] or name=@x.npy"
+        ) from error
+    try:
+        dtype = np.dtype(np.str_ if tensor.dtype == "string" else tensor.dtype)
+    except TypeError as error:
+        raise InputError(f"--input {name}: dtype {tensor.dtype} cannot be written here, use @file.npy") from error
+    try:
+        array = np.asarray(value)
+        if array.dtype == object or (array.dtype.kind not in "biuf" and dtype.kind != "U"):
+            raise ValueError("the value is not a regular array of numbers")
+        with np.errstate(over="ignore"):
+            cast = array.astype(dtype)
+        if dtype.kind in "iub" and not np.array_equal(cast, array):
+            raise ValueError(f"the value does not fit {tensor.dtype}")
+    except (ValueError, OverflowError) as error:
+        raise InputError(f"--input {name}: {error}. Fix: write values of {tensor.dtype}, or @file.npy") from error
+    return cast
+
+
+def _named(name: str, known: Mapping[str, TensorInfo]) -> str:
+    if name not in known:
+        raise InputError(f"the model has no input {name!r}{_near(name, known)}")
+    return name
+
+
+def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    close = difflib.get_close_matches(name, list(known), n=1)
+    hint = f"; did you mean {close[0]!r}?" if close else "."
+    return f"{hint} It has: {', '.join(known) or 'none'}"

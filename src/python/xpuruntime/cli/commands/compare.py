@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``xrt compare``."""
+"""``xrt compare``, ``diff`` and ``bisect``."""
 
 from __future__ import annotations
 
 from contextlib import nullcontext
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from xpuruntime.cli.completion import engines
 from xpuruntime.cli.options import (
     CalibrationOption,
     DeviceOption,
@@ -19,12 +18,25 @@ from xpuruntime.cli.options import (
     OnnxArgument,
     PolicyOption,
     PrecisionOption,
+    SessionOptions,
+    engines,
+    flag_option,
     html_option,
+    output_option,
     runs_option,
+    text_option,
+    with_session_options,
 )
-from xpuruntime.cli.session_options import SessionOptions
+from xpuruntime.errors import InputError
 
-__all__ = ["compare"]
+if TYPE_CHECKING:
+    from xpuruntime.locks.bisect_versions import VersionVerdict
+
+__all__ = [
+    "bisect",
+    "compare",
+    "diff",
+]
 
 EnginesOption = Annotated[
     str | None,
@@ -74,10 +86,8 @@ def compare(
     import msgspec
 
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import print_and_save, working
-    from xpuruntime.cli.output_kinds import refuse_other_kinds
-    from xpuruntime.cli.overwrite import check_outputs
-    from xpuruntime.cli.reports import check_target
+    from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
+    from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.engines.accuracy import GENERATED
     from xpuruntime.inference import compare_engines
@@ -106,3 +116,165 @@ def compare(
             found = msgspec.structs.replace(found, inputs=GENERATED)
     print_and_save(found, {found.save_html: html}, as_json=json)
     return ExitCode.OK if found.agreed else ExitCode.NOT_HONOURED
+
+
+_SIDE = "A report, a lock, `here`, or py:PATH with the path of a Python interpreter."
+BeforeArgument = Annotated[str, typer.Argument(metavar="A", help=_SIDE, show_default=False)]
+AfterArgument = Annotated[str, typer.Argument(metavar="B", help=_SIDE, show_default=False)]
+ModelArgument = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="The model, where A or B is an interpreter.", show_default=False)
+]
+BudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Time for interleaved rounds.")]
+MarginOption = Annotated[
+    float, typer.Option("--margin", min=0.0, max=10.0, metavar="SHARE", help="Difference of times that counts.")
+]
+OutputOption = Annotated[str | None, output_option("--output", "-o", help="Also save the differences as JSON.")]
+
+
+@with_session_options
+def diff(
+    before: BeforeArgument,
+    after: AfterArgument,
+    model: ModelArgument = None,
+    *,
+    input: InputOption = None,
+    session_options: SessionOptions,
+    dim: DimOption = None,
+    budget: BudgetOption = "60s",
+    margin: MarginOption = 0.05,
+    output: OutputOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Show what differs between two environments: packages, plan, placement, kernels, numbers and time.
+
+    Interpreters run the model as workers, in rounds that alternate. Exits with 1 when something from plan to numbers
+    differs, and with 4 when only time does, or could not be decided.
+    """
+    from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
+    from xpuruntime.cli.results import check_target
+    from xpuruntime.cli.session import prepare, report_probe_inputs
+    from xpuruntime.files.paths import kind_of, refuse_overwriting
+    from xpuruntime.locks.diff.diffing import compare_environments
+    from xpuruntime.locks.diff.side import LockSide, read_side
+    from xpuruntime.policies.quantities import read_duration
+
+    check_target("--output", output)
+    seconds = read_duration(budget, "--budget")
+    feeds = None
+    sides = [("a side", one) for one in (before, after) if kind_of(one) == "file"]
+    refuse_overwriting({"--output": output}, sides)
+    refuse_other_kinds({"--output": (output, "diff")})
+    if model is not None:
+        check_outputs({"--output": output}, model, session_options, input)
+        if input or dim or not any(isinstance(read_side(one), LockSide) for one in (before, after)):
+            feeds = prepare(model, input, dim, trust=session_options.trust)[1]
+            report_probe_inputs(feeds)
+    with working("comparing two environments", as_json=json), nullcontext() if feeds is None else feeds.running():
+        found = compare_environments(
+            before,
+            after,
+            model,
+            inputs=None if feeds is None else feeds.arrays,
+            budget=seconds,
+            margin=margin,
+            **session_options.arguments(),
+        )
+    print_and_save(found, {found.save: output}, as_json=json)
+    return found.exit_code
+
+
+PackageArgument = Annotated[
+    str, typer.Argument(metavar="PACKAGE", help="As pip knows it, such as onnxruntime.", show_default=False)
+]
+RangeArgument = Annotated[
+    str, typer.Argument(metavar="GOOD..BAD", help="Two versions, such as 1.23.2..1.32.0.", show_default=False)
+]
+BisectModelArgument = Annotated[
+    str, typer.Argument(metavar="MODEL", help="An ONNX file, a .pt2 file or an artifact.", show_default=False)
+]
+ClaimOption = Annotated[
+    str,
+    typer.Option(
+        "--claim",
+        metavar="CLAIM",
+        help="What held with GOOD and not with BAD: runs, plan, placement, kernels, numerics, 'accuracy <= 1e-3', "
+        "unit:NODE.kernel, or 'speed.latency.p50 <= +5%'.",
+        show_default=False,
+    ),
+]
+WithOption = Annotated[
+    list[str] | None,
+    text_option("--with", metavar="REQUIREMENT", help="Also install this, such as 'numpy<2'. May be repeated."),
+]
+PreOption = Annotated[bool, flag_option("--pre", "Include pre-releases.")]
+BisectBudgetOption = Annotated[str, typer.Option("--budget", metavar="TIME", help="Time for timing one version.")]
+JournalOption = Annotated[
+    str | None, output_option("--journal", help="Write each verdict to this file as it is known.")
+]
+ResumeOption = Annotated[bool, flag_option("--resume", "Continue an existing journal.")]
+BisectOutputOption = Annotated[str | None, output_option("--output", "-o", help="Also save the result as JSON.")]
+
+
+@with_session_options
+def bisect(
+    package: PackageArgument,
+    versions: RangeArgument,
+    model: BisectModelArgument,
+    *,
+    claim: ClaimOption,
+    input: InputOption = None,
+    session_options: SessionOptions,
+    dim: DimOption = None,
+    with_: WithOption = None,
+    pre: PreOption = False,
+    budget: BisectBudgetOption = "60s",
+    journal: JournalOption = None,
+    resume: ResumeOption = False,
+    output: BisectOutputOption = None,
+    json: JsonOption = False,
+) -> int:
+    """Find the version of a package that changed a claim about a model, in temporary environments.
+
+    Exits with 0 when it is found, with 1 when the claim holds with BAD, with 3 when GOOD or BAD does not run, and with
+    4 when versions that could not be judged leave more than one.
+    """
+    from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
+    from xpuruntime.cli.results import check_target
+    from xpuruntime.cli.session import prepare, report_probe_inputs
+    from xpuruntime.locks.bisect_versions import bisect_versions
+    from xpuruntime.policies.quantities import read_duration
+
+    good, dots, bad = versions.partition("..")
+    if not (dots and good and bad) or ".." in bad:
+        raise InputError(f"{versions!r} is no range of versions. Fix: write GOOD..BAD, such as 1.23.2..1.32.0")
+    check_target("--output", output)
+    check_outputs({"--output": output, "--journal": journal}, model, session_options, input)
+    refuse_other_kinds({"--output": (output, "bisection")})
+    seconds = read_duration(budget, "--budget")
+    feeds = prepare(model, input, dim, trust=session_options.trust)[1]
+    report_probe_inputs(feeds)
+    with working(f"bisecting {package}", as_json=json), feeds.running():
+        found = bisect_versions(
+            package,
+            good,
+            bad,
+            model,
+            claim=claim,
+            inputs=feeds.arrays,
+            extra=with_ or (),
+            pre=pre,
+            budget=seconds,
+            journal=journal,
+            resume=resume,
+            progress=_say,
+            **session_options.arguments(),
+        )
+    print_and_save(found, {found.save: output}, as_json=json)
+    return found.exit_code
+
+
+def _say(verdict: VersionVerdict) -> None:
+    """Say a verdict on stderr as it is known: a bisection takes minutes."""
+    from xpuruntime.cli.output import error_line
+
+    error_line(f"{verdict.version} is {verdict.verdict}: {verdict.reason}", label="note")

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``xrt lock``."""
+"""``xrt lock`` and ``xrt export``."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ import shlex
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xpuruntime.cli.options import InputOption, JsonOption, ModelArgument, flag_option, output_option, text_option
-from xpuruntime.cli.session_options import SessionOptions, with_session_options
+import typer
+
+from xpuruntime.cli.options import (
+    CalibrationOption,
+    InputOption,
+    JsonOption,
+    ModelArgument,
+    SessionOptions,
+    TrustOption,
+    flag_option,
+    output_option,
+    text_option,
+    with_session_options,
+)
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -17,7 +29,10 @@ if TYPE_CHECKING:
 
     from xpuruntime.locks.relock import LockResult
 
-__all__ = ["lock"]
+__all__ = [
+    "export",
+    "lock",
+]
 
 OutputOption = Annotated[
     str | None,
@@ -91,10 +106,8 @@ def lock(
     from pathlib import Path
 
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import print_json, working
-    from xpuruntime.cli.output_kinds import refuse_other_kinds
-    from xpuruntime.cli.overwrite import check_outputs
-    from xpuruntime.cli.reports import check_target
+    from xpuruntime.cli.output import check_outputs, print_json, refuse_other_kinds, working
+    from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import prepare
     from xpuruntime.evidence.writing import write_whole
     from xpuruntime.locks.relock import lock as locked
@@ -209,3 +222,81 @@ def _show(found: LockResult, *, check: bool) -> None:
         lines.append("  take what is here with --upgrade, or single differences with --accept CODE --why TEXT")
     for line in lines:
         console().print(line, soft_wrap=True)
+
+
+#: Engines that are not listed one by one.
+_MANY = 4
+
+LockArgument = Annotated[
+    str, typer.Argument(metavar="LOCK", help="A lock file that `xrt lock` wrote.", show_default=False)
+]
+ToOption = Annotated[
+    str | None,
+    text_option("--to", metavar="TARGET", help="What to write. Default: list the targets."),
+]
+ExportOutputOption = Annotated[
+    str | None, output_option("--output", "-o", metavar="FOLDER", help="Folder to write, completely or not at all.")
+]
+ModelOption = Annotated[
+    str | None,
+    text_option("--model", metavar="FILE", help="The locked model; default: the file of its name beside the lock."),
+]
+StrictOption = Annotated[bool, flag_option("--strict", "Write nothing if a policy key is not kept.")]
+ProveOption = Annotated[
+    bool,
+    flag_option("--prove", "Run what was written without xpuruntime, and compare outputs and units with the lock."),
+]
+PythonOption = Annotated[
+    str | None,
+    text_option("--python", metavar="PYTHON", help="Interpreter for --prove; default: this one, without xpuruntime."),
+]
+ForceOption = Annotated[bool, flag_option("--force", "Replace an earlier export.")]
+
+
+def export(
+    lock: LockArgument,
+    *,
+    to: ToOption = None,
+    output: ExportOutputOption = None,
+    model: ModelOption = None,
+    calibration: CalibrationOption = None,
+    strict: StrictOption = False,
+    prove: ProveOption = False,
+    python: PythonOption = None,
+    force: ForceOption = False,
+    trust: TrustOption = False,
+    json: JsonOption = False,
+) -> int:
+    """Write a locked session as configuration that runs without xpuruntime, with what becomes of each policy key.
+
+    Exits with 1 when --prove finds an output or a unit that is not the lock's, or --strict a key that is not kept.
+    """
+    from xpuruntime.cli.output import print_thing, working
+    from xpuruntime.files.paths import refuse_overwriting
+    from xpuruntime.locks.export.exporting import export_lock, export_targets
+
+    if to is None or output is None:
+        listed = ", ".join(
+            f"{target} ({', '.join(engines) if len(engines) < _MANY else 'every engine'})"
+            for target, engines in sorted(export_targets().items())
+        )
+        raise InputError(f"state what to write and where: --to TARGET -o FOLDER. Targets: {listed}")
+    if python is not None and not prove:
+        raise InputError("--python names the interpreter of --prove. Fix: add --prove, or leave it out")
+    inputs = [("the lock", lock)] + ([("the model", model)] if model is not None else [])
+    refuse_overwriting({"--output": output}, inputs)
+    with working("exporting", as_json=json):
+        result = export_lock(
+            lock,
+            to,
+            output,
+            model=model,
+            calibration=calibration,
+            strict=strict,
+            prove=prove,
+            python=python,
+            overwrite=force,
+            trust=trust,
+        )
+    print_thing(result, as_json=json)
+    return result.exit_code

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``xrt plan`` and ``xrt explain``."""
+"""``xrt plan`` and ``xrt explain``, and ``xrt policy``: schema, check, show, calibration, convert."""
 
 from __future__ import annotations
 
@@ -15,14 +15,22 @@ from xpuruntime.cli.options import (
     JsonOption,
     LockOption,
     ModelArgument,
+    PolicyOption,
+    SessionOptions,
+    TrustOption,
     flag_option,
     html_option,
     output_option,
+    refuse_dash,
     text_option,
+    with_session_options,
 )
-from xpuruntime.cli.session_options import SessionOptions, with_session_options
 
-__all__ = ["explain", "plan"]
+__all__ = [
+    "explain",
+    "plan",
+    "policy_app",
+]
 
 MachineOption = Annotated[
     str | None,
@@ -118,10 +126,8 @@ def explain(
     of the model is shown again; two are compared, and the code is 1 when something else ran.
     """
     from xpuruntime.cli.exit_codes import ExitCode
-    from xpuruntime.cli.output import print_and_save, working
-    from xpuruntime.cli.output_kinds import refuse_other_kinds
-    from xpuruntime.cli.overwrite import check_outputs
-    from xpuruntime.cli.reports import check_target, given_reports, show_reports
+    from xpuruntime.cli.output import check_outputs, print_and_save, refuse_other_kinds, working
+    from xpuruntime.cli.results import check_target, given_reports, show_reports
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.evidence.render_text.terminal import render
     from xpuruntime.locks.determinism import session_determinism
@@ -155,3 +161,102 @@ def explain(
     shown = render(report, summary=True) if summary else None
     print_and_save(report, {report.save: output, report.save_html: html}, shown=shown, as_json=json)
     return ExitCode.OK if report.honoured else ExitCode.NOT_HONOURED
+
+
+policy_app = typer.Typer(
+    name="policy",
+    help="Work with policy files.",
+    no_args_is_help=True,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+FileArgument = Annotated[str, typer.Argument(metavar="FILE", help="A policy file.", show_default=False)]
+SourceArgument = Annotated[str, typer.Argument(metavar="IN", help="A policy file.", show_default=False)]
+PathArgument = Annotated[
+    str, typer.Argument(metavar="PATH", help="An .npz or .npy file, or a folder of them.", show_default=False)
+]
+TargetArgument = Annotated[
+    str, typer.Argument(metavar="OUT", help="Ends in .yaml or .json.", show_default=False, callback=refuse_dash)
+]
+
+
+@policy_app.command("schema")
+def schema(json: JsonOption = False) -> None:
+    """Print the JSON Schema of policy files, for editors. It is JSON with and without --json."""
+    del json
+    from xpuruntime.cli.output import print_json
+    from xpuruntime.policies.schema import policy_schema
+
+    print_json(policy_schema())
+
+
+@policy_app.command("check")
+def check(file: FileArgument, json: JsonOption = False) -> None:
+    """Check a policy file. Exits with 2 and names the line when it is not valid."""
+    from xpuruntime.cli.output import print_json, print_plain
+    from xpuruntime.policies import Policy
+
+    policy = Policy.load(file)
+    stated = policy.stated()
+    if json:
+        print_json({"schema": "xpuruntime.policy-check/1", "file": file, "valid": True, "stated": sorted(stated)})
+    else:
+        print_plain(f"{file}: valid, mode {policy.mode}, {len(stated)} key(s) stated")
+
+
+@policy_app.command("show")
+def show(file: FileArgument, json: JsonOption = False) -> None:
+    """Print a policy file as it is understood: normalised, without defaults."""
+    from xpuruntime.cli.output import print_json, print_plain
+    from xpuruntime.policies import Policy
+
+    policy = Policy.load(file)
+    if json:
+        print_json(policy.to_dict())
+    else:
+        print_plain(policy.dumps("yaml"))
+
+
+@policy_app.command("calibration")
+def calibration(
+    model: ModelArgument,
+    path: PathArgument,
+    policy: PolicyOption = None,
+    trust: TrustOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Print the section of a policy that names calibration inputs, with their digest."""
+    import os
+
+    from xpuruntime.cli.output import print_json, print_plain
+    from xpuruntime.engines.model import read_model, with_shapes
+    from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.policies import CalibrationPolicy, Policy
+    from xpuruntime.policies.file_path import seen_from
+    from xpuruntime.policies.files import dumps
+
+    stated = Policy.coerce(policy)
+    found = Calibration(path, with_shapes(read_model(model, trust=trust), stated))
+    section = CalibrationPolicy(path=path, digest=f"sha256:{found.digest}", samples=found.count)
+    if policy is not None:
+        section = section.relocated(seen_from(os.path.dirname(policy)))  # noqa: PTH120 - as the policy file names it
+    if json:
+        print_json({"schema": "xpuruntime.policy-calibration/1", "calibration": section.to_plain()})
+    else:
+        print_plain(dumps({"calibration": section.to_plain()}, "yaml"))
+
+
+@policy_app.command("convert")
+def convert(source: SourceArgument, target: TargetArgument, json: JsonOption = False) -> None:
+    """Write a policy file in the other format: YAML to JSON or back. Comments are not kept."""
+    from xpuruntime.cli.output import print_json, print_plain, refuse_other_kinds
+    from xpuruntime.files.paths import refuse_overwriting
+    from xpuruntime.policies import Policy
+
+    refuse_overwriting({"OUT": target}, [("IN", source)])
+    refuse_other_kinds({"OUT": (target, "policy")})
+    Policy.load(source).save(target)
+    if json:
+        print_json({"schema": "xpuruntime.policy-convert/1", "read": source, "written": target})
+    else:
+        print_plain(f"{source} written to {target}")

@@ -1,23 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``xrt run``."""
+"""``xrt run``, ``bench``, ``profile`` and ``demo``."""
 
 from __future__ import annotations
 
-from typing import Annotated
+import gc
+import time
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from xpuruntime.cli.options import (
+    DeviceOption,
     DimOption,
     FrozenOption,
     InputOption,
     JsonOption,
     LockOption,
     ModelArgument,
+    PolicyOption,
+    SessionOptions,
     output_option,
+    runs_option,
+    warmup_option,
+    with_session_options,
 )
-from xpuruntime.cli.session_options import SessionOptions, with_session_options
+from xpuruntime.errors import InputError
 
-__all__ = ["run"]
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.progress import Progress
+
+    from xpuruntime.evidence.records import Latency
+    from xpuruntime.inference import InferenceSession
+
+__all__ = [
+    "bench",
+    "demo",
+    "profile",
+    "run",
+]
 
 OutputOption = Annotated[
     str | None,
@@ -40,9 +63,7 @@ def run(
     """Run a model once and show its outputs."""
     import time
 
-    from xpuruntime.cli.output import console, print_json
-    from xpuruntime.cli.output_kinds import refuse_other_kinds
-    from xpuruntime.cli.overwrite import check_outputs
+    from xpuruntime.cli.output import check_outputs, console, print_json, refuse_other_kinds
     from xpuruntime.cli.results import check_output_path, output_table, save_outputs, summarise
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.evidence.render_text.tables import duration_text
@@ -84,3 +105,245 @@ def run(
     console().print(
         f"{plan.candidate}, precision {plan.precision}, first run {duration_text(elapsed)}{where}", soft_wrap=True
     )
+
+
+BenchRunsOption = Annotated[int, runs_option("Timed runs.", 10_000_000)]
+BenchWarmupOption = Annotated[int, warmup_option("Untimed runs before the timed ones.", 10_000_000)]
+_CHUNKS = 50
+
+
+@with_session_options
+def bench(
+    model: ModelArgument,
+    *,
+    input: InputOption = None,
+    runs: BenchRunsOption = 200,
+    warmup: BenchWarmupOption = 20,
+    session_options: SessionOptions,
+    lock: LockOption = None,
+    frozen: FrozenOption = False,
+    dim: DimOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Time a model: `run` with arrays given each time, and `bind` with fixed buffers.
+
+    Calls run one after the other; the wall time of each ends with its result. On CUDA, `run` takes and gives host
+    arrays, `run_device` device arrays.
+    """
+    from xpuruntime.cli.output import console, print_json, progress
+    from xpuruntime.cli.session import open_session, prepare
+    from xpuruntime.evidence.render_text.tables import duration_text
+
+    _, feeds = prepare(model, input, dim, trust=session_options.trust)
+    arrays = feeds.arrays
+    session, load_us = open_session(model, session_options, feeds, as_json=json, lock=lock, frozen=frozen)
+    samples: dict[str, list[float]] = {}
+    with session, progress(as_json=json) as bar, feeds.running():
+        plan = session.plan
+        samples["run"] = _time(lambda: session.run(arrays), warmup, runs, bar, "run")
+        there, wait = _on_device(arrays, plan.device)
+        if wait is not None:
+            samples["run_device"] = _time(_then(lambda: session.run(there), wait), warmup, runs, bar, "run_device")
+        graph = _time_bound(session, there, lambda call: _time(_then(call, wait), warmup, runs, bar, "bind"), samples)
+    found = {name: _latency(values) for name, values in samples.items()}
+    if json:
+        print_json(
+            {
+                "schema": "xpuruntime.bench/1",
+                "model": model,
+                "engine": plan.engine,
+                "engine_version": plan.engine_version,
+                "device": plan.device,
+                "precision": plan.precision,
+                "request_hash": plan.request_hash,
+                "execution_hash": plan.execution_hash,
+                "policy": plan.policy,
+                "warnings": plan.warnings,
+                "probe_inputs": feeds.probed,
+                "shapes": {name: list(array.shape) for name, array in arrays.items()},
+                "load_us": load_us,
+                "warmup": warmup,
+                "cuda_graph": graph,
+                "latency": found,
+                "samples_us": samples,
+            }
+        )
+        return
+    console().print(_table(found))
+    console().print(
+        f"{plan.candidate}, precision {plan.precision}, {runs} runs after {warmup}, "
+        f"loaded in {duration_text(load_us)}, CUDA graph: {graph}",
+        soft_wrap=True,
+    )
+
+
+def _time_bound(
+    session: InferenceSession,
+    arrays: dict[str, Any],
+    time_it: Callable[[Callable[[], Any]], list[float]],
+    samples: dict[str, list[float]],
+) -> str:
+    """Time a binding, where the model has one; return what became of the CUDA graph."""
+    from xpuruntime.cli.output import error_line
+
+    try:
+        binding = session.bind(arrays)
+    except InputError as error:  # `run` took these arrays: only sequences, strings and the like have no buffers
+        error_line(f"bind is left out: {error}", label="note")
+        return f"none: {error}"
+    try:
+        samples["bind"] = time_it(binding.run)
+        return binding.graph
+    finally:
+        binding.close()
+
+
+def _on_device(arrays: dict[str, Any], device: str) -> tuple[dict[str, Any], Callable[[], None] | None]:
+    """Return the arrays where the model runs, and what waits for that device: nothing on the CPU."""
+    if not device.startswith("cuda"):
+        return arrays, None
+    from xpuruntime.runtime.device import synchronize
+    from xpuruntime.runtime.stream import Tensor
+
+    there = {name: Tensor.from_numpy(array).to(device) for name, array in arrays.items()}
+    synchronize(device)
+    return there, lambda: synchronize(device)
+
+
+def _then(call: Callable[[], Any], wait: Callable[[], None] | None) -> Callable[[], Any]:
+    """Return a call that ends when the result is there: on CUDA, work is only enqueued."""
+    if wait is None:
+        return call
+
+    def call_and_wait() -> None:
+        call()
+        wait()
+
+    return call_and_wait
+
+
+def _time(call: Callable[[], Any], warmup: int, runs: int, bar: Progress, name: str) -> list[float]:
+    """Return microseconds of each run. The bar moves between chunks, never inside what is timed."""
+    task = bar.add_task(name, total=warmup + runs)
+    for done in range(warmup):
+        call()
+        if done % max(1, warmup // _CHUNKS) == 0:
+            bar.update(task, completed=done, refresh=True)
+    clock, samples = time.perf_counter_ns, []
+    step = max(1, runs // _CHUNKS)
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        for first in range(0, runs, step):
+            for _ in range(min(step, runs - first)):
+                start = clock()
+                call()
+                samples.append((clock() - start) / 1e3)
+            bar.update(task, completed=warmup + len(samples), refresh=True)
+    finally:
+        if collecting:
+            gc.enable()
+    return samples
+
+
+def _latency(samples: list[float]) -> Latency:
+    import numpy as np
+
+    from xpuruntime.evidence.records import Latency
+
+    values = np.asarray(samples)
+    return Latency(
+        median_us=float(np.median(values)),
+        p90_us=float(np.percentile(values, 90)),
+        min_us=float(values.min()),
+        runs=len(samples),
+        detail={"p99_us": float(np.percentile(values, 99)), "mean_us": float(values.mean())},
+    )
+
+
+def _table(found: dict[str, Latency]) -> Any:
+    from xpuruntime.evidence.render_text.tables import duration_text, table
+
+    made = table("latency", ("call", ">median", ">p90", ">p99", ">min", ">runs"))
+    for name, row in found.items():
+        times = (row.median_us, row.p90_us, row.detail["p99_us"], row.min_us)
+        made.add_row(name, *map(duration_text, times), f"{row.runs:,}")
+    return made
+
+
+ProfileRunsOption = Annotated[int, runs_option("Runs inside the profile.")]
+ProfileWarmupOption = Annotated[int, warmup_option("Runs before the profile.")]
+TraceOption = Annotated[
+    str | None, output_option("--trace", help="Write a trace for Perfetto there: .json or .json.gz.")
+]
+NodesOption = Annotated[
+    bool,
+    typer.Option("--nodes", help="Also run an instrumented copy inside, for the engine's nodes in the trace."),
+]
+
+
+@with_session_options
+def profile(
+    model: ModelArgument,
+    *,
+    input: InputOption = None,
+    trace: TraceOption = None,
+    runs: ProfileRunsOption = 20,
+    warmup: ProfileWarmupOption = 5,
+    nodes: NodesOption = False,
+    session_options: SessionOptions,
+    dim: DimOption = None,
+    json: JsonOption = False,
+) -> None:
+    """Profile runs of a model: ranges of the host, kernels, copies and waits of CUDA devices, and a trace of them.
+
+    On CUDA, each run takes and gives host arrays. Notes state what could not be recorded, and why.
+    """
+    from xpuruntime.cli.output import check_outputs, console, print_json, refuse_other_kinds
+    from xpuruntime.cli.session import open_session, prepare
+    from xpuruntime.errors import InputError
+    from xpuruntime.evidence.traces.trace_file import check_trace
+    from xpuruntime.inference import profile as profiling
+
+    if trace is not None:
+        check_trace(trace)
+        check_outputs({"--trace": trace}, model, session_options, input)
+        refuse_other_kinds({"--trace": (trace, "trace")})
+    elif nodes:
+        raise InputError("--nodes adds nodes to a trace, and none is written: give --trace FILE, or leave --nodes out")
+    prof = profiling()
+    _, feeds = prepare(model, input, dim, trust=session_options.trust)
+    session, _ = open_session(model, session_options, feeds, as_json=json)
+    with session, feeds.running():
+        for _ in range(warmup):
+            session.run(feeds.arrays)
+        with prof:
+            for _ in range(runs):
+                session.run(feeds.arrays)
+            if nodes:
+                session.explain(feeds.arrays, runs=1)
+        plan = session.plan
+    if not json:  # first: what cannot be saved is not lost
+        console().print(prof.result)
+    if trace is not None:
+        prof.result.save_trace(trace)
+    if not json:
+        console().print(f"{plan.candidate}, {runs} runs after {warmup}" + (f"; trace: {trace}" if trace else ""))
+        return
+    told = {"model": model, "engine": plan.engine, "device": plan.device, "precision": plan.precision, "runs": runs}
+    print_json({**prof.result.to_dict(), **told, "probe_inputs": feeds.probed, "trace": trace})
+
+
+def demo(device: DeviceOption = None, policy: PolicyOption = None, json: JsonOption = False) -> int:
+    """Run the shipped digits model on real images: plan, accuracy, latency, evidence, lock, verification.
+
+    Exits with 1 when the policy was not honoured, a claim of the verification failed, or the accuracy is below 98 %.
+    """
+    from xpuruntime.cli.exit_codes import ExitCode
+    from xpuruntime.cli.output import console, print_json
+    from xpuruntime.demo import run_demo
+
+    result = run_demo(device=device, policy=policy, console=None if json else console(markup=True))
+    if json:
+        print_json(result.to_dict())
+    return ExitCode.OK if result.honoured and result.accurate and result.verified else ExitCode.NOT_HONOURED

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""``xrt tune``."""
+"""``xrt tune`` and ``xrt compile``."""
 
 from __future__ import annotations
 
@@ -10,8 +10,26 @@ from contextlib import contextmanager
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
-from xpuruntime.cli.options import JsonOption, ModelArgument, flag_option, html_option, output_option, text_option
-from xpuruntime.cli.session_options import SessionOptions, with_session_options
+import typer
+
+from xpuruntime.cli.options import (
+    CalibrationOption,
+    DeviceOption,
+    EngineOption,
+    FrozenOption,
+    JsonOption,
+    LockOption,
+    ModelArgument,
+    OnnxArgument,
+    PolicyOption,
+    PrecisionOption,
+    SessionOptions,
+    flag_option,
+    html_option,
+    output_option,
+    text_option,
+    with_session_options,
+)
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
@@ -19,10 +37,15 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
+    from xpuruntime.artifacts.manifest import Artifact
+    from xpuruntime.policies import Policy
     from xpuruntime.tuning.result.progress import TuneProgress
     from xpuruntime.tuning.result.tune_result import TuneResult
 
-__all__ = ["tune"]
+__all__ = [
+    "compile_",
+    "tune",
+]
 
 #: Seconds between two refreshes of the table, and its rows.
 _REFRESH, _ROWS = 0.25, 14
@@ -75,7 +98,7 @@ JournalOption = Annotated[
     ),
 ]
 ResumeOption = Annotated[bool, flag_option("--resume", "Continue the journal; nothing in it is measured again.")]
-LockOption = Annotated[str | None, output_option("--lock", help="Lock the model under the policy that was found.")]
+TuneLockOption = Annotated[str | None, output_option("--lock", help="Lock the model under the policy that was found.")]
 HtmlOption = Annotated[str | None, html_option("Write a page with all candidates, and why each did not win.")]
 
 
@@ -94,7 +117,7 @@ def tune(
     output: OutputOption = None,
     journal: JournalOption = None,
     resume: ResumeOption = False,
-    lock: LockOption = None,
+    lock: TuneLockOption = None,
     html: HtmlOption = None,
     json: JsonOption = False,
 ) -> int:
@@ -104,10 +127,8 @@ def tune(
     """
     from pathlib import Path
 
-    from xpuruntime.cli.output import error_line, print_and_save
-    from xpuruntime.cli.output_kinds import refuse_other_kinds
-    from xpuruntime.cli.overwrite import check_outputs
-    from xpuruntime.cli.reports import check_target
+    from xpuruntime.cli.output import check_outputs, error_line, print_and_save, refuse_other_kinds
+    from xpuruntime.cli.results import check_target
     from xpuruntime.files.paths import kind_of
     from xpuruntime.policies.quantities import read_duration
     from xpuruntime.tuning.spec.parts import CALLS, OBJECTIVES
@@ -246,3 +267,94 @@ def _read_with(path: str | None) -> Iterator[tuple[str, str]]:
         yield "the base policy", stated.base
     if stated.inputs is not None and stated.inputs != "random":
         yield "the inputs", stated.inputs
+
+
+CompileOutputOption = Annotated[
+    str, output_option("--output", "-o", metavar="FOLDER", help="The folder to write, such as model.xrt.")
+]
+SocOption = Annotated[
+    str | None,
+    typer.Option("--soc", metavar="NAME", help="With the engine qnn: the chip, such as sm8650.", show_default=False),
+]
+ForceOption = Annotated[bool, typer.Option("--force", help="Replace an existing folder.")]
+
+
+def compile_(
+    model: OnnxArgument,
+    output: CompileOutputOption,
+    policy: PolicyOption = None,
+    device: DeviceOption = None,
+    engine: EngineOption = None,
+    precision: PrecisionOption = None,
+    soc: SocOption = None,  # among the options of a `SessionOptions`, so that they are listed here one by one
+    calibration: CalibrationOption = None,
+    lock: LockOption = None,
+    frozen: FrozenOption = False,
+    force: ForceOption = False,
+    json: JsonOption = False,
+) -> None:
+    """Compile a model into a folder, from which `xrt run` and sessions start without compiling."""
+    import time
+
+    from xpuruntime.cli.output import console, print_json, working
+    from xpuruntime.inference import compile_model
+
+    session_options = SessionOptions(
+        policy=policy, device=device, engine=engine, precision=precision, calibration=calibration
+    )
+    arguments = session_options.arguments()
+    del arguments["trust"]  # no engine compiles a .pt2 file
+    arguments["policy"] = _with_soc(policy, soc, arguments["engine"])
+    start = time.perf_counter()
+    with working("compiling", as_json=json):
+        artifact = compile_model(model, output, overwrite=force, lock=lock, frozen=frozen, **arguments)
+    seconds = time.perf_counter() - start
+    if json:
+        print_json(_record(artifact, seconds))
+        return
+    made = artifact.manifest
+    size = sum(facts.size for facts in made.files.values())
+    lines = [
+        f"{output}: {made.engine}@{made.device}, {len(made.files)} files, {size:,} bytes, {seconds:.2f} s",
+        f"tied to: {', '.join(f'{key} {value}' for key, value in made.target.items())}",
+        *([f"checked: {made.accuracy}"] if made.accuracy is not None else ()),
+        *(f"note: {note}" for note in made.notes),
+    ]
+    for line in lines:
+        console().print(line, soft_wrap=True)
+
+
+def _with_soc(policy: str | None, soc: str | None, engine: str | list[str] | None) -> Policy | str | None:
+    """Return the policy with the chip in it that the command names: a chip of the engine qnn, and of no other."""
+    if soc is None:
+        return policy
+    from xpuruntime.errors import InputError
+    from xpuruntime.policies import Policy
+
+    base = Policy.coerce(policy)
+    asked = engine if engine is not None else base.execution.engine
+    if "qnn" not in ((asked,) if isinstance(asked, str) else asked):
+        named = asked if isinstance(asked, str) else ", ".join(asked)
+        msg = f"--soc {soc} names a chip for the engine qnn, and the engine asked for is {named}; state --engine qnn"
+        raise InputError(msg)
+    options = {name: dict(values) for name, values in base.execution.provider_options.items()}
+    options["qnn"] = {**options.get("qnn", {}), "soc": soc}
+    return base.replace(execution=base.execution.replace(provider_options=options))
+
+
+def _record(artifact: Artifact, seconds: float) -> dict[str, Any]:
+    made = artifact.manifest
+    return {
+        "schema": "xpuruntime.compile/1",
+        "folder": str(artifact.folder),
+        "engine": made.engine,
+        "device": made.device,
+        "model": made.model.path,
+        "model_sha256": made.model_sha256,
+        "target": made.target,
+        "files": made.files,
+        "entry": made.entry,
+        "accuracy": made.accuracy,
+        "notes": made.notes,
+        "seconds": seconds,
+    }
