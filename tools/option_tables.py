@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Write ``docs/reference/options.md`` and ``operators.md``, the tables of options and operators, from the code.
+"""Write ``docs/reference/{options,operators,file-keys}.md``, the tables of options, operators and keys, from the code.
 
 ``python tools/option_tables.py`` writes; ``--check`` only says whether the pages are up to date (``make lint``).
 """
@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from xpuruntime.engines.known_errors import KnownError, known_errors
 from xpuruntime.engines.onnxruntime.arithmetic import OPERATORS
@@ -32,11 +34,17 @@ from xpuruntime.engines.qnn.options import TARGET_OPTIONS as QNN_TARGET_OPTIONS
 from xpuruntime.engines.qnn.targets import SOCS
 from xpuruntime.engines.tensorrt.options import BUILD_OPTIONS, RUN_OPTIONS, TEXT_OPTIONS
 from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
+from xpuruntime.policies.compound_kinds import Nested
+from xpuruntime.serving.batching.settings import BatchSettings, NamedOf
+from xpuruntime.serving.models.model_settings import ModelSettings
+from xpuruntime.serving.models.settings import ServeSettings
+from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from xpuruntime.engines.options import Option
+    from xpuruntime.policies.kinds import Kind
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 OPERATORS_INTRO = """\
@@ -75,6 +83,23 @@ INTRO = """\
 `execution.provider_options` of a policy takes these, under the name of the engine. A name or a value that is not here
 is refused. What an option does in a session is on the pages of the [engines](../engines/index.md).
 """
+
+
+FILE_KEYS_INTRO = """\
+# Keys of serve.yaml and tune.yaml
+
+<!-- Written by tools/option_tables.py from the classes that read the files. Do not edit. -->
+
+An unknown key, a bad value, or two keys that contradict each other are refused with line and column. Paths are relative
+to the folder of the file. [Models and serve.yaml](../serving/models.md) and [tuning](../guides/tune.md) have examples.
+"""
+#: Titles of the tables of keys, with the class, and the keys that have a table of their own.
+FILES: tuple[tuple[str, Any, tuple[str, ...]], ...] = (
+    ("serve.yaml", ServeSettings, ("models",)),
+    ("A model of serve.yaml", ModelSettings, ("batching",)),
+    ("Batching", BatchSettings, ()),
+    ("tune.yaml", TuneSpec, ()),
+)
 
 
 def values(option: Option) -> str:
@@ -186,10 +211,49 @@ def operators_page() -> str:
     return "".join(sections)
 
 
+def accepted(kind: Kind) -> str:
+    """Return the values that a key accepts, in Markdown."""
+    words = kind.schema().get("enum")
+    return ", ".join(f"`{word}`" for word in words) if words else kind.expects()
+
+
+def default(value: Any) -> str:
+    """Return a default as a file states it; empty if there is none."""
+    if value is msgspec.NODEFAULT or value is None or (not value and not isinstance(value, (bool, int, float))):
+        return ""
+    return f"`{msgspec.json.encode(value).decode().strip(chr(34))}`"
+
+
+def keys(cls: Any, own: tuple[str, ...], prefix: str = "") -> Iterator[str]:
+    """Yield a row for each key of a section of a file, those of nested sections included."""
+    defaults = {field.name: field.default for field in msgspec.structs.fields(cls)}
+    document = cls.document_kinds() if hasattr(cls, "document_kinds") else {**cls.KINDS}
+    for name, kind in document.items():
+        if isinstance(kind, Nested) and name not in own:
+            yield from keys(kind.cls, own, f"{prefix}{name}.")
+        elif isinstance(kind, NamedOf) and isinstance(kind.item, Nested) and name not in own:
+            yield from keys(kind.item.cls, own, f"{prefix}{name}.NAME.")
+        else:
+            value = kind.plain(field) if (field := defaults.get(name)) not in (None, msgspec.NODEFAULT) else field
+            stated = "required" if name in cls.REQUIRED else default(value)
+            cells = (f"`{prefix}{name}`", accepted(kind), stated, kind.doc)
+            yield f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |\n"
+
+
+def file_keys_page() -> str:
+    """Return the page of the keys of files other than policies."""
+    sections = [FILE_KEYS_INTRO]
+    for title, cls, own in FILES:
+        head = "| key | values | default | meaning |\n|---|---|---|---|\n"
+        sections.append(f"\n## {title}\n\n{head}{''.join(keys(cls, own))}")
+    return "".join(sections)
+
+
 def main() -> int:
     """Write or check the pages."""
     stale = 0
-    for name, text in (("options.md", options_page()), ("operators.md", operators_page())):
+    pages = {"options.md": options_page(), "operators.md": operators_page(), "file-keys.md": file_keys_page()}
+    for name, text in pages.items():
         path = FOLDER / name
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue

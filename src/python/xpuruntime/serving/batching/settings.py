@@ -135,22 +135,28 @@ class BatchSettings(PolicyValue, frozen=True, kw_only=True):
     """How requests of a model are put together."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "max_batch_size": Integer(0, 2**20, "Most rows of one execution."),
-        "preferred_batch_size": IntegerList(2**20, "Sizes that are sent at once."),
-        "max_queue_delay_us": Integer(0, _MOST, "How long a request may wait for others."),
+        "max_batch_size": Integer(0, 2**20, "Most rows of one execution; 0 runs requests as they arrive."),
+        "preferred_batch_size": IntegerList(2**20, "Batch sizes that are sent without waiting for the delay."),
+        "max_queue_delay_us": Integer(0, _MOST, "How long a request may wait for others while an instance is idle."),
         "queue_delay": Choice(
             get_args(QueueDelay), "Wait for others while some are expected, or always.", what="delays"
         ),
         "max_queue_size": Integer(0, _MOST, "Requests that may wait; 0 for no limit."),
         "timeout_us": Integer(0, 2**53, "How long a request may wait and run; 0 for no limit."),
-        "timeout_action": Choice(get_args(TimeoutAction), "What happens past timeout_us.", what="actions"),
+        "timeout_action": Choice(
+            get_args(TimeoutAction),
+            "What happens past timeout_us; delay serves the request after all that are in time.",
+            what="actions",
+        ),
         "priority_levels": Integer(0, 64, "Levels, of which 1 is served first."),
-        "default_priority_level": Integer(0, 64, "Level of requests that state none."),
+        "default_priority_level": Integer(0, 64, "Level of requests that state none; 0 is the middle level."),
         "preserve_ordering": Flag("Answer in the order of arrival."),
         "shapes": Choice(get_args(Shapes), "Which shapes run together."),
         "pad": NamedOf(Nested(PadRule), "input to rule", "How inputs are padded."),
-        "isolate_failures": Flag("Run the requests of a failed batch once more, each alone."),
-        "inline_below_us": Integer(0, 100_000, "Execution time below which a request is not queued; 0 for never."),
+        "isolate_failures": Flag("Rerun the requests of a failed batch once, each alone."),
+        "inline_below_us": Integer(
+            0, 100_000, "On the CPU, requests that execute faster skip the queue when nothing waits; 0 for never."
+        ),
     }
 
     max_batch_size: int = 0

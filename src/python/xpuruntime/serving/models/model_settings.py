@@ -76,7 +76,12 @@ class SloSettings(PolicyValue, frozen=True, kw_only=True):
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "p99": ShortDuration("Latency that 99 % of requests stay within."),
-        "curve": Choice(get_args(Curve), "Where the times of batches are from.", what="sources"),
+        "curve": Choice(
+            get_args(Curve),
+            "Execution times to choose by: of the lock, measured while the model is loaded, or of the lock if it "
+            "has them.",
+            what="sources",
+        ),
     }
     REQUIRED: ClassVar[tuple[str, ...]] = ("p99",)
     p99: float = 0.0
@@ -117,20 +122,24 @@ class ModelSettings(PolicyValue, frozen=True, kw_only=True):
     """One model of ``serve.yaml``."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "source": FilePath("Model file, artifact, or folder of versions.", what="a path"),
-        "policy": FilePath("Policy file.", what="a path", optional=True),
-        "lock": FilePath("Lock file.", what="a path", optional=True),
+        "source": FilePath("Model file, compiled artifact, or folder of versions.", what="a path"),
+        "policy": FilePath("Policy file; by default the policy in the model.", what="a path", optional=True),
+        "lock": FilePath("Lock file; if it does not hold, the model is not served.", what="a path", optional=True),
         "device": DeviceText("Device to run on, over that of the policy.", optional=True),
-        "trust": Flag("Load a .pt2 file although that can run code of the file."),
+        "trust": Flag("Load a .pt2 file even if that can run code of the file."),
         "versions": _Versions("Which versions of a folder are served."),
-        "batching": Nested(BatchSettings, "How requests are put together."),
+        "batching": Nested(BatchSettings, "How requests are batched."),
         "slo": Nested(SloSettings, "Latency that batch size and delay are chosen for.", optional=True),
-        "instances": Integer(1, 256, "Executions of the model side by side."),
-        "warmup": Choice(get_args(Warmup), "What runs before the model is ready."),
-        "load": Choice(("startup", "on_demand"), "When the model is loaded."),
+        "instances": Integer(1, 256, "Batches that run concurrently, on one session and its weights."),
+        "warmup": Choice(
+            get_args(Warmup),
+            "What runs before the model is ready: every shape of the lock, or probe inputs of 1 and "
+            "max_batch_size rows in each padded size; auto takes the lock if there is one.",
+        ),
+        "load": Choice(("startup", "on_demand"), "When the model is loaded; on_demand is at the first request."),
         "required": Flag("Whether the server is ready only while this model is."),
-        "max_execution": Duration("How long a batch may run."),
-        "evidence": Flag("Take a report before the model is ready."),
+        "max_execution": Duration("A batch that runs longer makes the model not ready."),
+        "evidence": Flag("Run an instrumented copy and store its report before the model is ready."),
         "canary": Nested(CanarySettings, "Sampled requests that run once more.", optional=True),
         "shadow": Nested(ShadowSettings, "A second policy on a share of the requests.", optional=True),
     }

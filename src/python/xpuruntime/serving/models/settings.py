@@ -99,9 +99,15 @@ class HttpSettings(PolicyValue, frozen=True, kw_only=True):
     """The HTTP listener: its address, ``None`` for no listener, the largest body, and threads that receive bodies."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "listen": _Address("Address of the HTTP listener."),
+        "listen": _Address("Address of the HTTP listener, or false."),
         "max_body": ByteSize("Largest body of a request, such as '64MiB'."),
-        "body_threads": Integer(0, 64, "Threads that receive large bodies; null for as many as fit.", optional=True),
+        "body_threads": Integer(
+            0,
+            64,
+            "Threads that receive bodies of more than 64 KiB without TLS; by default one for every four "
+            "processors, at most four. With 0, the event loop does.",
+            optional=True,
+        ),
     }
     listen: str | None = "127.0.0.1:8000"
     max_body: int = 64 << 20
@@ -112,7 +118,7 @@ class GrpcSettings(PolicyValue, frozen=True, kw_only=True):
     """The gRPC listener: its address, ``None`` for no listener, and the largest message in bytes."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "listen": _Address("Address of the gRPC listener."),
+        "listen": _Address("Address of the gRPC listener, or false."),
         "max_message": ByteSize("Largest message, such as '64MiB'."),
     }
     listen: str | None = "127.0.0.1:8001"
@@ -123,8 +129,8 @@ class MetricsSettings(PolicyValue, frozen=True, kw_only=True):
     """Where Prometheus reads metrics, and in whose names: ``xrt``, ``triton``, or both."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "path": Text("Path of the metrics.", what="a path", parse=_check_path),
-        "dialect": OneOrMore(Choice(get_args(Dialect), what="dialects"), "Names that the metrics have."),
+        "path": Text("Path of the metrics, for Prometheus.", what="a path", parse=_check_path),
+        "dialect": OneOrMore(Choice(get_args(Dialect), what="dialects"), "Names of the metrics."),
     }
     path: str = "/metrics"
     dialect: tuple[Dialect, ...] = ("xrt",)
@@ -134,9 +140,9 @@ class AdminSettings(PolicyValue, frozen=True, kw_only=True):
     """What clients may change: loading and unloading of models. Shared memory is not served, and true is refused."""
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "repository": Flag("Serve the model repository extension."),
-        "shared_memory": Flag("Serve the shared memory extensions: false, since they are not served."),
-        "key_file": FilePath("File with the key that admin routes ask for.", what="a path", optional=True),
+        "repository": Flag("Let clients load and unload models."),
+        "shared_memory": Flag("true is refused: memory shared with clients is not supported."),
+        "key_file": FilePath("File with the key that admin routes require.", what="a path", optional=True),
     }
     repository: bool = False
     shared_memory: bool = False
@@ -155,10 +161,12 @@ class MemorySettings(PolicyValue, frozen=True, kw_only=True):
         "budget": NamedOf(
             ByteSize(),
             "device to size, such as {cpu: 8GiB}",
-            "Memory of all models of a device.",
+            "Most bytes of all models of a device; other devices have no limit.",
             name=Text(what="a device", parse=_check_budget_device),
         ),
-        "evict": Choice(("lru", "none"), "Which model goes first.", what="orders"),
+        "evict": Choice(
+            ("lru", "none"), "Which model makes room for another: the least recently used one, or none.", what="orders"
+        ),
         "keep": OneOrMore(Text(what="a model", parse=check_model_name), "Models that are never evicted.", empty=True),
     }
     budget: dict[str, int] = FrozenDict()
@@ -195,7 +203,11 @@ class ServeSettings(PolicyValue, frozen=True, kw_only=True):
         "admin": Nested(AdminSettings, "What clients may change."),
         "memory": Nested(MemorySettings, "Memory of all models."),
         "access_log": FilePath(
-            "File of the access log, '-' for the standard output.", words=("-",), what="a path", optional=True
+            "File with a JSON line for each inference request, '-' for standard output. Rotate it by copying and "
+            "truncating.",
+            words=("-",),
+            what="a path",
+            optional=True,
         ),
         "models": NamedOf(
             Nested(ModelSettings), "name to model", "The models.", name=Text(what="a name", parse=check_model_name)

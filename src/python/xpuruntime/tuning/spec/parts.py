@@ -60,9 +60,14 @@ class Objective(PolicyValue, frozen=True, kw_only=True):
     KINDS: ClassVar[dict[str, Kind]] = {
         "minimise": Choice(_MINIMISED, "What is made small.", what="objectives", optional=True),
         "maximise": Choice(_MAXIMISED, "What is made large.", what="objectives", optional=True),
-        "batch": Integer(1, 65536, "Rows of one run."),
-        "concurrency": Integer(1, 1024, "Threads that call the session at the same time."),
-        "call": Choice(CALLS, "How they call it: run with host arrays, or bind once.", what="calls", optional=True),
+        "batch": Integer(1, 65536, "Rows of one run: as many samples are joined."),
+        "concurrency": Integer(1, 1024, "Threads that call the session concurrently."),
+        "call": Choice(
+            CALLS,
+            "How they call it: run with host arrays, or bind once. By default bind where CUDA graphs are requested.",
+            what="calls",
+            optional=True,
+        ),
     }
 
     minimise: str | None = None
@@ -109,11 +114,21 @@ class Constraints(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "accuracy": WordOr(("inherit",), Nested(AccuracyPolicy), "How close outputs must be to the reference."),
-        "memory_peak": AtMost(ByteSize(), "Most memory of the process."),
-        "latency_p99": AtMost(ShortDuration(), "Time that 99 of 100 runs must keep."),
-        "determinism": Choice(DETERMINISM_GRADES, "Grade that must pass.", what="grades", optional=True),
-        "start": AtMost(Duration(), "Longest time until the first result."),
+        "accuracy": WordOr(
+            ("inherit",),
+            Nested(AccuracyPolicy),
+            "How close outputs must be to the reference; inherit is the accuracy of the base policy, else the "
+            "tolerance of the precision.",
+        ),
+        "memory_peak": AtMost(ByteSize(), "Peak memory of the process that opens and runs the model."),
+        "latency_p99": AtMost(ShortDuration(), "Time that 99 of 100 runs must keep, tested with at least 662 runs."),
+        "determinism": Choice(
+            DETERMINISM_GRADES,
+            "Determinism grade that must pass; by default that of the base policy.",
+            what="grades",
+            optional=True,
+        ),
+        "start": AtMost(Duration(), "Longest time to the first result, without starting the interpreter."),
     }
     #: The keys of a file.
     DOCUMENT: ClassVar[dict[str, str]] = {"memory.peak": "memory_peak", "latency.p99": "latency_p99"}
@@ -197,14 +212,14 @@ class SearchSpace(PolicyValue, frozen=True, kw_only=True):
         ),
         "precision": OneOrMore(
             Choice(("model", "fp32", "tf32", "fp16", "bf16", "int8"), what="precisions"),
-            "Precisions to try.",
+            "Precisions to try; by default only where an accuracy is stated. int8 needs --calibration.",
             empty=True,
         ),
         "cuda_graph": OneOrMore(Choice(("off", "prefer", "require")), "CUDA graphs to try.", empty=True),
         "threads": OneOrMore(ThreadCount(), "Threads to try.", empty=True),
         "layout": OneOrMore(Choice(("auto", "nchw", "nhwc"), what="layouts"), "Layouts to try.", empty=True),
         "kernels": WordOr(("off", "auto"), Nested(KernelChoices), "Kernels to try."),
-        "options": OptionValues("Options of engines to try: engine to option to list."),
+        "options": OptionValues("Options to try, by engine and option; replaces all that the engine declares."),
     }
 
     batch: tuple[int, ...] = ()
@@ -277,10 +292,15 @@ class RayPlacement(PolicyValue, frozen=True, kw_only=True):
 
     KINDS: ClassVar[dict[str, Kind]] = {
         "address": Text("Address of the cluster.", what="'auto' or 'host:port'"),
-        "resources": Resources("What a trial needs of its node."),
-        "trials": Integer(1, 1024, "Trials at once.", optional=True),
-        "model": Choice(("store", "shared"), "How nodes get the model."),
-        "wait": Duration("Time that a node is waited for."),
+        "resources": Resources(
+            "What a trial needs from its node: num_cpus, num_gpus and custom resources. By default a GPU if the "
+            "policy states cuda, else all processors of the smallest node."
+        ),
+        "trials": Integer(1, 1024, "Concurrent trials; by default as many as fit on the cluster.", optional=True),
+        "model": Choice(
+            ("store", "shared"), "How nodes get the model: Ray's object store, or the same path on every node."
+        ),
+        "wait": Duration("How long to wait for a node, including the start of the trial's process."),
     }
 
     address: str = "auto"

@@ -81,21 +81,32 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
     """
 
     KINDS: ClassVar[dict[str, Kind]] = {
-        "base": FilePath("Policy whose stated keys are fixed.", what="the path of a policy file", optional=True),
+        "base": FilePath(
+            "Policy file whose stated keys are fixed, relative to this file; --policy overrides it.",
+            what="the path of a policy file",
+            optional=True,
+        ),
         "inputs": FilePath(
-            "Real inputs; 'random' makes some up.", words=("random",), what="a path, or 'random'", optional=True
+            "Inputs, relative to this file; 'random' generates some.",
+            words=("random",),
+            what="a path, or 'random'",
+            optional=True,
         ),
         "objective": Nested(Objective, "What is made small or large, and under which load."),
         "constraints": ConstraintsKind(Constraints, "What a candidate must keep."),
         "space": Nested(SearchSpace, "Values to try."),
         "budget": Nested(Budget, "How long a search may take."),
         "decide": Nested(Decide, "When a difference counts."),
-        "seed": Integer(0, 2**31 - 1, "Of the bootstrap, and of inputs that are generated."),
+        "seed": Integer(0, 2**31 - 1, "Seed of the bootstrap and of generated inputs."),
         "devices": OneOrMore(
-            Text(what=DEVICE_NAMES, parse=check_trial_device), "Devices that are measured on at once.", empty=True
+            Text(what=DEVICE_NAMES, parse=check_trial_device),
+            "Devices to measure on concurrently; by default the device of the policy.",
+            empty=True,
         ),
         "ray": Nested(RayPlacement, "The Ray cluster whose nodes are measured on.", optional=True),
-        "isolation": Choice(("process", "none"), "Whether each candidate has a process of its own."),
+        "isolation": Choice(
+            ("process", "none"), "Whether each candidate has its own process; with none, a crash ends the search."
+        ),
     }
     #: The keys of a file.
     DOCUMENT: ClassVar[dict[str, Kind]] = {
