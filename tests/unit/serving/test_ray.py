@@ -26,8 +26,7 @@ from xpuruntime.demo import demo_images, demo_model_path
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.protocol.grpc_codec import read_infer_response, write_infer_request
-from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.schema import decode, encode
+from xpuruntime.serving.protocol.grpc_messages import decode, encode
 from xpuruntime.serving.ray import Predictor, check_replica, deployment
 
 CPU = {"execution": {"engine": "onnxruntime", "device": "cpu"}}
@@ -222,9 +221,9 @@ def test_grpc(cluster: Cluster, expected: np.ndarray) -> None:
     with grpc.insecure_channel(f"127.0.0.1:{cluster.grpc}") as channel:
 
         def ask(name: str, asked: dict[str, Any], **more: Any) -> dict[str, Any]:
-            request, response = METHODS[name]
             method = channel.unary_unary(f"/inference.GRPCInferenceService/{name}")
-            return decode(response, memoryview(method(encode(request, asked), timeout=60, **more)))
+            sent = method(encode(f"{name}Request", asked), timeout=60, **more)
+            return decode(f"{name}Response", sent)
 
         def infer(index: int, model: str = "digits") -> InferRequest:
             one = IMAGES[index][None]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Handlers of ``inference.GRPCInferenceService``: bytes in, bytes out, without generated code."""
+"""Handlers of ``inference.GRPCInferenceService``: bytes in, bytes out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,13 @@ from xpuruntime.serving.gate import HeldBytes, refuse_of, respond_of, response_o
 from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.monitoring.request_logs import TRACE_HEADERS
 from xpuruntime.serving.options import check_model, check_version
-from xpuruntime.serving.protocol.datatypes import Items
-from xpuruntime.serving.protocol.grpc_codec import read_infer_request, write_infer_response, write_stream_response
-from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.schema import Enum, Field, Message, decode, encode
+from xpuruntime.serving.protocol.grpc_codec import (
+    read_infer_request,
+    read_names,
+    write_infer_response,
+    write_stream_response,
+)
+from xpuruntime.serving.protocol.grpc_messages import decode, encode
 from xpuruntime.serving.status import ServingError, Status, failure_of
 
 if TYPE_CHECKING:
@@ -41,14 +44,6 @@ _HEALTH = "/grpc.health.v1.Health/Check"
 _INFER, _STREAM = f"{_SERVICE}ModelInfer", f"{_SERVICE}ModelStreamInfer"
 #: Methods that need no token.
 _OPEN = {_HEALTH, f"{_SERVICE}ServerLive", f"{_SERVICE}ServerReady"}
-#: Fields of a message that is not for inference, at most.
-_FEW = 4096
-_HEALTH_REQUEST = Message(service=Field(1, "string"))
-_HEALTH_RESPONSE = Message(status=Field(1, Enum(UNKNOWN=0, SERVING=1, NOT_SERVING=2)))
-
-#: The names in a request.
-_HEAD = Message(model=Field(1, "string"), version=Field(2, "string"), id=Field(3, "string"))
-
 #: Requests of one stream that are being answered at a time; its responses come in the order of its requests.
 _IN_FLIGHT = 64
 #: Longer messages do not fit into the trailers of a response.
@@ -125,18 +120,17 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         return {}
 
     def _unary(self, name: str, method: Callable[[dict[str, Any]], Mapping[str, Any]]) -> Any:
-        request, response = METHODS[name]
         changes = name.startswith("Repository")
 
         async def handler(message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
             try:
                 self._hold(message, context)
-                asked = decode(request, memoryview(message), Items(_FEW))
+                asked = decode(f"{name}Request", message)
                 if changes:
                     found = await asyncio.get_running_loop().run_in_executor(None, method, asked)
                 else:
                     found = method(asked)
-                return encode(response, found)
+                return encode(f"{name}Response", found)
             except Exception as error:
                 return await _abort(context, failure_of(error))
 
@@ -161,7 +155,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         except Exception as error:
             failed = failure_of(error)
             if request is None:
-                self._refuse(_head_of(message), failed)
+                self._refuse(read_names(message), failed)
             return await _abort(context, failed)
 
     async def _read(self, message: bytes) -> InferRequest:
@@ -223,7 +217,7 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         except Exception as error:
             failed = failure_of(error)
             if request is None:
-                request = _head_of(message)
+                request = read_names(message)
                 self._refuse(request, failed)
             answer = write_stream_response(error=str(failed), id=request.id)
         held.keep(len(answer))
@@ -232,22 +226,14 @@ class Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
     async def _health(self, message: bytes, context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         try:
             self._hold(message, context)
-            asked = decode(_HEALTH_REQUEST, memoryview(message), Items(_FEW)).get("service", "")
+            asked = decode("HealthCheckRequest", message).get("service", "")
             if asked in ("", _SERVICE.strip("/")):
                 ready = self._service.ready()[0] and not self._gate.closed
             else:
                 ready = self._service.model_ready(check_model(asked))[0]
-            return encode(_HEALTH_RESPONSE, {"status": "SERVING" if ready else "NOT_SERVING"})
+            return encode("HealthCheckResponse", {"status": "SERVING" if ready else "NOT_SERVING"})
         except Exception as error:
             return await _abort(context, failure_of(error))
-
-
-def _head_of(message: bytes) -> InferRequest:
-    """Return what can be read of a message that is refused: no inputs, and no names where they are malformed."""
-    try:
-        return InferRequest(**{"model": "", "inputs": (), **decode(_HEAD, memoryview(message), Items(_FEW))})
-    except ServingError:
-        return InferRequest("", ())
 
 
 def _model(asked: dict[str, Any], *, optional: bool = False) -> tuple[str, str]:
@@ -268,7 +254,7 @@ def _unread(name: str, method: Callable[[], Mapping[str, Any]]) -> Any:
     async def handler(messages: AsyncIterator[bytes], context: grpc.aio.ServicerContext[bytes, bytes]) -> bytes:
         del messages
         try:
-            return encode(METHODS[name][1], method())
+            return encode(f"{name}Response", method())
         except Exception as error:
             return await _abort(context, failure_of(error))
 

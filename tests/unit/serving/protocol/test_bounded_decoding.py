@@ -17,7 +17,7 @@ from xpuruntime.serving.protocol.datatypes import INLINE_BYTES, MOST_ITEMS, NotI
 from xpuruntime.serving.protocol.grpc_codec import read_infer_request, write_infer_request
 from xpuruntime.serving.protocol.rest import write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, read_request
-from xpuruntime.serving.protocol.schema import packed_varints, varints_of
+from xpuruntime.serving.protocol.wire import packed_varints, varints_of
 from xpuruntime.serving.status import ServingError
 
 ONE = {"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}

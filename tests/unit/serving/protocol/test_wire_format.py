@@ -15,7 +15,7 @@ from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_codec import read_infer_request, read_infer_response, read_stream_response
 from xpuruntime.serving.protocol.rest import array_of_json
 from xpuruntime.serving.protocol.rest_request import read_request
-from xpuruntime.serving.protocol.schema import fields_of, packed_varints, signed, varint, varint_list, varints_of
+from xpuruntime.serving.protocol.wire import fields_of, packed_varints, signed, varint, varint_list, varints_of
 from xpuruntime.serving.status import ServingError
 
 QUICK = settings(max_examples=150, deadline=None, derandomize=True)

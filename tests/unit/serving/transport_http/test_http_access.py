@@ -17,8 +17,7 @@ from xpuruntime.serving.options import Access, Tls, TransportOptions
 grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
 
-from xpuruntime.serving.protocol.grpc_messages import METHODS  # noqa: E402
-from xpuruntime.serving.protocol.schema import encode  # noqa: E402
+from xpuruntime.serving.protocol.grpc_messages import METHODS, encode  # noqa: E402
 from xpuruntime.serving.server import Server  # noqa: E402
 
 
@@ -26,7 +25,7 @@ def code_of(address: str, method: str, asked: dict, **metadata: str) -> grpc.Sta
     with grpc.insecure_channel(address) as channel:
         call = channel.unary_unary(f"/inference.GRPCInferenceService/{method}")
         try:
-            call(encode(METHODS[method][0], asked), metadata=list(metadata.items()), timeout=20)
+            call(encode(f"{method}Request", asked), metadata=list(metadata.items()), timeout=20)
         except grpc.RpcError as error:
             return error.code()
     return grpc.StatusCode.OK

@@ -19,8 +19,7 @@ from xpuruntime.serving.conformance.result import (
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.protocol.grpc_codec import read_infer_response, write_infer_request
-from xpuruntime.serving.protocol.grpc_messages import METHODS
-from xpuruntime.serving.protocol.schema import decode, encode
+from xpuruntime.serving.protocol.grpc_messages import decode, encode
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,8 +84,7 @@ class GrpcChecks:
 
     def ask(self, method: str, **asked: Any) -> dict[str, Any]:
         """Ask for facts."""
-        request, response = METHODS[method]
-        return decode(response, memoryview(self.call(method, encode(request, asked))))
+        return decode(f"{method}Response", self.call(method, encode(f"{method}Request", asked)))
 
     def refused(self, method: str, message: bytes) -> str:
         """Raise unless the server refuses a message."""
@@ -121,7 +119,7 @@ class GrpcChecks:
         run("health: live", lambda: _need(self.ask("ServerLive").get("live"), "live"))
         run("health: ready", lambda: _need(self.ask("ServerReady").get("ready"), "ready"))
         run("server metadata", self._server_metadata)
-        unknown = encode(METHODS["ModelMetadata"][0], {"name": "xrt-oip-check-no-such-model"})
+        unknown = encode("ModelMetadataRequest", {"name": "xrt-oip-check-no-such-model"})
         run("unknown model", lambda: self.refused("ModelMetadata", unknown))
         run("malformed message", lambda: self.refused("ModelInfer", b"\xff\xff"))
 

@@ -8,14 +8,14 @@ import math
 import struct
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
-    from collections.abc import Hashable, Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -24,10 +24,8 @@ if TYPE_CHECKING:
 __all__ = [
     "DATATYPES",
     "INLINE_BYTES",
-    "LONGEST",
     "MOST_ITEMS",
     "Datatype",
-    "Forms",
     "Items",
     "NotInline",
     "array_at",
@@ -83,27 +81,6 @@ class Items:
         """Raise `NotInline` where so many bytes are too many to be converted in an event loop."""
         if self.inline and size > INLINE_BYTES:
             raise NotInline
-
-
-#: Bytes of the longest head of a message that is remembered.
-LONGEST = 2048
-_MOST = 256
-_Form = TypeVar("_Form")
-
-
-class Forms(Generic[_Form]):
-    """A bounded table of forms by their key; full, it begins anew. Safe to use from many threads."""
-
-    def __init__(self) -> None:
-        self._known: dict[Hashable, _Form] = {}
-        #: Return the form of a key, or `None`.
-        self.get = self._known.get
-
-    def put(self, key: Hashable, form: _Form) -> None:
-        """Remember a form."""
-        if len(self._known) >= _MOST:
-            self._known.clear()
-        self._known[key] = form
 
 
 _MOST_DIMENSIONS = 32

@@ -4,21 +4,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import struct
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import (
-    DATATYPES,
-    LONGEST,
     Datatype,
-    Forms,
     Items,
-    array_at,
     array_of_elements,
     array_of_raw,
     checked_shape,
@@ -29,13 +25,11 @@ from xpuruntime.serving.protocol.datatypes import (
     refuse_duplicates,
     refuse_extensions,
 )
-from xpuruntime.serving.protocol.grpc_messages import INFER_PARAMETER
-from xpuruntime.serving.protocol.schema import (
+from xpuruntime.serving.protocol.wire import (
     FIXED32,
     FIXED64,
     LENGTH,
     VARINT,
-    decode,
     fields_of,
     malformed,
     packed_array,
@@ -57,79 +51,18 @@ if TYPE_CHECKING:
 
 __all__ = [
     "CONTENTS",
-    "GrpcForm",
     "read_infer_request",
     "read_infer_response",
+    "read_names",
     "read_stream_response",
     "write_infer_request",
     "write_infer_response",
     "write_stream_response",
 ]
 
-_RAW = bytes((7 << 3 | LENGTH,))
-
-
-class GrpcForm:
-    """All of a request but the bytes of its tensors.
-
-    A message has the form where its length and everything between the tensors are the same: what is read of it then
-    differs in those bytes alone.
-    """
-
-    __slots__ = ("_between", "_request", "_tensors")
-
-    def __init__(
-        self,
-        request: InferRequest,
-        between: list[tuple[int, int, bytes]],
-        tensors: list[tuple[InferTensor, Datatype, int, int]],
-    ) -> None:
-        #: Without its tensors, which are views of a message that is answered some time.
-        self._request, self._between, self._tensors = replace(request, inputs=()), between, tensors
-
-    @classmethod
-    def of(cls, request: InferRequest, message: memoryview, raw: Sequence[memoryview]) -> GrpcForm | None:
-        """Return the form of a request that was read; `None` where its tensors are not raw ones at the end."""
-        heads = [_RAW + varint(len(one)) for one in raw]
-        at = len(message) - sum(len(head) + len(one) for head, one in zip(heads, raw, strict=True))
-        if not 0 < at <= LONGEST:
-            return None
-        between = [(0, at, bytes(message[:at]))]
-        tensors = []
-        for tensor, head, one in zip(request.inputs, heads, raw, strict=True):
-            between.append((at, at + len(head), head))
-            at += len(head)
-            datatype = DATATYPES[tensor.datatype]
-            if datatype.is_bytes or message[at - len(head) : at] != head or message[at : at + len(one)] != one:
-                return None
-            made = InferTensor(tensor.name, datatype.name, tensor.shape, None, tensor.parameters)
-            tensors.append((made, datatype, len(one) // datatype.size, at))
-            at += len(one)
-        return cls(request, between, tensors)
-
-    def fits(self, message: memoryview) -> bool:
-        """Return whether a message of the same length has this form."""
-        return all(message[start:stop] == text for start, stop, text in self._between)
-
-    def request(self, message: memoryview) -> InferRequest:
-        """Return the request in a message that fits."""
-        old = self._request
-        inputs = [
-            InferTensor(
-                one.name,
-                one.datatype,
-                one.shape,
-                array_at(datatype, one.shape, message, count, at, one.name),
-                one.parameters,
-            )
-            for one, datatype, count, at in self._tensors
-        ]
-        return InferRequest(old.model, inputs, old.version, old.id, old.outputs, {}, None, 0)
-
-
-#: Bytes at the beginning of requests by which their forms are found; the whole form is compared then.
-_TOLD_APART = 48
-_FORMS: Forms[GrpcForm] = Forms()
+#: Fields of a message of which the names alone are read, at most.
+_FEW = 4096
+_DOUBLE = struct.Struct("<d")
 
 
 class _Parts:
@@ -157,13 +90,8 @@ class _TensorParts:
 
 def read_infer_request(message: bytes | memoryview, now: float | None = None, *, inline: bool = False) -> InferRequest:
     """Return the request in a message. Arrays of raw contents are views of it."""
-    view = memoryview(message)
-    key = (len(view), bytes(view[:_TOLD_APART]))
-    form = _FORMS.get(key)
-    if form is not None and form.fits(view):
-        return form.request(view)
     items = Items(inline=inline)
-    parts = _parts(view, items, raw_field=7, outputs_field=6)
+    parts = _parts(memoryview(message), items, raw_field=7, outputs_field=6)
     refuse_duplicates((one.name for one in parts.tensors), "input")
     refuse_duplicates((one.name for one in parts.outputs), "output")
     refuse_extensions(parts.parameters, "the request")
@@ -171,7 +99,7 @@ def read_infer_request(message: bytes | memoryview, now: float | None = None, *,
         refuse_extensions(one.parameters, f"the input {one.name!r}")
     for output in parts.outputs:
         refuse_extensions(output.parameters, f"the output {output.name!r}")
-    request = InferRequest(
+    return InferRequest(
         parts.model,
         _tensors(parts, "raw_input_contents", items),
         parts.version,
@@ -181,11 +109,16 @@ def read_infer_request(message: bytes | memoryview, now: float | None = None, *,
         deadline_of(parts.parameters, now),
         priority_of(parts.parameters),
     )
-    if parts.raw and not parts.parameters:
-        form = GrpcForm.of(request, view, parts.raw)
-        if form is not None:
-            _FORMS.put(key, form)
-    return request
+
+
+def read_names(message: bytes) -> InferRequest:
+    """Return model, version and id of a message that is refused, with no inputs, and none where it is malformed."""
+    names = {1: "", 2: "", 3: ""}
+    with contextlib.suppress(ServingError):
+        for number, wire, value in fields_of(memoryview(message), Items(_FEW)):
+            if number in names and wire == LENGTH:
+                names[number] = text_of(value)
+    return InferRequest(names[1], (), names[2], names[3])
 
 
 def read_infer_response(message: bytes | memoryview) -> InferResponse:
@@ -280,7 +213,7 @@ def _requested(message: memoryview, items: Items | None) -> RequestedOutput:
 
 def _put_parameter(parameters: dict[str, Parameter], entry: memoryview, items: Items | None) -> None:
     key = ""
-    stated: dict[str, Any] = {}
+    stated: Parameter | None = None
     for number, wire, value in fields_of(entry, items):
         if number > 2:
             continue
@@ -289,12 +222,36 @@ def _put_parameter(parameters: dict[str, Parameter], entry: memoryview, items: I
         if number == 1:
             key = text_of(value)
         else:
-            stated = decode(INFER_PARAMETER, value, items) or stated
-    if not stated:
+            stated = _parameter(value, items, stated)
+    if stated is None:
         raise ServingError(
             Status.INVALID_ARGUMENT, f"the parameter {key!r} has no value. Fix: set one field of InferParameter"
         )
-    (parameters[key],) = stated.values()
+    parameters[key] = stated
+
+
+#: Fields of ``InferParameter``, and their wire types.
+_PARAMETER_WIRES = {1: VARINT, 2: VARINT, 3: LENGTH, 4: FIXED64, 5: VARINT}
+
+
+def _parameter(message: memoryview, items: Items | None, stated: Parameter | None) -> Parameter | None:
+    """Return the last value in a message, or the one that was stated before."""
+    for number, wire, value in fields_of(message, items):
+        if number not in _PARAMETER_WIRES:
+            continue
+        if wire != _PARAMETER_WIRES[number]:
+            raise malformed(f"field {number} of a parameter has the wire type {wire}")
+        if number == 1:
+            stated = value != 0
+        elif number == 2:
+            stated = signed(value)
+        elif number == 3:
+            stated = text_of(value)
+        elif number == 4:
+            (stated,) = _DOUBLE.unpack(value.to_bytes(8, "little"))
+        else:
+            stated = value
+    return stated
 
 
 def _tensors(parts: _Parts, raw_field: str, items: Items | None) -> list[InferTensor]:
@@ -383,25 +340,12 @@ def _piece(field: int, wire: int, value: Any) -> NDArray[Any]:
     return values.astype(np.uint32) if field == 4 else values
 
 
-_DOUBLE = struct.Struct("<d")
-#: What responses begin with that differ in their values alone.
-_HEADS: Forms[bytes] = Forms()
-
-
 def write_infer_response(response: InferResponse) -> bytes:
     """Return the message of a response, with raw contents."""
     parts: list[bytes | memoryview] = []
-    plain = not (response.id or response.parameters)
-    key = (response.model, response.version, tuple([(one.name, one.datatype, one.shape) for one in response.outputs]))
-    head = _HEADS.get(key) if plain else None
-    if head is None:
-        _put_head(parts, response.model, response.version, response.id, response.parameters)
-        for tensor in response.outputs:
-            _put(parts, 5, _tensor_message(tensor))
-        head = b"".join(parts)
-        if plain and not any(one.parameters for one in response.outputs):
-            _HEADS.put(key, head)
-    parts = [head]
+    _put_head(parts, response.model, response.version, response.id, response.parameters)
+    for tensor in response.outputs:
+        _put(parts, 5, _tensor_message(tensor))
     for tensor in response.outputs:
         _put(parts, 6, raw_of(tensor))
     return b"".join(parts)

@@ -16,7 +16,6 @@ from xpuruntime.serving.messages import InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
     Datatype,
-    Forms,
     array_of_elements,
     array_of_pieces,
     array_of_raw,
@@ -203,8 +202,6 @@ def reason_of(error: BaseException) -> str:
 
 _ENCODER = msgspec.json.Encoder()
 _PIECE_ELEMENTS = 16 << 10
-#: JSON of responses whose outputs are all binary.
-_HEADS: Forms[bytes] = Forms()
 
 
 @dataclass(slots=True)
@@ -222,16 +219,6 @@ class RestResponse:
 
 def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
     """Return a response as bytes, with the outputs in binary that were asked for so."""
-    key = None
-    if asked.binary_by_default and not (response.id or response.parameters):
-        raws = [raw_of(one) for one in response.outputs]
-        sizes = tuple(
-            [(one.name, one.datatype, one.shape, len(raw)) for one, raw in zip(response.outputs, raws, strict=True)]
-        )
-        key = (response.model, response.version, sizes)
-        head = _HEADS.get(key)
-        if head is not None:
-            return RestResponse([head, *raws], len(head) if raws else None)
     outputs: list[dict[str, Any]] = []
     chunks: list[bytes | memoryview] = [b""]
     for tensor in response.outputs:
@@ -251,9 +238,7 @@ def write_response(response: InferResponse, asked: RestRequest) -> RestResponse:
     if response.parameters:
         written["parameters"] = response.parameters
     written["outputs"] = outputs
-    head = chunks[0] = _ENCODER.encode(written)
-    if key is not None and not any(one.parameters for one in response.outputs):
-        _HEADS.put(key, head)
+    chunks[0] = _ENCODER.encode(written)
     return RestResponse(chunks, len(chunks[0]) if len(chunks) > 1 else None)
 
 

@@ -14,9 +14,7 @@ import msgspec
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
 from xpuruntime.serving.protocol.datatypes import (
     DATATYPES,
-    LONGEST,
     Datatype,
-    Forms,
     Items,
     array_at,
     array_of_raw,
@@ -158,7 +156,7 @@ def read_request(
     """Return the request in a body."""
     view = memoryview(body)
     key = None
-    if length is not None and length <= LONGEST:
+    if length is not None and length <= _LONGEST_HEAD:
         key = (bytes(view[:length]), model, version)
         form = _FORMS.get(key)
         if form is not None and len(body) - length == form.size:
@@ -193,7 +191,9 @@ def read_request(
         by_default and not outputs,
     )
     if key is not None and binary_only:
-        _FORMS.put(key, _Form(made, len(body) - len(key[0])))
+        if len(_FORMS) >= _MOST_FORMS:
+            _FORMS.clear()
+        _FORMS[key] = _Form(made, len(body) - len(key[0]))
     return made
 
 
@@ -239,7 +239,9 @@ class _Form:
         return RestRequest(request, asked.binary, asked.binary_by_default)
 
 
-_FORMS: Forms[_Form] = Forms()
+#: Forms by JSON, model and version, for all threads; the longest JSON that has one, and how many there are.
+_FORMS: dict[tuple[bytes, str, str], _Form] = {}
+_LONGEST_HEAD, _MOST_FORMS = 2048, 256
 
 
 def _check_model(read: _Request, model: str, version: str) -> None:
