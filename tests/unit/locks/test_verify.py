@@ -256,7 +256,7 @@ def test_a_plan_pays_no_attention_to_what_is_verified(digits):
 
 def test_places_of_keys():
     from xpuruntime.policies import files
-    from xpuruntime.policies.positions import position_of
+    from xpuruntime.policies.document import position_of
 
     text = (
         "execution:\n  shapes: {a.b: [1]}\n  memory: {limit: 1GiB}\nkernels:\n  rules:\n"

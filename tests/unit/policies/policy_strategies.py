@@ -23,7 +23,7 @@ from xpuruntime.policies import (
     VerifySpeed,
 )
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
-from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS, OPS
+from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, OPS
 
 # Anything printable, and what trips YAML readers of some version.
 TRAPS = [

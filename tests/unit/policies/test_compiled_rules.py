@@ -10,9 +10,8 @@ import random
 import pytest
 
 from xpuruntime.policies import KernelPolicy, KernelRule, RuleMatch
-from xpuruntime.policies.call_facts import SIZES, UNKNOWN, CallFacts, unknown_sizes
+from xpuruntime.policies.call_facts import SIZES, UNKNOWN, CallFacts, NameSet, escape, literal_of, unknown_sizes
 from xpuruntime.policies.compiled_rules import MatchResult
-from xpuruntime.policies.name_patterns import NameSet, escape, literal_of
 
 NAMES = ["a", "a.b", "layers.0.attn", "layers.1.attn", "layers.10.mlp", "é.[x]", "l*y", "]", "a/b.MatMul"]
 PATTERNS = [

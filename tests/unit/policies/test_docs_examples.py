@@ -30,9 +30,8 @@ from xpuruntime.policies import (
     policy_schema,
 )
 from xpuruntime.policies.document import to_python
-from xpuruntime.policies.json_text import read_json
-from xpuruntime.policies.kernel_ids import FAMILIES
-from xpuruntime.policies.yaml_text import read_yaml
+from xpuruntime.policies.kernel_rules import FAMILIES
+from xpuruntime.policies.text_formats import read_json, read_yaml
 
 PAGE = (Path(__file__).parents[3] / "docs" / "reference" / "policy.md").read_text(encoding="utf-8")
 BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```\n", PAGE, re.MULTILINE | re.DOTALL)

@@ -12,7 +12,7 @@ import pytest
 from xpuruntime import _core
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import ExecutionPolicy, KernelPolicy, KernelRule, Policy, RuleMatch
-from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS, OPS, check_kernel
+from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS, OPS, check_kernel
 
 
 class TestShortForms:

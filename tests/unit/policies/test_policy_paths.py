@@ -10,7 +10,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.policies import Policy
-from xpuruntime.policies.schema import policy_schema
+from xpuruntime.policies.policy import policy_schema
 from xpuruntime.serving.models.settings import ServeSettings
 
 DIGEST = f"sha256:{'0' * 64}"

@@ -13,10 +13,8 @@ from test_policy_refusals_json import JSON
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy, policy_schema
-from xpuruntime.policies.document import to_python
-from xpuruntime.policies.json_text import read_json
-from xpuruntime.policies.refusal import Refused
-from xpuruntime.policies.yaml_text import read_yaml
+from xpuruntime.policies.document import Refused, to_python
+from xpuruntime.policies.text_formats import read_json, read_yaml
 
 VALIDATOR = jsonschema.Draft202012Validator(policy_schema())
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 from xpuruntime.distributed.nccl import NcclConfig, version_text
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.policies.document import Refused
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
-from xpuruntime.policies.refusal import Refused
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from xpuruntime.evidence.records import Control
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.evidence.records import Enforceability
-    from xpuruntime.policies.kernel_rule import KernelRule
+    from xpuruntime.policies.kernel_rules import KernelRule
 
 __all__ = ["ENGINE_CHOICE", "PROBED", "REFERENCE", "ControlBuilder", "fp32_nodes", "show"]
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.base import Engine
 from xpuruntime.errors import EngineError
-from xpuruntime.policies.provider_options import ENGINE_PATTERN
+from xpuruntime.policies.device_spec import ENGINE_PATTERN
 from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.compound_kinds import FrozenDict
 
 if TYPE_CHECKING:
     from typing import Self

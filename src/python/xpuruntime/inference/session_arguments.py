@@ -61,7 +61,7 @@ class SessionArguments(NamedTuple):
         Raises `PolicyError` where they contradict each other.
         """
         from xpuruntime.policies import Policy
-        from xpuruntime.policies.file_path import in_folder
+        from xpuruntime.policies.kinds import in_folder
 
         engine, backend, precision = self.engine, self.backend, self.precision
         if engine is not None and backend is not None and engine != backend:

@@ -14,7 +14,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import user_path
 from xpuruntime.planning.plan import Plan
 from xpuruntime.policies import Policy
-from xpuruntime.policies.file_path import in_folder
+from xpuruntime.policies.kinds import in_folder
 
 if TYPE_CHECKING:
     from xpuruntime.inference.session import InferenceSession

@@ -14,9 +14,8 @@ import msgspec
 from xpuruntime.errors import LockError, PolicyError
 from xpuruntime.lockfile.records import LockedPolicy
 from xpuruntime.policies import Policy, TuningPolicy
-from xpuruntime.policies.file_path import in_folder, seen_from
-from xpuruntime.policies.kernel_ids import OPS
-from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
+from xpuruntime.policies.kernel_rules import OPS, KernelRule, RuleMatch
+from xpuruntime.policies.kinds import in_folder, seen_from
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

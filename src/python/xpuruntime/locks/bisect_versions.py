@@ -30,7 +30,7 @@ from xpuruntime.locks.diff.side import PythonSide, call, start_worker
 from xpuruntime.locks.fresh_environments import InstallError, listed_versions, make_environment, versions_between
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.statistics import RatioVerdict
-from xpuruntime.policies.refusal import nearest
+from xpuruntime.policies.document import nearest
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

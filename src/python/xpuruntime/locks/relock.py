@@ -20,7 +20,7 @@ from xpuruntime.lockfile.drift import LockDrift, drift_error
 from xpuruntime.lockfile.records import AcceptedDrift, Lock, utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.create import create_lock
-from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.policies.document import did_you_mean
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 from xpuruntime import _core
 from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.policies.kernel_ids import check_kernel
-from xpuruntime.policies.refusal import Refused
+from xpuruntime.policies.document import Refused
+from xpuruntime.policies.kernel_rules import check_kernel
 
 if TYPE_CHECKING:
     import os

@@ -17,7 +17,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import kind_of, user_path
-from xpuruntime.policies.kernel_ids import FAMILIES, OPS
+from xpuruntime.policies.kernel_rules import FAMILIES, OPS
 from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:

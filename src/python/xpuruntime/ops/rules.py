@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.policies import KernelPolicy, Policy, TuningPolicy
-from xpuruntime.policies.call_facts import ANY_CALL
-from xpuruntime.policies.int_range import bounds_of
+from xpuruntime.policies.call_facts import ANY_CALL, bounds_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from xpuruntime.policies.compiled_rules import CompiledRule
-    from xpuruntime.policies.kernel_rule import RuleMatch
+    from xpuruntime.policies.kernel_rules import RuleMatch
 
 __all__ = ["compile_rules", "core_rules", "tuning_rule"]
 

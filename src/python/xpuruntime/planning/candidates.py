@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.policies.refusal import nearest
+from xpuruntime.policies.document import nearest
 from xpuruntime.runtime.packages import guarded
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from xpuruntime.errors import (
 from xpuruntime.evidence.records import Control
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.planning.candidates import chooses_among_all_engines, devices_of, find_engine
-from xpuruntime.policies.name_patterns import NameSet
+from xpuruntime.policies.call_facts import NameSet
 from xpuruntime.runtime.packages import reinstall_command
 
 if TYPE_CHECKING:

@@ -1,13 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`CallFacts`: the properties of one call that kernel rules match."""
+"""Facts of one call that kernel rules match, and the conditions of rules: ranges of numbers, patterns of names."""
 
 from __future__ import annotations
 
 import enum
-from typing import Final, NamedTuple, TypeAlias, TypeVar
+import re
+from bisect import bisect_left
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
-__all__ = ["ANY_CALL", "SIZES", "UNKNOWN", "CallFacts", "Fact", "Unknown", "unknown_sizes"]
+from xpuruntime.policies.document import Refused, describe_value, quote
+from xpuruntime.policies.kinds import Text
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator
+
+__all__ = [
+    "ANY_CALL",
+    "SIZES",
+    "UNKNOWN",
+    "CallFacts",
+    "Fact",
+    "Glob",
+    "IntRange",
+    "NameSet",
+    "Unknown",
+    "bounds_of",
+    "escape",
+    "literal_of",
+    "literal_prefix",
+    "unknown_sizes",
+]
 
 T = TypeVar("T")
 
@@ -59,3 +82,132 @@ ANY_CALL: Final = CallFacts(*[UNKNOWN] * len(CallFacts._fields))
 def unknown_sizes(op: str) -> dict[str, Unknown]:
     """Return the sizes that calls of an operation have, all unknown."""
     return dict.fromkeys(SIZES.get(op, ()), UNKNOWN)
+
+
+_MOST = 2**63 - 1
+_BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9]{1,19})")
+_SPAN = re.compile(r"([0-9]{1,19})\s*\.\.\s*([0-9]{1,19})")
+
+
+class IntRange(Text):
+    """A whole number, or a condition: ``"<=16"``, ``"<16"``, ``">=128"``, ``">128"``, ``"1..64"`` (both ends in)."""
+
+    def __init__(self, doc: str) -> None:
+        super().__init__(doc, what="a whole number such as 16, or a condition such as '<=16', '>=128' or '1..64'")
+        self.optional = True
+
+    def _check(self, value: Any) -> Any:
+        if isinstance(value, int) and not isinstance(value, bool):
+            if not 0 <= value <= _MOST:
+                raise Refused(f"{describe_value(value)} is out of range; expected {self.expects()}")
+            return int(value)
+        text = super()._check(value).strip()
+        if re.fullmatch("[0-9]{1,19}", text):
+            return self._check(int(text))
+        if (bound := _BOUND.fullmatch(text)) is not None:
+            return f"{bound[1]}{self._check(int(bound[2]))}"
+        if (span := _SPAN.fullmatch(text)) is not None:
+            first, last = self._check(int(span[1])), self._check(int(span[2]))
+            if first > last:
+                raise Refused(f"{quote(text)} is an empty range; write '{last}..{first}'")
+            return f"{first}..{last}"
+        raise Refused(f"{quote(text)} is not a condition; expected {self.expects()}")
+
+    def _read(self, node: Any) -> Any:
+        if isinstance(getattr(node, "value", None), int):
+            return self._check(node.value)
+        return super()._read(node)
+
+    def _schema(self) -> dict[str, Any]:
+        number, gap = "[0-9]{1,19}", r"\s*"
+        pattern = f"^{gap}(((<=|>=|<|>){gap})?{number}|{number}{gap}\\.\\.{gap}{number}){gap}$"
+        return {"anyOf": [{"type": "integer", "minimum": 0, "maximum": _MOST}, {"type": "string", "pattern": pattern}]}
+
+
+def bounds_of(condition: int | str) -> tuple[int, int]:
+    """Return the first and the last number that meet a condition in the canonical form of `IntRange`.
+
+    The last is less than the first where none does.
+    """
+    if isinstance(condition, int):
+        return condition, condition
+    if (span := _SPAN.fullmatch(condition)) is not None:
+        return int(span[1]), int(span[2])
+    bound = _BOUND.fullmatch(condition)
+    assert bound is not None
+    number = int(bound[2])
+    if bound[1] == "<=":
+        return 0, number
+    if bound[1] == "<":
+        return 0, number - 1
+    if bound[1] == ">=":
+        return number, _MOST
+    return (number + 1, _MOST) if number < _MOST else (1, 0)
+
+
+_WILDCARDS = frozenset("*?[")
+_ESCAPED = re.compile(r"\[([*?[])\]")
+_LITERAL = re.compile(r"(?:[^*?[]|\[[*?[]\])*")
+
+
+def escape(name: str) -> str:
+    """Return the pattern that matches only this name."""
+    return re.sub(r"([*?[])", r"[\1]", name)
+
+
+def literal_of(pattern: str) -> str | None:
+    """Return the only name that a pattern matches; ``None`` where it has wildcards."""
+    if _WILDCARDS.isdisjoint(pattern):
+        return pattern
+    return _ESCAPED.sub(r"\1", pattern) if _LITERAL.fullmatch(pattern) else None
+
+
+def literal_prefix(pattern: str) -> str:
+    """Return the text with which every name that a pattern matches begins."""
+    leading = _LITERAL.match(pattern)
+    return _ESCAPED.sub(r"\1", leading[0]) if leading else ""
+
+
+class Glob:
+    """A pattern as of `fnmatch.fnmatchcase`, compiled at the first name."""
+
+    __slots__ = ("_match", "_pattern")
+
+    def __init__(self, pattern: str) -> None:
+        self._pattern = pattern
+        self._match: Callable[[str], Any] | None = None
+
+    def __call__(self, name: str) -> bool:
+        """Say whether a name matches."""
+        if self._match is None:
+            import fnmatch
+
+            self._match = re.compile(fnmatch.translate(self._pattern)).match
+        return self._match(name) is not None
+
+
+class NameSet:
+    """Names, sorted, so that a pattern is compared only with those that begin as it does."""
+
+    def __init__(self, names: Iterable[str]) -> None:
+        self._names = frozenset(names)
+        self._sorted = sorted(self._names)
+
+    def matching(self, pattern: str) -> Iterator[str]:
+        """Yield the names that a pattern matches, sorted."""
+        literal = literal_of(pattern)
+        if literal is not None:
+            if literal in self._names:
+                yield literal
+            return
+        prefix, glob = literal_prefix(pattern), Glob(pattern)
+        for place in range(bisect_left(self._sorted, prefix), len(self._sorted)):
+            name = self._sorted[place]
+            if not name.startswith(prefix):
+                return
+            if glob(name):
+                yield name
+
+    def matches(self, pattern: str) -> bool:
+        """Say whether a pattern matches any of the names."""
+        return next(self.matching(pattern), None) is not None

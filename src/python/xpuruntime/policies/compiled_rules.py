@@ -12,14 +12,12 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
-from xpuruntime.policies.call_facts import UNKNOWN, CallFacts
-from xpuruntime.policies.int_range import bounds_of
-from xpuruntime.policies.name_patterns import Glob, literal_of, literal_prefix
+from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Glob, bounds_of, literal_of, literal_prefix
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch, RulePrecision
+    from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch, RulePrecision
 
 __all__ = ["Certainty", "CompiledRule", "CompiledRules", "MatchResult", "Preference", "conditions_of", "phases_of"]
 

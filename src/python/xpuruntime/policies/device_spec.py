@@ -1,18 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`DeviceSpec`: a device as a policy names it."""
+"""Devices and engines as a policy names them, and the options handed to one engine as they are."""
 
 from __future__ import annotations
 
+import math
 import re
 from typing import Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.policies.kinds import Choice, Integer, Kind, Text
-from xpuruntime.policies.refusal import Refused, nearest, quote
+from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, read_entries
+from xpuruntime.policies.document import MappingNode, Node, Refused, ScalarNode, describe, nearest, quote
+from xpuruntime.policies.kinds import Choice, Integer, Kind, Text, refuse_control_characters
 from xpuruntime.policies.value import PolicyValue
 
-__all__ = ["DEVICE_PATTERN", "DeviceKind", "DeviceSpec", "DeviceText", "check_device"]
+__all__ = [
+    "DEVICE_PATTERN",
+    "ENGINE_PATTERN",
+    "DeviceKind",
+    "DeviceSpec",
+    "DeviceText",
+    "ProviderOptions",
+    "check_device",
+    "check_engine",
+]
 
 DeviceKind = Literal["cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto"]
 
@@ -89,3 +100,73 @@ class DeviceText(Text):
 def check_device(text: str) -> str:
     """Return `text` if it names a device. Raises `Refused`."""
     return str(DeviceSpec._parse(text))
+
+
+_ENGINE = re.compile("[A-Za-z][A-Za-z0-9_-]{0,63}")
+ENGINE_PATTERN = f"^{_ENGINE.pattern}$"
+_LEAST_OPTION, _MOST_OPTION = -(2**63), 2**64 - 1
+
+
+def check_engine(name: str) -> str:
+    """Return `name` if it can be the name of an engine. Raises `Refused`."""
+    if not _ENGINE.fullmatch(name):
+        raise Refused(
+            f"{quote(name)} cannot be the name of an engine: letters, digits, '_' and '-', starting with a letter; "
+            f"a device is stated under 'device'"
+        )
+    return name
+
+
+class ProviderOptions(MappingOf):
+    """Engine name to option name to text, number, true or false. Sorted; engines without options are left out."""
+
+    def expects(self) -> str:
+        """Say what is accepted."""
+        return "a mapping of engine to a mapping of options, such as {onnxruntime: {name: value}}"
+
+    def _read(self, node: Node) -> FrozenDict:
+        return FrozenDict({engine: options for engine, options in super()._read(node).items() if options})
+
+    def _check_name(self, name: str) -> None:
+        check_engine(name)
+
+    def _read_value(self, node: Node) -> FrozenDict:
+        if not isinstance(node, MappingNode):
+            raise Refused(f"expected a mapping of options, got {describe(node)}")
+        return read_entries(node, _check_option, _read_option)
+
+    def plain(self, value: Any) -> Any:
+        """Return the value as it is written to a file."""
+        return {engine: dict(options) for engine, options in value.items()}
+
+    def _schema(self) -> dict[str, Any]:
+        scalar = {"type": ["string", "number", "boolean"]}
+        return {
+            "type": "object",
+            "propertyNames": {"pattern": ENGINE_PATTERN},
+            "additionalProperties": {
+                "type": "object",
+                "propertyNames": {"pattern": r"\S"},
+                "additionalProperties": scalar,
+            },
+        }
+
+
+def _check_option(name: str) -> None:
+    if not name.strip():
+        raise Refused("an option needs a name")
+    refuse_control_characters(name)
+
+
+def _read_option(node: Node) -> str | int | bool | float:
+    if not isinstance(node, ScalarNode) or node.value is None:
+        raise Refused(f"expected text, a number, true or false, got {describe(node)}")
+    value: str | int | bool | float = node.value
+    if isinstance(value, str):
+        refuse_control_characters(value)
+    elif not isinstance(value, bool):
+        if isinstance(value, float) and not math.isfinite(value):
+            raise Refused("is not a finite number")
+        if isinstance(value, int) and not _LEAST_OPTION <= value <= _MOST_OPTION:
+            raise Refused(f"is out of range; expected a number from {_LEAST_OPTION} to {_MOST_OPTION}")
+    return value

@@ -7,17 +7,19 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
-from xpuruntime.policies.artifact_policy import ArtifactPolicy
-from xpuruntime.policies.compound_kinds import Nested, OneOrMore
-from xpuruntime.policies.device_spec import DEVICE_PATTERN, DeviceText, check_device
-from xpuruntime.policies.file_path import FilePath
-from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.input_shapes import InputShapes
-from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
-from xpuruntime.policies.memory_policy import MemoryPolicy
-from xpuruntime.policies.provider_options import ENGINE_PATTERN, ProviderOptions, check_engine
-from xpuruntime.policies.refusal import Refused, quote
-from xpuruntime.policies.section import PolicySection
+from xpuruntime.policies.compound_kinds import FrozenDict, InputShapes, Nested, OneOrMore
+from xpuruntime.policies.device_spec import (
+    DEVICE_PATTERN,
+    ENGINE_PATTERN,
+    DeviceText,
+    ProviderOptions,
+    check_device,
+    check_engine,
+)
+from xpuruntime.policies.document import Refused, quote
+from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Kind, Text
+from xpuruntime.policies.memory_and_artifacts import ArtifactPolicy, MemoryPolicy
+from xpuruntime.policies.value import PolicySection
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

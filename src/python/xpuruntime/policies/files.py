@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.policies.document import MappingNode, Node
-from xpuruntime.policies.refusal import Refused, did_you_mean, quote
+from xpuruntime.policies.document import MappingNode, Node, Refused, did_you_mean, quote
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -50,10 +49,10 @@ def loads(text: str, format: str, name: str) -> Document:
         if len(text) > MAX_BYTES:
             raise Refused(f"larger than {MAX_BYTES} bytes, which no policy is")
         if _format(format) == "json":
-            from xpuruntime.policies.json_text import read_json
+            from xpuruntime.policies.text_formats import read_json
 
             return Document(read_json(text), name)
-        from xpuruntime.policies.yaml_text import read_yaml
+        from xpuruntime.policies.text_formats import read_yaml
 
         return Document(read_yaml(text), name)
     except Refused as refused:
@@ -64,10 +63,10 @@ def dumps(document: dict[str, Any], format: str) -> str:
     """Write a document as text in a format. Raises `PolicyError` for an unknown format."""
     try:
         if _format(format) == "json":
-            from xpuruntime.policies.json_text import write_json
+            from xpuruntime.policies.text_formats import write_json
 
             return write_json(document)
-        from xpuruntime.policies.yaml_text import write_yaml
+        from xpuruntime.policies.text_formats import write_yaml
 
         return write_yaml(document)
     except Refused as refused:
@@ -146,7 +145,7 @@ def _format_of(name: str) -> str:
 
 
 def _neighbour(path: Path) -> str:
-    from xpuruntime.policies.refusal import nearest
+    from xpuruntime.policies.document import nearest
 
     try:
         names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _FORMATS][:1000]

@@ -10,15 +10,11 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies.call_facts import CallFacts
 from xpuruntime.policies.compiled_rules import CompiledRules
-from xpuruntime.policies.compound_kinds import ListOf, Nested, OneOrMore
-from xpuruntime.policies.dropped_results import warn_if_dropped
-from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.kernel_ids import OPS
-from xpuruntime.policies.kernel_rule import KernelName, KernelRule
+from xpuruntime.policies.compound_kinds import FrozenDict, ListOf, Nested, OneOrMore
+from xpuruntime.policies.document import did_you_mean, quote
+from xpuruntime.policies.kernel_rules import OPS, KernelName, KernelRule, TuningPolicy
 from xpuruntime.policies.kinds import Choice, Kind
-from xpuruntime.policies.refusal import did_you_mean, quote
-from xpuruntime.policies.section import PolicySection
-from xpuruntime.policies.tuning_policy import TuningPolicy
+from xpuruntime.policies.value import PolicySection, warn_if_dropped
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,24 +9,27 @@ and describes itself for the JSON Schema. Each policy class lists its fields' ki
 from __future__ import annotations
 
 import math
+import os
 import re
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.policies.document import Node, ScalarNode, describe, describe_value
-from xpuruntime.policies.refusal import Refused, did_you_mean, quote
+from xpuruntime.policies.document import Node, Refused, ScalarNode, describe, describe_value, did_you_mean, quote
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 __all__ = [
     "Choice",
+    "FilePath",
     "Flag",
     "Integer",
     "Kind",
     "Number",
     "Text",
+    "in_folder",
     "refuse_control_characters",
+    "seen_from",
 ]
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
@@ -231,3 +234,44 @@ class Number(Kind):
     def _schema(self) -> dict[str, Any]:
         schema: dict[str, Any] = {"type": "number", "minimum": self._least}
         return schema if math.isinf(self._most) else {**schema, "maximum": self._most}
+
+
+class FilePath(Text):
+    """The path of a file or folder; `words` are values that are no path."""
+
+    def __init__(self, doc: str = "", *, words: tuple[str, ...] = (), **options: Any) -> None:
+        super().__init__(doc, **options)
+        self._words = words
+
+    def relocate(self, value: Any, move: Callable[[str], str]) -> Any:
+        """Return the path as `move` changes it."""
+        return value if value is None or value in self._words else move(value)
+
+
+def in_folder(folder: str) -> Callable[[str], str]:
+    """Return a function from a path, where that is relative, to the absolute path below a folder."""
+    base = os.path.abspath(folder or os.curdir)  # noqa: PTH100 - keeps links
+
+    def move(path: str) -> str:
+        return path if _is_fixed(path) else os.path.normpath(os.path.join(base, path))  # noqa: PTH118
+
+    return move
+
+
+def seen_from(folder: str) -> Callable[[str], str]:
+    """Return a function from a path to the same as a file in a folder states it: relative where it is below that."""
+    base = os.path.abspath(folder or os.curdir)  # noqa: PTH100 - keeps links
+
+    def move(path: str) -> str:
+        if path.startswith("~"):
+            return path
+        absolute = os.path.abspath(path)  # noqa: PTH100 - keeps links
+        if not absolute.startswith(os.path.join(base, "")):  # noqa: PTH118
+            return absolute
+        return os.path.relpath(absolute, base).replace(os.sep, "/")
+
+    return move
+
+
+def _is_fixed(path: str) -> bool:
+    return os.path.isabs(path) or path.startswith("~")  # noqa: PTH117 - text, which may be of another system

@@ -10,19 +10,13 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
-from xpuruntime.policies.accuracy_policy import AccuracyPolicy
-from xpuruntime.policies.calibration_policy import CalibrationPolicy
-from xpuruntime.policies.compound_kinds import Nested
-from xpuruntime.policies.document import describe_value, from_python
+from xpuruntime.policies.compound_kinds import Nested, object_schema
+from xpuruntime.policies.document import Refused, describe_value, from_python, quote
 from xpuruntime.policies.execution_policy import ExecutionPolicy, Precision
-from xpuruntime.policies.file_path import in_folder, seen_from
 from xpuruntime.policies.kernel_policy import KernelPolicy
-from xpuruntime.policies.key_homes import home_in_file
-from xpuruntime.policies.kinds import Choice, Kind, Text
-from xpuruntime.policies.refusal import Refused, quote
-from xpuruntime.policies.section import PolicySection
-from xpuruntime.policies.value import PolicyValue, read_fields
-from xpuruntime.policies.verify_policy import VerifyPolicy
+from xpuruntime.policies.kinds import Choice, Kind, Text, in_folder, seen_from
+from xpuruntime.policies.value import PolicySection, PolicyValue, home_in_file, read_fields
+from xpuruntime.policies.verify_policy import AccuracyPolicy, CalibrationPolicy, VerifyPolicy
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -30,7 +24,12 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.device_spec import DeviceSpec
 
-__all__ = ["SCHEMA", "Mode", "Policy"]
+__all__ = [
+    "SCHEMA",
+    "Mode",
+    "Policy",
+    "policy_schema",
+]
 
 #: The version of the file format that this release writes, and the only one it reads.
 SCHEMA = "xpuruntime.policy/1"
@@ -288,3 +287,19 @@ def _flatten(stated: dict[str, Any], key: str, value: Any) -> None:
             stated[f"{key}[{index}]"] = rule
     else:
         stated[key] = value
+
+
+def policy_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a policy file, as a new dict.
+
+    It accepts every file that `Policy.load` accepts, as long as truth values are written ``true`` and ``false``, and
+    refuses unknown keys, bad words and wrong types. What depends on several keys together is left to `Policy.load`.
+    """
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:xpuruntime:policy:1",
+        "title": "xpuruntime policy",
+        "description": "What is requested of a run: engine, device, precision, kernels, memory, accuracy and "
+        "calibration; and which claims `xrt verify` checks.",
+        **object_schema(Policy.DOCUMENT),
+    }

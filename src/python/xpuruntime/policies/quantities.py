@@ -10,9 +10,8 @@ from decimal import Decimal
 from typing import Any, ClassVar
 
 from xpuruntime.errors import InputError
-from xpuruntime.policies.document import Node, ScalarNode, describe, describe_value
+from xpuruntime.policies.document import Node, Refused, ScalarNode, describe, describe_value, nearest, quote
 from xpuruntime.policies.kinds import Kind, refuse_control_characters
-from xpuruntime.policies.refusal import Refused, nearest, quote
 
 __all__ = ["Duration", "Percentage", "ShortDuration", "duration_text", "read_duration", "share_text"]
 

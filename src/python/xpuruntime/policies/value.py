@@ -1,25 +1,47 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`PolicyValue`: what all policy classes have in common."""
+"""`PolicyValue`, what all policy classes have in common, and `PolicySection`, which can be the only one of a file."""
 
 from __future__ import annotations
 
 import functools
+import os
+import sys
+import warnings
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from xpuruntime.errors import PolicyError
-from xpuruntime.policies.document import MappingNode, Node, ScalarNode, SequenceNode, describe
-from xpuruntime.policies.dropped_results import warn_if_dropped
-from xpuruntime.policies.kinds import Kind
-from xpuruntime.policies.refusal import Refused, did_you_mean
+from xpuruntime.errors import PolicyError, XpuRuntimeWarning
+from xpuruntime.policies import files
+from xpuruntime.policies.compound_kinds import ListOf, Nested
+from xpuruntime.policies.document import (
+    MappingNode,
+    Node,
+    Refused,
+    ScalarNode,
+    SequenceNode,
+    describe,
+    did_you_mean,
+    quote,
+)
+from xpuruntime.policies.kinds import Kind, seen_from
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
+    from types import CodeType
     from typing import Self
 
-__all__ = ["PolicyValue", "read_fields"]
+    from xpuruntime.policies.kinds import Kind
+
+__all__ = [
+    "PolicySection",
+    "PolicyValue",
+    "home_in_file",
+    "home_in_python",
+    "read_fields",
+    "warn_if_dropped",
+]
 
 
 class _PolicyMeta(msgspec.StructMeta):
@@ -124,8 +146,6 @@ class PolicyValue(msgspec.Struct, metaclass=_PolicyMeta, frozen=True, kw_only=Tr
 def _message(refused: Refused, cls: Any) -> str:
     """Return the sentence of a refusal in Python; an unknown key that another class has comes with how to write it."""
     if refused.unknown_key is not None:
-        from xpuruntime.policies.key_homes import home_in_python
-
         refused.reason = home_in_python(refused.unknown_key, cls) or refused.reason
     return refused.message(cls.__name__)
 
@@ -164,3 +184,132 @@ def _defaults(cls: type[msgspec.Struct]) -> dict[str, Any]:
         field.name: field.default_factory() if callable(field.default_factory) else field.default
         for field in msgspec.structs.fields(cls)
     }
+
+
+def warn_if_dropped(call: str) -> None:
+    """Warn where the caller of the method that calls this does nothing with the result."""
+    caller = sys._getframe(2)
+    if not _drops(caller.f_code, caller.f_lasti):
+        return
+    msg = f"the policy that {call} returns is thrown away, and the one that it is called on stays as it is. "
+    msg += f"Fix: policy = {call}"
+    warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
+
+
+@functools.lru_cache(maxsize=1024)
+def _drops(code: CodeType, at: int) -> bool:
+    import dis  # policies are read where nothing else is imported yet
+
+    following = next((one for one in dis.get_instructions(code) if one.offset > at), None)
+    return following is not None and following.opname == "POP_TOP"
+
+
+def home_in_file(key: str, kinds: dict[str, Kind]) -> str | None:
+    """Return the end of a message for an unknown key that a file with these keys has in another section."""
+    homes = [name for name, section in _sections("", kinds) if key in section]
+    if not homes:
+        return None
+    return f"; it belongs in {' or '.join(quote(home) if home else 'the top level of the file' for home in homes)}."
+
+
+def home_in_python(key: str, cls: Any) -> str | None:
+    """Return the end of a message for an unknown key that another class of the value that `cls` is of has."""
+    homes = [home for root in cls.ROOTS if cls in _classes(root) for home in _calls(root).get(key, ())]
+    return f"; write {' or '.join(homes)}." if homes else None
+
+
+def _sections(name: str, kinds: dict[str, Kind]) -> Iterator[tuple[str, dict[str, Kind]]]:
+    """Yield every mapping that a file can hold, by its dotted name; the top is ``""``."""
+    yield name, kinds
+    for key, kind in kinds.items():
+        suffix, inner = _inner(kind)
+        if inner is not None:
+            yield from _sections(f"{name}.{key}{suffix[0]}" if name else f"{key}{suffix[0]}", inner.kinds)
+
+
+@functools.cache
+def _calls(root: Any) -> dict[str, list[str]]:
+    """Return the calls of Python that state each key: ``"Policy(execution=ExecutionPolicy(engine=...))"``."""
+    found: dict[str, list[str]] = {}
+
+    def walk(cls: Any, before: str, after: str) -> None:
+        before, after = f"{before}{cls.__name__}(", f"){after}"
+        for key, kind in cls.KINDS.items():
+            found.setdefault(key, []).append(f"{before}{key}=...{after}")
+            suffix, inner = _inner(kind)
+            if inner is not None:
+                walk(inner.cls, f"{before}{key}={suffix[1]}", f"{suffix[2]}{after}")
+
+    walk(root, "", "")
+    return found
+
+
+@functools.cache
+def _classes(root: Any) -> frozenset[Any]:
+    inner = [one.cls for _, one in map(_inner, root.KINDS.values()) if one is not None]
+    return frozenset((root,)).union(*map(_classes, inner))
+
+
+def _inner(kind: Kind) -> tuple[tuple[str, str, str], Nested | None]:
+    """Return the values of a key, if they are mappings, and how they are written in a file and in Python."""
+    if isinstance(kind, Nested):
+        return ("", "", ""), kind
+    item = getattr(kind, "item", None)
+    marks = ("[]", "[", "]") if isinstance(kind, ListOf) else (".NAME", "{NAME: ", "}")
+    return marks, item if isinstance(item, Nested) else None
+
+
+class PolicySection(PolicyValue, frozen=True, kw_only=True):
+    """A policy value that is a section of policy files, and can be the only one of a file."""
+
+    #: The class of policy files, `Policy`, which enters itself: it is made of sections.
+    WHOLE: ClassVar[Any]
+    #: The key of the section, and the field of `Policy`.
+    SECTION: ClassVar[str]
+    #: Fields that stand outside of the section in a file.
+    OUTSIDE: ClassVar[frozenset[str]] = frozenset()
+
+    def to_json(self) -> str:
+        """Return the policy as the text of a JSON policy file with only this section."""
+        return files.dumps(self._document(), "json")
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` returns. Raises `PolicyError`."""
+        return cls._from_document(files.loads(text, "json", "policy"), "policy")
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write a policy file with only this section; ``.yaml``, ``.yml`` or ``.json`` by its name.
+
+        Paths below the folder of the file are written relative to it. The file is replaced as a whole or not at all.
+        Raises `PolicyError` when it cannot be written.
+        """
+        folder = os.path.dirname(os.fspath(path))  # noqa: PTH120 - of a name that may be no path
+        files.save(self.relocated(seen_from(folder))._document(), path)
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> Self:
+        """Read a policy file that has no other section."""
+        return cls._from_document(files.load(path), os.fspath(path))
+
+    def _document(self) -> dict[str, Any]:
+        document: dict[str, Any] = self.WHOLE(**{self.SECTION: self}).to_dict()
+        del document["mode"]
+        return document
+
+    @classmethod
+    def _from_document(cls, document: files.Document, name: str) -> Self:
+        policy = cls.WHOLE.from_document(document)
+        own = {"schema", cls.SECTION, *cls.OUTSIDE}
+        others = [key for key in cls.WHOLE.DOCUMENT if key not in own and document.has(key)]
+        if others:
+            raise PolicyError(
+                f"{name}: states {' and '.join(others)}, which {_article(cls.__name__)} cannot hold; "
+                f"read it with Policy.load and take its .{cls.SECTION}"
+            )
+        section: Self = getattr(policy, cls.SECTION)
+        return section
+
+
+def _article(name: str) -> str:
+    return f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"

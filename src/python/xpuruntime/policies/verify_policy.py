@@ -1,26 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`VerifyPolicy`: which claims ``xrt verify`` checks, and how far each may be off."""
+"""How results are judged: `AccuracyPolicy`, `CalibrationPolicy` and `VerifyPolicy`."""
 
 from __future__ import annotations
 
 import math
+import re
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from xpuruntime.policies.compound_kinds import MappingOf, Nested, OneOrMore
-from xpuruntime.policies.document import Node, describe_value
+from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, Nested, OneOrMore
+from xpuruntime.policies.device_spec import check_device, check_engine
+from xpuruntime.policies.document import Node, Refused, describe_value, did_you_mean, quote
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
-from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.kinds import Choice, Kind, Number, Text, refuse_control_characters
-from xpuruntime.policies.memory_policy import ByteSize
+from xpuruntime.policies.kinds import Choice, FilePath, Integer, Kind, Number, Text, refuse_control_characters
+from xpuruntime.policies.memory_and_artifacts import ByteSize
 from xpuruntime.policies.quantities import Duration, Percentage
-from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
 __all__ = [
+    "AccuracyPolicy",
+    "CalibrationPolicy",
     "Control",
     "Inconclusive",
     "Required",
@@ -223,3 +225,112 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
             memory: VerifyMemory | dict[str, Any] = ...,
             start: float | str | None = None,
         ) -> None: ...
+
+
+_PRECISIONS = ("fp32", "tf32", "fp16", "bf16", "int8", "model")
+_PATTERN = rf"^[A-Za-z][A-Za-z0-9_-]*\.[a-z]+(:[0-9]+)?\.({'|'.join(_PRECISIONS)})$"
+
+
+def _check_reference(text: str) -> str:
+    parts = text.split(".")
+    if len(parts) != 3:
+        raise Refused(
+            f"{quote(text)} is not a reference; expected 'engine.device.precision', such as 'onnxruntime.cpu.fp32'"
+        )
+    engine, device, precision = parts
+    check_engine(engine)
+    check_device(device)
+    if precision not in _PRECISIONS:
+        raise Refused(f"{quote(precision)} is not a precision{did_you_mean(precision, _PRECISIONS, 'precisions')}")
+    if re.fullmatch("auto(:.*)?", device):
+        raise Refused(f"{quote(text)} is not a reference: its device must be a certain one, not 'auto'")
+    return text
+
+
+class AccuracyPolicy(PolicyValue, frozen=True, kw_only=True):
+    """How close results must be to a reference. At least one limit is stated; the others are those of the precision.
+
+    Attributes
+    ----------
+    reference : str
+        ``"engine.device.precision"``: who computes the reference.
+    rtol, atol : float or None
+        Each output ``y`` must meet ``max(abs(y - r)) <= atol + rtol * max(abs(r))``.
+    cosine : float or None
+        Least cosine similarity of each output, from 0 to 1.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "reference": Text(
+            "Who computes the reference: engine.device.precision.",
+            what="a reference such as 'onnxruntime.cpu.fp32'",
+            parse=_check_reference,
+            pattern=_PATTERN,
+        ),
+        "rtol": Number(0.0, math.inf, "Largest relative error.", optional=True),
+        "atol": Number(0.0, math.inf, "Largest absolute error.", optional=True),
+        "cosine": Number(0.0, 1.0, "Least cosine similarity of each output.", optional=True),
+    }
+
+    reference: str = "onnxruntime.cpu.fp32"
+    rtol: float | None = None
+    atol: float | None = None
+    cosine: float | None = None
+
+    def check_together(self) -> None:
+        """Refuse a policy that would accept any result."""
+        if self.rtol is None and self.atol is None and self.cosine is None:
+            raise Refused("states no limit; state 'rtol', 'atol' or 'cosine'")
+
+
+_COMMAND = "`xrt policy calibration MODEL PATH` prints both"
+_MOST = 10**9
+
+
+class CalibrationPolicy(PolicyValue, frozen=True, kw_only=True):
+    """Which inputs a model is quantised with, and the digest that they must have.
+
+    Attributes
+    ----------
+    path : str
+        An ``.npz`` or ``.npy`` file, or a folder of them, as ``calibration=`` of a session takes it. In a policy file
+        it is relative to the folder of that file; in a value that was made otherwise, to the current folder.
+    digest : str
+        ``"sha256:…"`` over names, types, shapes and values of all samples in their order, as
+        ``xrt policy calibration`` prints it. Inputs with another digest are refused before anything is quantised.
+    samples : int or None
+        How many there are.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "path": FilePath(
+            "File or folder of the inputs, relative to the policy file.",
+            what="the path of calibration inputs",
+            optional=True,
+        ),
+        "digest": Text(
+            "SHA-256 over all samples in their order, as `xrt policy calibration` prints it.",
+            what="'sha256:' and 64 digits of 0-9 and a-f",
+            parse=lambda text: _check_digest(text),
+            pattern="^sha256:[0-9a-f]{64}$",
+            optional=True,
+        ),
+        "samples": Integer(1, _MOST, "How many samples there are.", optional=True),
+    }
+
+    path: str | None = None
+    digest: str | None = None
+    samples: int | None = None
+
+    def check_together(self) -> None:
+        """Refuse inputs that are not named, or that nothing identifies."""
+        for name in ("path", "digest"):
+            if getattr(self, name) is None:
+                raise Refused(f"states no {name!r}; {_COMMAND}")
+
+
+def _check_digest(text: str) -> str:
+    head, colon, digits = text.partition(":")
+    if head != "sha256" or not colon or len(digits) != 64 or set(digits) - set("0123456789abcdef"):
+        raise Refused(f"is no digest; expected 'sha256:' and 64 digits of 0-9 and a-f; {_COMMAND}")
+    return text

@@ -17,7 +17,7 @@ import msgspec
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.policies.device_spec import DeviceSpec
-from xpuruntime.policies.refusal import Refused, quote
+from xpuruntime.policies.document import Refused, quote
 from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores
 
 if TYPE_CHECKING:

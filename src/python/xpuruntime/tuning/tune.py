@@ -20,7 +20,7 @@ from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.measuring.conditions import between, moment, open_meter
 from xpuruntime.measuring.statistics import CandidateCode
-from xpuruntime.policies.kernel_ids import FAMILIES
+from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.tuning.context import SearchContext
 from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES
 from xpuruntime.tuning.executors.local import LocalExecutor

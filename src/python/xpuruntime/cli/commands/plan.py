@@ -185,7 +185,7 @@ def schema(json: JsonOption = False) -> None:
     """Print the JSON Schema of policy files, for editors. It is JSON with and without --json."""
     del json
     from xpuruntime.cli.output import print_json
-    from xpuruntime.policies.schema import policy_schema
+    from xpuruntime.policies.policy import policy_schema
 
     print_json(policy_schema())
 
@@ -232,8 +232,8 @@ def calibration(
     from xpuruntime.engines.model import read_model, with_shapes
     from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.policies import CalibrationPolicy, Policy
-    from xpuruntime.policies.file_path import seen_from
     from xpuruntime.policies.files import dumps
+    from xpuruntime.policies.kinds import seen_from
 
     stated = Policy.coerce(policy)
     found = Calibration(path, with_shapes(read_model(model, trust=trust), stated))

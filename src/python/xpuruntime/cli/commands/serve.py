@@ -170,7 +170,7 @@ def _settings(source: str, of_model: Mapping[str, Any], *, trust: bool) -> Serve
 
 def _check(option: str, kind: Kind, value: Any) -> None:
     """Refuse the value of an option in its name, and not in that of the setting that it becomes."""
-    from xpuruntime.policies.refusal import Refused
+    from xpuruntime.policies.document import Refused
 
     try:
         if value is not None:

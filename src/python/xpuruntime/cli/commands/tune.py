@@ -176,7 +176,7 @@ def tune(
 
 
 def _check_word(option: str, word: str | None, words: Sequence[str], what: str) -> None:
-    from xpuruntime.policies.refusal import did_you_mean
+    from xpuruntime.policies.document import did_you_mean
 
     if word is not None and word not in words:
         raise InputError(f"{option} {word}: this is none of the {what}{did_you_mean(word, words, what)}")

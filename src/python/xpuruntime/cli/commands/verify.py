@@ -127,7 +127,7 @@ def verify(
     from xpuruntime.files.paths import refuse_overwriting
     from xpuruntime.locks.verification.outputs import FORMATS, GITLAB_REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
-    from xpuruntime.policies.memory_policy import read_size
+    from xpuruntime.policies.memory_and_artifacts import read_size
     from xpuruntime.policies.quantities import read_duration
 
     outputs = _outputs(out, tuple(FORMATS))
@@ -167,7 +167,7 @@ def verify(
 
 def _outputs(out: Sequence[str] | None, formats: Sequence[str]) -> list[tuple[str, str]]:
     """Read ``FORMAT=FILE``."""
-    from xpuruntime.policies.refusal import did_you_mean
+    from xpuruntime.policies.document import did_you_mean
 
     found = []
     for value in out or ():

@@ -12,7 +12,7 @@ import msgspec
 from xpuruntime.engines.model.graph import agreed_sizes
 from xpuruntime.engines.model.static_batch import with_static_batch
 from xpuruntime.errors import PolicyError
-from xpuruntime.policies.input_shapes import split_size
+from xpuruntime.policies.compound_kinds import split_size
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence

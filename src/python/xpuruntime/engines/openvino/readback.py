@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.control_builder import show
 from xpuruntime.engines.openvino.options import NAMES
-from xpuruntime.policies.input_shapes import split_size
+from xpuruntime.policies.compound_kinds import split_size
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from xpuruntime.engines.torch.pinning import operation_of, placed_rules
 from xpuruntime.engines.torch.uncovered_calls import uncovered_calls
 from xpuruntime.engines.written_out import absence, written_out
-from xpuruntime.policies.kernel_ids import KERNEL_IDS, OPS
+from xpuruntime.policies.kernel_rules import KERNEL_IDS, OPS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
     from xpuruntime.engines.torch.uncovered_calls import UncoveredCalls
-    from xpuruntime.policies.kernel_rule import KernelRule
+    from xpuruntime.policies.kernel_rules import KernelRule
 
 __all__ = ["ABSENT", "NATIVE", "PYTORCH_CHOICE", "resolve_kernels", "why_not"]
 

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.torch.names import CELLS, RECURRENT, RECURRENT_KERNELS
 from xpuruntime.evidence.model_metadata.policy import OP_OF_TORCH, module_of_node
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, unknown_sizes
-from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
-from xpuruntime.policies.name_patterns import NameSet, escape
+from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, NameSet, escape, unknown_sizes
+from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Iterator

@@ -15,14 +15,14 @@ from xpuruntime.engines.torch.pinning import facts_of_program_node, placed_rules
 from xpuruntime.engines.torch.recurrent import dtypes_of, fused_layers
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.policies.call_facts import UNKNOWN
-from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.policies.kernel_rules import OPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import NodeInfo
-    from xpuruntime.policies.kernel_rule import KernelRule
+    from xpuruntime.policies.kernel_rules import KernelRule
 
 __all__ = ["NATIVE_KERNELS", "UncoveredCalls", "uncovered_calls"]
 

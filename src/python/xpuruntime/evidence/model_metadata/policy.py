@@ -12,9 +12,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.policies import Policy
-from xpuruntime.policies.call_facts import ANY_CALL
-from xpuruntime.policies.kernel_rule import KernelRule, RuleMatch
-from xpuruntime.policies.name_patterns import escape
+from xpuruntime.policies.call_facts import ANY_CALL, escape
+from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -31,7 +31,7 @@ from xpuruntime.locks.export.kserve import KServeExporter
 from xpuruntime.locks.export.oci_layout import OciLayoutExporter
 from xpuruntime.locks.export.result import ExportResult
 from xpuruntime.locks.export.triton_python import TritonPythonExporter
-from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.policies.document import did_you_mean
 from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:

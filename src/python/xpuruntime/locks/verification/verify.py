@@ -45,8 +45,8 @@ from xpuruntime.locks.verification.sections.speed import speed_claims
 from xpuruntime.locks.verification.sections.subject import Subject
 from xpuruntime.locks.verification.vocabulary import SECTIONS, Section
 from xpuruntime.policies import Policy, VerifyPolicy, files
-from xpuruntime.policies.memory_policy import read_size
-from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.policies.document import did_you_mean
+from xpuruntime.policies.memory_and_artifacts import read_size
 from xpuruntime.policies.verify_policy import Inconclusive
 from xpuruntime.runtime.worker import WorkerFailure
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import torch
 
-from xpuruntime.policies.kernel_ids import FAMILIES
+from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.pytorch.coverage.unserved import RECURRENT
 
 __all__ = [

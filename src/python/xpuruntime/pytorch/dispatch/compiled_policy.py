@@ -16,7 +16,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.ops.call_context import CallContext
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.call_facts import SIZES
-from xpuruntime.policies.kernel_ids import FAMILIES
+from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.pytorch.attention.advised import rows_here
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths

@@ -13,8 +13,8 @@ from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.ops.call_context import CallContext, prepare
 from xpuruntime.ops.rules import tuning_rule
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
-from xpuruntime.policies.kernel_ids import FAMILIES, KERNEL_IDS
-from xpuruntime.policies.refusal import nearest
+from xpuruntime.policies.document import nearest
+from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS
 from xpuruntime.pytorch.attention.sdpa_backends import backend_request
 from xpuruntime.pytorch.dispatch.call_state import DTYPES, arch_of
 

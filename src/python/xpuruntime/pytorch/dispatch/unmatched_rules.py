@@ -9,16 +9,15 @@ import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
-from xpuruntime.policies.call_facts import ANY_CALL, SIZES, UNKNOWN, CallFacts
-from xpuruntime.policies.name_patterns import Glob
-from xpuruntime.policies.refusal import nearest
+from xpuruntime.policies.call_facts import ANY_CALL, SIZES, UNKNOWN, CallFacts, Glob
+from xpuruntime.policies.document import nearest
 from xpuruntime.pytorch.call_scope import module_names
 
 if TYPE_CHECKING:
     import torch
 
     from xpuruntime.policies import Policy
-    from xpuruntime.policies.kernel_rule import RuleMatch
+    from xpuruntime.policies.kernel_rules import RuleMatch
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
 __all__ = ["RuleUse", "impossible_rules", "refuse_impossible", "report"]

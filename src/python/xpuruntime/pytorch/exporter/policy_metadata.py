@@ -15,14 +15,14 @@ import torch
 import xpuruntime
 from xpuruntime.lockfile.export_lock import ExportLock, locked_kernels
 from xpuruntime.policies import ExecutionPolicy, Policy
-from xpuruntime.policies.kernel_ids import FAMILIES
-from xpuruntime.policies.name_patterns import NameSet
+from xpuruntime.policies.call_facts import NameSet
+from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.pytorch.dispatch import call_state, context
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
-    from xpuruntime.policies.kernel_rule import KernelRule
+    from xpuruntime.policies.kernel_rules import KernelRule
 
 __all__ = ["in_force", "lock_of", "plain_path", "quiet", "training_mode", "translate"]
 

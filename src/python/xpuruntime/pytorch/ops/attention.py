@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import InputError, PolicyError
-from xpuruntime.policies.kernel_ids import check_kernel
-from xpuruntime.policies.refusal import Refused
+from xpuruntime.policies.document import Refused
+from xpuruntime.policies.kernel_rules import check_kernel
 from xpuruntime.pytorch.attention.call import Arguments
 from xpuruntime.pytorch.attention.selection import policy_for_xrt
 from xpuruntime.pytorch.dispatch.context import thread_policy

@@ -12,8 +12,8 @@ import torch
 from torch.nn import functional
 
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
-from xpuruntime.policies.kernel_ids import check_kernel
-from xpuruntime.policies.refusal import Refused
+from xpuruntime.policies.document import Refused
+from xpuruntime.policies.kernel_rules import check_kernel
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.call_state import has_tangent

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
-from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.policies.document import did_you_mean
 from xpuruntime.printable import printable
 from xpuruntime.serving.batching.scheduler import Entry
 from xpuruntime.serving.messages import InferResponse

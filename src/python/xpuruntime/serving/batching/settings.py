@@ -6,11 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
-from xpuruntime.policies.compound_kinds import MappingOf, Nested
-from xpuruntime.policies.document import Node, SequenceNode, describe, describe_value, from_python
-from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, Nested
+from xpuruntime.policies.document import Node, Refused, SequenceNode, describe, describe_value, from_python
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Number, Text, refuse_control_characters
-from xpuruntime.policies.refusal import Refused
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:

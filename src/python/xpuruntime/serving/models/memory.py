@@ -7,7 +7,7 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Protocol
 
-from xpuruntime.policies.memory_policy import format_bytes
+from xpuruntime.policies.memory_and_artifacts import format_bytes
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:

@@ -9,11 +9,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.policies.device_spec import DeviceText
-from xpuruntime.policies.document import Node, describe, describe_value, to_python
-from xpuruntime.policies.file_path import FilePath
-from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind
+from xpuruntime.policies.document import Node, Refused, describe, describe_value, quote, to_python
+from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Kind
 from xpuruntime.policies.quantities import Duration, Percentage, ShortDuration
-from xpuruntime.policies.refusal import Refused, quote
 from xpuruntime.policies.value import PolicyValue
 from xpuruntime.serving.batching.settings import BatchSettings
 

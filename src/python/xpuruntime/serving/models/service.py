@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import msgspec
 
 from xpuruntime.argument_types import FLAG, SESSIONS, ArgumentType, check_types
-from xpuruntime.policies.refusal import did_you_mean
+from xpuruntime.policies.document import did_you_mean
 from xpuruntime.runtime.interruptible_waits import BackgroundCall
 from xpuruntime.serving.models.memory import MemoryBudget
 from xpuruntime.serving.models.model_settings import ModelSettings

@@ -11,16 +11,12 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 from xpuruntime.errors import InputError
 from xpuruntime.policies import files
-from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.compound_kinds import FrozenDict, Nested, OneOrMore
 from xpuruntime.policies.device_spec import check_device
-from xpuruntime.policies.document import Node, ScalarNode, from_python
-from xpuruntime.policies.file_path import FilePath
-from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.key_homes import home_in_file
-from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
-from xpuruntime.policies.memory_policy import ByteSize
-from xpuruntime.policies.refusal import Refused, quote
-from xpuruntime.policies.value import PolicyValue, read_fields
+from xpuruntime.policies.document import Node, Refused, ScalarNode, from_python, quote
+from xpuruntime.policies.kinds import Choice, FilePath, Flag, Integer, Kind, Text
+from xpuruntime.policies.memory_and_artifacts import ByteSize
+from xpuruntime.policies.value import PolicyValue, home_in_file, read_fields
 from xpuruntime.serving.batching.settings import NamedOf
 from xpuruntime.serving.models.model_settings import ModelSettings, check_model_name
 

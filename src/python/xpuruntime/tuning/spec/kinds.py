@@ -7,12 +7,20 @@ from __future__ import annotations
 from typing import Any
 
 from xpuruntime.engines.options import BOOL
-from xpuruntime.policies.compound_kinds import MappingOf, read_entries
-from xpuruntime.policies.document import MappingNode, Node, ScalarNode, SequenceNode, describe, describe_value
-from xpuruntime.policies.frozen_dict import FrozenDict
+from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, read_entries
+from xpuruntime.policies.device_spec import check_engine
+from xpuruntime.policies.document import (
+    MappingNode,
+    Node,
+    Refused,
+    ScalarNode,
+    SequenceNode,
+    describe,
+    describe_value,
+    did_you_mean,
+    quote,
+)
 from xpuruntime.policies.kinds import Integer, Kind, Number, Text, refuse_control_characters
-from xpuruntime.policies.provider_options import check_engine
-from xpuruntime.policies.refusal import Refused, did_you_mean, quote
 
 __all__ = ["AtMost", "OptionValues", "Resources", "Rounds", "ThreadCount", "WordOr"]
 

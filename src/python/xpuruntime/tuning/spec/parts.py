@@ -8,17 +8,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.measuring.statistics import LEAST_GAIN, look_rounds
 from xpuruntime.policies import AccuracyPolicy
-from xpuruntime.policies.compound_kinds import Nested, OneOrMore
-from xpuruntime.policies.document import Node
+from xpuruntime.policies.compound_kinds import FrozenDict, Nested, OneOrMore
+from xpuruntime.policies.device_spec import ENGINE_PATTERN, check_engine
+from xpuruntime.policies.document import Node, Refused
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES, Determinism
-from xpuruntime.policies.frozen_dict import FrozenDict
-from xpuruntime.policies.kernel_ids import OPS
-from xpuruntime.policies.kernel_rule import KernelName
+from xpuruntime.policies.kernel_rules import OPS, KernelName
 from xpuruntime.policies.kinds import Choice, Integer, Kind, Number, Text
-from xpuruntime.policies.memory_policy import ByteSize
-from xpuruntime.policies.provider_options import ENGINE_PATTERN, check_engine
+from xpuruntime.policies.memory_and_artifacts import ByteSize
 from xpuruntime.policies.quantities import Duration, Percentage, ShortDuration
-from xpuruntime.policies.refusal import Refused
 from xpuruntime.policies.value import PolicyValue, read_fields
 from xpuruntime.tuning.spec.kinds import AtMost, OptionValues, Resources, Rounds, ThreadCount, WordOr
 

@@ -11,12 +11,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, OneOrMore
-from xpuruntime.policies.document import describe_value, from_python
-from xpuruntime.policies.file_path import FilePath, in_folder
-from xpuruntime.policies.key_homes import home_in_file
-from xpuruntime.policies.kinds import Choice, Integer, Kind, Text
-from xpuruntime.policies.refusal import Refused, quote
-from xpuruntime.policies.value import PolicyValue, read_fields
+from xpuruntime.policies.document import Refused, describe_value, from_python, quote
+from xpuruntime.policies.kinds import Choice, FilePath, Integer, Kind, Text, in_folder
+from xpuruntime.policies.value import PolicyValue, home_in_file, read_fields
 from xpuruntime.tuning.devices import DEVICE_NAMES, check_devices, check_trial_device
 from xpuruntime.tuning.spec.parts import (
     Budget,

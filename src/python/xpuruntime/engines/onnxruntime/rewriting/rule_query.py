@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.onnxruntime.kernel_options import by_option
 from xpuruntime.engines.onnxruntime.rewriting.records import KernelRequest
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, unknown_sizes
-from xpuruntime.policies.kernel_ids import OPS
+from xpuruntime.policies.kernel_rules import OPS
 
 if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.rewriting.records import RewriteCandidate

@@ -12,7 +12,7 @@ from xpuruntime.evidence.report_builder.observations import computing
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim, ClaimVerdict
 from xpuruntime.locks.verification.sections.locked import lock_claims
-from xpuruntime.policies.name_patterns import Glob
+from xpuruntime.policies.call_facts import Glob
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.locks.verification.claims import Claim
-from xpuruntime.policies.positions import position_of
+from xpuruntime.policies.document import position_of
 from xpuruntime.policies.verify_policy import VerifyPolicy
 
 if TYPE_CHECKING:

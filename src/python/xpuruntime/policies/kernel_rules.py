@@ -1,0 +1,349 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Rules of a kernel policy: the words they may use, what they match, and how measured kernels replace others."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
+
+from xpuruntime.policies.call_facts import CallFacts, IntRange
+from xpuruntime.policies.compiled_rules import certainty_of, conditions_of
+from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.device_spec import DEVICE_PATTERN, check_device
+from xpuruntime.policies.document import Refused, did_you_mean, nearest, quote
+from xpuruntime.policies.kinds import Choice, Kind, Number, Text
+from xpuruntime.policies.quantities import Duration, Percentage
+from xpuruntime.policies.value import PolicyValue
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "FAMILIES",
+    "KERNEL_IDS",
+    "OPS",
+    "DType",
+    "KernelName",
+    "KernelRule",
+    "Phase",
+    "RuleMatch",
+    "RulePrecision",
+    "TuningPolicy",
+    "check_kernel",
+    "families_of",
+]
+
+_FRAMEWORK = "whatever PyTorch runs by default; in a session without PyTorch, what its engine chooses"
+#: Operation -> family -> what it means.
+FAMILIES: dict[str, dict[str, str]] = {
+    "matmul": {
+        "auto": "the choice is free; the report says what ran",
+        "cublas": "cuBLAS, its own choice of algorithm",
+        "cublasLt": "cuBLASLt, with a pinned algorithm where the engine can hold it",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": _FRAMEWORK,
+    },
+    "attention": {
+        "auto": "the choice is free; the report says what ran",
+        "flash_v2": "FlashAttention 2",
+        "flash_v3": "FlashAttention 3 (Hopper and later)",
+        "cudnn": "cuDNN's fused attention",
+        "efficient": "memory-efficient attention (CUTLASS)",
+        "math": "unfused: matmul, softmax, matmul",
+        "trt_fused": "TensorRT's fused attention kernels",
+        "trt_flash": "TensorRT's flash attention kernels",
+        "trt_cross": "TensorRT's fused cross attention kernels",
+        "trt_causal": "TensorRT's fused causal attention kernels",
+        "lean": "lean attention, for decoding",
+        "decoder": "the decoder's masked attention kernels",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": _FRAMEWORK,
+    },
+    "layer_norm": {
+        "auto": "the choice is free; the report says what ran",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": _FRAMEWORK,
+    },
+    "rms_norm": {
+        "auto": "the choice is free; the report says what ran",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": _FRAMEWORK,
+    },
+    "conv": {
+        "auto": "the choice is free; the report says what ran",
+        "cudnn": "cuDNN, with the engine's own way of choosing an algorithm",
+        "cudnn_heuristic": "cuDNN, algorithm by its heuristics: the same choice in every run",
+        "cudnn_exhaustive": "cuDNN, algorithm by timing all: the fastest, but the choice may differ between runs",
+        "cudnn_default": "cuDNN without search: its default algorithm, or quick heuristics among deterministic ones",
+        "cuda_raw": "the CUDA kernels of this library",
+        "cpu": "the CPU kernels of this library",
+        "torch": _FRAMEWORK,
+    },
+}
+
+#: The operations a kernel can be chosen for.
+OPS: tuple[str, ...] = tuple(FAMILIES)
+
+#: Well-known ids: id -> (operations, what it means). Ids that are not listed are accepted: backends may define more.
+KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
+    "cuda_raw.skinny": (("matmul",), "matmul with few rows (m <= 64), bound by reading the weights"),
+    "cuda_raw.flash_attention_v2": (("attention",), "FlashAttention 2 of this library"),
+    "cuda_raw.layer_norm": (("layer_norm",), "layer norm of this library"),
+    "cuda_raw.rms_norm": (("rms_norm",), "RMS norm of this library"),
+    "cuda_raw.depthwise_conv": (("conv",), "depthwise convolution of this library: one filter for each channel"),
+    "cudnn.sdpa": (("attention",), "cuDNN's scaled dot product attention"),
+    "cudnn.conv_heuristic": (("conv",), "cuDNN's convolution, by its precise heuristics"),
+    "cudnn.conv_default": (("conv",), "cuDNN's convolution, by its quick heuristics among deterministic plans"),
+    "cudnn.conv_exhaustive": (("conv",), "cuDNN's convolution, by timing all plans"),
+    "cublas.cublas": (("matmul",), "the cuBLAS kernels"),
+    "cublas.cublasLt": (("matmul",), "the cuBLASLt kernels"),
+    "cpu.blas": (("matmul",), "matrix products by OpenBLAS"),
+    "cpu.gemm_conv": (("conv",), "convolution as matrix products by OpenBLAS"),
+    "cpu.vectorised": (("layer_norm", "rms_norm"), "norms with the widest vectors of the processor"),
+    "cpu.reference": (OPS, "the definition of each operation, in double precision: slow and exact"),
+    "null.null": (OPS, "computes nothing: the outputs become zeros"),
+    "torch.mm": (("matmul",), "PyTorch's matrix product"),
+    "torch.flash": (("attention",), "PyTorch's FlashAttention 2"),
+    "torch.efficient": (("attention",), "PyTorch's memory-efficient attention"),
+    "torch.cudnn": (("attention",), "cuDNN's attention as PyTorch calls it"),
+    "torch.math": (("attention",), "PyTorch's unfused attention"),
+    "torch.flex_triton": (("attention",), "flex_attention by its Triton kernel, compiled"),
+    "torch.flex_decode": (("attention",), "flex_attention by its Triton kernel for few queries, compiled"),
+    "torch.flex_flash": (("attention",), "flex_attention by FlashAttention 4, compiled"),
+    "torch.layer_norm": (("layer_norm",), "PyTorch's layer norm"),
+    "torch.rms_norm": (("rms_norm",), "PyTorch's RMS norm"),
+}
+
+_ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?")
+#: The form of an id, for the JSON Schema.
+ID_PATTERN = f"^{_ID.pattern}$"
+
+
+def families_of(op: str | None) -> dict[str, str]:
+    """Return family -> meaning for an operation, or for all operations together when `op` is ``None``."""
+    if op is not None:
+        return FAMILIES[op]
+    return {family: meaning for families in FAMILIES.values() for family, meaning in families.items()}
+
+
+def check_kernel(kernel: str, op: str | None) -> str:
+    """Return `kernel` if it can be used for `op` (``None``: for any operation). Raises `Refused` otherwise."""
+    families = families_of(op)
+    for_op = f" for {op}" if op else ""
+    name, at, _ = kernel.partition("@")
+    if "." not in name:
+        if at and name in families:
+            raise Refused(f"{quote(kernel)} gives a configuration to a family; give it to an id: 'backend.name@config'")
+        if kernel in families:
+            return kernel
+        others = [other for other in OPS if kernel in FAMILIES[other]]
+        if others:
+            raise Refused(
+                f"{quote(kernel)} is a kernel of {' and '.join(others)}, not of {op}."
+                f" Valid kernels: {', '.join(families)}, or an id such as 'backend.name'."
+            )
+        hint = did_you_mean(kernel, families, "kernels").removesuffix(".")
+        raise Refused(f"{quote(kernel)} is not a known kernel{for_op}{hint}, or an id such as 'backend.name'.")
+    if not _ID.fullmatch(kernel):
+        near = nearest(
+            kernel, [*families, *(known for known, (ops, _) in KERNEL_IDS.items() if op is None or op in ops)]
+        )
+        question = f"; did you mean {near!r}?" if near else ""
+        raise Refused(f"{quote(kernel)} is not a kernel id: an id is 'backend.name', with one dot{question}")
+    ops, _ = KERNEL_IDS.get(name, (OPS, ""))
+    if op is not None and op not in ops:
+        raise Refused(f"{quote(kernel)} is a kernel of {' and '.join(ops)}, not of {op}")
+    return kernel
+
+
+DType = Literal["fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4"]
+Phase = Literal["train", "infer", "prefill", "decode", "backward"]
+RulePrecision = Literal["fp32", "tf32", "fp16", "bf16", "int8"]
+
+_DTYPES: tuple[DType, ...] = ("fp64", "fp32", "tf32", "fp16", "bf16", "fp8", "int8", "int4")
+_PHASES: tuple[Phase, ...] = ("train", "infer", "prefill", "decode", "backward")
+_PRECISIONS: tuple[RulePrecision, ...] = ("fp32", "tf32", "fp16", "bf16", "int8")
+_ARCH = re.compile("sm[0-9]{2,3}")
+
+
+class KernelName(Text):
+    """A kernel family or id that can serve `op`; ``None`` stands for any operation."""
+
+    def __init__(self, op: str | None) -> None:
+        super().__init__(what="the name of a kernel", parse=lambda text: check_kernel(text, op))
+        self._op = op
+
+    def _schema(self) -> dict[str, Any]:
+        return {"anyOf": [{"enum": list(families_of(self._op))}, {"type": "string", "pattern": ID_PATTERN}]}
+
+
+def _check_match_device(text: str) -> str:
+    return text if _ARCH.fullmatch(text) else check_device(text)
+
+
+class RuleMatch(PolicyValue, frozen=True, kw_only=True):
+    """The operations a rule is for. Every key that is stated must hold; a key that is not stated holds always."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "op": Choice(OPS, "Operation.", what="operations", optional=True),
+        "m": IntRange("Rows of a matmul: a number or a condition such as '<=16', '>=128', '1..64'."),
+        "n": IntRange("Columns of a matmul: a number or a condition."),
+        "k": IntRange("Inner size of a matmul: a number or a condition."),
+        "head_dim": IntRange("Head size of an attention: a number or a condition."),
+        "kv": IntRange("Length of the keys and values of an attention: a number or a condition."),
+        "dtype": OneOrMore(
+            Choice(_DTYPES, what="dtypes"), "Data type of the inputs, or several.", keep_single=True, optional=True
+        ),
+        "device": Text(
+            "Device such as 'cuda' or 'cuda:1', or architecture such as 'sm90'.",
+            what="a device or architecture",
+            parse=_check_match_device,
+            pattern=f"{DEVICE_PATTERN}|^{_ARCH.pattern}$",
+            optional=True,
+        ),
+        "node": Text("Pattern for the name of the graph node, such as 'layers.*.attn'.", optional=True),
+        "module": Text("Pattern for the name of the PyTorch module.", optional=True),
+        "phase": OneOrMore(
+            Choice(_PHASES, what="phases"), "Phase of the work, or several.", keep_single=True, optional=True
+        ),
+    }
+
+    op: str | None = None
+    m: int | str | None = None
+    n: int | str | None = None
+    k: int | str | None = None
+    head_dim: int | str | None = None
+    kv: int | str | None = None
+    dtype: str | tuple[str, ...] | None = None
+    device: str | None = None
+    node: str | None = None
+    module: str | None = None
+    phase: str | tuple[str, ...] | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            op: str | None = None,
+            m: int | str | None = None,
+            n: int | str | None = None,
+            k: int | str | None = None,
+            head_dim: int | str | None = None,
+            kv: int | str | None = None,
+            dtype: str | Sequence[str] | None = None,
+            device: str | None = None,
+            node: str | None = None,
+            module: str | None = None,
+            phase: str | Sequence[str] | None = None,
+        ) -> None: ...
+
+    def matches(
+        self,
+        *,
+        op: str | None = None,
+        m: int | None = None,
+        n: int | None = None,
+        k: int | None = None,
+        head_dim: int | None = None,
+        kv: int | None = None,
+        dtype: str | None = None,
+        device: str | None = None,
+        arch: str | None = None,
+        node: str | None = None,
+        module: str | None = None,
+        phase: str | None = None,
+    ) -> bool:
+        """Say whether an operation with these facts is meant. A fact that is not known never meets a stated key.
+
+        `device` is concrete, such as ``"cuda:0"``; `arch` is its architecture, such as ``"sm90"``.
+        """
+        facts = CallFacts(op, m, n, k, head_dim, kv, dtype, device, arch, node, module, phase)
+        return certainty_of(conditions_of(self), facts) == "yes"
+
+
+class KernelRule(PolicyValue, frozen=True, kw_only=True):
+    """A kernel, a precision, or both, for the operations that `match` describes."""
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "match": Nested(RuleMatch, "The operations this rule is for; states at least one key."),
+        "use": OneOrMore(
+            KernelName(None),
+            "Kernel to use, or several in order of preference.",
+            keep_single=True,
+            last="auto",
+            optional=True,
+        ),
+        "precision": Choice(_PRECISIONS, "Precision to compute in.", what="precisions", optional=True),
+    }
+    REQUIRED: ClassVar[tuple[str, ...]] = ("match",)
+
+    match: RuleMatch
+    use: str | tuple[str, ...] | None = None
+    precision: RulePrecision | None = None
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            match: RuleMatch | dict[str, Any],
+            use: str | Sequence[str] | None = None,
+            precision: RulePrecision | None = None,
+        ) -> None: ...
+
+    def check_together(self) -> None:
+        """Refuse rules that ask for nothing or match everything, and kernels of another operation."""
+        if self.use is None and self.precision is None:
+            raise Refused("asks for nothing; state 'use', 'precision' or both")
+        if not self.match.stated_fields():
+            raise Refused(
+                f"states no key, so it would match everything; state one of {', '.join(RuleMatch.KINDS)}", "match"
+            )
+        if self.match.op is not None and self.use is not None:
+            single = isinstance(self.use, str)
+            for index, kernel in enumerate((self.use,) if isinstance(self.use, str) else self.use):
+                try:
+                    check_kernel(kernel, self.match.op)
+                except Refused as refused:
+                    raise refused.under(*(("use",) if single else ("use", index))) from None
+
+
+class TuningPolicy(PolicyValue, frozen=True, kw_only=True):
+    """How ``auto_strategy: best_performance`` measures kernels, and when one replaces another.
+
+    Attributes
+    ----------
+    min_effect : float
+        Share by which a kernel has to be faster than the one that would run otherwise: 0.02, or ``"2%"`` in a file.
+    confidence : float
+        One minus the chance that any candidate of one operation falsely replaces that one, from 0.5 to 0.9999.
+    budget : float
+        Seconds that measuring one operation may take; what is undecided by then replaces nothing. ``"3s"`` in a file.
+
+    Examples
+    --------
+    >>> TuningPolicy(min_effect=0.05, budget=1.0)
+    TuningPolicy(min_effect=0.05, budget=1.0)
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "min_effect": Percentage("Percentage by which a kernel has to be faster to replace another.", most=0.9),
+        "confidence": Number(0.5, 0.9999, "Confidence of all decisions about one operation together."),
+        "budget": Duration("Time that measuring one operation may take."),
+    }
+
+    min_effect: float = 0.02
+    confidence: float = 0.99
+    budget: float = 3.0
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self, *, min_effect: float | str = 0.02, confidence: float = 0.99, budget: float | str = 3.0
+        ) -> None: ...
