@@ -14,17 +14,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
+import multiprocessing
 import os
-import signal
-import subprocess
 import sys
 import tempfile
+import time
 import warnings
 import zlib
 from collections import Counter, defaultdict
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from itertools import count
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -82,8 +81,8 @@ SIMPLIFIED = {*RECURRENT, "GridSample"}
 UNCOMPARED = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 #: Engines that take no open sizes.
 STATIC = {"qnn"}
-#: Seconds of a case, after which its process ends.
-_LONGEST = 120
+#: Seconds of a case, after which its process ends, and cases of a process: QNN's simulator hangs after thousands.
+_LONGEST, _BATCH = 120, 400
 
 
 class Base(NamedTuple):
@@ -149,11 +148,8 @@ def _base(op: str, inputs: list[str], outputs: list[str], feeds: dict[str, Any],
     return Base(helper.make_model(graph), feeds)
 
 
-def variants(
-    ops: Collection[str] = (), first: int = 0, every: int = 1, *, static: bool = False
-) -> Iterator[tuple[int, Case]]:
-    """Yield each `every`th case from `first` on, or those of some operators, with its place in an unchanging order."""
-    places = count()
+def variants(ops: Collection[str] = (), *, static: bool = False) -> Iterator[Case]:
+    """Yield each case, or those of some operators, in an unchanging order."""
     for base in bases():
         node = base.model.graph.node[0]
         opsets = _opsets(node.op_type)
@@ -169,16 +165,13 @@ def variants(
                         continue
                     for fixed in (False, True) if len(feeds) > 1 else (False,):
                         for opened in (False,) if static else (False, True):
-                            place = next(places)
-                            if place < first or (place - first) % every:
-                                continue
                             model = _model(node, opset, feeds, fixed=fixed, opened=opened)
                             if model is not None:
-                                given = {value.name: feeds[value.name] for value in model.graph.input}
+                                feeds_ = {value.name: feeds[value.name] for value in model.graph.input}
                                 words = [node.op_type, f"opset {opset}", _signature(model, feeds)]
                                 words += ["constants"] * fixed + ["open"] * opened + ["edge values"] * edge
                                 words += [_text(one) for one in node.attribute]
-                                yield place, Case(" | ".join(words), model, given)
+                                yield Case(" | ".join(words), model, feeds_)
 
 
 def _signature(model: Any, feeds: dict[str, Any]) -> str:
@@ -385,71 +378,94 @@ def _defined(case: Case, want: list[Any], got: list[Any]) -> tuple[list[Any], li
     return want, got
 
 
-def work(engine: str, first: int, every: int, out: Path, ops: Collection[str]) -> None:
-    """Run each `every`th case from `first` on: a line of JSON before each, and one behind it."""
+def work(engine: str, batch: Sequence[Case], out: Path) -> None:
+    """Write a line of JSON for each case of a batch."""
     from xpuruntime.engines.known_errors import known_errors, nodes_with_errors
     from xpuruntime.engines.model import inspect_bytes
     from xpuruntime.errors import ModelError
 
     warnings.simplefilter("ignore")
     rows = known_errors(engine)
-    with out.open("a", encoding="utf-8") as file:
-        for index, case in variants(ops, first, every, static=engine in STATIC):
-            file.write(json.dumps({"index": index, "name": case.name}) + "\n")
-            file.flush()
-            signal.alarm(_LONGEST)
-            found = wrong(engine, case)
+    with out.open("w", encoding="utf-8") as file:
+        for case in batch:
+            differs = wrong(engine, case)
             named = []
             with contextlib.suppress(ModelError):
                 named = [row.id for _, row in nodes_with_errors(inspect_bytes(case.model), rows)]
-            file.write(json.dumps({"case": case.name, "wrong": found, "rows": named}) + "\n")
+            file.write(json.dumps({"case": case.name, "wrong": differs, "rows": named}) + "\n")
+            file.flush()
 
 
-def sweep(engine: str, processes: int, ops: Collection[str] = ()) -> list[dict[str, Any]]:
-    """Return what came of each case: how it differs, ``None`` where it was not compared, and the rows about it."""
-    with ThreadPoolExecutor(processes) as pool:
-        parts = pool.map(lambda first: _part(engine, first, processes, ops), range(processes))
-        return [row for part in parts for row in part]
-
-
-def _part(engine: str, first: int, every: int, ops: Collection[str]) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
+def sweep(engine: str, processes: int, ops: Collection[str] = ()) -> Iterator[dict[str, Any]]:
+    """Yield what came of each case: how it differs, ``None`` where it was not compared, and the rows about it."""
+    left = variants(ops, static=engine in STATIC)
     with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "rows.jsonl"
-        while True:
-            out.unlink(missing_ok=True)
-            command = [sys.executable, __file__, "--work", engine, str(first), str(every), str(out), *ops]
-            env = {**os.environ, "OMP_NUM_THREADS": "1"}
-            done = subprocess.run(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=env, check=False)
-            lines = [json.loads(line) for line in out.read_text(encoding="utf-8").splitlines()] if out.exists() else []
-            rows += [line for line in lines if "case" in line]
-            if done.returncode == 0:
-                return rows
-            if not lines or "index" not in lines[-1]:
-                raise SystemExit(done.stderr.decode()[-2000:])
-            alone = lines[-1]["index"] == first  # else an earlier case may be the cause: it runs again, alone
-            rows.append({"ended": lines[-1]["name"], "alone": alone, "status": done.returncode})
-            first = lines[-1]["index"] + every * alone
+        running = [_Batch(engine, batch, Path(folder) / f"{place}.jsonl") for place, batch in _batches(left, processes)]
+        while running:
+            time.sleep(0.1)
+            for batch in [*running]:
+                if batch.ended():
+                    yield from batch.rows()
+                    cases_ = batch.left or list(islice(left, _BATCH))
+                    running.remove(batch)
+                    running += [_Batch(engine, cases_, batch.out)] if cases_ else []
+
+
+def _batches(left: Iterator[Case], number: int) -> Iterator[tuple[int, list[Case]]]:
+    return ((place, cases_) for place in range(number) if (cases_ := list(islice(left, _BATCH))))
+
+
+class _Batch:
+    """Cases in a process of their own, which ends with them, or with a case that takes longer than `_LONGEST`."""
+
+    def __init__(self, engine: str, batch: list[Case], out: Path) -> None:
+        out.write_text("", encoding="utf-8")
+        self.out, self.batch, self.left = out, batch, list[Case]()
+        self._process = multiprocessing.get_context("fork").Process(target=_quietly, args=(engine, batch, out))
+        self._process.start()
+
+    def ended(self) -> bool:
+        if time.time() - self.out.stat().st_mtime > _LONGEST:
+            self._process.kill()
+            self._process.join()
+        return not self._process.is_alive()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return the rows of the cases that ended, and of the case that ended the process; `left` are the others."""
+        rows = [json.loads(line) for line in self.out.read_text(encoding="utf-8").splitlines()]
+        at, status = len(rows), self._process.exitcode
+        if at == len(self.batch):
+            return rows
+        alone = at == 0  # else an earlier case may be the cause: it runs again, alone
+        self.left = self.batch[at + alone :]
+        return [*rows, {"ended": self.batch[at].name, "alone": alone, "status": status}]
+
+
+def _quietly(engine: str, batch: Sequence[Case], out: Path) -> None:
+    silence = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(silence, 1)
+    os.dup2(silence, 2)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    work(engine, batch, out)
 
 
 def main(arguments: Sequence[str]) -> int:
     """Sweep engines, print what differs, and fail where that is not what their tables say."""
-    if arguments[:1] == ["--work"]:
-        engine, first, every, out, *ops = arguments[1:]
-        work(engine, int(first), int(every), Path(out), ops)
-        return 0
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engines", nargs="+")
     parser.add_argument("--jobs", type=int, default=2)
-    parser.add_argument("--json", type=Path, help="write the cases that differ, a line each")
+    parser.add_argument("--json", type=Path, help="write what came of each case, a line each")
     parser.add_argument("--ops", nargs="*", default=[], help="operators, where not all")
-    given = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     failed = False
-    for engine in given.engines:
-        found = sweep(engine, given.jobs, given.ops)
-        if given.json:
-            given.json.write_text("\n".join(json.dumps(row) for row in found), encoding="utf-8")
-        failed |= not report(engine, found, given.ops)
+    with Path(options.json or os.devnull).open("w", encoding="utf-8") as file:
+        for engine in options.engines:
+            rows = []
+            for row in sweep(engine, options.jobs, options.ops):
+                rows.append(row)
+                file.write(json.dumps(row) + "\n")
+                file.flush()
+            failed |= not report(engine, rows, options.ops)
     return int(failed)
 
 
