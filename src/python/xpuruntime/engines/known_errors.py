@@ -35,6 +35,7 @@ __all__ = ["KEY", "KnownError", "applies_to", "control_of", "known_errors", "nod
 #: The key under which plans and reports name such nodes; it is in no policy file.
 KEY = "execution.operators"
 _NAMED = 4
+_ELSEWHERE = "take another engine (execution: {engine: onnxruntime, device: cpu})"
 #: Operators that make sizes, and those that keep elements.
 _OF_SIZES, _MOVING = ("Shape", "Size"), ("Identity", "Reshape", "Squeeze", "Unsqueeze")
 #: ONNX's codes of integers, the elements of a constant that is looked into, and the integers before fp32's gaps.
@@ -42,7 +43,61 @@ _INTEGERS, _FEW, _EXACT = (2, 3, 4, 5, 6, 7, 12, 13), 64, (-(2**24), 2**24)
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One silent error, and the nodes that it concerns."""
+    """One silent error, and the nodes that it concerns.
+
+    Attributes
+    ----------
+    id : str
+    ops : tuple of str
+        Operators of the ONNX standard.
+    wrong : str
+        What the engine computes, as the end of a sentence that opens with the node.
+    first, last : str
+        Versions that are known to be wrong, both included; ``"2026.4"`` stands for all of 2026.4.
+    devices : tuple of str
+        Kinds of devices; empty: all.
+    opsets : (int, int) or None
+        First and last version of the ONNX standard.
+    attributes : dict of str to list
+        Attributes and the values with which they are wrong, all where none is listed; one that is left out of a node
+        is right.
+    other_than : dict of str to int
+        Attributes of which one must be there with an element other than this.
+    inputs, outputs : tuple of int
+        Optional inputs and outputs that must be there.
+    variable : tuple of int
+        Inputs that must not be constants.
+    rank : int
+        The least rank of its first input.
+    right_within : dict of int to (int, int)
+        Inputs and bounds, both included: it is right where each is a constant between them and no size of the first
+        input is open.
+    lengths_differ : bool
+        Whether the sizes of its first two inputs along their axis before the last must not be known to be equal.
+    last_window : {"", "partial", "outside"}
+        Where the last window of a pooling with ``ceil_mode`` must be, along one axis: ``"partial"`` begins within the
+        input and its padding, and ends beyond; ``"outside"`` begins behind the input.
+    inner_axis : bool
+        Whether the attribute ``axis``, which defaults to 1, must be another one than the last of at least three.
+    where : {"anywhere", "subgraph"}
+        ``"subgraph"``: in the main graph the adapter avoids it.
+    dequantised : bool
+        Whether its first input must be what a DequantizeLinear makes: the engine computes it in integers.
+    types : tuple of str
+        Element types of the first input, such as ``"int8"``; empty: all.
+    open : bool
+        Whether the first input must have a size that the graph leaves open.
+    large : bool
+        Whether only values beyond 2**24 are wrong. What is computed of sizes and of small constants alone is below.
+    saturates : bool
+        Whether it is about 8-bit products of a processor that cuts their sums off, see `saturating_nodes`.
+    reference : str
+        An issue of the engine's tracker, or the case of the ONNX backend tests that shows it.
+    elsewhere : bool
+        Whether ONNX Runtime takes such a node; else `instead` is all that helps.
+    instead : str
+        What makes it right on this engine, as the end of a list of things to do; empty where nothing does.
+    """
 
     id: str
     ops: tuple[str, ...]
@@ -68,6 +123,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     open: bool = False
     large: bool = False
     saturates: bool = False
+    elsewhere: bool = True
     instead: str = ""
 
 
@@ -152,7 +208,8 @@ def control_of(
         return None
     named = "; ".join(f"{name!r} {error.wrong} ({error.reference})" for name, error in found[:_NAMED])
     which = engine if version is None else f"{engine} {version}"
-    ways = dict.fromkeys(error.instead for _, error in found if error.instead)
+    ways = [_ELSEWHERE] if all(error.elsewhere for _, error in found) else []
+    ways += dict.fromkeys(error.instead for _, error in found if error.instead)
     more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return Control(
         key=KEY,
@@ -160,7 +217,7 @@ def control_of(
         resolved="-",
         enforceability="unsupported",
         reason=f"{which} is known to compute some nodes wrongly, and without an error: {named}{more}",
-        fix=", or ".join(["take another engine (execution: {engine: onnxruntime, device: cpu})", *ways]),
+        fix=", or ".join(ways),
     )
 
 
