@@ -8,9 +8,9 @@ torchrun --nproc-per-node=2 examples/all_reduce.py does the same with `init_from
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
-import tempfile
 
 import numpy as np
 
@@ -42,13 +42,13 @@ def main() -> None:
     if ranks == 0:
         print(f"nothing to add up: {xrt.DeviceManager.instance().cuda_reason()}")
         return
-    with tempfile.TemporaryDirectory() as folder:
-        where = f"file://{folder}/meet"
-        command = [sys.executable, __file__]
-        processes = [subprocess.Popen([*command, str(rank), str(ranks), where]) for rank in range(ranks)]
-        codes = [process.wait(timeout=110) for process in processes]
-        if any(codes):
-            sys.exit(f"the ranks ended with {codes}")
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        where = f"tcp://127.0.0.1:{probe.getsockname()[1]}"  # a port that is free again when the block ends
+    command = [sys.executable, __file__]
+    processes = [subprocess.Popen([*command, str(rank), str(ranks), where]) for rank in range(ranks)]
+    codes = [process.wait(timeout=110) for process in processes]
+    if any(codes):
+        sys.exit(f"the ranks ended with {codes}")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def has_cuda() -> bool:
 def has_nccl() -> bool:
     from xpuruntime.runtime.libraries.loading import find_library
 
-    return bool(find_library("nccl", 2))
+    return find_spec("nccl") is not None and bool(find_library("nccl", 2))
 
 
 def has_module(name: str) -> Callable[[], bool]:
@@ -46,7 +46,7 @@ NEEDS: dict[str, tuple[Callable[[], bool], str]] = {
     "openvino": (has_module("openvino"), "needs openvino: make engines"),
     "qnn": (has_module("onnxruntime_qnn"), "needs onnxruntime-qnn: make engines"),
     "tensorrt-rtx": (has_module("tensorrt_rtx"), "needs tensorrt_rtx: make engines"),
-    "nccl": (has_nccl, "needs NCCL: pip install nvidia-nccl-cu13"),
+    "nccl": (has_nccl, "needs NCCL: pip install nccl4py nvidia-nccl-cu13"),
     "torch": (has_module("torch"), "needs torch"),
     "serve": (has_module("uvicorn"), "needs uvicorn: pip install 'xpuruntime[serve]'"),
     "onnxscript": (has_module("onnxscript"), "needs onnxscript, which comes with xpuruntime[torch]"),

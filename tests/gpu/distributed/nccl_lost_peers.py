@@ -13,9 +13,8 @@ from typing import TYPE_CHECKING
 import torch
 
 import xpuruntime as xrt
-from xpuruntime.distributed.nccl import nccl_library
-from xpuruntime.distributed.rendezvous.member import Member
-from xpuruntime.distributed.rendezvous.tcp import TcpRendezvous
+from xpuruntime.distributed.nccl import open_nccl
+from xpuruntime.distributed.rendezvous import Member, meet, meeting_place
 
 if TYPE_CHECKING:
     from nccl_rank import Rank
@@ -91,9 +90,9 @@ def peer_absent(here: Rank) -> None:
 def peer_lost_on_the_way(here: Rank) -> None:
     """The ranks meet, and one ends before NCCL connects them."""
     if here.rank == 1:
-        version = ".".join(map(str, nccl_library().version))
+        version = ".".join(map(str, open_nccl().version))
         member = Member(rank=1, world_size=2, library=version, policy="CollectivePolicy()")
-        TcpRendezvous("127.0.0.1", here.port).exchange(member, lambda: b"", 60)
+        meet(meeting_place(here.method), member, lambda: b"", 60)
         os._exit(0)
     text = expect_error(lambda: here.communicator(timeout=6), within=30)
     assert "init on rank 0 of 2" in text

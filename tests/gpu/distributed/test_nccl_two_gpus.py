@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from nccl_ranks import WORK, run_commands, run_ranks
+from nccl_ranks import WORK, free_port, run_commands, run_ranks
 
 import xpuruntime as xrt
 from xpuruntime.distributed import read_choices
@@ -41,7 +41,7 @@ class Batch(NamedTuple):
 def batch(tmp_path_factory: pytest.TempPathFactory) -> Batch:
     folder = tmp_path_factory.mktemp("nccl")
     log = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "TUNING", "NCCL_DEBUG_FILE": str(folder / "%p.log")}
-    names = [f"{name}:{folder}" if name == "several" else name for name in BATCH]
+    names = [f"{name}:{free_port()}" if name == "several" else name for name in BATCH]
     return Batch(run_ranks("batch", *names, seconds=280, env=log), folder)
 
 

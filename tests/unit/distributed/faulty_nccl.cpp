@@ -90,7 +90,7 @@ int ncclCommInitRankConfig(Comm** comm, int ranks, UniqueId id, int rank, Config
   for (int i = 0; i < 128; ++i) {
     if (id.internal[i] != static_cast<char>(i)) return kInvalidUsage;
   }
-  if (config->magic != 0xcafebeef || config->size != sizeof(Config) || rank >= ranks) {
+  if (config->magic != 0xcafebeef || config->size < sizeof(Config) || rank >= ranks) {
     return kInvalidUsage;
   }
   *comm = new Comm{config->blocking == 1, kSuccess, {}};

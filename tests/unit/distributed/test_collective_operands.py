@@ -9,8 +9,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime._core import ArrayView
-from xpuruntime.distributed import operands
-from xpuruntime.distributed.collectives import Collectives
+from xpuruntime.distributed.collectives import Collectives, _moved_type
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 
@@ -32,7 +31,6 @@ class Here(Collectives):
     rank, world_size, device, _library = 1, 4, "cpu", Facts(2, 28, 9)
 
 
-NEW = Facts(2, 28, 9)
 x = np.arange(8, dtype=np.float32)
 
 
@@ -74,51 +72,22 @@ def test_more_dimensions_than_it_can_say():
         ArrayView(x, "x").make_like((1,) * 9, "out")
 
 
-def test_another_device_and_holes():
-    with pytest.raises(InputError, match=r"'x' is on cpu, and this communicator is on cuda:0. Fix: move it"):
-        operands.input_view(x, "x", "cuda:0")
-    with pytest.raises(InputError, match=r"'x' \[4\] is not contiguous.*Fix: pass x.contiguous\(\)"):
-        operands.input_view(x[::2], "x", "cpu")
-
-
-def test_where_results_go():
-    like = ArrayView(x, "x")
-    with pytest.raises(InputError, match="'out' is float64, and the result is float32"):
-        operands.output_view(np.zeros(8), "out", like, ((8,),))
-    with pytest.raises(InputError, match=r"'out' has shape \[2, 4\], and the result has \[8\] or \[1, 8\]"):
-        operands.output_view(x.reshape(2, 4), "out", like, ((8,), (1, 8)))
-    locked = np.zeros(8, np.float32)
-    locked.flags.writeable = False
-    with pytest.raises(InputError, match="'out' is read-only"):
-        operands.output_view(locked, "out", like, ((8,),))
-
-
-def test_memory_that_two_arrays_share():
-    base = np.zeros(16, np.float32)
-    whole, first, second = ArrayView(base, "x"), ArrayView(base[:8], "x"), ArrayView(base[8:], "x")
-    operands.require_apart(first, second, None)
-    operands.require_apart(second, whole, 32)
-    operands.require_apart(whole, whole, 0)
-    for array, out, offset in ((first, whole, 32), (ArrayView(base[4:12], "x"), first, 0), (whole, second, None)):
-        with pytest.raises(InputError, match="shares memory with 'x' at another place"):
-            operands.require_apart(array, out, offset)
-
-
-def test_dtypes():
+def test_a_dtype_that_this_nccl_has_no_name_for_is_moved_as_bytes():
     ml = pytest.importorskip("ml_dtypes")
-    for dtype, number in ((np.float32, 7), (np.float16, 6), (ml.bfloat16, 9), (ml.float8_e4m3fn, 10), (np.uint64, 5)):
-        assert operands.reduced_type(ArrayView(np.zeros(2, dtype), "x"), "sum", NEW) == number
-    flags = ArrayView(np.zeros(2, bool), "x")
-    assert operands.reduced_type(flags, "max", NEW) == 1
+    assert _moved_type(ArrayView(np.zeros(2, np.int16), "x"), Here._library) == (1, 2)
+    assert _moved_type(ArrayView(np.zeros(2, ml.float8_e5m2), "x"), Facts(2, 20, 5)) == (1, 1)
+
+
+def test_dtypes_that_cannot_be_reduced():
+    ml = pytest.importorskip("ml_dtypes")
     with pytest.raises(UnsupportedOperationError, match="op='max' is or, op='min' is and"):
-        operands.reduced_type(flags, "sum", NEW)
+        Here().all_reduce(np.zeros(2, bool))
     with pytest.raises(UnsupportedOperationError, match=r"'x' is int16, which NCCL cannot reduce. Fix: convert"):
-        operands.reduced_type(ArrayView(np.zeros(2, np.int16), "x"), "sum", NEW)
+        Here().reduce(np.zeros(2, np.int16))
+    older = Here()
+    older._library = Facts(2, 20, 5)
     with pytest.raises(UnsupportedOperationError, match=r"NCCL has since 2\.24, and libnccl.so.2 is 2\.20\.5"):
-        operands.reduced_type(ArrayView(np.zeros(2, ml.float8_e5m2), "x"), "sum", Facts(2, 20, 5))
-    assert operands.moved_type(ArrayView(np.zeros(2, np.int16), "x"), NEW) == (1, 2)
-    assert operands.moved_type(ArrayView(np.zeros(2, np.float64), "x"), NEW) == (8, 1)
-    assert operands.moved_type(ArrayView(np.zeros(2, ml.float8_e5m2), "x"), Facts(2, 20, 5)) == (1, 1)
+        older.reduce_scatter(np.zeros(4, ml.float8_e5m2))
 
 
 @pytest.mark.torch
@@ -126,16 +95,34 @@ def test_a_gradient_that_would_be_lost():
     torch = pytest.importorskip("torch")
     leaf = torch.ones(3, requires_grad=True)
     with pytest.raises(UnsupportedOperationError, match="requires a gradient, and none is recorded here"):
-        operands.input_view(leaf, "x", "cpu")
-    with torch.no_grad():
-        assert operands.input_view(leaf, "x", "cpu").data_ptr == leaf.data_ptr()
-    assert operands.input_view(torch.ones(3, dtype=torch.bfloat16), "x", "cpu").dtype == "bfloat16"
+        Here().all_reduce(leaf)
+    with torch.no_grad(), pytest.raises(InputError, match="op is"):
+        Here().all_reduce(leaf, "mean")
+
+
+def test_another_device():
+    elsewhere = Here()
+    elsewhere.device = "cuda:0"
+    with pytest.raises(InputError, match=r"'x' is on cpu, and this communicator is on cuda:0. Fix: move it"):
+        elsewhere.all_reduce(x)
+
+
+def read_only() -> np.ndarray:
+    array = np.zeros(8, np.float32)
+    array.flags.writeable = False
+    return array
 
 
 @pytest.mark.parametrize(
     ("call", "words"),
     [
         (lambda here: here.all_reduce(x, "mean"), "op is 'mean'; expected one of sum, prod, max, min, avg"),
+        (lambda here: here.all_reduce(x[::2]), r"'x' \[4\] is not contiguous.*Fix: pass x.contiguous\(\)"),
+        (lambda here: here.all_reduce(x, out=np.zeros(8)), "'out' is float64, and the result is float32"),
+        (lambda here: here.all_reduce(x, out=read_only()), "'out' is read-only"),
+        (lambda here: here.recv(read_only(), 0), "'out' is read-only"),
+        (lambda here: here.all_reduce(x[1:], out=x[:7]), "shares memory with 'x' at another place"),
+        (lambda here: here.all_gather(x[:2], out=x), "shares memory with 'x' at another place"),
         (lambda here: here.all_reduce(x, out=x.reshape(2, 4)), r"'out' has shape \[2, 4\], and the result has \[8\]"),
         (lambda here: here.reduce(x, root=4), "root is 4; expected a rank from 0 to 3"),
         (lambda here: here.reduce(x, root=0, out=x), "'out' is written on rank 0 only, and this is rank 1"),

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import warnings
+from importlib.util import find_spec
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,18 +19,16 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime import distributed
-from xpuruntime.distributed.call import Call, in_group
-from xpuruntime.distributed.communicator import Communicator
-from xpuruntime.distributed.nccl import NcclLibrary, nccl_library
-from xpuruntime.distributed.policy import CollectivePolicy
-from xpuruntime.distributed.waiting import run_within, wait_for
+from xpuruntime.distributed import CollectivePolicy, Communicator
+from xpuruntime.distributed.call import Call, in_group, launch
+from xpuruntime.distributed.nccl import run_within, wait_for
 from xpuruntime.errors import CudaError, EngineError, InputError
 from xpuruntime.runtime.libraries.loading import find_library
 
 no_gpu = pytest.mark.skipif(xrt.get_device_count("cuda") > 0, reason="this machine has a GPU")
 needs_nccl = pytest.mark.skipif(
-    not sys.platform.startswith("linux") or not find_library("nccl", 2),
-    reason="needs NCCL: pip install nvidia-nccl-cu13",
+    find_spec("nccl") is None or not find_library("nccl", 2),
+    reason="needs NCCL: pip install nccl4py nvidia-nccl-cu13",
 )
 
 
@@ -92,40 +91,49 @@ def test_other_arguments_that_make_no_sense():
 
 
 def test_without_nccl():
-    """In a process that finds no library at all: no wheel, no folder, and a linker without a cache."""
+    """In a process that finds no nccl4py, and in another that has it and finds no library."""
     code = """
-import xpuruntime.runtime.libraries.loading as libraries
-from xpuruntime.distributed.nccl import nccl_library
-libraries.search_folders = libraries.cached_libraries = lambda: ()
-libraries._is_loaded = lambda name: False
+import sys
+from xpuruntime.distributed.nccl import open_nccl
+if sys.argv[1] == "package":
+    sys.modules["nccl.bindings"] = None
+else:
+    import nccl.bindings.nccl as bindings
+    from cuda.pathfinder import DynamicLibNotFoundError
+    def fail():
+        raise DynamicLibNotFoundError('Failure finding "libnccl.so.2"')
+    bindings.get_version = fail
 try:
-    nccl_library()
+    open_nccl()
 except Exception as error:
     print(type(error).__name__, error)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.startswith("EngineUnavailable libnccl.so.2 cannot be loaded: it was not found. Searched: ")
-    assert 'pip install "nvidia-nccl-cu' in done.stdout
-    assert "(the extra xpuruntime[nccl])" in done.stdout
-
-
-def test_a_library_that_is_not_nccl():
-    with pytest.raises(
-        EngineError, match=r"libm.so.6 cannot be used as NCCL: .*ncclGetVersion.*Fix: install NCCL 2\.18"
-    ):
-        NcclLibrary("libm.so.6")
-    with pytest.raises(EngineError, match=r"cannot be used as NCCL: .*No such file"):
-        NcclLibrary("/no/libnccl.so.2")
+    cases = {"package": "import of nccl.bindings halted"}
+    if find_spec("nccl") is not None:
+        cases["library"] = 'Failure finding "libnccl.so.2"'
+    for case, words in cases.items():
+        done = subprocess.run(
+            [sys.executable, "-c", code, case], capture_output=True, text=True, check=True, timeout=60
+        )
+        assert done.stdout.startswith("EngineUnavailable NCCL cannot be used: "), done.stdout
+        assert words in done.stdout
+        assert '. Fix: pip install "nccl4py' in done.stdout
+        assert "(the extra xpuruntime[nccl])" in done.stdout
 
 
 @needs_nccl
 def test_nccl_answers():
-    library = nccl_library()
-    assert library.version >= (2, 18, 0)
-    assert library is nccl_library()
-    assert library.explain(4).startswith("invalid argument")
-    assert len(library.make_id()) == 128
-    assert library.make_id() != library.make_id()
+    """In a process of its own: an opened library stays."""
+    code = """
+from xpuruntime.distributed.nccl import open_nccl
+library = open_nccl()
+assert library.version >= (2, 18, 0)
+assert library is open_nccl()
+assert library.explain(4).startswith("invalid argument")
+assert len(library.make_id()) == 128
+assert library.make_id() != library.make_id()
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
 def test_importing_it_opens_no_library():
@@ -181,7 +189,8 @@ def test_dropping_it_warns_and_never_raises():
         version, path = (2, 28, 9), ""
         aborted = threading.Event()
 
-        def ncclCommAbort(self, handle: int) -> int:  # noqa: N802 - NCCL's name
+        def status(self, function: str, handle: int) -> int:
+            assert function == "comm_abort"
             self.aborted.set()
             raise OSError("it failed")
 
@@ -194,29 +203,22 @@ def test_dropping_it_warns_and_never_raises():
     gc.collect()
 
 
-def recorded(communicator: Communicator, op: str, log: list[str], result: int = 0) -> Call:
-    def function(*arguments: Any) -> int:
-        log.append(op)
-        return result
-
-    return Call(communicator, op, function, (), SimpleNamespace(handle=0), (), (), False)  # type: ignore[arg-type]
+def prepared(communicator: Communicator, op: str) -> Call:
+    """Return a call that nothing can launch: its communicator has no handle, and its library no functions."""
+    return Call(communicator, op, (), SimpleNamespace(handle=0), (), (), False)  # type: ignore[arg-type]
 
 
 def test_an_exception_in_a_group_drops_its_calls():
-    from xpuruntime.distributed.call import launch
-
-    log: list[str] = []
     communicator = without_handle()
 
     def work() -> None:
         with communicator.group():
-            launch(recorded(communicator, "send", log))
+            launch(prepared(communicator, "send"))
             assert in_group()
             communicator.recv(None, 9)
 
     with pytest.raises(InputError, match="peer is 9"):
         work()
-    assert log == []
     assert not in_group()
 
 
@@ -240,18 +242,14 @@ def test_a_group_is_of_its_thread():
 
 
 def test_a_group_of_two_kinds_is_refused():
-    from xpuruntime.distributed.call import launch
-
-    log: list[str] = []
 
     def work() -> None:
         with distributed.group():
-            launch(recorded(without_handle(), "send", log))
-            launch(recorded(without_handle(policy=CollectivePolicy(blocking=True)), "recv", log))
+            launch(prepared(without_handle(), "send"))
+            launch(prepared(without_handle(policy=CollectivePolicy(blocking=True)), "recv"))
 
     with pytest.raises(InputError, match="blocking=True and blocking=False"):
         work()
-    assert log == []
 
 
 def test_waiting_ends_when_it_is_done_or_the_time_is_up():

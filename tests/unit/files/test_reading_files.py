@@ -16,7 +16,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.cli.session import read_feeds
-from xpuruntime.distributed.nccl_log import read_choices
+from xpuruntime.distributed import read_choices
 from xpuruntime.engines.model import read_model
 from xpuruntime.engines.tensorrt.caches import CacheFile
 from xpuruntime.evidence import Report, compare_reports

@@ -57,7 +57,7 @@ def results(quick_folder: Path) -> dict[str, Any]:
 
 WRITERS = (
     "compiled.xrt", "copied.xrt", "report.json", "page.html", "trace.json", "policy.yaml", "tuning.json",
-    "vendor.timing", "outputs.npz", "exported.onnx", "model.lock", "meeting.session",
+    "vendor.timing", "outputs.npz", "exported.onnx", "model.lock",
 )  # fmt: skip
 
 

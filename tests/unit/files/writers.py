@@ -22,7 +22,6 @@ import xpuruntime as xrt
 from xpuruntime.artifacts.manifest import open_artifact
 from xpuruntime.artifacts.store import copy_artifact
 from xpuruntime.cli.results import save_outputs
-from xpuruntime.distributed.rendezvous import file as rendezvous
 from xpuruntime.engines.tensorrt.caches import CacheFile
 from xpuruntime.evidence import Report
 from xpuruntime.evidence.traces.trace_file import write_trace
@@ -117,7 +116,6 @@ WRITERS: dict[str, tuple[Callable[[Path, str], object], Callable[[Path], str]]] 
         lambda t, word: save_lock(Lock.of(Identity(subject="training"), provenance=Provenance(note=word)), t),
         lambda t: load_lock(t).provenance.note,
     ),
-    "meeting.session": (lambda t, w: rendezvous._write(t, w), lambda t: rendezvous._read(t, str)),
 }
 
 

@@ -10,7 +10,7 @@ One process, or thread, is one rank with one GPU::
         total = comm.all_reduce(x)          # any DLPack array on that GPU
         comm.synchronize()
 
-libnccl is opened when the first communicator is made. Importing this needs neither NCCL nor a GPU.
+NCCL is opened, by nccl4py, when the first communicator is made. Importing this needs neither of them nor a GPU.
 """
 
 from __future__ import annotations
@@ -18,10 +18,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.distributed.call import group
-from xpuruntime.distributed.communicator import Communicator
-from xpuruntime.distributed.nccl_log import CollectiveChoice, read_choices
-from xpuruntime.distributed.policy import CollectivePolicy
-from xpuruntime.distributed.torchrun import init_from_env
+from xpuruntime.distributed.communicator import Communicator, init_from_env
+from xpuruntime.distributed.policy import CollectiveChoice, CollectivePolicy, read_choices
 from xpuruntime.lazy_names import load_name as _load_name
 
 __all__ = ["CollectiveChoice", "CollectivePolicy", "Communicator", "group", "init_from_env", "read_choices"]

@@ -21,22 +21,26 @@ __all__ = ["Call", "group", "in_group", "launch"]
 
 
 class Call:
-    """One checked call: what NCCL gets, and the arrays whose order has to be kept."""
+    """One checked call: what NCCL gets, and the arrays whose order has to be kept.
 
-    __slots__ = ("arguments", "communicator", "function", "op", "ordered", "reads", "stream", "writes")
+    `op` is the name of the call here and of its function in nccl4py, whose communicator and stream come after
+    `arguments`. `ordered` says whether the arrays have to be ordered before and after the call; it is false where their
+    library works on `stream`.
+    """
+
+    __slots__ = ("arguments", "communicator", "op", "ordered", "reads", "stream", "writes")
 
     def __init__(
         self,
         communicator: Communicator,
         op: str,
-        function: Any,
         arguments: tuple[Any, ...],
         stream: Stream,
         reads: tuple[ArrayView, ...],
         writes: tuple[ArrayView, ...],
         ordered: bool,
     ) -> None:
-        self.communicator, self.op, self.function, self.arguments = communicator, op, function, arguments
+        self.communicator, self.op, self.arguments = communicator, op, arguments
         self.stream, self.reads, self.writes, self.ordered = stream, reads, writes, ordered
 
     def order_before(self) -> None:
@@ -46,9 +50,9 @@ class Call:
                 view.order_before(self.stream)
 
     def start(self) -> int:
-        """Hand it to NCCL and return NCCL's result."""
-        result: int = self.function(*self.arguments, self.communicator._handle, self.stream.handle)
-        return result
+        """Hand it to NCCL and return NCCL's status."""
+        communicator = self.communicator
+        return communicator._library.status(self.op, *self.arguments, communicator._handle, self.stream.handle)
 
     def order_after(self) -> None:
         """Let the libraries of the arrays wait for the stream."""
@@ -78,9 +82,7 @@ def launch(call: Call) -> None:
     with communicator._lock:
         communicator._require_usable(call.op)
         call.order_before()
-        result = call.start()
-        if result != SUCCESS:
-            communicator._settle(result, call.op)
+        communicator._settle(call.start(), call.op)
         communicator._note_work(call.stream)
         call.order_after()
 
@@ -126,19 +128,17 @@ def _launch_all(calls: list[Call]) -> None:
         library = communicators[0]._library
         for call in calls:
             call.order_before()
-        results: dict[int, int] = {}
-        library.ncclGroupStart()
+        failed: dict[int, int] = {}
+        library.status("group_start")
         try:
             for call in calls:
-                result = call.start()
-                if result != SUCCESS:
-                    results.setdefault(id(call.communicator), result)
+                status = call.start()
+                if status != SUCCESS:
+                    failed.setdefault(id(call.communicator), status)
         finally:
-            ended = library.ncclGroupEnd()
+            ended = library.status("group_end")
         for communicator in communicators:
-            result = ended if ended != SUCCESS else results.get(id(communicator), SUCCESS)
-            if result != SUCCESS:
-                communicator._settle(result, words)
+            communicator._settle(ended or failed.get(id(communicator), SUCCESS), words)
         for call in calls:
             call.communicator._note_work(call.stream)
             call.order_after()

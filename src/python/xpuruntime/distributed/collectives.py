@@ -6,22 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime._core import ArrayView, Stream
 from xpuruntime.distributed.call import Call, launch
-from xpuruntime.distributed.operands import (
-    input_view,
-    moved_type,
-    output_view,
-    reduced_type,
-    reduction,
-    require_apart,
-    require_writable,
-    resolve_stream,
-)
-from xpuruntime.errors import InputError
+from xpuruntime.distributed.nccl import DTYPES, OPS, version_text
+from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
-    from xpuruntime._core import ArrayView, Stream
-    from xpuruntime.distributed.nccl import NcclLibrary
+    from xpuruntime.distributed.nccl import Nccl
 
 __all__ = ["Collectives"]
 
@@ -42,7 +33,7 @@ class Collectives:
     rank: int
     world_size: int
     device: str
-    _library: NcclLibrary
+    _library: Nccl
 
     def all_reduce(self, x: Any, op: str = "sum", out: Any = None, stream: Any = None) -> Any:
         """Return the reduction over all ranks, on every rank.
@@ -59,12 +50,12 @@ class Collectives:
         -------
         array [..]
         """
-        number, view = reduction(op), input_view(x, "x", self.device)
-        dtype = reduced_type(view, op, self._library)
+        number, view = _reduction(op), _input_view(x, "x", self.device)
+        dtype = _reduced_type(view, op, self._library)
         target, order = self._target(view, out, (view.shape,), stream)
-        require_apart(view, target, 0)
+        _require_apart(view, target, 0)
         self._launch(
-            "all_reduce", self._library.ncclAllReduce, (view.data_ptr, target.data_ptr, view.size, dtype, number),
+            "all_reduce", (view.data_ptr, target.data_ptr, view.size, dtype, number),
             (view,), (target,), order, view.size,
         )  # fmt: skip
         return target.array
@@ -85,23 +76,23 @@ class Collectives:
         -------
         array [..] or None
         """
-        number, root, view = reduction(op), self._rank(root, "root"), input_view(x, "x", self.device)
-        dtype = reduced_type(view, op, self._library)
+        number, root, view = _reduction(op), self._rank(root, "root"), _input_view(x, "x", self.device)
+        dtype = _reduced_type(view, op, self._library)
         if root != self.rank:
             if out is not None:
                 raise InputError(
                     f"'out' is written on rank {root} only, and this is rank {self.rank}. Fix: leave it out"
                 )
-            order = resolve_stream((view,), stream, self.device)
+            order = _resolve_stream((view,), stream, self.device)
             self._launch(
-                "reduce", self._library.ncclReduce, (view.data_ptr, None, view.size, dtype, number, root),
+                "reduce", (view.data_ptr, 0, view.size, dtype, number, root),
                 (view,), (), order, view.size,
             )  # fmt: skip
             return None
         target, order = self._target(view, out, (view.shape,), stream)
-        require_apart(view, target, 0)
+        _require_apart(view, target, 0)
         self._launch(
-            "reduce", self._library.ncclReduce, (view.data_ptr, target.data_ptr, view.size, dtype, number, root),
+            "reduce", (view.data_ptr, target.data_ptr, view.size, dtype, number, root),
             (view,), (target,), order, view.size,
         )  # fmt: skip
         return target.array
@@ -122,12 +113,12 @@ class Collectives:
         -------
         array [..]
         """
-        root, view = self._rank(root, "root"), input_view(x, "x", self.device)
-        dtype, parts = moved_type(view, self._library)
+        root, view = self._rank(root, "root"), _input_view(x, "x", self.device)
+        dtype, parts = _moved_type(view, self._library)
         target, order = self._target(view, out, (view.shape,), stream)
-        require_apart(view, target, 0)
+        _require_apart(view, target, 0)
         self._launch(
-            "broadcast", self._library.ncclBroadcast, (view.data_ptr, target.data_ptr, view.size * parts, dtype, root),
+            "broadcast", (view.data_ptr, target.data_ptr, view.size * parts, dtype, root),
             (view,), (target,), order, view.size,
         )  # fmt: skip
         return target.array
@@ -146,14 +137,14 @@ class Collectives:
         -------
         array [world_size * n, ..]
         """
-        view = input_view(x, "x", self.device)
-        dtype, parts = moved_type(view, self._library)
+        view = _input_view(x, "x", self.device)
+        dtype, parts = _moved_type(view, self._library)
         stacked = (self.world_size, *view.shape)
         joined = (self.world_size * view.shape[0], *view.shape[1:]) if view.shape else stacked
         target, order = self._target(view, out, (joined, stacked), stream)
-        require_apart(view, target, self.rank * view.size * view.itemsize)
+        _require_apart(view, target, self.rank * view.size * view.itemsize)
         self._launch(
-            "all_gather", self._library.ncclAllGather, (view.data_ptr, target.data_ptr, view.size * parts, dtype),
+            "all_gather", (view.data_ptr, target.data_ptr, view.size * parts, dtype),
             (view,), (target,), order, view.size,
         )  # fmt: skip
         return target.array
@@ -173,8 +164,8 @@ class Collectives:
         -------
         array [n, ..]
         """
-        number, view = reduction(op), input_view(x, "x", self.device)
-        dtype = reduced_type(view, op, self._library)
+        number, view = _reduction(op), _input_view(x, "x", self.device)
+        dtype = _reduced_type(view, op, self._library)
         if not view.shape or view.shape[0] % self.world_size:
             raise InputError(
                 f"'x' {list(view.shape)} cannot be split over {self.world_size} ranks along its first dimension. Fix: "
@@ -182,10 +173,10 @@ class Collectives:
             )
         shape = (view.shape[0] // self.world_size, *view.shape[1:])
         target, order = self._target(view, out, (shape,), stream)
-        require_apart(view, target, -self.rank * target.size * target.itemsize)
+        _require_apart(view, target, -self.rank * target.size * target.itemsize)
         self._launch(
-            "reduce_scatter", self._library.ncclReduceScatter,
-            (view.data_ptr, target.data_ptr, target.size, dtype, number), (view,), (target,), order, target.size,
+            "reduce_scatter", (view.data_ptr, target.data_ptr, target.size, dtype, number), (view,), (target,), order,
+            target.size,
         )  # fmt: skip
         return target.array
 
@@ -200,11 +191,11 @@ class Collectives:
         peer : int
         stream : stream, optional
         """
-        peer, view = self._rank(peer, "peer"), input_view(x, "x", self.device)
-        dtype, parts = moved_type(view, self._library)
-        order = resolve_stream((view,), stream, self.device)
+        peer, view = self._rank(peer, "peer"), _input_view(x, "x", self.device)
+        dtype, parts = _moved_type(view, self._library)
+        order = _resolve_stream((view,), stream, self.device)
         self._launch(
-            "send", self._library.ncclSend, (view.data_ptr, view.size * parts, dtype, peer), (view,), (), order,
+            "send", (view.data_ptr, view.size * parts, dtype, peer), (view,), (), order,
             view.size,
         )  # fmt: skip
 
@@ -222,11 +213,11 @@ class Collectives:
         array [..]
         """
         peer = self._rank(peer, "peer")
-        view = require_writable(input_view(out, "out", self.device), "out")
-        dtype, parts = moved_type(view, self._library)
-        order = resolve_stream((view,), stream, self.device)
+        view = _require_writable(_input_view(out, "out", self.device), "out")
+        dtype, parts = _moved_type(view, self._library)
+        order = _resolve_stream((view,), stream, self.device)
         self._launch(
-            "recv", self._library.ncclRecv, (view.data_ptr, view.size * parts, dtype, peer), (), (view,), order,
+            "recv", (view.data_ptr, view.size * parts, dtype, peer), (), (view,), order,
             view.size,
         )  # fmt: skip
         return out
@@ -241,16 +232,15 @@ class Collectives:
     ) -> tuple[ArrayView, tuple[Stream, bool]]:
         """Return the array to write, and the order of the call."""
         if out is not None:
-            target = output_view(out, "out", like, shapes)
-            return target, resolve_stream((like, target), stream, self.device)
-        order = resolve_stream((like,), stream, self.device)
-        made = like.make_like(shapes[0], "out", order[0] if order[1] else None)
-        return input_view(made, "out", self.device), order
+            target = _output_view(out, "out", like, shapes)
+            return target, _resolve_stream((like, target), stream, self.device)
+        order = _resolve_stream((like,), stream, self.device)
+        target = like.make_like(shapes[0], "out", order[0] if order[1] else None)
+        return _input_view(target, "out", self.device), order
 
     def _launch(
         self,
         op: str,
-        function: Any,
         arguments: tuple[Any, ...],
         reads: tuple[ArrayView, ...],
         writes: tuple[ArrayView, ...],
@@ -260,4 +250,110 @@ class Collectives:
         if size == 0:
             return  # on every rank
         stream, ordered = order
-        launch(Call(self, op, function, arguments, stream, reads, writes, ordered))  # type: ignore[arg-type]
+        launch(Call(self, op, arguments, stream, reads, writes, ordered))  # type: ignore[arg-type]
+
+
+def _input_view(array: Any, name: str, device: str) -> ArrayView:
+    """Return an array of `device` that NCCL can read in one piece. Raises `InputError` naming the fix."""
+    view = ArrayView(array, name)
+    if view.device != device:
+        raise InputError(
+            f"'{name}' is on {view.device}, and this communicator is on {device}. Fix: move it there, or make the "
+            "communicator with device= of the array"
+        )
+    if not view.is_contiguous:
+        raise InputError(
+            f"'{name}' {list(view.shape)} is not contiguous, and NCCL moves memory in one piece. Fix: pass "
+            f"{name}.contiguous(), or a copy of it"
+        )
+    return view
+
+
+def _output_view(array: Any, name: str, like: ArrayView, shapes: tuple[tuple[int, ...], ...]) -> ArrayView:
+    """Return an array to write, of the device and dtype of `like` and one of these shapes. Raises `InputError`."""
+    view = _input_view(array, name, like.device)
+    if view.dtype != like.dtype:
+        raise InputError(f"'{name}' is {view.dtype}, and the result is {like.dtype}. Fix: pass one of that dtype")
+    if view.shape not in shapes:
+        allowed = " or ".join(str(list(shape)) for shape in shapes)
+        raise InputError(f"'{name}' has shape {list(view.shape)}, and the result has {allowed}. Fix: pass that shape")
+    return _require_writable(view, name)
+
+
+def _require_writable(view: ArrayView, name: str) -> ArrayView:
+    """Return `view`. Raises `InputError` for read-only memory."""
+    if view.readonly:
+        raise InputError(f"'{name}' is read-only, and NCCL would write to it. Fix: pass a copy")
+    return view
+
+
+def _require_apart(x: ArrayView, out: ArrayView, offset: int | None) -> None:
+    """Refuse arrays that share memory in a way that NCCL cannot work in place."""
+    start, end = x.data_ptr, x.data_ptr + x.size * x.itemsize
+    out_start, out_end = out.data_ptr, out.data_ptr + out.size * out.itemsize
+    if start < out_end and out_start < end and (offset is None or start - out_start != offset):
+        raise InputError(
+            "'out' shares memory with 'x' at another place than where the result belongs. Fix: pass memory of its own, "
+            "or leave out= away"
+        )
+
+
+def _reduction(op: str) -> int:
+    """Return NCCL's number of an operation. Raises `InputError`."""
+    number = OPS.get(op) if isinstance(op, str) else None
+    if number is None:
+        raise InputError(f"op is {op!r}; expected one of {', '.join(OPS)}")
+    return number
+
+
+def _reduced_type(view: ArrayView, op: str, library: Nccl) -> int:
+    """Return NCCL's number of the dtype of an array to reduce."""
+    dtype = view.dtype
+    if dtype == "bool":
+        if op in ("max", "min"):
+            return DTYPES["uint8"][0]
+        raise UnsupportedOperationError(
+            f"'x' is bool, and a {op} of it is no bool. Fix: op='max' is or, op='min' is and; or convert it"
+        )
+    known = DTYPES.get(dtype)
+    if known is None:
+        raise UnsupportedOperationError(
+            f"'x' is {dtype}, which NCCL cannot reduce. Fix: convert it to one of {', '.join(DTYPES)}"
+        )
+    number, since = known
+    if not library.has(*since):
+        raise UnsupportedOperationError(
+            f"'x' is {dtype}, which NCCL has since {version_text(since)}, and {library.path} is "
+            f"{version_text(library.version)}. Fix: install a newer NCCL, or convert it"
+        )
+    return number
+
+
+def _moved_type(view: ArrayView, library: Nccl) -> tuple[int, int]:
+    """Return NCCL's number of a dtype that is only moved, and into how many of these an element goes.
+
+    What NCCL has no name for is moved as bytes.
+    """
+    known = DTYPES.get(view.dtype)
+    if known is not None and library.has(*known[1]):
+        return known[0], 1
+    return DTYPES["uint8"][0], view.itemsize
+
+
+def _resolve_stream(views: tuple[ArrayView, ...], stream: Any, device: str) -> tuple[Stream, bool]:
+    """Return the stream of a call, and whether the arrays have to be ordered around it.
+
+    Without a stream given, it is the current stream of the library of the first array that has one, else the device's
+    default stream.
+    """
+    if stream is not None:
+        named = stream if isinstance(stream, Stream) else Stream.wrap(device, stream)
+        if named.device != device:
+            raise InputError(f"stream is on {named.device}, and the arrays are on {device}. Fix: pass a stream of it")
+        return named, True
+    for view in views:
+        current = view.current_stream
+        if current is not None:
+            alone = all(view.same_library(other) for other in views)
+            return Stream.wrap(device, current), not alone
+    return Stream.default(device), True

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import sys
 import threading
@@ -13,23 +12,28 @@ import warnings
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime._core import Event, Stream, Tensor
+from xpuruntime._core import DeviceManager, DeviceScope, Event, Stream, Tensor
 from xpuruntime.distributed.call import group, in_group
 from xpuruntime.distributed.collectives import Collectives
-from xpuruntime.distributed.environment import variables_set
-from xpuruntime.distributed.meeting import FIXES, meet
-from xpuruntime.distributed.nccl import IN_PROGRESS, SUCCESS, version_text
-from xpuruntime.distributed.policy import CollectivePolicy
-from xpuruntime.distributed.waiting import run_within, wait_for
+from xpuruntime.distributed.nccl import FIXES, IN_PROGRESS, SUCCESS, open_nccl, run_within, version_text, wait_for
+from xpuruntime.distributed.policy import CollectivePolicy, outer_environment, variables_set
+from xpuruntime.distributed.rendezvous import (
+    Member,
+    environment_number,
+    local_rank,
+    machine_identity,
+    meet,
+    meeting_place,
+)
 from xpuruntime.errors import CudaError, EngineError, InputError
 
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
-    from xpuruntime.distributed.nccl import NcclConfig, NcclLibrary
+    from xpuruntime.distributed.nccl import Nccl
 
-__all__ = ["Communicator"]
+__all__ = ["Communicator", "init_from_env"]
 
 #: Seconds that ending a communicator by force may take before it goes on in the background.
 _ABORT_SECONDS = 10.0
@@ -70,9 +74,9 @@ class Communicator(Collectives):
 
     def __init__(
         self,
-        library: NcclLibrary,
-        handle: int,
-        config: NcclConfig,
+        library: Nccl,
+        handle: Any,
+        config: Any,
         *,
         rank: int,
         world_size: int,
@@ -84,8 +88,8 @@ class Communicator(Collectives):
         self.policy, self.timeout = policy, timeout
         self.nccl_version, self.library = library.version, library.path
         self._library = library
-        self._handle: int | None = handle
-        self._config = config  # NCCL keeps the address of its texts
+        self._handle = handle  # `None` once it was freed
+        self._config = config  # it owns the text of `network`, whose address NCCL keeps
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._handle_lock = threading.Lock()
@@ -115,8 +119,8 @@ class Communicator(Collectives):
         world_size : int
         init_method : str or store
             Where ranks meet: ``"tcp://host:port"`` with an address of the machine of rank 0 and a free port there;
-            ``"file:///path"`` in a folder that all see; ``"env://"`` for MASTER_ADDR and MASTER_PORT; or a
-            ``torch.distributed.Store``. One rank alone meets nobody.
+            ``"env://"`` for MASTER_ADDR and MASTER_PORT; or a ``torch.distributed.Store``. The first two need PyTorch,
+            whose ``TCPStore`` they use. One rank alone meets nobody.
         device : str or Device, optional
             Default: with ``"env://"`` and LOCAL_RANK set, that GPU; else the current one.
         timeout : float
@@ -138,22 +142,32 @@ class Communicator(Collectives):
         if config is not None and not isinstance(config, CollectivePolicy):
             raise InputError(f"config is {config!r}; expected a CollectivePolicy")
         policy = CollectivePolicy() if config is None else config
-        met = meet(rank, world_size, init_method=init_method, device=device, timeout=timeout, policy=policy)
-        # NCCL reads these from the environment until the ranks are connected.
-        with variables_set(met.variables, met.left()):
-            handle, result = met.start()
-            made = cls(
-                met.library,
-                handle,
-                met.config,
+        _check_ranks(rank, world_size, timeout)
+        name = _device_name(device, init_method)
+        library, outer = open_nccl(), outer_environment()
+        variables, settings = policy.variables(library, outer), policy.config(library, outer)
+        if world_size == 1:
+            unique_id = library.make_id()
+        else:
+            pci_id = DeviceManager.instance().get_device_info(name).pci_id
+            member = Member(
                 rank=rank,
                 world_size=world_size,
-                device=met.device,
-                policy=policy,
-                timeout=timeout,
+                gpu=f"{machine_identity()}/{pci_id}",
+                library=version_text(library.version),
+                policy=repr(policy),
             )
-            made._settle(result, "init", met.left())
-        return made
+            unique_id = meet(meeting_place(init_method), member, library.make_id, timeout)
+        deadline = time.monotonic() + timeout  # its own time, however late the last rank came
+        # NCCL reads these from the environment until the ranks are connected.
+        with variables_set(variables, timeout):
+            handle = _connect(library, settings, unique_id, rank, world_size, name, deadline - time.monotonic())
+            communicator = cls(
+                library, handle, settings,
+                rank=rank, world_size=world_size, device=name, policy=policy, timeout=timeout,
+            )  # fmt: skip
+            communicator._settle(SUCCESS, "init", deadline - time.monotonic())
+        return communicator
 
     def group(self) -> AbstractContextManager[None]:
         """Collect the calls of a ``with`` block, and hand them to NCCL as one when it ends.
@@ -238,23 +252,25 @@ class Communicator(Collectives):
         deadline = time.monotonic() + seconds
         with self._lock:
             handle = self._handle
-            done, result = run_within(lambda: self._library.ncclCommFinalize(handle), seconds, "xpuruntime-nccl-close")
-            if done and result in (SUCCESS, IN_PROGRESS):
+            done, status = run_within(
+                lambda: self._library.status("comm_finalize", handle), seconds, "xpuruntime-nccl-close"
+            )
+            if done and status == SUCCESS:
                 done = wait_for(lambda: self._state() != IN_PROGRESS, deadline - time.monotonic())
-                result = self._state()
-            if not done or result != SUCCESS:
+                status = self._state()
+            if not done or status != SUCCESS:
                 graphs = (
                     " A CUDA graph in which its calls were captured may be alive: drop those first." * self._captured
                 )
                 reason = (
-                    f"its work did not end within {seconds:g} s.{graphs}" if not done else self._library.explain(result)
+                    f"its work did not end within {seconds:g} s.{graphs}" if not done else self._library.explain(status)
                 )
-                self._fail("close", reason, int(result) if done else None)
+                self._fail("close", reason, status if done else None)
             self._closed = True
             with self._handle_lock:
                 self._handle = None
             self._release()
-            run_within(lambda: self._library.ncclCommDestroy(handle), _ABORT_SECONDS, "xpuruntime-nccl-close")
+            run_within(lambda: self._library.status("comm_destroy", handle), _ABORT_SECONDS, "xpuruntime-nccl-close")
 
     def abort(self) -> None:
         """End at once, with all its work on the GPU, and free what NCCL holds. Never waits for a peer, never raises."""
@@ -306,7 +322,6 @@ class Communicator(Collectives):
 
     def _state(self) -> int:
         """Return what NCCL says of the communicator now."""
-        state = ctypes.c_int(SUCCESS)
         with self._handle_lock:
             if self._handle is None:
                 raise EngineError(
@@ -314,23 +329,23 @@ class Communicator(Collectives):
                     "call waited. Fix: make a new one",
                     device=self.device, engine="nccl",
                 )  # fmt: skip
-            result: int = self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(state))
-        return result if result != SUCCESS else state.value
+            return self._library.state(self._handle)
 
-    def _settle(self, result: int, op: str, seconds: float | None = None) -> None:
-        """Wait until NCCL has launched a call that answered `result`, and raise when it failed."""
-        if result == IN_PROGRESS:
+    def _settle(self, status: int, op: str, seconds: float | None = None) -> None:
+        """Wait until NCCL has launched a call that answered `status`, and raise when it failed."""
+        if status == SUCCESS and not self.policy.blocking:
             wait = self.timeout if seconds is None else seconds
             if not wait_for(lambda: self._state() != IN_PROGRESS, wait):
-                what = "connect the ranks" if op == "init" else "launch it"
+                action = "connect the ranks" if op == "init" else "launch it"
                 self._fail(
                     op,
-                    f"NCCL could not {what} within {self.timeout:g} s: a peer has not made the same call, or has ended",
+                    f"NCCL could not {action} within {self.timeout:g} s: a peer has not made the same call, or has "
+                    "ended",
                     IN_PROGRESS,
                 )
-            result = self._state()
-        if result != SUCCESS:
-            self._fail(op, self._library.explain(result), result)
+            status = self._state()
+        if status != SUCCESS:
+            self._fail(op, self._library.explain(status), status)
 
     def _fail(self, op: str, reason: str, status: int | None) -> None:
         """Abort, and raise what failed."""
@@ -351,7 +366,7 @@ class Communicator(Collectives):
         self._failure = failure
         library = self._library
         seconds = _ABORT_SECONDS if wait is None else wait
-        done, _ = run_within(lambda: library.ncclCommAbort(handle), seconds, "xpuruntime-nccl-abort")
+        done, _ = run_within(lambda: library.status("comm_abort", handle), seconds, "xpuruntime-nccl-abort")
         if done:
             self._release()  # until then its work may use them
         return done
@@ -378,8 +393,7 @@ class Communicator(Collectives):
             )
         events = list(self._events.values())
         if stream is not None:
-            given = stream if isinstance(stream, Stream) else Stream.wrap(self.device, stream)
-            events.append(given.record())
+            events.append((stream if isinstance(stream, Stream) else Stream.wrap(self.device, stream)).record())
 
         def ended() -> bool:
             try:
@@ -398,3 +412,77 @@ class Communicator(Collectives):
             self._fail(
                 op, f"its work did not end within {seconds:g} s: a peer has not made the same calls, or ended", None
             )
+
+
+def init_from_env(*, device: Any = None, timeout: float = 60.0, config: CollectivePolicy | None = None) -> Communicator:
+    """Return the communicator of the processes that torchrun started, or whoever sets its variables.
+
+    Reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. Under torchrun, ranks meet in its store.
+
+    Parameters
+    ----------
+    device : str or Device, optional
+        Default: the GPU LOCAL_RANK, or the current one where that is not set.
+    timeout : float
+        Seconds to meet, then to be connected by NCCL, and for each call after that.
+    config : CollectivePolicy, optional
+
+    Raises
+    ------
+    InputError
+        A variable is missing or no number; otherwise as `Communicator.init`.
+    """
+    rank, world_size = environment_number("RANK"), environment_number("WORLD_SIZE")
+    return Communicator.init(rank, world_size, device=device, timeout=timeout, config=config)
+
+
+def _connect(
+    library: Nccl, config: Any, unique_id: bytes, rank: int, world_size: int, device: str, seconds: float
+) -> Any:
+    """Have NCCL connect the ranks, and return its handle, which may be in progress. Raises `EngineError`."""
+    where = f"rank {rank} of {world_size} on {device}"
+
+    def connect() -> Any:
+        with DeviceScope(device):
+            return library.connect(unique_id, rank, world_size, config)
+
+    # It answers within microseconds, unless it is asked to block.
+    done, handle = run_within(connect, seconds, "xpuruntime-nccl-init")
+    if not done:
+        raise EngineError(
+            f"{where}: NCCL did not connect the ranks within {seconds:g} s, and goes on trying in the background, as "
+            "it is set to block. Fix: see whether every rank is alive, and end the process",
+            device=device,
+            engine="nccl",
+        )
+    if isinstance(handle, int):
+        raise EngineError(
+            f"{where}: NCCL cannot begin: {library.explain(handle)}. Fix: {FIXES.get(handle, FIXES[3])}",
+            device=device,
+            engine="nccl",
+            status=handle,
+        )
+    return handle
+
+
+def _check_ranks(rank: Any, world_size: Any, timeout: Any) -> None:
+    for name, value, least in (("rank", rank, 0), ("world_size", world_size, 1)):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InputError(f"{name} is {value!r}; expected a whole number from {least}")
+    if rank >= world_size:
+        raise InputError(f"rank is {rank}, and world_size {world_size}; expected a rank from 0 to {world_size - 1}")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 < timeout < float("inf"):
+        raise InputError(f"timeout is {timeout!r}; expected seconds, more than 0")
+
+
+def _device_name(device: Any, init_method: Any) -> str:
+    manager = DeviceManager.instance()
+    if device is None:
+        index = local_rank() if isinstance(init_method, str) and init_method == "env://" else None
+        device = f"cuda:{index}" if index is not None else manager.get_current_device()
+        if device == "cpu":
+            device = "cuda:0"  # which says why there is none
+    name = manager.get_device_info(device).device
+    if not name.startswith("cuda:"):
+        raise InputError(f"device is {name}, and NCCL works on GPUs only. Fix: pass device='cuda:0', or another GPU")
+    return name

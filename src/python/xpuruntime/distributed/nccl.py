@@ -1,31 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""NCCL itself: the library, opened on first use, and the part of its C interface that is used here."""
+"""NCCL through nccl4py: the library it opened, its status codes and types, and waits with a deadline."""
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import threading
-from typing import TYPE_CHECKING, Any, ClassVar
+import time
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineError, EngineUnavailable
-from xpuruntime.runtime.libraries.loading import preload
 from xpuruntime.runtime.packages import install_command
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
 
 __all__ = [
     "DTYPES",
+    "FIXES",
     "IN_PROGRESS",
     "OPS",
     "SUCCESS",
-    "NcclConfig",
-    "NcclLibrary",
-    "UniqueId",
-    "nccl_library",
+    "Nccl",
+    "open_nccl",
+    "run_within",
     "version_text",
+    "wait_for",
 ]
 
-SONAME = "libnccl.so.2"
 #: The first with everything that a communicator needs; what came later is asked for where it is used.
 OLDEST = (2, 18, 0)
 
@@ -48,151 +51,105 @@ DTYPES: dict[str, tuple[int, tuple[int, int]]] = {
 }
 OPS = {"sum": 0, "prod": 1, "max": 2, "min": 3, "avg": 4}
 
-_UNDEFINED = -(2**31)
-_MAGIC = 0xCAFEBEEF
-#: The version whose layout `NcclConfig` has; older libraries read the part of it that they know.
-_LAYOUT = 22700
-
-
-class UniqueId(ctypes.Structure):
-    """What the ranks of one communicator find each other by: 128 bytes, passed by value."""
-
-    _fields_: ClassVar = [("internal", ctypes.c_ubyte * 128)]
-
-
-class NcclConfig(ctypes.Structure):
-    """How a communicator is set up; every field starts as "not stated"."""
-
-    _fields_: ClassVar = [
-        ("size", ctypes.c_size_t),
-        ("magic", ctypes.c_uint),
-        ("version", ctypes.c_uint),
-        ("blocking", ctypes.c_int),
-        ("cga_cluster_size", ctypes.c_int),
-        ("min_ctas", ctypes.c_int),
-        ("max_ctas", ctypes.c_int),
-        ("net_name", ctypes.c_char_p),
-        ("split_share", ctypes.c_int),
-        ("traffic_class", ctypes.c_int),
-        ("comm_name", ctypes.c_char_p),
-        ("collnet_enable", ctypes.c_int),
-        ("cta_policy", ctypes.c_int),
-        ("shrink_share", ctypes.c_int),
-        ("nvls_ctas", ctypes.c_int),
-    ]
-
-    @classmethod
-    def unstated(cls, version: int) -> NcclConfig:
-        """Return one for a library of this version code."""
-        config = cls(ctypes.sizeof(cls), _MAGIC, min(version, _LAYOUT))
-        for field in cls._fields_[3:]:
-            if field[1] is ctypes.c_int:
-                setattr(config, field[0], _UNDEFINED)
-        return config
-
-
-_comm, _size, _int, _pointer = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_void_p
-_stream = ctypes.c_void_p
-#: Functions that return a result code, and their arguments.
-_SIGNATURES: dict[str, tuple[Any, ...]] = {
-    "ncclGetVersion": (ctypes.POINTER(_int),),
-    "ncclGetUniqueId": (ctypes.POINTER(UniqueId),),
-    "ncclCommInitRankConfig": (ctypes.POINTER(_comm), _int, UniqueId, _int, ctypes.POINTER(NcclConfig)),
-    "ncclCommFinalize": (_comm,),
-    "ncclCommDestroy": (_comm,),
-    "ncclCommAbort": (_comm,),
-    "ncclCommGetAsyncError": (_comm, ctypes.POINTER(_int)),
-    "ncclCommCount": (_comm, ctypes.POINTER(_int)),
-    "ncclCommUserRank": (_comm, ctypes.POINTER(_int)),
-    "ncclGroupStart": (),
-    "ncclGroupEnd": (),
-    "ncclAllReduce": (_pointer, _pointer, _size, _int, _int, _comm, _stream),
-    "ncclReduceScatter": (_pointer, _pointer, _size, _int, _int, _comm, _stream),
-    "ncclReduce": (_pointer, _pointer, _size, _int, _int, _int, _comm, _stream),
-    "ncclAllGather": (_pointer, _pointer, _size, _int, _comm, _stream),
-    "ncclBroadcast": (_pointer, _pointer, _size, _int, _int, _comm, _stream),
-    "ncclSend": (_pointer, _size, _int, _int, _comm, _stream),
-    "ncclRecv": (_pointer, _size, _int, _int, _comm, _stream),
+#: What to do, by NCCL's status.
+FIXES = {
+    1: "look for an earlier CUDA error in this process, and whether the GPU still answers",
+    2: "see whether shared memory, file handles and the network suffice; NCCL_DEBUG=INFO shows where it failed",
+    3: "NCCL_DEBUG=INFO shows where it failed",
+    4: "make the same call with the same shapes and dtypes on every rank; NCCL_DEBUG=WARN names the argument",
+    5: "make the same call with the same policy on every rank, and state no algorithm that this machine lacks",
+    6: "a peer ended or cannot be reached: make a new communicator with the ranks that live",
 }
 
+#: Asked without a pause for so long, because launches take microseconds; then with pauses that become longer.
+_EAGER = 200e-6
+_LONGEST_PAUSE = 1e-3
 
-class NcclLibrary:
-    """An opened libnccl, with its functions typed as attributes. Calls run without the GIL."""
 
-    def __init__(self, path: str) -> None:
-        self.path = path
-        try:
-            library = ctypes.CDLL(path)
-            for name, arguments in _SIGNATURES.items():
-                function = getattr(library, name)
-                function.argtypes = arguments
-                function.restype = ctypes.c_int
-                setattr(self, name, function)
-            texts = (library.ncclGetErrorString, library.ncclGetLastError)
-        except (OSError, AttributeError) as error:
-            raise EngineUnavailable(
-                f"{path} cannot be used as NCCL: {error}. Fix: install NCCL {OLDEST[0]}.{OLDEST[1]} or newer, "
-                f"{install_command('nccl')}",
-                engine="nccl",
-            ) from None
-        self._error_string, self._last_error = texts
-        self._error_string.argtypes, self._error_string.restype = (ctypes.c_int,), ctypes.c_char_p
-        self._last_error.argtypes, self._last_error.restype = (ctypes.c_void_p,), ctypes.c_char_p
-        code = ctypes.c_int()
-        self.ncclGetVersion(ctypes.byref(code))
-        self.version_code = code.value
-        self.version = _split_version(code.value)
-        if self.version < OLDEST:
-            raise EngineUnavailable(
-                f"{path} is NCCL {version_text(self.version)}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed. Fix: "
-                f"{install_command('nccl')}",
-                engine="nccl",
-            )
+class Nccl:
+    """The bindings of nccl4py and the libnccl behind them. Calls run without the GIL.
 
-    if TYPE_CHECKING:  # the functions of _SIGNATURES
+    The bindings are used and not `nccl.core`, whose communicator asks the CUDA driver for the device of each array at
+    each call, needs NCCL 2.23, moves no dtype that NCCL has no name for, and orders no streams.
+    """
 
-        def __getattr__(self, name: str) -> Any: ...
+    def __init__(self, bindings: Any) -> None:
+        self.bindings = bindings
+        code = bindings.get_version()
+        self.version = (code // 10000, code // 100 % 100, code % 100) if code >= 10000 else (2, code // 100 % 10, 0)
+        self.path: str = bindings.get_library_path()
 
     def has(self, *version: int) -> bool:
         """Return whether the library is of this version or newer."""
         return self.version >= version
 
-    def explain(self, result: int) -> str:
-        """Return NCCL's own words for a result code, with what it said last, which may be of an earlier call."""
-        words = (self._error_string(result) or b"").decode(errors="replace")
-        last = (self._last_error(None) or b"").decode(errors="replace").strip()
+    def status(self, function: str, *arguments: Any) -> int:
+        """Call a function of the bindings and return its status: of a call that is in progress, that of success."""
+        try:
+            getattr(self.bindings, function)(*arguments)
+        except self.bindings.NCCLError as error:
+            return int(error.status)
+        return SUCCESS
+
+    def state(self, communicator: Any) -> int:
+        """Return the status of a communicator now."""
+        try:
+            return int(self.bindings.comm_get_async_error(communicator))
+        except self.bindings.NCCLError as error:
+            return int(error.status)
+
+    def connect(self, unique_id: bytes, rank: int, world_size: int, config: Any) -> Any:
+        """Have NCCL connect a rank on the current GPU. Returns the communicator, or a status where there is none."""
+        try:
+            return self.bindings.comm_init_rank_config(
+                world_size, self.bindings.UniqueId.from_buffer(unique_id), rank, config
+            )
+        except self.bindings.NCCLError as error:
+            return int(error.status)
+
+    def explain(self, status: int) -> str:
+        """Return NCCL's own words for a status, with what it said last, which may be of an earlier call."""
+        words: str = self.bindings.get_error_string(status)
+        last = self.bindings.get_last_error(self.bindings.Comm(0)).strip()
         return f"{words}; last message: {last}" if last else words
 
     def make_id(self) -> bytes:
-        """Return a new unique id. The ranks that get it meet at this process."""
-        made = UniqueId()
-        result = self.ncclGetUniqueId(ctypes.byref(made))
-        if result != SUCCESS:
+        """Return a new unique id, 128 bytes. Raises `EngineError` when NCCL cannot listen for the ranks that get it."""
+        try:
+            return bytes(self.bindings.get_unique_id())
+        except self.bindings.NCCLError as error:
             raise EngineError(
-                f"NCCL cannot make the id that ranks meet by: {self.explain(result)}. Fix: let it use a network "
+                f"NCCL cannot make the id that ranks meet by: {self.explain(error.status)}. Fix: let it use a network "
                 "interface of this machine, NCCL_SOCKET_IFNAME names one",
                 engine="nccl",
-                status=int(result),
-            )
-        return bytes(made)
+                status=int(error.status),
+            ) from None
 
 
-_lock = threading.Lock()
-_opened: list[NcclLibrary] = []
+@lru_cache(maxsize=1)
+def open_nccl() -> Nccl:
+    """Return NCCL: the copy that the process has loaded already, else the first that nccl4py finds."""
+    if not sys.platform.startswith("linux"):
+        raise EngineUnavailable(
+            f"NCCL is not available on {sys.platform}: NVIDIA ships it for Linux only. Fix: run this on Linux",
+            engine="nccl",
+        )
+    try:
+        from nccl.bindings import nccl as bindings
 
-
-def nccl_library() -> NcclLibrary:
-    """Return NCCL, opened on the first call: the copy that the process has loaded already, else the first found."""
-    with _lock:
-        if not _opened:
-            if not sys.platform.startswith("linux"):
-                raise EngineUnavailable(
-                    f"NCCL is not available on {sys.platform}: NVIDIA ships it for Linux only. Fix: run this on Linux",
-                    engine="nccl",
-                )
-            (found,) = preload([SONAME], extra="nccl")
-            _opened.append(NcclLibrary(found.path))
-        return _opened[0]
+        library = Nccl(bindings)
+    except Exception as error:  # of the import, the search and the loader, which share no base
+        raise EngineUnavailable(
+            f"NCCL cannot be used: {str(error).strip() or type(error).__name__}. Fix: {install_command('nccl')}",
+            engine="nccl",
+        ) from error
+    if not library.has(*OLDEST):
+        raise EngineUnavailable(
+            f"{library.path} is NCCL {version_text(library.version)}, and {OLDEST[0]}.{OLDEST[1]} or newer is needed. "
+            f"Fix: {install_command('nccl')}",
+            engine="nccl",
+        )
+    return library
 
 
 def version_text(version: tuple[int, ...]) -> str:
@@ -200,7 +157,44 @@ def version_text(version: tuple[int, ...]) -> str:
     return ".".join(map(str, version))
 
 
-def _split_version(code: int) -> tuple[int, int, int]:
-    if code < 10000:
-        return code // 1000, code // 100 % 10, code % 100
-    return code // 10000, code // 100 % 100, code % 100
+def wait_for(done: Callable[[], bool], seconds: float) -> bool:
+    """Return true as soon as `done` does, false when it has not by then. Other Python threads run on."""
+    if done():
+        return True
+    start = time.monotonic()
+    deadline = start + seconds
+    pause = 20e-6
+    while not done():
+        now = time.monotonic()
+        if now >= deadline:
+            return done()
+        if now - start < _EAGER:
+            time.sleep(0)
+            continue
+        time.sleep(min(pause, deadline - now))
+        pause = min(_LONGEST_PAUSE, pause * 1.5)
+    return True
+
+
+def run_within(work: Callable[[], Any], seconds: float, name: str) -> tuple[bool, Any]:
+    """Run `work` on a thread of that name, wait only so long, and return whether it is done, and its result.
+
+    What it raised is raised here. A thread that is left behind goes on, and does not hold up the end of the process.
+    """
+    outcome: list[tuple[Any, BaseException | None]] = []
+
+    def run() -> None:
+        try:
+            outcome.append((work(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    thread.start()
+    thread.join(max(0.0, seconds))
+    if not outcome:
+        return False, None
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return True, result

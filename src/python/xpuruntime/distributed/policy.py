@@ -1,24 +1,32 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`CollectivePolicy`: how a communicator moves data."""
+"""`CollectivePolicy`: how a communicator moves data, the environment that holds for it, and what NCCL says it ran."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from typing import TYPE_CHECKING, ClassVar, Literal
+import re
+import threading
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from xpuruntime.distributed.nccl import NcclConfig, version_text
-from xpuruntime.errors import UnsupportedOperationError
+import msgspec
+
+from xpuruntime.argument_types import PATH, check_types
+from xpuruntime.distributed.nccl import version_text
+from xpuruntime.errors import EngineError, InputError, UnsupportedOperationError
+from xpuruntime.files.paths import reason_of
+from xpuruntime.files.reading import read_regular
 from xpuruntime.policies.document import Refused
 from xpuruntime.policies.kinds import Choice, Flag, Integer, Kind, Text
 from xpuruntime.policies.value import PolicyValue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from xpuruntime.distributed.nccl import NcclLibrary
+    from xpuruntime.distributed.nccl import Nccl
 
-__all__ = ["CollectivePolicy"]
+__all__ = ["CollectiveChoice", "CollectivePolicy", "outer_environment", "read_choices", "variables_set"]
 
 Algorithm = Literal["ring", "tree", "collnet_direct", "collnet_chain", "nvls", "nvls_tree", "pat"]
 Protocol = Literal["ll", "ll128", "simple"]
@@ -37,7 +45,7 @@ _PROTOCOLS = {"ll": "LL", "ll128": "LL128", "simple": "Simple"}
 _SIMPLE_ONLY = frozenset(_ALGORITHMS) - {"ring", "tree"}
 #: The first version with each algorithm, and with words for single collectives in NCCL_ALGO.
 _WORDS_PER_COLLECTIVE = (2, 24, 0)
-#: Field to the field of NcclConfig, the variable that NCCL lets override it, and the first version that reads it.
+#: Field to the field of ncclConfig_t, the variable that NCCL lets override it, and the first version that reads it.
 _CONFIG = {
     "min_channels": ("min_ctas", "NCCL_MIN_CTAS", (2, 17, 0)),
     "max_channels": ("max_ctas", "NCCL_MAX_CTAS", (2, 17, 0)),
@@ -110,8 +118,8 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
                 f"algorithm '{self.algorithm}' has no protocol '{self.protocol}'; leave it out, or say 'simple'"
             )
 
-    def config(self, library: NcclLibrary, environ: Mapping[str, str] | None = None) -> NcclConfig:
-        """Return what NCCL is given for one communicator.
+    def config(self, library: Nccl, environ: Mapping[str, str] | None = None) -> Any:
+        """Return the configuration of nccl4py for one communicator; keep it as long as that lives.
 
         Raises
         ------
@@ -119,7 +127,7 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
             If this NCCL is too old for a field, or an environment variable would override one.
         """
         env = os.environ if environ is None else environ
-        config = NcclConfig.unstated(library.version_code)
+        config = library.bindings.Config()
         config.blocking = int(self.blocking)
         _refuse_override(env, "NCCL_COMM_BLOCKING", "blocking", str(int(self.blocking)))
         for field, (name, variable, since) in _CONFIG.items():
@@ -129,10 +137,10 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
             if not library.has(*since):
                 raise _too_old(f"{field}={value!r}", library, since)
             _refuse_override(env, variable, field, str(value))
-            setattr(config, name, value.encode() if isinstance(value, str) else value)
+            setattr(config, name, value)
         return config
 
-    def variables(self, library: NcclLibrary, environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    def variables(self, library: Nccl, environ: Mapping[str, str] | None = None) -> dict[str, str]:
         """Return the environment variables that have to be set while a communicator is made.
 
         NCCL reads them for each communicator, and has no other way for these fields.
@@ -161,16 +169,141 @@ class CollectivePolicy(PolicyValue, frozen=True, kw_only=True):
 
 
 def _refuse_override(env: Mapping[str, str], variable: str, field: str, value: str) -> None:
-    found = env.get(variable)
-    if found is not None and found.casefold() != value.casefold():
+    stated = env.get(variable)
+    if stated is not None and stated.casefold() != value.casefold():
         raise UnsupportedOperationError(
-            f"CollectivePolicy.{field} would be {variable}={value}, and the environment says {variable}={found}. Fix: "
+            f"CollectivePolicy.{field} would be {variable}={value}, and the environment says {variable}={stated}. Fix: "
             f"unset {variable}, or leave {field} out of the policy"
         )
 
 
-def _too_old(what: str, library: NcclLibrary, since: tuple[int, ...]) -> UnsupportedOperationError:
+def _too_old(what: str, library: Nccl, since: tuple[int, ...]) -> UnsupportedOperationError:
     return UnsupportedOperationError(
         f"CollectivePolicy.{what} needs NCCL {version_text(since)}, and {library.path} is "
         f"{version_text(library.version)}. Fix: leave it out, or install a newer NCCL"
     )
+
+
+_environment = threading.Condition()
+_held: dict[str, str] = {}
+_before: dict[str, str | None] = {}
+_holders = 0
+
+
+def outer_environment() -> dict[str, str]:
+    """Return the environment of the process as it is outside of all `variables_set` blocks."""
+    with _environment:
+        outer = {**os.environ, **_before}
+    return {name: value for name, value in outer.items() if value is not None}
+
+
+@contextlib.contextmanager
+def variables_set(variables: Mapping[str, str], timeout: float) -> Iterator[None]:
+    """Set variables of the process inside a ``with`` block, and put back what was there.
+
+    Blocks of several threads that want the same variables run together, as ranks that are threads must; those that
+    want others wait. A block without variables waits too, so that it never sees those of another.
+    """
+    global _holders
+    with _environment:
+        if not _environment.wait_for(lambda: not _holders or _held == variables, timeout):
+            raise EngineError(
+                f"other communicators of this process are still being made after {timeout:g} s, with "
+                f"{_words(_held)}, and this one needs {_words(variables)}. Fix: make communicators of "
+                "different policies one after the other, in the same order in every process",
+                engine="nccl",
+            )
+        if not _holders:
+            _held.update(variables)
+            _before.update({name: os.environ.get(name) for name in variables})
+            os.environ.update(variables)
+        _holders += 1
+    try:
+        yield
+    finally:
+        with _environment:
+            _holders -= 1
+            if not _holders:
+                for name, value in _before.items():
+                    if value is None:
+                        os.environ.pop(name, None)
+                    else:
+                        os.environ[name] = value
+                _before.clear()
+                _held.clear()
+                _environment.notify_all()
+
+
+def _words(variables: Mapping[str, str]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in variables.items()) or "no algorithm or protocol"
+
+
+_LINE = re.compile(
+    r"\b(?P<collective>AllReduce|AllGather|ReduceScatter|Broadcast|Reduce): (?P<bytes>\d+) Bytes -> "
+    r"Algo (?P<algorithm>\S+) proto (?P<protocol>\S+) (?:channel\{Lo\.\.Hi\}=\{(?P<low>\d+)\.\.(?P<high>\d+)\}|time)"
+)
+_COLLECTIVES = {
+    "AllReduce": "all_reduce",
+    "AllGather": "all_gather",
+    "ReduceScatter": "reduce_scatter",
+    "Broadcast": "broadcast",
+    "Reduce": "reduce",
+}
+#: Bytes that a log may have.
+_MAX_BYTES = 1 << 30
+
+
+class CollectiveChoice(msgspec.Struct, frozen=True, kw_only=True):
+    """How NCCL ran one collective, in the words of `CollectivePolicy`.
+
+    Attributes
+    ----------
+    collective : str
+        Such as ``"all_reduce"``.
+    bytes : int
+        Of the array of one rank.
+    algorithm, protocol : str
+    channels : int or None
+        Thread blocks; ``None`` where NCCL does not say.
+    """
+
+    collective: str
+    bytes: int
+    algorithm: str
+    protocol: str
+    channels: int | None = None
+
+
+def read_choices(path: str | os.PathLike[str]) -> list[CollectiveChoice]:
+    """Return what NCCL wrote of its choices to a log, in order.
+
+    Rank 0 writes them, from NCCL 2.23 on, when the process was started with ``NCCL_DEBUG=INFO``,
+    ``NCCL_DEBUG_SUBSYS=TUNING`` and ``NCCL_DEBUG_FILE=path``.
+
+    Parameters
+    ----------
+    path : str or Path
+
+    Raises
+    ------
+    InputError
+        The file cannot be read.
+    """
+    check_types({"path": PATH}, {"path": path})
+    try:
+        text = read_regular(path, _MAX_BYTES).decode(errors="replace")
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read: {reason_of(error)}. Fix: set NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=TUNING and "
+            "NCCL_DEBUG_FILE to this path before the process starts"
+        ) from None
+    return [
+        CollectiveChoice(
+            collective=_COLLECTIVES[line["collective"]],
+            bytes=int(line["bytes"]),
+            algorithm=line["algorithm"].lower(),
+            protocol=line["protocol"].lower(),
+            channels=None if line["low"] is None else int(line["high"]) - int(line["low"]) + 1,
+        )
+        for line in _LINE.finditer(text)
+    ]
