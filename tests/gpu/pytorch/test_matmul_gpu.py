@@ -303,6 +303,26 @@ def test_the_fastest_is_measured_once_and_never_in_a_capture() -> None:
     assert times[route.kernel] <= 1.02 * times["torch.mm"]
 
 
+@pytest.mark.usefixtures("nothing_is_tuned")
+def test_a_graph_that_is_captured_by_hand_gets_the_fastest_on_the_device() -> None:
+    weight, x = made(4096, 4096), made(4, 4096)
+    with torch.no_grad(), xt.kernel_policy(xrt.KernelPolicy(auto_strategy="best_performance")):
+        torch.mm(x, weight.t())
+        known = {(key, eager): found for (_, key, eager), found in CONTEXT.times.items() if "4096" in key}
+        assert sorted(eager for _, eager in known) == [False, True]
+        (eagerly,) = [route.kernel for route in routes() if route.tuned]
+        xrt.clear_decisions()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            captured = torch.mm(x, weight.t())
+        ours = bool(xrt.decisions())
+        assert not [route for route in routes() if route.tuned]
+        torch.mm(x, weight.t())
+        assert [route.kernel for route in routes() if route.tuned] == [eagerly]
+    (by_device,) = [found.chosen.kernel for (_, eager), found in known.items() if not eager]
+    assert ours is (by_device == "auto")
+    assert captured.shape == (4, 4096)
+
+
 def test_determinism_needs_the_workspace_setting_before_cuda_starts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
     torch.cuda.init()

@@ -290,6 +290,9 @@ def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
     with tuning.replayed():
         assert tuning.pick("matmul", "x", candidates, cuda) == "auto"
     assert tuning.pick("matmul", "x", candidates, cuda) == "torch.mm"
+    with monkeypatch.context() as by_hand:
+        by_hand.setattr(tuning.call_state, "capturing", lambda: True)
+        assert tuning.pick("matmul", "x", candidates, cuda) == "auto"
     assert runs == [True, False]
 
 
@@ -303,6 +306,39 @@ def test_routes_are_decided_anew_around_replayed(monkeypatch):
             assert routes() == []
             a @ a
         assert routes() == []
+
+
+def test_what_is_chosen_for_a_graph_is_not_kept_for_eager_calls(monkeypatch):
+    takes(monkeypatch, native=10.0, ours=5.0)
+    a = torch.randn(4, 4)
+    with xt.kernel_policy(policy()):
+        a @ a
+        CONTEXT.forget_tuned_routes()  # as where a capture begins
+        with monkeypatch.context() as capturing:
+            capturing.setattr(tuning.call_state, "capturing", lambda: True)
+            a @ a
+            assert routes() == []
+        a @ a
+        assert [route.kernel for route in routes()] == ["auto"]
+
+
+@pytest.mark.parametrize("grows", ["in place", "by a copy"])
+def test_a_growing_kv_cache_is_measured_once_in_each_range_of_lengths(grows, monkeypatch):
+    measured = []
+
+    def measure(candidates, *_):
+        measured.append(length)
+        return replacement({name: 10.0 for name, _ in candidates})
+
+    monkeypatch.setattr(tuning, "_measure", measure)
+    monkeypatch.setattr(tuning, "route_cost", lambda *_: 0.0)
+    q, cache = torch.randn(1, 4, 1, 16), torch.randn(1, 2, 80, 16)
+    with torch.no_grad(), xt.kernel_policy(attention="auto", auto_strategy="best_performance"):
+        for length in range(20, 70):
+            k = cache[:, :, :length] if grows == "in place" else cache[:, :, :length].contiguous()
+            mask = torch.ones(1, length, dtype=torch.bool)
+            torch.nn.functional.scaled_dot_product_attention(q, k, k, mask, enable_gqa=True)
+    assert measured == [20, 33, 65]
 
 
 def test_threads_measure_a_kind_of_call_once(monkeypatch):

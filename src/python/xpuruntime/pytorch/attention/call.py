@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.call_facts import CallFacts
 
-__all__ = ["Arguments", "AttentionCall", "kind_of", "phase_of", "sizes_of", "traits"]
+__all__ = ["Arguments", "AttentionCall", "kind_of", "last_of_range", "phase_of", "sizes_of", "traits"]
 
 
 class Arguments(NamedTuple):
@@ -72,6 +72,11 @@ class AttentionCall(NamedTuple):
 def phase_of(phase: str, queries: int, keys: int) -> str:
     """Return the phase of an attention, from that of the call: an inference of one query over more keys decodes."""
     return "decode" if phase == "infer" and queries == 1 < keys else phase
+
+
+def last_of_range(length: int) -> int:
+    """Return the last length of the range that tells kinds of calls apart: the next power of two."""
+    return 1 << (length - 1).bit_length() if length > 0 else length
 
 
 def sizes_of(x: Tensor) -> list[int]:

@@ -15,7 +15,7 @@ from xpuruntime.ops.call_context import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import advised, timed_calls
-from xpuruntime.pytorch.attention.call import AttentionCall
+from xpuruntime.pytorch.attention.call import AttentionCall, last_of_range
 from xpuruntime.pytorch.attention.entry_points import SDPA, EntryPoint
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, rejection, whole
 from xpuruntime.pytorch.dispatch import call_state, tuning
@@ -275,12 +275,7 @@ def _settle(
     place = None
     if best in xrt_kernel:
         place = active.place("attention", best, route.source, call.module, allow_tf32=False, deterministic=exact)
-    found = Route(
-        "attention", route.asked, route.source, best, place=place, passed_over=route.passed_over, module=route.module,
-        phase=route.phase, tuned=True, times=times,
-    )  # fmt: skip
-    active.keep(key, found)
-    return found
+    return tuning.keep_tuned(active, key, route, best, place, times)
 
 
 def others_of_pytorch(call: AttentionCall) -> list[str]:
@@ -302,7 +297,18 @@ def _xpuruntime_kernels_for(call: AttentionCall, exact: bool) -> list[str]:
 
 
 def _text_of(call: AttentionCall) -> str:
-    tensors = (four(x) for x in call[:3])
-    shapes = ",".join(str([whole(n) for n in x.shape]) + str([whole(n) for n in x.stride()]) for x in tensors)
-    mask = "" if call.mask is None else f"{list(call.mask.shape)}{list(call.mask.stride())}{call.mask.dtype}"
+    """Return what is measured once; of an inference, for all lengths of keys in one range, however they lie."""
+    q, k, v = (four(x) for x in call[:3])
+    ranged = not call.needs_grad and whole(q.shape[2]) != whole(k.shape[2])
+    shapes = ",".join((_layout_of(q), _layout_of(k, -2 if ranged else None), _layout_of(v, -2 if ranged else None)))
+    mask = "" if call.mask is None else _layout_of(call.mask, -1 if ranged else None) + str(call.mask.dtype)
     return f"sdpa;{shapes};{call.q.dtype};mask={mask};causal={call.is_causal};grad={call.needs_grad}"
+
+
+def _layout_of(x: Tensor, length: int | None = None) -> str:
+    """Return sizes and strides, of which the dimension `length` counts by its range alone."""
+    sizes, strides = [whole(n) for n in x.shape], [whole(n) for n in x.stride()]
+    if length is None:
+        return f"{sizes}{strides}"
+    sizes[length] = last_of_range(sizes[length])
+    return f"{sizes} by {sorted(range(len(strides)), key=strides.__getitem__)}"

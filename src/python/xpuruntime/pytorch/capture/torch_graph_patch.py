@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Captures by ``torch.cuda.graph`` itself, after a warm-up whose results are still alive.
+"""Captures by ``torch.cuda.graph`` itself.
 
-PyTorch refuses to capture a backward pass while a loss of the warm-up is alive, where that ran on the default stream;
-see `forget_accumulators`. Captures on a stream that the caller names, as those of ``torch.compile``, are left alone.
+What measured times have chosen for eager calls is chosen anew there, by the time on the device. PyTorch refuses to
+capture a backward pass while a loss of the warm-up is alive, where that ran on the default stream; see
+`forget_accumulators`. In this, captures on a stream that the caller names, as those of ``torch.compile``, are left
+alone.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from typing import Any
 import torch
 
 from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators, leaves_on
+from xpuruntime.pytorch.dispatch.context import forget_tuned_routes
 from xpuruntime.pytorch.method_patch import MethodPatch
 
 __all__ = ["release", "require"]
@@ -24,6 +27,7 @@ def _forgetting(original: Any) -> Any:
     def enter(self: Any) -> Any:
         if self.capture_stream is type(self).default_capture_stream:
             forget_accumulators(leaves_on(self.capture_stream.device))
+        forget_tuned_routes()
         return original(self)
 
     return enter

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import statistics
 import time
-from itertools import pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -86,27 +85,36 @@ class StepCost(NamedTuple):
 def time_on_cuda(run: Callable[[], Any], device: Any, count: int) -> tuple[float, float]:
     """Return the seconds of the host, and those of the device, of a call that is queued about so often.
 
-    The device is timed by events, with the launches queued behind a kernel that waits, so that the host's time is not
-    in it.
+    The device is timed by events around each call, which finds nothing of the call before in the device's cache, as in
+    a step, where other weights have passed meanwhile. The launches are queued behind a kernel that waits, so that the
+    host's time is not in it.
     """
     count = min(max(count, _FEWEST), _MOST)
+    clock = time.perf_counter
     with torch.cuda.device(device):
         stream = torch.cuda.current_stream()
+        others = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
         stream.synchronize()
-        start = time.perf_counter()
+        start = clock()
+        others.zero_()
         run()
-        host = time.perf_counter() - start
+        seconds = clock() - start
         stream.synchronize()
-        first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         # The stream waits while the launches are queued: about 2 cycles for each nanosecond that the host needs.
-        _private_api.occupy_stream(int(2e9 * (host * (count + 1) + 1e-4)))
-        clock = time.perf_counter
-        first.record(stream)
-        points = [clock()]
-        for _ in range(count):
+        _private_api.occupy_stream(int(2e9 * (seconds * (count + 1) + 1e-4)))
+        host = []
+        for before, after in events:
+            others.zero_()
+            before.record(stream)
+            start = clock()
             run()
-            points.append(clock())
-        last.record(stream)
-        last.synchronize()
-        seconds = float(first.elapsed_time(last)) * 1e-3 / count
-    return statistics.median(after - before for before, after in pairwise(points)), max(seconds, 1e-9)
+            host.append(clock() - start)
+            after.record(stream)
+        stream.synchronize()
+    on_device = statistics.median(before.elapsed_time(after) for before, after in events)
+    return statistics.median(host), max(on_device * 1e-3, 1e-9)
+
+
+def _cache_bytes(device: Any) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["may_measure", "measured", "measuring", "pick", "replayed", "settle"]
+__all__ = ["keep_tuned", "may_measure", "measured", "measuring", "pick", "replayed", "settle"]
 
 _USUAL = TuningPolicy()
 #: Libraries of PyTorch's own kernels that it loads when it is imported.
@@ -103,19 +103,25 @@ def settle(
     if best is None:
         active.keep(key, None)
         return route
-    found = Route(
-        route.op,
-        route.asked,
-        route.source,
-        best,
-        place=place if best == "auto" else None,
-        passed_over=route.passed_over,
-        module=route.module,
-        phase=route.phase,
-        tuned=True,
-        times=measured(route.op, text, device, active=active),
+    return keep_tuned(
+        active, key, route, best, place if best == "auto" else None, measured(route.op, text, device, active=active)
     )
-    active.keep(key, found)
+
+
+def keep_tuned(
+    active: CompiledPolicy,
+    key: Any,
+    route: Route,
+    kernel: str,
+    place: CallContext | None,
+    times: tuple[tuple[str, float], ...],
+) -> Route:
+    """Return a route by the kernel that measured times have chosen, kept unless that was for a graph."""
+    found = Route(
+        route.op, route.asked, route.source, kernel, place=place, passed_over=route.passed_over, module=route.module,
+        phase=route.phase, tuned=True, times=times,
+    )  # fmt: skip
+    active.keep(key, None if call_state.capturing() else found)
     return found
 
 
@@ -176,11 +182,18 @@ def _measured_once(
                     return _CANCELLED
                 costs = {name: route * passes.get(name, 1) for name, _ in candidates[1:]}
                 found = _measure(candidates, device, mark[2], costs, rule, step)
-            if not found.cancelled:
-                CONTEXT.times[mark] = found
-                if route < math.inf:
-                    tuned_records.keep(_text(mark), _held_by(mark[0], device.type), found)
+                _keep(mark, found, device, known=route < math.inf)
+                if mark[2] and device.type == "cuda" and not found.cancelled:  # a graph may be captured of it later on
+                    by_device = _measure(candidates, device, False, {}, rule, TuningStep("torch", what))
+                    _keep((*mark[:2], False), by_device, device, known=True)
     return found
+
+
+def _keep(mark: tuple[str, str, bool], found: Replacement, device: Any, *, known: bool) -> None:
+    if not found.cancelled:
+        CONTEXT.times[mark] = found
+        if known:
+            tuned_records.keep(_text(mark), _held_by(mark[0], device.type), found)
 
 
 @contextmanager
@@ -215,7 +228,7 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
 def _mark(op: str, key: str, device: Any, rule: TuningPolicy) -> tuple[str, str, bool]:
     own = ";own" if CONTEXT.thread.policy is not None else ""  # another way to a kernel, which costs more
     text = f"{key};{_device_name(device)}{own}{tuned_records.rule_suffix(rule)}"
-    return op, text, device.type != "cuda" or CONTEXT.replays == 0
+    return op, text, device.type != "cuda" or not (CONTEXT.replays or call_state.capturing())
 
 
 def _measure(

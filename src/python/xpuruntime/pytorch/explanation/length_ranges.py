@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from typing import TypeAlias
 
-from xpuruntime.pytorch.attention.call import phase_of
+from xpuruntime.pytorch.attention.call import last_of_range, phase_of
 
 __all__ = ["kv_range", "phase_of_call", "ranged"]
 
@@ -34,7 +34,7 @@ def kv_range(op: str, name: str, phase: str, shapes: Shapes) -> str:
     lengths = _lengths(op, name, shapes)
     if lengths is None or phase in _TRAINING or lengths[1] < 1:
         return ""
-    last = _last(lengths[1])
+    last = last_of_range(lengths[1])
     return f"{last // 2 + 1}..{last}"
 
 
@@ -43,16 +43,16 @@ def ranged(op: str, name: str, phase: str, shapes: Shapes) -> Shapes:
     if phase in _TRAINING:
         return shapes
     if _lengths(op, name, shapes) is not None:
-        dense = [(*shape[:-2], _last(shape[-2]), shape[-1]) for shape in shapes[:3]]
-        return (*dense, *(tuple(map(_last, shape)) for shape in shapes[3:]))  # a mask has both lengths
+        dense = [(*shape[:-2], last_of_range(shape[-2]), shape[-1]) for shape in shapes[:3]]
+        return (*dense, *(tuple(map(last_of_range, shape)) for shape in shapes[3:]))  # a mask has both lengths
     if op == "matmul" and max(map(len, shapes), default=0) > _MATRIX:
-        return tuple((shape[0], *map(_last, shape[1:])) for shape in shapes if shape)
+        return tuple((shape[0], *map(last_of_range, shape[1:])) for shape in shapes if shape)
     if phase != "prefill":
         return shapes
     if op == "matmul":
         rows = next((shape[0] for shape in shapes if len(shape) == _MATRIX), 0)
-        return tuple((_last(rows), *shape[1:]) if shape[:1] == (rows,) else shape for shape in shapes)
-    return tuple((*map(_last, shape[:-1]), *shape[-1:]) for shape in shapes)
+        return tuple((last_of_range(rows), *shape[1:]) if shape[:1] == (rows,) else shape for shape in shapes)
+    return tuple((*map(last_of_range, shape[:-1]), *shape[-1:]) for shape in shapes)
 
 
 def _lengths(op: str, name: str, shapes: Shapes) -> tuple[int, int] | None:
@@ -60,7 +60,3 @@ def _lengths(op: str, name: str, shapes: Shapes) -> tuple[int, int] | None:
     if op != "attention" or name not in _ATTENTIONS or len(shapes) < 2 or min(map(len, shapes[:2])) < _MATRIX:
         return None
     return shapes[0][-2], shapes[1][-2]
-
-
-def _last(size: int) -> int:
-    return 1 << (size - 1).bit_length() if size > 0 else size
