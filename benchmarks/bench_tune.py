@@ -28,11 +28,10 @@ from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.statistics import paired_ratio
 from xpuruntime.policies import Policy
-from xpuruntime.tuning.context import SearchContext
-from xpuruntime.tuning.executors.process import ProcessExecutor
-from xpuruntime.tuning.inputs import read_samples
+from xpuruntime.tuning.context import SearchContext, read_samples
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import Candidate
+from xpuruntime.tuning.trial_executors import ProcessExecutor
 
 NAMES = ("silero-vad-openvino-16k", "magika", "rapidocr-cls", "rapidocr-rec", "nudenet")
 DEFAULTS = {name: {"execution": {"engine": name, "device": "cpu"}} for name in ("onnxruntime", "openvino")}

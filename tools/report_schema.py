@@ -15,8 +15,8 @@ from typing import Any
 from xpuruntime.evidence.schemas import comparison_schema, report_schema
 from xpuruntime.lockfile.schema import lock_schema
 from xpuruntime.locks.verification.schema import verification_schema
-from xpuruntime.tuning.result.schema import tune_result_schema
-from xpuruntime.tuning.spec.schema import tune_schema
+from xpuruntime.tuning.spec.tune_spec import tune_schema
+from xpuruntime.tuning.tune_result import tune_result_schema
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 PAGE = FOLDER / "report-keys.md"

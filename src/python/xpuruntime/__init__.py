@@ -99,9 +99,9 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
     from xpuruntime.runtime.memory import MemoryPool
     from xpuruntime.runtime.stream import Event, Graph, Stream, Tensor
-    from xpuruntime.tuning.result.tune_result import TuneResult
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
     from xpuruntime.tuning.tune import tune
+    from xpuruntime.tuning.tune_result import TuneResult
 
 __version__ = "0.1.0"
 
@@ -219,7 +219,7 @@ _LAZY = {
     "Stream": "runtime.stream",
     "StreamManager": "_core",
     "Tensor": "runtime.stream",
-    "TuneResult": "tuning.result",
+    "TuneResult": "tuning.tune_result",
     "TuneSpec": "tuning.spec",
     "VerificationResult": "locks.verification.claims",
     "clear_decisions": "ops",

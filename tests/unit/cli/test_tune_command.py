@@ -18,9 +18,7 @@ import pytest
 import xpuruntime
 from xpuruntime.cli.commands.tune import _table
 from xpuruntime.evidence.render_text.tables import plain
-from xpuruntime.tuning.result.progress import TuneProgress
-from xpuruntime.tuning.result.schema import tune_result_schema
-from xpuruntime.tuning.result.tune_result import CandidateResult
+from xpuruntime.tuning.tune_result import CandidateResult, TuneProgress, tune_result_schema
 
 Xrt = Any
 CALL = [sys.executable, "-c", "from xpuruntime.cli import main; main()"]

@@ -16,7 +16,7 @@ from interrupting import WAYS, sweep
 from xpuruntime.engines.tensorrt.slots import Slots
 from xpuruntime.errors import OutOfMemoryError, XpuRuntimeError
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, ConditionVariable, Latch, uninterrupted
-from xpuruntime.tuning.search.measurements import Measurements
+from xpuruntime.tuning.measurements import Measurements
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 WAIT = 30.0

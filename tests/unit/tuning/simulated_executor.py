@@ -11,16 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from xpuruntime.policies import Policy
-from xpuruntime.tuning.devices import TrialDevice
-from xpuruntime.tuning.executors.base import Executor
-from xpuruntime.tuning.result.progress import TuneProgress
-from xpuruntime.tuning.search.journal import Journal
-from xpuruntime.tuning.search.measurements import Measurements
-from xpuruntime.tuning.search.planner import Planned, Rejected
-from xpuruntime.tuning.search.search import Outcome, Search
-from xpuruntime.tuning.search.space import Space
+from xpuruntime.tuning.measurements import Journal, Measurements
+from xpuruntime.tuning.space import Planned, Rejected, Space
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
-from xpuruntime.tuning.trial import Candidate, CandidateFailed, OutOfTime, Trial
+from xpuruntime.tuning.trial import Candidate, CandidateFailed, OutOfTime, Trial, TrialDevice
+from xpuruntime.tuning.trial_executors import Executor
+from xpuruntime.tuning.tune_result import TuneProgress
+from xpuruntime.tuning.tune_search import Outcome, Search
 
 Seconds = Callable[[Mapping[str, Any]], float]
 TURN, OPEN = 0.02, 1.0

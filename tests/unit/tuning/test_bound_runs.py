@@ -15,7 +15,7 @@ from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.inference.calls import open_calls
 from xpuruntime.policies import ExecutionPolicy, Policy
 from xpuruntime.tuning.context import _call_mode
-from xpuruntime.tuning.search.space import build_space
+from xpuruntime.tuning.space import build_space
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 pytest.importorskip("onnxruntime")

@@ -19,11 +19,10 @@ from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Machine
 from xpuruntime.runtime.snapshot import machine_snapshot
-from xpuruntime.tuning.devices import trial_devices
-from xpuruntime.tuning.search.journal import Journal
-from xpuruntime.tuning.search.space import Space
+from xpuruntime.tuning.measurements import Journal
+from xpuruntime.tuning.space import Space
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
-from xpuruntime.tuning.trial import CandidateFailed, DeviceLost
+from xpuruntime.tuning.trial import CandidateFailed, DeviceLost, trial_devices
 
 if TYPE_CHECKING:
     from collections.abc import Collection

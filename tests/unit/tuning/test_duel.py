@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from xpuruntime.measuring.statistics import CandidateCode
-from xpuruntime.tuning.search.duel import Duel
+from xpuruntime.tuning.race import Duel
 from xpuruntime.tuning.spec.parts import Decide
 from xpuruntime.tuning.trial import CandidateFailed
 

@@ -12,7 +12,7 @@ from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.errors import InputError
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
-from xpuruntime.tuning.inputs import read_samples
+from xpuruntime.tuning.context import read_samples
 
 
 @pytest.fixture

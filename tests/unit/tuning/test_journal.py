@@ -17,8 +17,8 @@ from simulated_executor import SimulatedExecutor, run
 
 from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import InputError
-from xpuruntime.tuning.search.journal import Journal
-from xpuruntime.tuning.search.space import Space
+from xpuruntime.tuning.measurements import Journal
+from xpuruntime.tuning.space import Space
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
 HERE = Path(__file__).parent
@@ -166,7 +166,7 @@ import sys, time
 sys.path.insert(0, {here!r})
 from simulated_executor import SimulatedExecutor, run
 from test_journal import REQUEST, SPACE, seconds
-from xpuruntime.tuning.search.journal import Journal
+from xpuruntime.tuning.measurements import Journal
 
 class Slow(SimulatedExecutor):
     def trial(self, candidate):

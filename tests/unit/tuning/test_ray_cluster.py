@@ -20,11 +20,11 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.errors import EngineUnavailable, InputError, PolicyError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.files.reading import read_journal_lines
-from xpuruntime.tuning.devices import TrialDevice
-from xpuruntime.tuning.executors.ray_cluster import RayCluster
-from xpuruntime.tuning.executors.ray_node import FileSent, NodeExecutor
+from xpuruntime.tuning.ray_cluster import RayCluster
+from xpuruntime.tuning.ray_node import FileSent, NodeExecutor
 from xpuruntime.tuning.spec.parts import Constraints, RayPlacement
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
+from xpuruntime.tuning.trial import TrialDevice
 
 pytest.importorskip("onnxruntime")
 #: Ray's own use of other packages warns.

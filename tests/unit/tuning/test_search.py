@@ -10,7 +10,7 @@ from simulated_executor import SimulatedExecutor, run
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
 from xpuruntime.engines.tunables import Tunable, of_options, of_policy
-from xpuruntime.tuning.search.space import Space, kernel_values
+from xpuruntime.tuning.space import Space, kernel_values
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import CandidateFailed, Trial
 

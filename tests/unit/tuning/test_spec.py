@@ -13,10 +13,9 @@ from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores
-from xpuruntime.tuning.search.space import apply_changes, build_space
+from xpuruntime.tuning.space import apply_changes, build_space
 from xpuruntime.tuning.spec.parts import OBJECTIVES, Objective, SearchSpace
-from xpuruntime.tuning.spec.schema import tune_schema
-from xpuruntime.tuning.spec.tune_spec import TuneSpec
+from xpuruntime.tuning.spec.tune_spec import TuneSpec, tune_schema
 
 FULL = """
 schema: xpuruntime.tune/1

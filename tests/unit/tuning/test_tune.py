@@ -18,12 +18,11 @@ from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
-from xpuruntime.tuning.devices import TrialDevice
-from xpuruntime.tuning.executors import runner
-from xpuruntime.tuning.executors.process import ProcessExecutor
-from xpuruntime.tuning.executors.runner import Runner, RunnerJob
+from xpuruntime.tuning import runner
+from xpuruntime.tuning.runner import Runner, RunnerJob
 from xpuruntime.tuning.spec.parts import Constraints
-from xpuruntime.tuning.trial import Candidate, OutOfTime
+from xpuruntime.tuning.trial import Candidate, OutOfTime, TrialDevice
+from xpuruntime.tuning.trial_executors import ProcessExecutor
 
 pytest.importorskip("onnxruntime")
 
@@ -40,9 +39,7 @@ def samples(count: int):
 
 
 def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, monkeypatch):
-    monkeypatch.setattr(
-        "xpuruntime.tuning.executors.process._OPEN", 8.0
-    )  # seconds that the one that hangs is waited for
+    monkeypatch.setattr("xpuruntime.tuning.trial_executors._OPEN", 8.0)  # seconds that the one that hangs is waited for
     faults = ["two_percent", "nan_once", "before", "late", "segv", "hang", "memory", "leak", "noise"]
     found = xrt.tune(
         DEMO,

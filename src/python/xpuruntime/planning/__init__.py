@@ -4,9 +4,6 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-from xpuruntime.lazy_names import load_name as _load_name
 from xpuruntime.planning.plan import InputFacts, ModelFacts, Plan, PlanRequest
 from xpuruntime.planning.reopening import plan_here, possible_engines
 from xpuruntime.planning.resolve import Resolution, decide, resolve
@@ -22,8 +19,3 @@ __all__ = [
     "possible_engines",
     "resolve",
 ]
-
-if not TYPE_CHECKING:
-
-    def __getattr__(name: str) -> Any:
-        return _load_name(__name__, name, {})

@@ -21,22 +21,17 @@ from xpuruntime.lockfile.records import utc_now
 from xpuruntime.measuring.conditions import between, moment, open_meter
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies.kernel_rules import FAMILIES
-from xpuruntime.tuning.context import SearchContext
-from xpuruntime.tuning.executors.base import FRESH_PROCESS_OBJECTIVES
-from xpuruntime.tuning.executors.local import LocalExecutor
-from xpuruntime.tuning.executors.process import ProcessExecutor
-from xpuruntime.tuning.executors.ray_cluster import RayCluster
-from xpuruntime.tuning.executors.ray_files import job_on_node, search_files
-from xpuruntime.tuning.inputs import read_samples
-from xpuruntime.tuning.result.tune_result import CandidateResult, TuneResult
-from xpuruntime.tuning.search.journal import Journal
-from xpuruntime.tuning.search.measurements import Measurements
-from xpuruntime.tuning.search.planner import Rejected
-from xpuruntime.tuning.search.search import Search
-from xpuruntime.tuning.search.space import BATCH, kernel_values
+from xpuruntime.tuning.context import SearchContext, read_samples
+from xpuruntime.tuning.measurements import Journal, Measurements
+from xpuruntime.tuning.ray_cluster import RayCluster
+from xpuruntime.tuning.ray_node import job_on_node, search_files
+from xpuruntime.tuning.space import BATCH, Rejected, kernel_values
 from xpuruntime.tuning.spec.parts import Objective, RayPlacement
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import CONTROL, Candidate
+from xpuruntime.tuning.trial_executors import FRESH_PROCESS_OBJECTIVES, LocalExecutor, ProcessExecutor
+from xpuruntime.tuning.tune_result import CandidateResult, TuneResult
+from xpuruntime.tuning.tune_search import Search
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -44,10 +39,10 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.runtime.machine import Machine
-    from xpuruntime.tuning.devices import TrialDevice
-    from xpuruntime.tuning.executors.base import Executor
-    from xpuruntime.tuning.executors.runner import RunnerJob
-    from xpuruntime.tuning.result.progress import TuneProgress
+    from xpuruntime.tuning.runner import RunnerJob
+    from xpuruntime.tuning.trial import TrialDevice
+    from xpuruntime.tuning.trial_executors import Executor
+    from xpuruntime.tuning.tune_result import TuneProgress
 
 __all__ = ["tune"]
 

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.tuning.result.tune_result import CandidateResult, Ratio, TuneResult
+from xpuruntime.tuning.tune_result import CandidateResult, Ratio, TuneResult
 
 HOSTILE = "<b id='bad'>x</b> \x1b[31m"
 

@@ -39,8 +39,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.policies import Policy
-    from xpuruntime.tuning.result.progress import TuneProgress
-    from xpuruntime.tuning.result.tune_result import TuneResult
+    from xpuruntime.tuning.tune_result import TuneProgress, TuneResult
 
 __all__ = [
     "compile_",
@@ -233,7 +232,7 @@ def _table(progress: TuneProgress) -> RenderableType:
     from rich.text import Text
 
     from xpuruntime.measuring.statistics import CandidateCode
-    from xpuruntime.tuning.result.text import changes_text
+    from xpuruntime.tuning.result_text import changes_text
 
     left = max(0.0, progress.budget - progress.elapsed)
     rounds = f", round {progress.round + 1} of at most {progress.rounds}" if progress.rounds else ""

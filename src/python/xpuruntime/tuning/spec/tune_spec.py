@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
-from xpuruntime.policies.compound_kinds import Nested, OneOrMore
+from xpuruntime.policies.compound_kinds import Nested, OneOrMore, object_schema
 from xpuruntime.policies.document import Refused, describe_value, from_python, quote
 from xpuruntime.policies.kinds import Choice, FilePath, Integer, Kind, Text, in_folder
 from xpuruntime.policies.value import PolicyValue, home_in_file, read_fields
-from xpuruntime.tuning.devices import DEVICE_NAMES, check_devices, check_trial_device
 from xpuruntime.tuning.spec.parts import (
     Budget,
     Constraints,
@@ -24,11 +23,16 @@ from xpuruntime.tuning.spec.parts import (
     RayPlacement,
     SearchSpace,
 )
+from xpuruntime.tuning.trial import DEVICE_NAMES, check_devices, check_trial_device
 
 if TYPE_CHECKING:
     from typing import Self
 
-__all__ = ["SCHEMA", "TuneSpec"]
+__all__ = [
+    "SCHEMA",
+    "TuneSpec",
+    "tune_schema",
+]
 
 #: The version of the file format.
 SCHEMA = "xpuruntime.tune/1"
@@ -207,3 +211,14 @@ class TuneSpec(PolicyValue, frozen=True, kw_only=True):
 
 
 PolicyValue.ROOTS.append(TuneSpec)
+
+
+def tune_schema() -> dict[str, Any]:
+    """Return the JSON Schema (draft 2020-12) of a specification, for editors."""
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "$id": "urn:xpuruntime:tune:1",
+        "title": "xpuruntime tuning specification",
+        "description": "What is searched, for which objective, under which constraints.",
+        **object_schema(TuneSpec.DOCUMENT),
+    }

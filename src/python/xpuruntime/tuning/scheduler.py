@@ -16,23 +16,23 @@ import msgspec
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.measuring.statistics import CandidateCode, runs_required
-from xpuruntime.tuning.result.progress import TuneProgress
-from xpuruntime.tuning.search.candidate_state import CandidateState, exit_text, gain_from_ratio
-from xpuruntime.tuning.search.planner import Rejected
-from xpuruntime.tuning.search.race import Failure, Race
-from xpuruntime.tuning.search.setting_gains import SettingGains
+from xpuruntime.tuning.race import Failure, Race, SettingGains
+from xpuruntime.tuning.space import CandidateState, Rejected, exit_text, gain_from_ratio
 from xpuruntime.tuning.trial import CONTROL, USED_UP, Candidate, CandidateFailed, OutOfTime, Trial
+from xpuruntime.tuning.tune_result import TuneProgress
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
 
-    from xpuruntime.tuning.executors.base import Executor
-    from xpuruntime.tuning.search.measurements import Measurements
-    from xpuruntime.tuning.search.planner import Planned
-    from xpuruntime.tuning.search.space import Point, Setting, Space
+    from xpuruntime.tuning.measurements import Measurements
+    from xpuruntime.tuning.space import Planned, Point, Setting, Space
     from xpuruntime.tuning.spec.tune_spec import TuneSpec
+    from xpuruntime.tuning.trial_executors import Executor
 
-__all__ = ["TAIL_SECONDS", "TrialScheduler"]
+__all__ = [
+    "TAIL_SECONDS",
+    "TrialScheduler",
+]
 
 #: Candidates that are open at once on a device.
 _AT_ONCE = 7

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import time
 from importlib.metadata import version
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -19,18 +19,25 @@ from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.measuring.conditions import open_meter
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.snapshot import machine_snapshot
-from xpuruntime.tuning.devices import TrialDevice
-from xpuruntime.tuning.executors.process import ProcessExecutor
-from xpuruntime.tuning.trial import CandidateFailed, OutOfTime
+from xpuruntime.tuning.trial import CandidateFailed, OutOfTime, TrialDevice
+from xpuruntime.tuning.trial_executors import ProcessExecutor
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.tuning.executors.runner import RunnerJob
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.tuning.runner import RunnerJob
     from xpuruntime.tuning.spec.parts import Constraints
     from xpuruntime.tuning.trial import Candidate
 
-__all__ = ["FileSent", "NodeExecutor", "hardware_of"]
+__all__ = [
+    "SAMPLES",
+    "FileSent",
+    "NodeExecutor",
+    "hardware_of",
+    "job_on_node",
+    "search_files",
+]
 
 
 class FileSent(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,3 +137,41 @@ def hardware_of(machine: Any) -> dict[str, Any]:
         "gpus": gpus,
         "engines": engines,
     }
+
+
+SAMPLES = "samples"
+_MODEL, _CALIBRATION = "model", "calibration"
+
+
+def search_files(
+    model: Path, info: ModelInfo, calibration: str | None, samples: Path
+) -> tuple[dict[str, Path], tuple[str, ...]]:
+    """Return the files by their names on a node, and which of these are the model's."""
+    found = _within(_MODEL, model)
+    for one in info.external_files:
+        found[f"{_MODEL}/{PurePosixPath(one.location)}"] = Path(info.base_dir or model.parent) / one.location
+    mine = tuple(found)
+    if calibration is not None:
+        found |= _within(_CALIBRATION, Path(calibration))
+    found |= {f"{SAMPLES}/{path.relative_to(samples).as_posix()}": path for path in _files(samples)}
+    return found, mine
+
+
+def job_on_node(job: RunnerJob, *, shared: bool) -> RunnerJob:
+    """Return a job with paths on a node: relative to its folder, but for a model that it has at the same path."""
+    return msgspec.structs.replace(
+        job,
+        model=job.model if shared else f"{_MODEL}/{Path(job.model).name}",
+        calibration=None if job.calibration is None else f"{_CALIBRATION}/{Path(job.calibration).name}",
+        samples=SAMPLES,
+    )
+
+
+def _within(folder: str, path: Path) -> dict[str, Path]:
+    if not path.is_dir():
+        return {f"{folder}/{path.name}": path}
+    return {f"{folder}/{path.name}/{one.relative_to(path).as_posix()}": one for one in _files(path)}
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())

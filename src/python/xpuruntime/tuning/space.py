@@ -1,27 +1,55 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The search space: points of it, made of what engines declare and of what the user states, in waves.
-
-A wave has the points with so many settings away from the first value of their keys. Later waves combine settings that
-stood alone. All of it is pure.
-"""
+"""Space of a search: combinations of changes, whether a plan takes them, and the state of each candidate."""
 
 from __future__ import annotations
 
+import hashlib
 import itertools
+import statistics
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
+from xpuruntime.engines.quantisation import uses_calibration
 from xpuruntime.engines.tunables import Tunable
-from xpuruntime.errors import PolicyError
+from xpuruntime.errors import PolicyError, XpuRuntimeError
+from xpuruntime.files.paths import json_bytes
+from xpuruntime.inference.plan_request import plan_request
+from xpuruntime.measuring.statistics import CandidateCode
+from xpuruntime.tuning.trial import Candidate, Trial
+from xpuruntime.tuning.tune_result import CandidateResult, Ratio
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from xpuruntime.engines.registry import EngineRegistry
+    from xpuruntime.measuring.statistics import Interval
+    from xpuruntime.planning import Plan, PlanRequest
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.cpu_and_memory import CpuCores
+    from xpuruntime.runtime.machine import Machine
     from xpuruntime.tuning.spec.parts import SearchSpace
+    from xpuruntime.tuning.spec.tune_spec import TuneSpec
 
-__all__ = ["BATCH", "OPTIONS", "Point", "Setting", "Space", "apply_changes", "build_space", "kernel_values"]
+__all__ = [
+    "BATCH",
+    "FINAL",
+    "OPTIONS",
+    "CandidateState",
+    "Planned",
+    "Planner",
+    "Point",
+    "Rejected",
+    "Setting",
+    "Space",
+    "apply_changes",
+    "build_space",
+    "exit_text",
+    "gain_from_ratio",
+    "kernel_values",
+    "op_share",
+]
 
 _ENGINE, _DEVICE, _PRECISION, _THREADS = (f"execution.{key}" for key in ("engine", "device", "precision", "threads"))
 _GRAPH = "execution.cuda_graph"
@@ -215,3 +243,144 @@ def apply_changes(base: Policy, changes: Mapping[str, Any]) -> Policy:
             execution[name] = value
     changed = base.execution._replaced({**execution, "provider_options": options})
     return base._replaced({"execution": changed, "kernels": base.kernels._replaced(kernels)})
+
+
+class Planned(NamedTuple):
+    """A plan that was accepted: who runs it, its policy, and a digest of what the engine gets."""
+
+    engine: str
+    device: str
+    policy: Policy
+    settings_digest: str
+    computes: str | None
+
+
+class Rejected(NamedTuple):
+    """Why no plan takes the keys."""
+
+    reason: str
+
+
+class Planner:
+    """Plans changes of a base policy; `most_threads` are those of the cores that candidates have."""
+
+    def __init__(
+        self,
+        request: PlanRequest,
+        base: Policy,
+        registry: EngineRegistry,
+        machine: Machine | None,
+        *,
+        most_threads: int | None,
+    ) -> None:
+        self._request, self._base, self._most = request, base, most_threads
+        self._registry, self._machine = registry, machine
+
+    def plan(self, changes: Mapping[str, Any]) -> Planned | Rejected:
+        """Plan the base policy with these keys changed.
+
+        A key that the engine does not enforce is rejected: a candidate that gets less than it states would be measured
+        as something else than it is.
+        """
+        try:
+            policy = apply_changes(self._base, changes)
+            threads = policy.execution.threads
+            if self._most is not None and threads is not None and threads > self._most:
+                return Rejected(f"execution.threads: {threads} are more than the device has, which is {self._most}")
+            request = self._request
+            if not uses_calibration(policy, request.model):
+                policy = policy._replaced({"calibration": None})
+                request = msgspec.structs.replace(request, calibration=None)
+            (plan, _), _ = plan_request(request, policy, self._registry, self._machine)
+        except XpuRuntimeError as error:
+            return Rejected(_reason(error))
+        for key in changes:
+            control = plan.control(key)
+            if control is not None and control.enforceability == "unsupported":
+                return Rejected(f"{key}: {control.reason}")
+            if control is not None and key.startswith("kernels.") and control.resolved == "-":
+                return Rejected(f"{key}: {control.reason}")
+        digest = _settings_digest(plan, policy, changes.get(BATCH))
+        return Planned(plan.engine, plan.device, policy, digest, plan.settings.get("computes"))
+
+
+def _settings_digest(plan: Plan, policy: Policy, batch: int | None) -> str:
+    """Return a digest of what the engine gets: the batch, and its settings or, without any, all of ``execution``."""
+    settings = plan.settings or policy.execution.to_plain()
+    text = json_bytes((plan.engine, plan.device, settings, plan.kernels, batch), enc_hook=str, order="deterministic")
+    return hashlib.sha256(text).hexdigest()
+
+
+def _reason(error: XpuRuntimeError) -> str:
+    """Return the reason of a plan's refusal: its line on the candidate, without the one that says that it is one."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(lines[1:] or lines)[:500]
+
+
+#: Codes of candidates that may be finalists: those that ran, and were not proven to be slower than the control.
+FINAL = (CandidateCode.UNDECIDED, CandidateCode.BEATEN, CandidateCode.SLOWER, CandidateCode.NOT_FASTER)
+
+#: Words in operator types by operation.
+_WORDS = {
+    "matmul": ("matmul", "gemm", "fullyconnected", "linear", "addmm"),
+    "conv": ("conv",),
+    "attention": ("attention", "sdpa", "softmax"),  # written out, it has a Softmax between two products
+    "layer_norm": ("layernorm", "layer_norm", "mvn"),
+    "rms_norm": ("rmsnorm", "simplifiedlayernorm", "rms_norm"),
+}
+
+
+class CandidateState:
+    """Code, reason, figures and gain of one candidate; changes as the search goes on."""
+
+    def __init__(self, candidate: Candidate, code: CandidateCode = CandidateCode.UNDECIDED, reason: str = "") -> None:
+        self.candidate, self.code, self.reason = candidate, code, reason
+        self.trial = Trial()
+        self.figures: list[float] = []
+        self.gain: Ratio | None = None
+        #: Where it was opened at last.
+        self.device: str | None = None
+        #: Whether it was tried when nothing led, in time that was kept back for the decision.
+        self.late = False
+        #: Estimated ratio of its figure to that of the control.
+        self.estimate: float | None = None
+
+    @property
+    def trial_key(self) -> str:
+        """What its trial is called in the journal. One that is late is not taken for one in time when it is resumed."""
+        return f"trial/{self.candidate.id}" + ("/late" if self.late else "")
+
+    def result(self) -> CandidateResult:
+        """Return it as a record."""
+        one, trial = self.candidate, self.trial
+        return CandidateResult(
+            id=one.id, engine=one.engine, device=self.device or one.device, changes=one.changes, code=self.code,
+            reason=self.reason, figure=statistics.median(self.figures) if self.figures else None, gain=self.gain,
+            start=trial.start, memory=trial.memory, error=trial.error, cosine=trial.cosine,
+            cuda_graph=trial.graph,
+        )  # fmt: skip
+
+
+def op_share(op: str, shares: Mapping[str, float]) -> float:
+    """Return the share of time of an operation, from those of operator types; ``auto_strategy`` is about all."""
+    if op == "auto_strategy":
+        return 1.0
+    words = _WORDS.get(op, (op,))
+    return sum(share for name, share in shares.items() if any(word in name.lower() for word in words))
+
+
+def gain_from_ratio(ratio: Interval | None, against: str, rounds: int) -> Ratio | None:
+    """Return how many times better: the inverse of the ratio of figures."""
+    if ratio is None:
+        return None
+    return Ratio(value=1 / ratio.ratio, low=1 / ratio.high, high=1 / ratio.low, against=against, rounds=rounds)
+
+
+def exit_text(code: CandidateCode, against: str, ratio: Interval | None, spec: TuneSpec) -> str:
+    """Say how a candidate left a race."""
+    shown = "" if ratio is None else f": {gain_from_ratio(ratio, against, 0)}"
+    if code == CandidateCode.BEATEN:
+        return f"{against} is better{shown}"
+    if code == CandidateCode.SLOWER:
+        return f"worse than {against}{shown}"
+    return f"not better than {against} by {spec.decide.min_effect:.3g}{shown}"

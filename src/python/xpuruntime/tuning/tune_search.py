@@ -13,22 +13,22 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from xpuruntime.measuring.statistics import CandidateCode, runs_required
-from xpuruntime.tuning.search.candidate_state import FINAL, op_share
-from xpuruntime.tuning.search.duel import Duel
-from xpuruntime.tuning.search.planner import Rejected
-from xpuruntime.tuning.search.scheduler import TAIL_SECONDS, TrialScheduler
+from xpuruntime.tuning.race import Duel
+from xpuruntime.tuning.scheduler import TAIL_SECONDS, TrialScheduler
+from xpuruntime.tuning.space import FINAL, Rejected, op_share
 from xpuruntime.tuning.trial import CONTROL, CandidateFailed, OutOfTime
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from xpuruntime.tuning.result.tune_result import CandidateResult, Ratio
-    from xpuruntime.tuning.search.candidate_state import CandidateState
-    from xpuruntime.tuning.search.duel import DuelResult
-    from xpuruntime.tuning.search.planner import Planned
-    from xpuruntime.tuning.search.space import Point
+    from xpuruntime.tuning.race import DuelResult
+    from xpuruntime.tuning.space import CandidateState, Planned, Point
+    from xpuruntime.tuning.tune_result import CandidateResult, Ratio
 
-__all__ = ["Outcome", "Search"]
+__all__ = [
+    "Outcome",
+    "Search",
+]
 
 #: Candidates that are planned at most.
 _MOST_CANDIDATES = 2000

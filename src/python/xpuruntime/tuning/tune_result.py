@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`TuneResult`: result of a search: a winner, a proven tie, or the reason for neither."""
+"""Search results: the winner or why there is none, as values and JSON; and progress of a search."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import msgspec
 
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.evidence.schemas import schema_of
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies import Policy
@@ -20,7 +21,15 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-__all__ = ["CALLED", "SCHEMA", "CandidateResult", "Ratio", "TuneResult"]
+__all__ = [
+    "CALLED",
+    "SCHEMA",
+    "CandidateResult",
+    "Ratio",
+    "TuneProgress",
+    "TuneResult",
+    "tune_result_schema",
+]
 
 SCHEMA = "xpuruntime.tune_result/1"
 
@@ -246,7 +255,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     def save_html(self, path: str | os.PathLike[str]) -> Path:
         """Write the result as one HTML page and return the path. Raises InputError."""
         from xpuruntime.evidence.writing import write_whole
-        from xpuruntime.tuning.result.page import render_page
+        from xpuruntime.tuning.result_text import render_page
 
         return write_whole(path, render_page(self), "the page")
 
@@ -258,7 +267,7 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def __rich__(self) -> RenderableType:
         """Return headline and tables."""
-        from xpuruntime.tuning.result.text import render
+        from xpuruntime.tuning.result_text import render
 
         return render(self)
 
@@ -266,3 +275,37 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
         from xpuruntime.notebook import rich_fragment
 
         return rich_fragment(self.__rich__())
+
+
+class TuneProgress(NamedTuple):
+    """Where a search stands.
+
+    Attributes
+    ----------
+    stage : str
+    elapsed, budget : float
+        Seconds.
+    candidates : tuple of CandidateResult
+        Those known so far.
+    live : tuple of str
+        Those that are measured now, on all devices.
+    round, rounds : int
+        Of the race or duel that went on last, and the most it may have.
+    """
+
+    stage: str
+    elapsed: float
+    budget: float
+    candidates: tuple[CandidateResult, ...]
+    live: tuple[str, ...] = ()
+    round: int = 0
+    rounds: int = 0
+
+
+def tune_result_schema() -> dict[str, Any]:
+    """Return the JSON Schema of `TuneResult.to_dict`."""
+    added = {
+        "headline": {"type": "string", "description": "The result in one line."},
+        "exit_code": {"type": "integer", "description": "0 a winner or a proven tie, 1 no candidate, 4 undecided."},
+    }
+    return schema_of(TuneResult, SCHEMA, "A search of xpuruntime for a policy", added)
