@@ -19,7 +19,7 @@ from xpuruntime.serving.batching.execution import Slice, assemble
 from xpuruntime.serving.batching.layout import Layout
 from xpuruntime.serving.batching.requests import check_request
 from xpuruntime.serving.batching.settings import BatchSettings
-from xpuruntime.serving.monitoring.statistics import ModelStatistics
+from xpuruntime.serving.monitoring.records import ModelStatistics
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

@@ -14,7 +14,7 @@ from onnx import TensorProto, helper
 from serving_models import WAIT, ask
 
 from xpuruntime.runtime.cpu_and_memory import process_memory
-from xpuruntime.serving.models.memory import MemoryBudget
+from xpuruntime.serving.models.loading import MemoryBudget
 from xpuruntime.serving.models.settings import MemorySettings
 from xpuruntime.serving.status import ServingError, Status
 

@@ -18,7 +18,7 @@ from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.monitoring.pages import status_data, status_page
-from xpuruntime.serving.monitoring.request_logs import AccessLog
+from xpuruntime.serving.monitoring.records import AccessLog
 from xpuruntime.serving.options import Access, TransportOptions
 from xpuruntime.serving.protocol.grpc_codec import write_infer_request
 from xpuruntime.serving.status import ServingError

@@ -12,7 +12,7 @@ import grpc
 
 from xpuruntime.serving.gate import HeldBytes, refuse_of, respond_of, response_of
 from xpuruntime.serving.messages import InferRequest
-from xpuruntime.serving.monitoring.request_logs import TRACE_HEADERS
+from xpuruntime.serving.monitoring.records import TRACE_HEADERS
 from xpuruntime.serving.options import check_model, check_version
 from xpuruntime.serving.protocol.grpc_codec import (
     read_infer_request,

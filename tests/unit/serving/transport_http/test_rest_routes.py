@@ -11,7 +11,8 @@ import zlib
 import numpy as np
 import pytest
 
-from xpuruntime.serving.http.routes import Endpoint, WrongMethodError, route_of
+from xpuruntime.serving.http.application import Endpoint, route_of
+from xpuruntime.serving.http.bodies import WrongMethodError
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 from xpuruntime.serving.status import ServingError, Status
 

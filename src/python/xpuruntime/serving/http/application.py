@@ -8,28 +8,29 @@ import asyncio
 import contextlib
 import functools
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, check_types
 from xpuruntime.serving.gate import ClientGone, Gate, HeldBytes, refuse_of, respond_of, response_of
-from xpuruntime.serving.http.bodies import compress, decompress, read_body, response_encoding
-from xpuruntime.serving.http.routes import (
+from xpuruntime.serving.http.bodies import (
     CLOSE,
     JSON,
     ONE_WRITE,
     Answer,
-    Endpoint,
     WrongMethodError,
+    compress,
+    decompress,
     failed_answer,
     outputs_answer,
-    route_of,
+    read_body,
+    response_encoding,
 )
 from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.monitoring.pages import pages_of
-from xpuruntime.serving.monitoring.request_logs import TRACE_HEADERS
-from xpuruntime.serving.options import TransportOptions, is_loopback, options_for
+from xpuruntime.serving.monitoring.records import TRACE_HEADERS
+from xpuruntime.serving.options import TransportOptions, check_model, check_version, is_loopback, options_for
 from xpuruntime.serving.protocol.rest import write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.status import ServingError, Status, failure_of
@@ -40,7 +41,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import ModelService
     from xpuruntime.serving.monitoring.pages import Pages
 
-__all__ = ["Application", "asgi_app"]
+__all__ = ["Application", "Endpoint", "asgi_app", "route_of"]
 
 #: Longer responses are compressed in a thread: others are answered meanwhile.
 _SHORT_COMPRESSED = 64 << 10
@@ -49,6 +50,67 @@ _PAUSE = 0.05
 _LONGEST_CONTROL = 256 << 10
 #: Seconds and bytes of a refused body that are still taken.
 _LINGER, _LINGERED = 2.0, 64 << 20
+
+
+class Endpoint(NamedTuple):
+    """What a path asks for: its action, and the model and version that it names."""
+
+    action: str
+    model: str = ""
+    version: str = ""
+
+
+_FIXED = {
+    (): "server",
+    ("health", "live"): "live",
+    ("health", "ready"): "ready",
+    ("models", "stats"): "statistics",
+    ("repository", "index"): "index",
+}
+_OF_MODEL = {"", "ready", "infer", "config", "stats", "plan", "evidence", "lock"}
+_POSTS = {"infer", "index", "load", "unload"}
+
+
+def route_of(method: str, path: str) -> Endpoint:
+    """Return what a path asks for; a slash at its end changes nothing."""
+    parts = path.split("/")
+    if parts[-1] == "" and len(parts) > 2:
+        parts.pop()
+    if len(parts) < 2 or parts[0] or parts[1] != "v2":
+        raise _not_found(path)
+    route = _route(tuple(parts[2:]), path)
+    allowed = ("POST",) if route.action in _POSTS else ("GET", "HEAD")
+    if method not in allowed:
+        raise WrongMethodError(path, ", ".join(allowed))
+    return route
+
+
+def _route(parts: tuple[str, ...], path: str) -> Endpoint:
+    fixed = _FIXED.get(parts)
+    if fixed is not None:
+        return Endpoint(fixed)
+    if parts[0] == "models" and len(parts) > 1:
+        model, rest = parts[1], parts[2:]
+        version = ""
+        if len(rest) > 1 and rest[0] == "versions":
+            version, rest = rest[1], rest[2:]
+            if not version:
+                raise _not_found(path)
+        if model and len(rest) < 2 and "".join(rest) in _OF_MODEL and "" not in rest:
+            return Endpoint(rest[0] if rest else "model", check_model(model), check_version(version))
+    if parts[:2] == ("repository", "models") and len(parts) == 4 and parts[3] in ("load", "unload"):
+        return Endpoint(parts[3], check_model(parts[2]))
+    if parts[0] in ("systemsharedmemory", "cudasharedmemory", "trace", "logging"):
+        raise ServingError(
+            Status.UNIMPLEMENTED, f"this server does not have the extension of {path[:80]}. Fix: send tensors in bodies"
+        )
+    raise _not_found(path)
+
+
+def _not_found(path: str) -> ServingError:
+    return ServingError(
+        Status.NOT_FOUND, f"there is nothing at {path[:80]!r}. Fix: paths begin with /v2, such as /v2/models/NAME/infer"
+    )
 
 
 class Application:

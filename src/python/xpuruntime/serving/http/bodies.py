@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Bodies of requests: bounded, compressed ones, and large ones, which threads of the core receive."""
+"""Bodies: bounded, compressed ones, responses before they are sent, and large ones that threads of the core receive."""
 
 from __future__ import annotations
 
 import asyncio
+import math
 import zlib
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
@@ -14,6 +16,7 @@ from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.serving.gate import ClientGone
+from xpuruntime.serving.protocol.rest import error_body
 from xpuruntime.serving.status import ServingError, Status
 
 if TYPE_CHECKING:
@@ -21,16 +24,24 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.gate import HeldBytes
     from xpuruntime.serving.http.direct import Head
+    from xpuruntime.serving.protocol.rest import RestResponse
 
 __all__ = [
+    "CLOSE",
+    "JSON",
     "MAX_RATIO",
+    "ONE_WRITE",
     "SLOWEST",
+    "Answer",
     "BodyReceiver",
     "BodyThreads",
     "ShortReads",
+    "WrongMethodError",
     "compress",
     "decompress",
     "default_threads",
+    "failed_answer",
+    "outputs_answer",
     "read_body",
     "response_encoding",
     "seconds_left",
@@ -171,6 +182,61 @@ class _Patience:
             if (uncancel := getattr(self._task, "uncancel", None)) is not None:
                 uncancel()
             raise too_slow(self.received, self._loop.time() - self._start) from None
+
+
+class WrongMethodError(ServingError):
+    """The path is there, and takes another method."""
+
+    def __init__(self, path: str, allowed: str) -> None:
+        super().__init__(Status.INVALID_ARGUMENT, f"{path[:80]} takes {allowed}. Fix: use that method")
+        self.allowed = allowed
+
+
+JSON = (b"content-type", b"application/json")
+CLOSE = (b"connection", b"close")
+_BINARY = (b"content-type", b"application/octet-stream")
+#: Errors that may come before all of a body was read.
+_UNREAD = (Status.TOO_LARGE, Status.REQUEST_TIMEOUT, Status.UNAUTHENTICATED, Status.RESOURCE_EXHAUSTED)
+#: Chunks of a response that is not longer are joined into one write.
+ONE_WRITE = 256 << 10
+
+
+@dataclass(slots=True)
+class Answer:
+    """A response."""
+
+    status: int
+    headers: list[tuple[bytes, bytes]]
+    chunks: Sequence[bytes | memoryview]
+
+    @property
+    def length(self) -> int:
+        """Length of the body in bytes."""
+        return sum(map(len, self.chunks))
+
+
+def outputs_answer(written: RestResponse) -> Answer:
+    """Return the response of outputs."""
+    if written.json_length is None:
+        return Answer(200, [JSON], written.chunks)
+    stated = (b"inference-header-content-length", b"%d" % written.json_length)
+    return Answer(200, [_BINARY, stated], written.chunks)
+
+
+def failed_answer(error: ServingError, *, closing: bool) -> Answer:
+    """Return the response of an error."""
+    headers = [JSON]
+    status = error.code.http
+    if isinstance(error, WrongMethodError):
+        status = 405
+        headers.append((b"allow", error.allowed.encode()))
+    if error.code is Status.UNAUTHENTICATED:
+        headers.append((b"www-authenticate", b"Bearer"))
+    if error.retry_after is not None:
+        headers.append((b"retry-after", b"%d" % math.ceil(error.retry_after)))
+    if closing or error.code in _UNREAD:
+        headers.append(CLOSE)  # what is left of the body is not read
+    return Answer(status, headers, [error_body(str(error))])
 
 
 #: Bytes to which the tensors behind the JSON are aligned, so that engines can take them as they are.

@@ -14,9 +14,8 @@ from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from xpuruntime.serving.gate import HeldBytes
-from xpuruntime.serving.http.bodies import SLOWEST, BodyReceiver, ShortReads
+from xpuruntime.serving.http.bodies import CLOSE, SLOWEST, BodyReceiver, ShortReads
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
-from xpuruntime.serving.http.routes import CLOSE
 from xpuruntime.serving.protocol.rest import error_body
 from xpuruntime.serving.status import Status
 
@@ -26,9 +25,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.serving.gate import BodyBudget
     from xpuruntime.serving.http.application import Application
-    from xpuruntime.serving.http.bodies import BodyThreads
+    from xpuruntime.serving.http.bodies import Answer, BodyThreads
     from xpuruntime.serving.http.direct import Head
-    from xpuruntime.serving.http.routes import Answer
     from xpuruntime.serving.messages import InferResponse
     from xpuruntime.serving.options import TransportOptions
     from xpuruntime.serving.status import ServingError

@@ -14,11 +14,11 @@ import msgspec
 from xpuruntime.argument_types import FLAG, SESSIONS, ArgumentType, check_types
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.runtime.interruptible_waits import BackgroundCall
-from xpuruntime.serving.models.memory import MemoryBudget
+from xpuruntime.serving.models.loading import MemoryBudget
 from xpuruntime.serving.models.model_settings import ModelSettings
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.models.slot import ModelSlot
-from xpuruntime.serving.monitoring.request_logs import AccessLog, both_logs, request_spans
+from xpuruntime.serving.monitoring.records import AccessLog, both_logs, request_spans
 from xpuruntime.serving.status import ServingError, Status, without_folders
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.batching.settings import BatchSettings
     from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter
     from xpuruntime.serving.models.version import ServedVersion
-    from xpuruntime.serving.monitoring.request_logs import RequestLog
+    from xpuruntime.serving.monitoring.records import RequestLog
 
 __all__ = ["EXTENSIONS", "Models", "config_of", "memory_usage_of", "metadata_of"]
 

@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.serving.messages import InferRequest, InferResponse
-    from xpuruntime.serving.models.memory import MemoryBudget
+    from xpuruntime.serving.models.loading import MemoryBudget
     from xpuruntime.serving.models.model_settings import ModelSettings
-    from xpuruntime.serving.monitoring.request_logs import RequestLog
+    from xpuruntime.serving.monitoring.records import RequestLog
 
 __all__ = ["ModelSlot", "Pending"]
 

@@ -26,7 +26,7 @@ from xpuruntime.serving.models.loading import (
     size_on_disk,
     warmup_sizes,
 )
-from xpuruntime.serving.monitoring.statistics import Failure, ModelStatistics
+from xpuruntime.serving.monitoring.records import Failure, ModelStatistics
 from xpuruntime.serving.status import ServingError, Status
 from xpuruntime.serving.watchers import make_watchers
 
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from xpuruntime.serving.messages import Parameter
     from xpuruntime.serving.models.loading import Limits
     from xpuruntime.serving.models.model_settings import ModelSettings
-    from xpuruntime.serving.monitoring.request_logs import RequestLog
+    from xpuruntime.serving.monitoring.records import RequestLog
     from xpuruntime.serving.watchers import Watcher
 
 __all__ = ["ServedVersion"]

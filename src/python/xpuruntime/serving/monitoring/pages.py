@@ -11,7 +11,7 @@ from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.policies.quantities import duration_text
 from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.serving.models.service import Models
-from xpuruntime.serving.monitoring.statistics import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
+from xpuruntime.serving.monitoring.records import FAILURES, LATENCY_BUCKETS, StatisticsSnapshot
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
