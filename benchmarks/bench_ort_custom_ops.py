@@ -26,8 +26,7 @@ import xpuruntime as xrt
 from decoder_model import Sizes, decoder_step, step_inputs
 from harness import interleaved, table, write
 from xpuruntime import _core
-from xpuruntime.ops.call_context import prepare
-from xpuruntime.ops.rules import compile_rules
+from xpuruntime.ops.call_context import compile_rules, prepare
 
 #: Over the stock operator with the same kernel, in per cent.
 TARGET = 2.0

@@ -13,8 +13,7 @@ import onnxruntime as ort
 from onnx import TensorProto, helper, numpy_helper
 
 from xpuruntime import KernelPolicy, Policy, _core
-from xpuruntime.ops.call_context import prepare
-from xpuruntime.ops.rules import compile_rules
+from xpuruntime.ops.call_context import compile_rules, prepare
 
 ort.set_default_logger_severity(4)
 

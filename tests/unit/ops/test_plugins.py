@@ -217,7 +217,7 @@ def test_the_code_of_the_readme_runs(example: Path) -> None:
 def test_a_kernel_of_cuda_is_not_available_without_a_device(tmp_path: Path) -> None:
     code = """
 import xpuruntime as xrt
-from xpuruntime.ops.listing import _on_this_machine
+from xpuruntime.ops.decision_log import _on_this_machine
 import msgspec
 cuda = [one for one in xrt.ops.kernels() if one.device_type == "cuda"]
 assert xrt.get_device_count("cuda") or not any(one.available for one in cuda), cuda

@@ -14,7 +14,7 @@ import pytest
 
 from xpuruntime import _core
 from xpuruntime.errors import CudaError, InputError, OutOfMemoryError, UnsupportedOperationError
-from xpuruntime.ops.rules import compile_rules
+from xpuruntime.ops.call_context import compile_rules
 from xpuruntime.ops.tuning_cache import TuningCache
 from xpuruntime.policies import KernelPolicy, Policy
 

@@ -9,7 +9,7 @@ import threading
 
 import pytest
 
-from xpuruntime.ops.rules import compile_rules, core_rules
+from xpuruntime.ops.call_context import compile_rules, core_rules
 from xpuruntime.policies import KernelPolicy, KernelRule, Policy, RuleMatch
 from xpuruntime.policies.call_facts import ANY_CALL
 

@@ -13,9 +13,8 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.measuring.rounds import KernelTiming, replacing
-from xpuruntime.ops import library_builds, tuned_records, tuning_cache
-from xpuruntime.ops.call_context import CallContext
-from xpuruntime.ops.rules import compile_rules
+from xpuruntime.ops import tuned_records, tuning_cache
+from xpuruntime.ops.call_context import CallContext, compile_rules
 from xpuruntime.policies import TuningPolicy
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ def test_what_is_cancelled_is_not_kept(own_tuning_cache: Path) -> None:
 
 def test_the_validators_name_the_build_of_the_kernels() -> None:
     found = tuned_records.validators("matmul", "cpu", {"torch": "1"}, ["libc.so*"])
-    assert found["core"] == library_builds.core_build()
+    assert found["core"] == tuning_cache.core_build()
     assert found["torch"] == "1"
     assert found["protocol"]
     assert "cpu.reference=" in found["kernels"]
@@ -76,7 +75,7 @@ def test_the_validators_name_the_build_of_the_kernels() -> None:
 def test_a_file_that_is_no_library_is_named_by_its_size(tmp_path: Path) -> None:
     path = tmp_path / "libx.so"
     path.write_bytes(b"12345")
-    assert library_builds.build_of(str(path)) == "5 bytes"
+    assert tuning_cache.build_of(str(path)) == "5 bytes"
 
 
 def test_another_build_of_the_core_measures_its_kernels_anew(
@@ -100,7 +99,7 @@ def test_another_build_of_the_core_measures_its_kernels_anew(
         tuning_cache.use_tuning_cache()
         assert not notes()
         (entry,) = json.loads(own_tuning_cache.read_text())["entries"].values()
-        assert entry["validators"]["core"] == library_builds.core_build()
+        assert entry["validators"]["core"] == tuning_cache.core_build()
         assert entry["times"][0]["verdict"] in ("control", "faster")
         assert not notes(), "it is replayed"
         monkeypatch.setattr(tuning_cache, "core_build", lambda: "another")

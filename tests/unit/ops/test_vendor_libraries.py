@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from xpuruntime import _core
-from xpuruntime.ops.libraries import use_vendor_libraries
+from xpuruntime.ops.call_context import use_vendor_libraries
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def test_the_core_searches_them(tmp_path: Path) -> None:
     """In a process of its own: what is told stays for the process."""
     (tmp_path / "nvidia" / "cu13" / "lib").mkdir(parents=True)
     code = (
-        "from xpuruntime.ops.libraries import use_vendor_libraries\n"
+        "from xpuruntime.ops.call_context import use_vendor_libraries\n"
         "from xpuruntime import _core\n"
         "use_vendor_libraries()\n"
         "print(_core.search_folders())\n"

@@ -68,7 +68,7 @@ def precisions(incomplete: str) -> list[str]:
 
 def operations(incomplete: str) -> list[str]:
     """Return operations with kernels that begin so."""
-    from xpuruntime.ops.listing import kernels
+    from xpuruntime.ops.decision_log import kernels
 
     return [op for op in dict.fromkeys(one.op for one in kernels()) if op.startswith(incomplete)]
 

@@ -7,23 +7,39 @@ from __future__ import annotations
 import inspect
 import threading
 from contextvars import ContextVar
-from functools import wraps
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, PolicyError
-from xpuruntime.policies import KernelPolicy, Policy
+from xpuruntime.policies import KernelPolicy, Policy, TuningPolicy
+from xpuruntime.policies.call_facts import ANY_CALL, bounds_of
 from xpuruntime.policies.document import Refused
 from xpuruntime.policies.kernel_rules import check_kernel
+from xpuruntime.runtime.libraries.search import search_folders
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+
+    from xpuruntime.policies.compiled_rules import CompiledRule
+    from xpuruntime.policies.kernel_rules import RuleMatch
+
+__all__ = [
+    "CallContext",
+    "ambient_context",
+    "call_context",
+    "compile_rules",
+    "core_rules",
+    "current_policy",
+    "prepare",
+    "tuning_rule",
+    "use_policy",
+    "use_vendor_libraries",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-__all__ = ["CallContext", "ambient_context", "call_context", "current_policy", "prepare", "use_policy"]
 
 
 class CallContext(_core.CallContext):
@@ -59,7 +75,6 @@ def prepare() -> None:
         if _prepared:
             return
         _prepared = True  # before the plugins, which may call operations themselves
-        from xpuruntime.ops.libraries import use_vendor_libraries
         from xpuruntime.ops.plugins import load_plugins
         from xpuruntime.ops.tuning_cache import use_tuning_cache
 
@@ -92,8 +107,6 @@ def _context_of(policy: Policy) -> CallContext:
 
 
 def _compile(policy: Policy, pin: tuple[str, ...]) -> CallContext:
-    from xpuruntime.ops.rules import compile_rules
-
     execution = policy.execution
     return CallContext(
         site=_core.CallSite(compile_rules(policy), pin=pin),
@@ -231,3 +244,70 @@ def current_policy() -> Policy:
     """Return the policy that holds here for operations that name none."""
     block = ambient.get()
     return _DEFAULT if block is None else block[0].policy
+
+
+def compile_rules(policy: Policy | KernelPolicy) -> _core.KernelRules:
+    """Return the kernel rules that may match calls of no node and module, compiled once for each value."""
+    if isinstance(policy, Policy):
+        return _compile_kernels(policy.kernels, "strict" if policy.mode == "strict" else "prefer")
+    return _compile_kernels(policy, "prefer")
+
+
+@lru_cache(maxsize=256)
+def _compile_kernels(policy: KernelPolicy, enforcement: str) -> _core.KernelRules:
+    place = ANY_CALL._replace(node=None, module=None)
+    return core_rules(policy, policy.compiled_rules.matching(place), enforcement)
+
+
+def core_rules(
+    policy: KernelPolicy, rules: Iterable[CompiledRule], enforcement: str, log: _core.DecisionLog | None = None
+) -> _core.KernelRules:
+    """Return rules as the core holds them, which compares sizes, types, devices and phases, and no names."""
+    defaults = [
+        {"match": {"op": op}, "use": list(preference.use), "source": preference.source}
+        for op, preference in policy.compiled_rules.short_forms.items()
+    ]
+    return _core.KernelRules(
+        **tuning_rule(policy),
+        rules=[
+            {"match": _match(rule.rule.match), "use": list(rule.use), "source": rule.source}
+            for rule in rules
+            if rule.use
+        ],
+        defaults=defaults,
+        enforcement=enforcement,
+        auto_strategy=policy.auto_strategy,
+        log=log,
+    )
+
+
+def tuning_rule(policy: KernelPolicy) -> dict[str, Any]:
+    """Return the argument of `_core.KernelRules` that says how kernels are measured; none for the usual way."""
+    rule = policy.tuning
+    if rule == TuningPolicy():
+        return {}
+    return {"tuning": {"min_effect": rule.min_effect, "confidence": rule.confidence, "budget": rule.budget}}
+
+
+def _match(match: RuleMatch) -> dict[str, Any]:
+    stated: dict[str, Any] = {}
+    for name in ("op", "device"):
+        if (text := getattr(match, name)) is not None:
+            stated[name] = text
+    for name in ("m", "n", "k", "head_dim", "kv"):
+        if (condition := getattr(match, name)) is not None:
+            stated[name] = bounds_of(condition)
+    for name, plural in (("dtype", "dtypes"), ("phase", "phases")):
+        if (words := getattr(match, name)) is not None:
+            stated[plural] = [words] if isinstance(words, str) else list(words)
+    return stated
+
+
+def use_vendor_libraries() -> None:
+    """Tell the core the folders that may hold cuBLAS, cuDNN and others: wheels first, then the system's.
+
+    The folders are listed, not searched; the core opens a library when a kernel of it is first asked for. What the
+    process has loaded by then, PyTorch's own copy for example, is taken before any folder. Call it again after
+    `sys.path` or the environment has changed.
+    """
+    _core.set_search_folders([place.path for place in search_folders()])

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Log of the dispatcher's decisions: which kernel serves an operation, and why."""
+"""What the dispatcher has and decides: the list of kernels, and the log of decisions with their reasons."""
 
 from __future__ import annotations
 
@@ -9,12 +9,26 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime import _core
-from xpuruntime.evidence.kernels.decisions import DecisionSource, KernelCandidate
+from xpuruntime.argument_types import TEXT, check_types
+from xpuruntime.evidence.kernels.decisions import DecisionSource, KernelCandidate, KernelDecision
+from xpuruntime.ops.call_context import prepare
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from rich.console import RenderableType
 
-__all__ = ["Decision", "Decisions", "KernelCandidate", "clear_decisions", "decisions", "recorded"]
+__all__ = [
+    "Decision",
+    "Decisions",
+    "KernelCandidate",
+    "KernelInfo",
+    "as_record",
+    "clear_decisions",
+    "decisions",
+    "kernels",
+    "recorded",
+]
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
@@ -108,7 +122,6 @@ class Decisions(tuple[Decision, ...]):
         from rich.text import Text
 
         from xpuruntime.evidence.render_text.decision_tables import decision_tables
-        from xpuruntime.ops.recording import as_record
 
         if not self:
             return Text("no decision: no xpuruntime kernel was called since the start, or since clear_decisions()")
@@ -150,3 +163,98 @@ def recorded(log: _core.DecisionLog | _core.Dispatcher | _core.CallSite) -> Deci
 def clear_decisions() -> None:
     """Forget the decisions recorded so far. Choices that were made still hold; they are recorded when made anew."""
     _core.Dispatcher.instance().clear_decisions()
+
+
+def as_record(one: Decision, nodes: Sequence[str], *, count: int | None = None) -> KernelDecision:
+    """Return a decision as a report holds it."""
+    return KernelDecision(
+        op=one.op,
+        description=one.description,
+        nodes=tuple(nodes),
+        module=one.module,
+        shapes=one.shapes,
+        dtype=one.dtype,
+        device=one.device,
+        phase=one.phase,
+        asked=one.asked,
+        asked_by=one.asked_by,
+        source=one.source,
+        chosen=one.chosen,
+        config=one.config,
+        candidates=one.candidates,
+        notes=one.notes,
+        count=one.count if count is None else count,
+    )
+
+
+class KernelInfo(msgspec.Struct, frozen=True, kw_only=True):
+    """One kernel that a policy can ask for.
+
+    Attributes
+    ----------
+    id : str
+        ``backend.name``.
+    op : str
+        Operation it computes; gradients are operations of their own.
+    backend : str
+    device_type : str
+        ``"cpu"`` or ``"cuda"``.
+    description, limits : str
+        What it is good for; dtypes, shapes and devices it serves.
+    families : tuple of str
+        Bare words of a policy that mean it too, besides its backend.
+    automatic : bool
+        Whether ``"auto"`` may choose it.
+    available : bool
+        Whether its library can be loaded here, and there is a device of its type.
+    reason : str
+        Why not, and what to install; empty where it is available.
+    version : str
+        Of the library and of xpuruntime's code; tuned times hold for one version.
+    """
+
+    id: str
+    op: str
+    backend: str
+    device_type: str
+    description: str
+    limits: str
+    families: tuple[str, ...]
+    automatic: bool
+    available: bool
+    reason: str
+    version: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, for JSON."""
+        plain: dict[str, Any] = msgspec.to_builtins(self)
+        return plain
+
+
+def kernels(op: str | None = None) -> tuple[KernelInfo, ...]:
+    """Return the kernels of this process, plugins included, in the order in which ``first_supported`` tries them.
+
+    Opens the libraries of the vendors, to say whether they can be loaded.
+
+    Parameters
+    ----------
+    op : str, optional
+        Only of this operation, such as ``"matmul"`` or ``"attention_backward"``.
+
+    Raises
+    ------
+    InputError
+        For an unknown operation; lists the known ones.
+    """
+    check_types({"op": TEXT}, {"op": op}, optional=["op"])
+    prepare()
+    registered = _core.KernelRegistry.instance().kernels(op)
+    missing = _core.DeviceManager.instance().cuda_reason()
+    return tuple(_on_this_machine(msgspec.convert(facts, KernelInfo), missing) for facts in registered)
+
+
+def _on_this_machine(kernel: KernelInfo, missing: str) -> KernelInfo:
+    """Return a kernel of CUDA as not available where there is no CUDA device, and why: `missing`."""
+    if kernel.device_type != "cuda" or not kernel.available or not missing:
+        return kernel
+    return msgspec.structs.replace(kernel, available=False, reason=f"there is no CUDA device: {missing}")

@@ -12,8 +12,7 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.measuring.rounds import PROTOCOL, KernelTiming, Replacement
 from xpuruntime.ops.call_context import prepare
-from xpuruntime.ops.library_builds import BACKEND_LIBRARIES, core_build, mapped_builds
-from xpuruntime.ops.tuning_cache import TuningCache, tuning_path
+from xpuruntime.ops.tuning_cache import BACKEND_LIBRARIES, TuningCache, core_build, mapped_builds, tuning_path
 from xpuruntime.policies import TuningPolicy
 
 if TYPE_CHECKING:

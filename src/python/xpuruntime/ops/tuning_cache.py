@@ -5,6 +5,8 @@
 from __future__ import annotations
 
 import contextlib
+import fnmatch
+import functools
 import os
 import re
 import threading
@@ -18,12 +20,22 @@ from xpuruntime.errors import InputError
 from xpuruntime.files.paths import cache_folder, checked, make_private, not_private, reason_of, with_home
 from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.files.writing import locked, replace_file
-from xpuruntime.ops.library_builds import BACKEND_LIBRARIES, core_build, mapped_builds
+from xpuruntime.runtime.libraries.loading import mapped_paths, with_build_id
+from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
-__all__ = ["SCHEMA", "TuningCache", "tuning_path", "use_tuning_cache"]
+__all__ = [
+    "BACKEND_LIBRARIES",
+    "SCHEMA",
+    "TuningCache",
+    "build_of",
+    "core_build",
+    "mapped_builds",
+    "tuning_path",
+    "use_tuning_cache",
+]
 
 #: The version of the file format that this release writes, and the only one it reads.
 SCHEMA = "xpuruntime.tuning/1"
@@ -273,3 +285,34 @@ def use_tuning_cache() -> TuningCache | None:
     cache = None if path is None else TuningCache(path)
     dispatcher.set_tuning_store(None if cache is None else _WithBuilds(cache))
     return cache
+
+
+#: Backends of the core to patterns of the libraries that have their kernels, loaded once one of them can serve.
+BACKEND_LIBRARIES = {
+    "cublas": ("libcublas.so*", "libcublasLt.so*"),
+    "cudnn": ("libcudnn.so*",),
+    "cpu": ("libscipy_openblas.so*",),
+}
+
+
+@functools.lru_cache(maxsize=256)
+def build_of(path: str) -> str:
+    """Return the build ID of a library's file; of one without, its size."""
+    name = os.path.basename(path)  # noqa: PTH119 - a text
+    library = with_build_id(Library(name=name, path=path, version=None, origin="system"))
+    return library.build_id or f"{library.size} bytes"
+
+
+def core_build() -> str:
+    """Return the build of xpuruntime's own kernels: another one whenever they are compiled anew."""
+    return build_of(str(_core.__file__))
+
+
+def mapped_builds(patterns: Sequence[str]) -> dict[str, str]:
+    """Return file name to build of the libraries that this process has mapped under one of these names."""
+    found = {}
+    for path in mapped_paths():
+        name = os.path.basename(path)  # noqa: PTH119 - a text
+        if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
+            found[name] = build_of(os.path.realpath(path))
+    return found

@@ -13,7 +13,7 @@ from xpuruntime.cli.options import JsonOption, operations
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from xpuruntime.ops.listing import KernelInfo
+    from xpuruntime.ops.decision_log import KernelInfo
     from xpuruntime.runtime.machine import Machine
 
 __all__ = [
@@ -109,7 +109,7 @@ def kernels(
     Kernels of installed plugins are included. One that cannot be used here is listed with the reason.
     """
     from xpuruntime.cli.output import console, print_json, working
-    from xpuruntime.ops.listing import kernels as all_kernels
+    from xpuruntime.ops.decision_log import kernels as all_kernels
 
     with working("looking at kernels and their libraries", as_json=json):
         found = all_kernels(op)

@@ -10,8 +10,7 @@ import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.ops.call_context import CallContext, prepare
-from xpuruntime.ops.rules import tuning_rule
+from xpuruntime.ops.call_context import CallContext, prepare, tuning_rule
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_sizes
 from xpuruntime.policies.document import nearest
 from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS

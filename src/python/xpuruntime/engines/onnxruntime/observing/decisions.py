@@ -74,7 +74,7 @@ def _by_own(
 
 
 def _all(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: str) -> Iterator[KernelDecision]:
-    from xpuruntime.ops.recording import as_record
+    from xpuruntime.ops.decision_log import as_record
 
     timed = {one.rewrite.node: one for one in rewriting.timed if one.found is not None}
     for one in rewriting.rewrites:

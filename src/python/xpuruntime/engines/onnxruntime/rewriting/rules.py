@@ -33,7 +33,7 @@ def session_rules(
 ) -> _core.OnnxRuntimeRules:
     """Return a policy's rules under a name that nodes can carry; keep it until the sessions are open."""
     from xpuruntime import _core
-    from xpuruntime.ops.rules import core_rules
+    from xpuruntime.ops.call_context import core_rules
 
     enforcement = "strict" if strict else "prefer"
     made: dict[tuple[int, ...], _core.KernelRules] = {}

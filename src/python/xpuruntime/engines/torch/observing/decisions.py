@@ -148,7 +148,7 @@ class CallDecisions:
 
     def _by_xpuruntime(self, call: SeenCall, route: Route, made: Decision, count: int) -> KernelDecision:
         """Return that an xpuruntime kernel serves, with what became of the kernel names before its own."""
-        from xpuruntime.ops.recording import as_record
+        from xpuruntime.ops.decision_log import as_record
         from xpuruntime.pytorch.dispatch.route import DEFAULT_ID
 
         record = as_record(made, (call.node,) if call.node else (), count=count)

@@ -1,0 +1,387 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Products on arrays of any library: matrices, convolution and attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from operator import index
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime import _core
+from xpuruntime.argument_types import FLAG, check_types
+from xpuruntime.errors import InputError
+from xpuruntime.ops.call_context import ambient_context, call_context
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+__all__ = [
+    "attention",
+    "attention_backward",
+    "conv2d",
+    "conv2d_input_gradient",
+    "conv2d_weight_gradient",
+    "matmul",
+]
+
+_op_matmul = _core.op_matmul
+
+
+def matmul(
+    a: Any,
+    b: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    out: Any = None,
+    *,
+    scale_a: Any = None,
+    scale_b: Any = None,
+    out_dtype: str | None = None,
+    kernel: str | Sequence[str] | None = None,
+    policy: Any = None,
+    stream: Any = None,
+    phase: str | None = None,
+) -> Any:
+    """Return ``activation(a @ b + bias)``.
+
+    Parameters
+    ----------
+    a : array [.., m, k]
+        float64, float32, float16, bfloat16 or float8_e4m3fn. Any strides: a transposed view is not copied.
+    b : array [.., k, n]
+        Of the same dtype. Leading dimensions are batches, and broadcast as a whole.
+    bias : array [n], optional
+    activation : {"relu", "gelu", "gelu_tanh", "silu"}, optional
+        ``"gelu"`` is the one by the error function.
+    out : array [.., m, n], optional
+        Where to write. It may not share memory with the inputs.
+    scale_a, scale_b : float32 array of one element, optional
+        Factors of float8 inputs.
+    out_dtype : str, optional
+        ``"float32"`` for 16-bit inputs; for float8 inputs also ``"float16"``, and bfloat16 where nothing is stated.
+    kernel : str or sequence of str, optional
+        The kernel to run, by id such as ``"cublas.cublasLt"`` or by family, or several in order of preference. What
+        cannot serve is refused, whatever the policy's mode.
+    policy : Policy, KernelPolicy, path or dict, optional
+        Instead of the ambient policy.
+    stream : Stream, stream of another library, or int, optional
+        On CUDA. Default: the current stream of the library of the arrays, or the device's default stream. With another
+        stream than its library's current one, both are ordered before and after the call.
+    phase : {"infer", "train", "backward"}, optional
+        For rules by phase; default ``"infer"``.
+
+    Returns
+    -------
+    array [.., m, n]
+        Of the library of `a`, or `out`. On CUDA it is complete in the order of the stream.
+
+    Raises
+    ------
+    InputError
+        Names the argument whose shape, dtype, device or strides do not fit.
+    UnsupportedOperationError
+        No kernel can serve the call, or not the one that is asked for: names every candidate and its reason.
+    PolicyError
+        The policy or the kernel is none.
+    """
+    here = ambient_context() if policy is None and kernel is None else call_context(policy, kernel, "matmul")
+    return _op_matmul(
+        here, a, b, bias, scale_a, scale_b, out, activation, out_dtype, phase, stream,
+    )  # fmt: skip
+
+
+def conv2d(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    activation: str | None = None,
+    out: Any = None,
+    kernel: str | Sequence[str] | None = None,
+    policy: Any = None,
+    stream: Any = None,
+    phase: str | None = None,
+) -> Any:
+    """Return ``activation(x convolved with weight + bias)``, by PyTorch's convention: the kernel is not flipped.
+
+    Parameters
+    ----------
+    x : array [batch, channels, height, width]
+        float64, float32, float16 or bfloat16. Channels first or last in memory, by its strides.
+    weight : array [out_channels, channels / groups, kernel_height, kernel_width]
+    bias : array [out_channels], optional
+    stride, dilation : int or (int, int)
+        For height and width.
+    padding : int, (height, width), or (top, left, bottom, right)
+        Zeros around `x`.
+    groups : int
+    activation : {"relu", "gelu", "gelu_tanh", "silu"}, optional
+    out : array, optional
+        Where to write.
+    kernel, policy, stream, phase
+        As for `matmul`; the key of a policy is ``conv``.
+
+    Returns
+    -------
+    array [batch, out_channels, out_height, out_width]
+        Channels last in memory where `x` is.
+
+    Raises
+    ------
+    InputError, UnsupportedOperationError, PolicyError
+        As for `matmul`.
+    """
+    here = call_context(policy, kernel, "conv")
+    return _core.op_conv2d(
+        here, x, weight, bias, out, *_window(stride, padding, dilation, groups), activation, phase, stream
+    )
+
+
+def conv2d_input_gradient(
+    grad_out: Any,
+    weight: Any,
+    input_size: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    grad_x: Any = None,
+    kernel: str | Sequence[str] | None = None,
+    policy: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `conv2d` for x.
+
+    Parameters
+    ----------
+    grad_out : array [batch, out_channels, out_height, out_width]
+        Gradient that arrives at the output; of an activation, take its gradient first.
+    weight, stride, padding, dilation, groups
+        What the forward was given.
+    input_size : int or (int, int)
+        Height and width of x, which the other shapes leave open where the stride is not 1.
+    grad_x : array, optional
+        Where to write.
+    kernel, policy, stream
+        As for `matmul`; the key of a policy is ``conv``, and rules see the phase ``"backward"``.
+
+    Returns
+    -------
+    array [batch, channels, height, width]
+        Channels last in memory where `grad_out` is.
+
+    Raises
+    ------
+    InputError, UnsupportedOperationError, PolicyError
+        As for `matmul`.
+    """
+    here = call_context(policy, kernel, "conv")
+    return _core.op_conv2d_input_gradient(
+        here, grad_out, weight, grad_x, (_integers(input_size, "input_size", (1, 2)) * 2)[:2],
+        *_window(stride, padding, dilation, groups), stream,
+    )  # fmt: skip
+
+
+def conv2d_weight_gradient(
+    grad_out: Any,
+    x: Any,
+    kernel_size: int | Sequence[int],
+    *,
+    stride: int | Sequence[int] = 1,
+    padding: int | Sequence[int] = 0,
+    dilation: int | Sequence[int] = 1,
+    groups: int = 1,
+    grad_weight: Any = None,
+    kernel: str | Sequence[str] | None = None,
+    policy: Any = None,
+    stream: Any = None,
+) -> Any:
+    """Return the gradient of `conv2d` for weight.
+
+    That for the bias needs no kernel: it is the sum of `grad_out` over all dimensions but the second.
+
+    Parameters
+    ----------
+    grad_out : array [batch, out_channels, out_height, out_width]
+        Gradient that arrives at the output; of an activation, take its gradient first.
+    x, stride, padding, dilation, groups
+        What the forward was given.
+    kernel_size : int or (int, int)
+        Height and width of the kernel.
+    grad_weight : array, optional
+        Where to write.
+    kernel, policy, stream
+        As for `matmul`; the key of a policy is ``conv``, and rules see the phase ``"backward"``.
+
+    Returns
+    -------
+    array [out_channels, channels / groups, kernel_height, kernel_width]
+        Channels last in memory where `x` is.
+
+    Raises
+    ------
+    InputError, UnsupportedOperationError, PolicyError
+        As for `matmul`.
+    """
+    here = call_context(policy, kernel, "conv")
+    return _core.op_conv2d_weight_gradient(
+        here, grad_out, x, grad_weight, (_integers(kernel_size, "kernel_size", (1, 2)) * 2)[:2],
+        *_window(stride, padding, dilation, groups), stream,
+    )  # fmt: skip
+
+
+def _window(
+    stride: int | Sequence[int], padding: int | Sequence[int], dilation: int | Sequence[int], groups: int
+) -> tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...], tuple[int, ...]]:
+    """Return how the kernel moves over an image, as `_core` takes it."""
+    return (
+        (_integers(stride, "stride", (1, 2)) * 2)[:2],
+        (_integers(padding, "padding", (1, 2, 4)) * 4)[:4],
+        (_integers(dilation, "dilation", (1, 2)) * 2)[:2],
+        _integers(groups, "groups", (1,)),
+    )
+
+
+def _integers(given: Any, name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
+    """Return one number, or as many as are allowed."""
+    try:
+        if isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0:
+            numbers = () if isinstance(given, (bytes, bytearray)) else tuple(index(one) for one in given)
+        else:
+            numbers = (index(given),)
+    except TypeError:
+        numbers = ()
+    if len(numbers) not in counts:
+        expected = {
+            (1,): "a whole number",
+            (1, 2): "a whole number or two, for height and width",
+            (1, 2, 4): "a whole number, (height, width), or (top, left, bottom, right)",
+        }[counts]
+        raise InputError(f"{name} is {given!r}; expected {expected}")
+    return numbers
+
+
+_RESULTS = {"return_lse": FLAG}
+
+
+def attention(
+    q: Any,
+    k: Any,
+    v: Any,
+    *,
+    mask: Any = None,
+    is_causal: bool | str = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    rng: Any = None,
+    return_lse: bool = False,
+    out: Any = None,
+    kernel: str | Sequence[str] | None = None,
+    policy: Any = None,
+    stream: Any = None,
+    phase: str | None = None,
+) -> Any:
+    """Return ``softmax(scale * q @ k^T + mask) @ v`` for each head.
+
+    A query that sees no key gets 0.
+
+    Parameters
+    ----------
+    q : array [batch, heads, q_length, head_dim]
+        float64, float32, float16 or bfloat16. Any strides that the kernel takes: a view of ``[batch, length, heads,
+        head_dim]`` is not copied.
+    k, v : array [batch, kv_heads, kv_length, head_dim]
+        Of the same dtype. `heads` is a multiple of `kv_heads`; each serves that many heads in a row.
+    mask : array, optional
+        Broadcasts to ``[batch, heads, q_length, kv_length]``. bool: true where a query sees a key. Of the dtype of `q`
+        or float32: added to the scores.
+    is_causal : bool or {"top_left", "bottom_right"}
+        ``True`` and ``"top_left"``: query i sees keys 0..i. ``"bottom_right"``: the last query sees all keys, the one
+        before all but the last, and so on. Together with a mask both hold.
+    scale : float, optional
+        Default ``1 / sqrt(head_dim)``.
+    dropout_p : float
+        Probability with which each weight is dropped, 0 <= p < 1.
+    rng : int64 array [2], optional
+        Seed and offset of the dropout, on the device; needed with `dropout_p`. The same numbers drop the same weights.
+    return_lse : bool
+        Whether to return the logarithm of the sum of exponentials too, which the gradient needs.
+    out : array, optional
+        Where to write.
+    kernel, policy, stream, phase
+        As for `matmul`.
+
+    Returns
+    -------
+    array [batch, heads, q_length, head_dim], or (that, float32 array [batch, heads, q_length])
+
+    Raises
+    ------
+    InputError, UnsupportedOperationError, PolicyError
+        As for `matmul`.
+    """
+    if type(return_lse) is not bool:
+        check_types(_RESULTS, {"return_lse": return_lse})
+    here = call_context(policy, kernel, "attention")
+    return _core.op_attention(
+        here, q, k, v, mask, rng, out, return_lse, is_causal, scale, dropout_p, phase, stream,
+    )  # fmt: skip
+
+
+def attention_backward(
+    grad_out: Any,
+    q: Any,
+    k: Any,
+    v: Any,
+    out: Any,
+    lse: Any,
+    *,
+    mask: Any = None,
+    is_causal: bool | str = False,
+    scale: float | None = None,
+    dropout_p: float = 0.0,
+    rng: Any = None,
+    grad_q: Any = None,
+    grad_k: Any = None,
+    grad_v: Any = None,
+    kernel: str | Sequence[str] | None = None,
+    policy: Any = None,
+    stream: Any = None,
+) -> tuple[Any, Any, Any]:
+    """Return the gradients of `attention` for q, k and v.
+
+    Parameters
+    ----------
+    grad_out : array [batch, heads, q_length, head_dim]
+        Gradient that arrives at the output.
+    q, k, v, mask, is_causal, scale, dropout_p, rng
+        What the forward was given.
+    out, lse : array
+        What the forward returned, with ``return_lse=True``.
+    grad_q, grad_k, grad_v : array, optional
+        Where to write; parts of one packed array too.
+    kernel, policy, stream
+        As for `matmul`. Rules see the phase ``"backward"``.
+
+    Returns
+    -------
+    (array, array, array)
+        In the shapes and dtype of q, k and v.
+
+    Raises
+    ------
+    InputError, UnsupportedOperationError, PolicyError
+        As for `matmul`.
+    """
+    here = call_context(policy, kernel, "attention")
+    gradients: tuple[Any, Any, Any] = _core.op_attention_backward(
+        here, grad_out, q, k, v, out, lse, mask, rng, grad_q, grad_k, grad_v, is_causal, scale, dropout_p,
+        stream,
+    )  # fmt: skip
+    return gradients
