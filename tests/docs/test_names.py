@@ -18,6 +18,7 @@ import pytest
 
 import xpuruntime
 from xpuruntime import lazy_names
+from xpuruntime.inference.session_arguments import PolicyAliases
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "reference" / "names.md"
@@ -64,7 +65,8 @@ def _set_by_constructor(value: Any) -> list[str]:
 
 def _parameters(kind: type) -> Any:
     try:
-        return inspect.signature(kind).parameters
+        parameters = inspect.signature(kind).parameters
+        return {*parameters, *PolicyAliases.__annotations__} if "aliases" in parameters else parameters
     except ValueError:  # a class of the core
         return re.findall(r"(\w+):", (kind.__new__.__doc__ or "") + (kind.__init__.__doc__ or ""))
 

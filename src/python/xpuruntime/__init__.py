@@ -52,32 +52,42 @@ if TYPE_CHECKING:
     from xpuruntime import testing as testing
     from xpuruntime import training as training
     from xpuruntime import tuning as tuning
-    from xpuruntime._core import DeviceManager, MemoryManager, StreamManager
+    from xpuruntime._core import DeviceManager as DeviceManager
+    from xpuruntime._core import MemoryManager as MemoryManager
+    from xpuruntime._core import StreamManager as StreamManager
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.demo import demo_images, demo_model_path
-    from xpuruntime.evidence import Report, ReportComparison, compare_reports
+    from xpuruntime.evidence import Report, compare_reports
+    from xpuruntime.evidence import ReportComparison as ReportComparison
     from xpuruntime.evidence.profile import Profile
     from xpuruntime.inference import (
         Comparison,
         InferenceSession,
-        SessionSpec,
         compare_engines,
         compile_model,
         plan,
         profile,
+    )
+    from xpuruntime.inference import (
+        SessionSpec as SessionSpec,
     )
     from xpuruntime.lockfile.canonical import load_lock
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.locks.determinism import determinism
     from xpuruntime.locks.diff.diffing import compare_environments
     from xpuruntime.locks.diff.result import Diff
-    from xpuruntime.locks.export.exporting import export_lock, export_targets
-    from xpuruntime.locks.export.result import ExportResult
-    from xpuruntime.locks.relock import LockResult, lock
-    from xpuruntime.locks.verification.claims import Claim, VerificationResult
+    from xpuruntime.locks.export.exporting import export_lock
+    from xpuruntime.locks.export.exporting import export_targets as export_targets
+    from xpuruntime.locks.export.result import ExportResult as ExportResult
+    from xpuruntime.locks.relock import LockResult as LockResult
+    from xpuruntime.locks.relock import lock
+    from xpuruntime.locks.verification.claims import Claim as Claim
+    from xpuruntime.locks.verification.claims import VerificationResult
     from xpuruntime.locks.verification.verify import verify
-    from xpuruntime.measuring.tuning_watch import watch_tuning
-    from xpuruntime.ops import clear_decisions, decisions, use_policy
+    from xpuruntime.measuring.tuning_watch import watch_tuning as watch_tuning
+    from xpuruntime.ops import clear_decisions as clear_decisions
+    from xpuruntime.ops import decisions as decisions
+    from xpuruntime.ops import use_policy
     from xpuruntime.planning import Plan
     from xpuruntime.policies import (
         AccuracyPolicy,
@@ -89,17 +99,30 @@ if TYPE_CHECKING:
         Policy,
     )
     from xpuruntime.runtime.device import (
-        Device,
-        get_all_devices,
-        get_current_device,
-        get_device_count,
-        set_current_device,
-        synchronize,
+        Device as Device,
     )
-    from xpuruntime.runtime.machine import Machine
-    from xpuruntime.runtime.memory import MemoryPool
-    from xpuruntime.runtime.stream import Event, Graph, Stream, Tensor
-    from xpuruntime.tuning.spec.tune_spec import TuneSpec
+    from xpuruntime.runtime.device import (
+        get_all_devices as get_all_devices,
+    )
+    from xpuruntime.runtime.device import (
+        get_current_device as get_current_device,
+    )
+    from xpuruntime.runtime.device import (
+        get_device_count as get_device_count,
+    )
+    from xpuruntime.runtime.device import (
+        set_current_device as set_current_device,
+    )
+    from xpuruntime.runtime.device import (
+        synchronize as synchronize,
+    )
+    from xpuruntime.runtime.machine import Machine as Machine
+    from xpuruntime.runtime.memory import MemoryPool as MemoryPool
+    from xpuruntime.runtime.stream import Event as Event
+    from xpuruntime.runtime.stream import Graph as Graph
+    from xpuruntime.runtime.stream import Stream as Stream
+    from xpuruntime.runtime.stream import Tensor as Tensor
+    from xpuruntime.tuning.spec.tune_spec import TuneSpec as TuneSpec
     from xpuruntime.tuning.tune import tune
     from xpuruntime.tuning.tune_result import TuneResult
 
@@ -114,30 +137,20 @@ __all__ = [
     "Artifact",
     "ArtifactPolicy",
     "CalibrationPolicy",
-    "Claim",
     "Comparison",
     "CudaError",
     "DeadlineError",
-    "Device",
-    "DeviceManager",
     "Diff",
     "EngineError",
     "EngineFailed",
     "EngineUnavailable",
-    "Event",
     "ExecutionPolicy",
-    "ExportResult",
-    "Graph",
     "InferenceSession",
     "InputError",
     "KernelPolicy",
     "Lock",
     "LockError",
-    "LockResult",
-    "Machine",
-    "MemoryManager",
     "MemoryPolicy",
-    "MemoryPool",
     "ModelError",
     "OutOfMemoryError",
     "Plan",
@@ -147,47 +160,32 @@ __all__ = [
     "Profile",
     "QueueFullError",
     "Report",
-    "ReportComparison",
-    "SessionSpec",
-    "Stream",
-    "StreamManager",
-    "Tensor",
     "TuneResult",
-    "TuneSpec",
     "UnsupportedOperationError",
     "VerificationResult",
     "XpuRuntimeError",
     "XpuRuntimeWarning",
     "__version__",
-    "clear_decisions",
     "compare_engines",
     "compare_environments",
     "compare_reports",
     "compile_model",
-    "decisions",
     "demo_images",
     "demo_model_path",
     "determinism",
     "export_lock",
-    "export_targets",
-    "get_all_devices",
-    "get_current_device",
-    "get_device_count",
-    "get_version",
     "load_lock",
     "lock",
     "ops",
     "plan",
     "profile",
-    "set_current_device",
-    "synchronize",
     "tune",
     "use_policy",
     "verify",
-    "watch_tuning",
 ]
 
-#: Public name to the module that has it; loaded on first use.
+#: Name to the module that has it; loaded on first use. Those outside `__all__` are public in their packages, such as
+#: `xpuruntime.runtime`, and can be imported from here too.
 _LAZY = {
     "AccuracyPolicy": "policies",
     "Artifact": "artifacts.manifest",

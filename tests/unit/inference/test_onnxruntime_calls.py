@@ -49,10 +49,10 @@ def fixed(error: pytest.ExceptionInfo[BaseException]) -> str:
         ({"providers": ["OpenVINOExecutionProvider"]}, 'engine="openvino"'),
         ({"providers": ["MoonExecutionProvider"]}, "device="),
         ({"providers": []}, "device="),
-        ({"sess_options": ort.SessionOptions()}, "exec_policy="),
-        ({"provider_options": [{}]}, "exec_policy="),
-        ({"sess_options": None, "providers": None, "provider_options": None}, "exec_policy="),
-        ({"device": ort.SessionOptions()}, "exec_policy="),
+        ({"sess_options": ort.SessionOptions()}, "policy="),
+        ({"provider_options": [{}]}, "policy="),
+        ({"sess_options": None, "providers": None, "provider_options": None}, "policy="),
+        ({"policy": ort.SessionOptions()}, "policy="),
     ],
 )
 def test_arguments_of_the_constructor(given: dict[str, Any], fix: str) -> None:

@@ -36,12 +36,12 @@ def opened(engine: str, folder: Path, **execution: Any) -> tuple[xrt.InferenceSe
         module = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU()).eval()
         weight, bias = (p.detach().numpy().astype(np.float64) for p in module[0].parameters())
         example = (torch.zeros(2, 16),)
-        session = xrt.InferenceSession(module, "cpu", engine, policy=policy, example_inputs=example)
+        session = xrt.InferenceSession(module, device="cpu", engine=engine, policy=policy, example_inputs=example)
         return session, lambda x: np.maximum(x @ weight.T + bias, 0)
     proto = models.mlp(16)
     first, second = (onnx.numpy_helper.to_array(one).astype(np.float64) for one in proto.graph.initializer)
     path = models.save(proto, folder)
-    session = xrt.InferenceSession(path, "npu" if engine == "qnn" else "cpu", engine, policy=policy)
+    session = xrt.InferenceSession(path, device="npu" if engine == "qnn" else "cpu", engine=engine, policy=policy)
     return session, lambda x: np.maximum(x @ first, 0) @ second
 
 
@@ -80,7 +80,9 @@ def test_it_grants_what_the_engine_alone_does_not_give(tmp_path: Path) -> None:
     module = torch.nn.Linear(512, 512).eval()
     rows = np.random.default_rng(0).standard_normal((8, 512)).astype(np.float32)
     policy = {"execution": {"static_batch": 8}}
-    with xrt.InferenceSession(module, "cpu", "torch", policy=policy, example_inputs=(torch.zeros(8, 512),)) as session:
+    with xrt.InferenceSession(
+        module, device="cpu", engine="torch", policy=policy, example_inputs=(torch.zeros(8, 512),)
+    ) as session:
         feed, out = session.inputs[0].name, session.outputs[0].name
         whole = session.run({feed: rows})[out]
         alone = [session.run({feed: rows[row : row + 1]})[out] for row in range(8)]
@@ -90,7 +92,7 @@ def test_it_grants_what_the_engine_alone_does_not_give(tmp_path: Path) -> None:
 def test_a_model_with_several_open_dimensions() -> None:
     ids = np.random.default_rng(0).integers(0, 256, (3, 16))
     policy = {"execution": {"static_batch": SIZE}}
-    with xrt.InferenceSession(ENCODER, "cpu", "onnxruntime", policy=policy) as session:
+    with xrt.InferenceSession(ENCODER, device="cpu", engine="onnxruntime", policy=policy) as session:
         feed = session.inputs[0].name
         three = session.run({feed: ids})
         for row in range(3):
@@ -133,20 +135,22 @@ def test_a_model_whose_rows_depend_on_each_other_is_refused(
 ) -> None:
     onnx.save(getattr(planted, name)(), tmp_path / "model.onnx")
     with pytest.raises(UnsupportedOperationError, match=f"static_batch: {SIZE} cannot be granted: {reason}"):
-        xrt.InferenceSession(tmp_path / "model.onnx", "cpu", engine, policy={"execution": {"static_batch": SIZE}})
+        xrt.InferenceSession(
+            tmp_path / "model.onnx", device="cpu", engine=engine, policy={"execution": {"static_batch": SIZE}}
+        )
 
 
 def test_what_contradicts_it(tmp_path: Path) -> None:
     fixed = models.save(models.mlp(16, batch=2), tmp_path, "fixed.onnx")
     with pytest.raises(PolicyError, match=r"no input of .* begins with an open dimension"):
-        xrt.plan(fixed, "cpu", policy={"execution": {"static_batch": SIZE}})
+        xrt.plan(fixed, device="cpu", policy={"execution": {"static_batch": SIZE}})
     path = models.save(models.mlp(16), tmp_path)
     with pytest.raises(PolicyError, match=r"contradicts the range of the batch in execution\.shapes\.x"):
-        xrt.plan(path, "cpu", policy={"execution": {"static_batch": SIZE, "shapes": {"x": ["1..8", 16]}}})
+        xrt.plan(path, device="cpu", policy={"execution": {"static_batch": SIZE, "shapes": {"x": ["1..8", 16]}}})
     for wrong in (0, -1, 70000, "many"):
         with pytest.raises(PolicyError, match=r"execution\.static_batch"):
-            xrt.plan(path, "cpu", policy={"execution": {"static_batch": wrong}})
-    control = xrt.plan(path, "cpu", "onnxruntime", policy={"execution": {"static_batch": SIZE}}).control(
+            xrt.plan(path, device="cpu", policy={"execution": {"static_batch": wrong}})
+    control = xrt.plan(path, device="cpu", engine="onnxruntime", policy={"execution": {"static_batch": SIZE}}).control(
         "execution.static_batch"
     )
     assert control is not None
@@ -173,7 +177,7 @@ def test_inputs_with_different_numbers_of_rows(tmp_path: Path) -> None:
     )
     onnx.save(proto, tmp_path / "model.onnx")
     with xrt.InferenceSession(
-        tmp_path / "model.onnx", "cpu", "onnxruntime", policy={"execution": {"static_batch": SIZE}}
+        tmp_path / "model.onnx", device="cpu", engine="onnxruntime", policy={"execution": {"static_batch": SIZE}}
     ) as session:
         a, c = np.ones((3, 4), np.float32), np.full(4, 2, np.float32)
         np.testing.assert_array_equal(session.run({"a": a, "b": a, "c": c})["y"], np.full((3, 4), 4))

@@ -17,11 +17,11 @@ from xpuruntime.inference.session_arguments import SessionArguments
 if TYPE_CHECKING:
     import os
     from collections.abc import Sequence
+    from typing import Unpack
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.inference.session_arguments import PolicyLike
-    from xpuruntime.policies import ExecutionPolicy, KernelPolicy
+    from xpuruntime.inference.session_arguments import PolicyAliases, PolicyLike
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
@@ -31,21 +31,18 @@ __all__ = ["compile_model", "save_compiled"]
 def compile_model(
     model: Any,
     output: str | os.PathLike[str],
-    device: str | None = None,
-    engine: str | Sequence[str] | None = None,
-    kernel_policy: KernelPolicy | None = None,
-    exec_policy: ExecutionPolicy | None = None,
     policy: PolicyLike | None = None,
     *,
+    device: str | None = None,
+    engine: str | Sequence[str] | None = None,
     precision: Precision | None = None,
-    fp16: bool = False,
-    backend: str | Sequence[str] | None = None,
-    calibration: Any = None,
-    registry: EngineRegistry | None = None,
-    machine: Machine | None = None,
     lock: str | os.PathLike[str] | None = None,
     frozen: bool = False,
     overwrite: bool = False,
+    calibration: Any = None,
+    registry: EngineRegistry | None = None,
+    machine: Machine | None = None,
+    **aliases: Unpack[PolicyAliases],
 ) -> Artifact:
     """Compile a model once, into a folder that `InferenceSession` starts from without the slow part.
 
@@ -93,9 +90,7 @@ def compile_model(
     check_types({"overwrite": FLAG}, {"overwrite": overwrite})
     place = user_path(output, "the artifact")
     engines = known_engines(registry)
-    asked = SessionArguments(
-        device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, lock=lock, frozen=frozen
-    )
+    asked = SessionArguments(policy, device, engine, precision, lock, frozen).with_aliases(aliases, "compile_model")
     planned = plan_session(model, asked, engines, machine, calibration=calibration, purpose="compile")
     plan = planned.plan
     warn_of(plan, stacklevel=3)

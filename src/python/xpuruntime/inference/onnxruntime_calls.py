@@ -28,12 +28,12 @@ _PROVIDERS = {
 }
 #: Argument to what says the same.
 _ARGUMENTS = {
-    "sess_options": "exec_policy=xrt.ExecutionPolicy(threads=4, provider_options={'onnxruntime': "
-    "{'graph_optimization_level': 'all'}})",
-    "provider_options": "exec_policy=xrt.ExecutionPolicy(provider_options={'onnxruntime': {...}})",
-    "disabled_optimizers": "exec_policy=xrt.ExecutionPolicy(provider_options={'onnxruntime': "
-    "{'optimization.disable_specified_optimizers': 'GeluFusionL2'}})",
-    "enable_fallback": "nothing: no session falls back by itself; exec_policy=xrt.ExecutionPolicy(fallback=...) does",
+    "sess_options": "policy={'execution': {'threads': 4, 'provider_options': {'onnxruntime': "
+    "{'graph_optimization_level': 'all'}}}}",
+    "provider_options": "policy={'execution': {'provider_options': {'onnxruntime': {...}}}}",
+    "disabled_optimizers": "policy={'execution': {'provider_options': {'onnxruntime': "
+    "{'optimization.disable_specified_optimizers': 'GeluFusionL2'}}}}",
+    "enable_fallback": "nothing: no session falls back by itself; policy={'execution': {'fallback': [...]}} does",
 }
 #: Attribute to what says the same.
 _ATTRIBUTES = {
@@ -52,14 +52,14 @@ _ATTRIBUTES = {
     "run_with_ortvaluevector": "session.run({name: array}), which takes arrays of any device through DLPack",
     "set_providers": "xrt.InferenceSession(model, device=...), a new session",
     "disable_fallback": "nothing: no session falls back by itself",
-    "enable_fallback": "exec_policy=xrt.ExecutionPolicy(fallback=...)",
+    "enable_fallback": "policy={'execution': {'fallback': [...]}}",
 }
 
 
-def refuse_arguments(given: Mapping[str, Any], device: Any, names: Iterable[str]) -> None:
+def refuse_arguments(given: Mapping[str, Any], second: Any, names: Iterable[str]) -> None:
     """Refuse arguments that a session does not have."""
-    if type(device).__name__ == "SessionOptions":
-        given = {**given, "sess_options": device}
+    if type(second).__name__ == "SessionOptions":
+        given = {**given, "sess_options": second}
     if not given:
         return
     theirs = sorted(name for name in given if name in ("path_or_bytes", "providers") or name in _ARGUMENTS)

@@ -19,16 +19,16 @@ from xpuruntime.inference.session_arguments import SessionArguments
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
-    from typing import Literal
+    from typing import Literal, Unpack
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.locked import LockInForce
-    from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
+    from xpuruntime.inference.session_arguments import ModelLike, PolicyAliases, PolicyLike
     from xpuruntime.planning import Plan, PlanRequest, Resolution
-    from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
+    from xpuruntime.policies import Policy
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
@@ -44,22 +44,19 @@ __all__ = [
 
 def plan(
     model: ModelLike,
-    device: str | None = None,
-    engine: str | Sequence[str] | None = None,
-    kernel_policy: KernelPolicy | None = None,
-    exec_policy: ExecutionPolicy | None = None,
     policy: PolicyLike | None = None,
     *,
+    device: str | None = None,
+    engine: str | Sequence[str] | None = None,
     precision: Precision | None = None,
-    fp16: bool = False,
-    backend: str | Sequence[str] | None = None,
-    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
-    calibration: Any = None,
-    trust: bool = False,
-    registry: EngineRegistry | None = None,
-    machine: Machine | None = None,
     lock: str | os.PathLike[str] | None = None,
     frozen: bool = False,
+    trust: bool = False,
+    example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+    calibration: Any = None,
+    registry: EngineRegistry | None = None,
+    machine: Machine | None = None,
+    **aliases: Unpack[PolicyAliases],
 ) -> Plan:
     """Decide what would run, without loading anything.
 
@@ -72,9 +69,7 @@ def plan(
         policy key.
     """
     engines = known_engines(registry)
-    asked = SessionArguments(
-        device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen
-    )
+    asked = SessionArguments(policy, device, engine, precision, lock, frozen, trust).with_aliases(aliases, "plan")
     return plan_session(model, asked, engines, machine, example_inputs=example_inputs, calibration=calibration).plan
 
 

@@ -19,7 +19,7 @@ from xpuruntime.engines.registry import known_engines
 from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.inference.plan_request import plan_session, reopen_plan, warn_of
-from xpuruntime.inference.session_arguments import SessionArguments
+from xpuruntime.inference.session_arguments import PolicyAliases, SessionArguments
 from xpuruntime.printable import printable
 from xpuruntime.runtime.process_forks import reset_in_child
 from xpuruntime.runtime.session_registry import instrumented_method, note_bound, note_open, open_bindings
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
-    from typing import Never
+    from typing import Never, Unpack
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Binding, LoadedModel
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.planning import Plan
-    from xpuruntime.policies import ExecutionPolicy, KernelPolicy
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
@@ -57,19 +56,15 @@ class InferenceSession:
         An ONNX file, its bytes or an ``onnx.ModelProto`` with its weights inside, an exported program of PyTorch
         (``.pt2``), a module in evaluation mode, or a compiled artifact: the folder that `compile_model` wrote, whose
         own policy holds when none is given.
-    device : str, optional
-        ``"cpu"``, ``"cuda:0"``, ``"auto"``, …; overrides the policy.
-    engine : str or sequence of str, optional
-        Engine names in order of preference; overrides the policy. `backend` is an alias.
-    kernel_policy : KernelPolicy, optional
-        Overrides the policy's kernels.
-    exec_policy : ExecutionPolicy, optional
-        Overrides the policy's execution section.
     policy : Policy, path, mapping, or ``"auto"``, optional
         The policy; a path is loaded. Left out, the policy that the model itself carries holds, such as
         `xpuruntime.pytorch.export` writes; the plan says so.
+    device : str, optional
+        ``"cpu"``, ``"cuda:0"``, ``"auto"``, …; overrides the policy.
+    engine : str or sequence of str, optional
+        Engine names in order of preference; overrides the policy.
     precision : str, optional
-        ``"fp32"``, ``"fp16"``, ``"bf16"``, …; ``fp16=True`` is the same as ``precision="fp16"``.
+        ``"fp32"``, ``"fp16"``, ``"bf16"``, …; overrides the policy.
     example_inputs : mapping of str to tensor, or sequence of tensors, optional
         For a module: what it is called with once, to learn its operators and results.
     calibration : path, array, mapping, list or iterable, optional
@@ -91,6 +86,8 @@ class InferenceSession:
     frozen : bool
         Take the policy from the lock, and read no other. The validators of the lock are compared all the
         same.
+    **aliases
+        `PolicyAliases`, other ways to state a part of the policy: `kernel_policy`, `exec_policy`, `backend`, `fp16`.
 
     Attributes
     ----------
@@ -129,38 +126,34 @@ class InferenceSession:
     def __init__(
         self,
         model: ModelLike = None,
-        device: str | None = None,
-        engine: str | Sequence[str] | None = None,
-        kernel_policy: KernelPolicy | None = None,
-        exec_policy: ExecutionPolicy | None = None,
         policy: PolicyLike | None = None,
         *,
+        device: str | None = None,
+        engine: str | Sequence[str] | None = None,
         precision: Precision | None = None,
-        fp16: bool = False,
-        backend: str | Sequence[str] | None = None,
-        example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
-        calibration: Any = None,
-        trust: bool = False,
         plan: Plan | None = None,
-        registry: EngineRegistry | None = None,
-        machine: Machine | None = None,
         lock: str | os.PathLike[str] | None = None,
         frozen: bool = False,
-        **unknown: Never,
+        trust: bool = False,
+        example_inputs: Mapping[str, Any] | Sequence[Any] | None = None,
+        calibration: Any = None,
+        registry: EngineRegistry | None = None,
+        machine: Machine | None = None,
+        **aliases: Unpack[PolicyAliases],
     ) -> None:
-        if unknown or type(device).__name__ == "SessionOptions":
+        unknown = {name: value for name, value in aliases.items() if name not in PolicyAliases.__annotations__}
+        if unknown or type(policy).__name__ == "SessionOptions":
             from xpuruntime.inference.onnxruntime_calls import refuse_arguments
 
             others = ("model", "example_inputs", "calibration", "plan", "registry", "machine")
-            refuse_arguments(unknown, device, (*SessionArguments._fields, *others))
+            refuse_arguments(unknown, policy, (*SessionArguments._fields, *others))
         self._loaded: LoadedModel | None = None
         self.run = closed  # type: ignore[method-assign]
         #: CUDA graph of the last binding, or why it has none.
         self._bound: str | None = None
         engines = known_engines(registry)
-        asked = SessionArguments(
-            device, engine, kernel_policy, exec_policy, policy, precision, fp16, backend, trust, lock, frozen
-        )
+        stated = SessionArguments(policy, device, engine, precision, lock, frozen, trust)
+        asked = stated.with_aliases(aliases, "InferenceSession")
         given = {"example_inputs": example_inputs, "calibration": calibration}
         if plan is None:
             planned = plan_session(model, asked, engines, machine, **given)

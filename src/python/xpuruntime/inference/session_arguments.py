@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`SessionArguments`: what is asked of a session besides its model, and the policy that it makes."""
+"""`SessionArguments`: what is requested of a session besides its model, and the policy that it makes."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from xpuruntime.argument_types import FLAG, PATH, TEXTS, check_types
 from xpuruntime.errors import InputError, PolicyError
@@ -20,23 +20,51 @@ if TYPE_CHECKING:
     ModelLike = str | os.PathLike[str] | Any
     PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
 
-__all__ = ["SessionArguments"]
+__all__ = ["PolicyAliases", "SessionArguments"]
+
+
+class PolicyAliases(TypedDict, total=False):
+    """Other ways to state a part of the policy, beside `policy`, `engine` and `precision`.
+
+    Attributes
+    ----------
+    kernel_policy : KernelPolicy
+        Replaces the policy's kernels.
+    exec_policy : ExecutionPolicy
+        Replaces the policy's execution section.
+    backend : str or sequence of str
+        The same as `engine`.
+    fp16 : bool
+        The same as ``precision="fp16"``.
+    """
+
+    kernel_policy: KernelPolicy | None
+    exec_policy: ExecutionPolicy | None
+    backend: str | Sequence[str] | None
+    fp16: bool
 
 
 class SessionArguments(NamedTuple):
     """The arguments of `InferenceSession` that decide its policy, trust and lock, under the same names."""
 
+    policy: PolicyLike | None = None
     device: str | None = None
     engine: str | Sequence[str] | None = None
-    kernel_policy: KernelPolicy | None = None
-    exec_policy: ExecutionPolicy | None = None
-    policy: PolicyLike | None = None
     precision: Precision | None = None
-    fp16: bool = False
-    backend: str | Sequence[str] | None = None
-    trust: bool = False
     lock: str | os.PathLike[str] | None = None
     frozen: bool = False
+    trust: bool = False
+    kernel_policy: KernelPolicy | None = None
+    exec_policy: ExecutionPolicy | None = None
+    backend: str | Sequence[str] | None = None
+    fp16: bool = False
+
+    def with_aliases(self, aliases: Mapping[str, Any], function: str) -> SessionArguments:
+        """Return it with `PolicyAliases`; other keywords are refused as Python does. Raises TypeError."""
+        for name in aliases:
+            if name not in PolicyAliases.__annotations__:
+                raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
+        return self._replace(**aliases)
 
     def check_types(self) -> None:
         """Refuse what has a wrong type and is not checked by the policy. Raises TypeError."""

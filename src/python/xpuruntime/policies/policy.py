@@ -5,12 +5,14 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import files
 from xpuruntime.policies.compound_kinds import Nested, object_schema
+from xpuruntime.policies.device_spec import DEVICE_PATTERN
 from xpuruntime.policies.document import Refused, describe_value, from_python, quote
 from xpuruntime.policies.execution_policy import ExecutionPolicy, Precision
 from xpuruntime.policies.kernel_policy import KernelPolicy
@@ -196,6 +198,8 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
             if value == "auto":
                 return cls(mode="auto")
             raise PolicyError(f"policy: {value!r} is a mode, not a file; write Policy(mode={value!r})")
+        if isinstance(value, str) and re.fullmatch(DEVICE_PATTERN, value) and not os.path.exists(value):  # noqa: PTH110
+            raise PolicyError(f"policy: {value!r} is a device, not a file. Fix: device={value!r}")
         if isinstance(value, str) or hasattr(value, "__fspath__"):
             return cls.load(value)
         raise PolicyError(f"policy: expected a Policy, a path, a mapping or 'auto', got {describe_value(value)}")

@@ -57,7 +57,13 @@ class CompileSuite:
         path = models.save(model, folder, external=options.pop("external", False))
         policy = {"execution": {**self.execution, **options.pop("execution", {})}}
         return xrt.compile_model(
-            path, folder / name, self.device, self.engine, policy=policy, registry=self.registry(), **options
+            path,
+            folder / name,
+            device=self.device,
+            engine=self.engine,
+            policy=policy,
+            registry=self.registry(),
+            **options,
         )
 
     def test_says_that_it_compiles(self) -> None:
@@ -128,8 +134,8 @@ class CompileSuite:
                     xrt.compile_model(
                         path,
                         tmp_path / "m.xrt",
-                        self.device,
-                        self.engine,
+                        device=self.device,
+                        engine=self.engine,
                         policy={"execution": self.execution},
                         registry=self.registry(),
                     ).manifest

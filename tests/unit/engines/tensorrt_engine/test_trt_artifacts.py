@@ -34,7 +34,7 @@ def compiled(tmp_path: Any, execution: dict[str, Any] | None = None, name: str =
     """Return an artifact of an MLP; by default for compute capability 8.6."""
     model = models.save(more.pop("model", None) or models.mlp(batch=2), tmp_path)
     policy = {"execution": execution if execution is not None else OPTIONS}
-    return xrt.compile_model(model, tmp_path / name, "cuda:0", "tensorrt-rtx", policy=policy, **more)
+    return xrt.compile_model(model, tmp_path / name, device="cuda:0", engine="tensorrt-rtx", policy=policy, **more)
 
 
 def asked(tmp_path: Any, artifact: Any, execution: dict[str, Any] | None = None) -> Any:
@@ -229,8 +229,8 @@ def test_models_of_users(tmp_path: Any, name: str, precision: str) -> None:
     artifact = xrt.compile_model(
         path,
         tmp_path / "m.xrt",
-        "cuda:0",
-        "tensorrt-rtx",
+        device="cuda:0",
+        engine="tensorrt-rtx",
         policy={"execution": {"shapes": shapes, "precision": precision}},
         calibration=samples if precision == "int8" else None,
     )

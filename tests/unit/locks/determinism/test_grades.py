@@ -142,7 +142,7 @@ def test_the_simulator_of_qnn(tmp_path: Path) -> None:
 def test_a_module_cannot_be_restarted_and_the_grades_above_are_tested() -> None:
     torch.manual_seed(0)
     module = torch.nn.Sequential(torch.nn.Linear(16, 16), torch.nn.ReLU()).eval()
-    with xrt.InferenceSession(module, "cpu", "torch", example_inputs=(torch.randn(4, 16),)) as session:
+    with xrt.InferenceSession(module, device="cpu", engine="torch", example_inputs=(torch.randn(4, 16),)) as session:
         found = session_determinism(session, trials=TRIALS)
     assert verdicts(found)["restart"] == "not_tested"
     assert "export it to a file" in found.tests[2].reason
@@ -178,7 +178,7 @@ def test_batch_invariance_is_what_pytorch_itself_shows() -> None:
     rows = torch.randn(8, 512).numpy()
     with torch.no_grad():
         same = rows_alone(lambda x: module(torch.from_numpy(x)).numpy(), rows, (2, 4, 8))
-    with xrt.InferenceSession(module, "cpu", "torch", example_inputs=(torch.randn(4, 512),)) as session:
+    with xrt.InferenceSession(module, device="cpu", engine="torch", example_inputs=(torch.randn(4, 512),)) as session:
         found = session_determinism(
             session, inputs={session.inputs[0].name: rows}, trials=TRIALS, batch_sizes=(2, 4, 8)
         )
@@ -189,7 +189,7 @@ def test_batch_invariance_is_what_pytorch_itself_shows() -> None:
 def test_a_range_of_the_policy_bounds_the_sizes(tmp_path: Path) -> None:
     policy = {"execution": {"shapes": {"x": ["1..6", 64]}}}
     path = models.save(models.mlp(64), tmp_path)
-    with xrt.InferenceSession(path, "cpu", "onnxruntime", policy=policy) as session:
+    with xrt.InferenceSession(path, device="cpu", engine="onnxruntime", policy=policy) as session:
         found = session_determinism(session, "run_to_run", trials=1)
         assert found.batch_sizes == (2, 3, 4, 6)
         with pytest.raises(InputError, match="batch size 8: the policy allows 1 to 6 for the dimension"):

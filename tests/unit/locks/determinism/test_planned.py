@@ -25,9 +25,9 @@ def planned(engine: str, grade: str, folder: Path) -> xrt.Plan:
     policy = {"execution": {"determinism": grade, **options}}
     if engine == "torch":
         module = torch.nn.Linear(16, 16).eval()
-        return xrt.plan(module, "cpu", engine, policy=policy, example_inputs=(torch.zeros(4, 16),))
+        return xrt.plan(module, device="cpu", engine=engine, policy=policy, example_inputs=(torch.zeros(4, 16),))
     path = models.save(models.mlp(16, batch=4), folder)
-    return xrt.plan(path, "npu" if engine == "qnn" else "cpu", engine, policy=policy)
+    return xrt.plan(path, device="npu" if engine == "qnn" else "cpu", engine=engine, policy=policy)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -49,11 +49,11 @@ def test_a_setting_that_is_read_back_proves_no_grade_above_run_to_run() -> None:
         if grade != "run_to_run":
             with pytest.warns(xrt.XpuRuntimeWarning, match="concurrency is not promised"):
                 session = xrt.InferenceSession(
-                    module, "cpu", "torch", exec_policy=policy, example_inputs=(torch.zeros(4, 16),)
+                    module, device="cpu", engine="torch", exec_policy=policy, example_inputs=(torch.zeros(4, 16),)
                 )
         else:
             session = xrt.InferenceSession(
-                module, "cpu", "torch", exec_policy=policy, example_inputs=(torch.zeros(4, 16),)
+                module, device="cpu", engine="torch", exec_policy=policy, example_inputs=(torch.zeros(4, 16),)
             )
         with session:
             report = session.explain(runs=1)

@@ -44,11 +44,11 @@ _GRADES = DETERMINISM_GRADES[1:]
 def determinism(
     model: ModelLike,
     grade: Determinism | None = None,
+    policy: PolicyLike | None = None,
+    *,
     device: str | None = None,
     engine: str | Sequence[str] | None = None,
     exec_policy: ExecutionPolicy | None = None,
-    policy: PolicyLike | None = None,
-    *,
     inputs: Mapping[str, Any] | None = None,
     trials: int = 20,
     processes: int = 3,
@@ -102,11 +102,10 @@ def determinism(
 
     with InferenceSession(
         model,
-        device,
-        engine,
-        None,
-        exec_policy,
         policy,
+        device=device,
+        engine=engine,
+        exec_policy=exec_policy,
         precision=precision,
         calibration=calibration,
         trust=trust,
