@@ -33,7 +33,6 @@ __all__ = [
     "Feed",
     "Job",
     "QueueState",
-    "RequestCheck",
     "answer",
     "check_request",
     "fail",
@@ -42,8 +41,6 @@ __all__ = [
 
 #: Largest input without a batch dimension, in bytes, whose requests are compared in order to run together.
 _COMPARED = 1024
-#: Forms of requests that are remembered.
-_MOST_KNOWN = 1024
 
 
 @dataclass(slots=True)
@@ -57,36 +54,6 @@ class Feed:
     group: Hashable
     outputs: tuple[str, ...]
     shapes: Hashable = None
-
-
-class RequestCheck:
-    """Checks requests of one model, and those that only differ in their values from one that was good by its result."""
-
-    def __init__(self, layout: Layout, *, fixed: bool) -> None:
-        self._layout, self._fixed = layout, fixed
-        #: The values matter where inputs without a batch dimension have to be equal, and padded inputs differ in size.
-        self._repeats = all(
-            info.padding is None and (info.batch is not None or not layout.batched) for info in layout.inputs.values()
-        )
-        self._known: dict[Hashable, Feed] = {}
-
-    def __call__(self, request: InferRequest) -> Feed:
-        """Return the inputs of a request; see `check_request`."""
-        if not self._repeats:
-            return check_request(request, self._layout, fixed=self._fixed)
-        inputs = request.inputs
-        key = (
-            tuple([(one.name, one.datatype, tuple(one.shape)) for one in inputs]),
-            tuple([one.name for one in request.outputs]) if request.outputs else (),
-        )
-        known = self._known.get(key)
-        if known is None:
-            known = check_request(request, self._layout, fixed=self._fixed)
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-            self._known[key] = Feed({}, known.rows, known.lengths, known.targets, known.group, known.outputs, key)
-        arrays = {one.name: one.data for one in inputs}
-        return Feed(arrays, known.rows, known.lengths, known.targets, known.group, known.outputs, key)
 
 
 def check_request(request: InferRequest, layout: Layout, *, fixed: bool = False) -> Feed:
@@ -229,13 +196,13 @@ class Admission:
 
     def __init__(self, layout: Layout, settings: BatchSettings, name: str, clock: Callable[[], float]) -> None:
         self._name, self._clock = name, clock
-        self._check = RequestCheck(layout, fixed=settings.shapes == "fixed")
+        self._layout, self._fixed = layout, settings.shapes == "fixed"
         self._timeout, self._delays = settings.timeout_us * 1e-6, settings.timeout_action == "delay"
         self._levels, self._default_level = settings.priority_levels, settings.default_level
 
     def accept(self, request: InferRequest) -> Job:
         """Return a request with its deadline and level."""
-        feed = self._check(request)
+        feed = check_request(request, self._layout, fixed=self._fixed)
         now = self._clock()
         deadline = request.deadline
         overdue = None
