@@ -130,7 +130,7 @@ def compare_engines(
             known.get(engine)
         except EngineError as error:
             raise InputError(f"{error}. Correct the name, or install the package that registers it") from None
-    base = SessionArguments(device=device, precision=precision).merged(policy)
+    base = SessionArguments(device=device, policy=policy, precision=precision).checked().merged()
     info = with_shapes(read_model(model), base)
     request = PlanRequest(model=info, calibration=calibration_of(calibration, base, info))
     if info.format != "onnx":

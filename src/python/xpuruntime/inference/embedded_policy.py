@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -23,50 +23,32 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.inference.session_arguments import SessionArguments
     from xpuruntime.lockfile.export_lock import ExportLock
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
 
-__all__ = ["Carried", "carried_policy", "check_export_lock", "compare_kernels"]
+__all__ = ["carried_policy", "carries_policy", "check_export_lock", "compare_kernels"]
 
-_SOURCE = "model metadata"
 #: Kernels that a note names.
 _NAMED = 4
 
 
-class Carried(NamedTuple):
-    """The policy that a model carries, where it holds; where the plan's policy comes from; what the plan says of it."""
-
-    policy: Policy | None
-    source: str
-    notes: tuple[str, ...]
+def carries_policy(info: ModelInfo) -> bool:
+    """Say whether a model has a policy of its own."""
+    return POLICY_KEY in info.metadata or any(node.kernels for node in info.nodes)
 
 
-def carried_policy(info: ModelInfo, asked: SessionArguments) -> Carried:
-    """Return the policy that a model carries, unless the caller has stated one."""
+def carried_policy(info: ModelInfo) -> tuple[Policy | None, list[str]]:
+    """Return the policy that a model carries, and notes on what is left out of it."""
     marks = [(node.name, node.op, node.kernels) for node in info.nodes if node.kernels]
-    text = info.metadata.get(POLICY_KEY)
-    sections = ("kernel_policy", "exec_policy", "device", "engine", "precision", "backend")
-    stated = any(getattr(asked, name) is not None for name in sections) or asked.fp16
-    if text is None and not marks:
-        return Carried(None, "stated" if asked.policy is not None or stated else "default", ())
-    if asked.policy is not None:
-        return Carried(None, "stated", (f"{info.path} carries a policy of its own, which the stated one replaces",))
     try:
-        policy = read_policy(text, marks, POLICY_KEY)
+        policy = read_policy(info.metadata.get(POLICY_KEY), marks, POLICY_KEY)
     except PolicyError as error:
         fix = "export it again, or state a policy, which then holds instead"
         raise ModelError(
             f"cannot use the model {info.path!r}: the policy that it carries: {error}. Fix: {fix}."
         ) from None
-    policy, left_out = _without_places(policy)
-    notes = [f"no policy was stated, so that the one in {info.path} holds (source: {_SOURCE})"]
-    if asked.kernel_policy is not None:
-        notes.append("kernel_policy replaces the kernels of the model's own policy")
-    if asked.exec_policy is not None:
-        notes.append("exec_policy replaces the execution section of the model's own policy")
-    return Carried(policy, _SOURCE, (*notes, *left_out))
+    return _without_places(policy)
 
 
 def _without_places(policy: Policy | None) -> tuple[Policy | None, list[str]]:

@@ -29,6 +29,7 @@ from xpuruntime.lockfile.validators import Surroundings, compare_libraries, comp
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Callable, Mapping, Sequence
 
     from xpuruntime.artifacts.manifest import Artifact
@@ -36,18 +37,19 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.inference.session_arguments import SessionArguments
     from xpuruntime.lockfile.records import Identity, Lock
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 
 __all__ = [
     "LockInForce",
+    "SessionLock",
     "check_loaded",
     "compare_observed",
     "lock_in_force",
     "lock_seen",
     "locked_plan",
+    "read_session_lock",
     "surroundings",
 ]
 
@@ -85,32 +87,39 @@ class LockInForce(NamedTuple):
         return msgspec.structs.replace(plan, policy_source="lock", controls=(*plan.controls, control))
 
 
-def lock_in_force(
-    asked: SessionArguments,
-    stated: Policy,
-    info: ModelInfo,
-    machine_of: Callable[[tuple[str, ...]], Machine],
-    *,
-    calibration_of: Callable[[Policy, str | None], Calibration | None],
-    artifact: Artifact | None,
-) -> LockInForce | None:
-    """Return the lock that a session opens under, once all of its validators hold; ``None`` without a lock."""
-    path = asked.lock if asked.lock is not None else stated.execution.lock
-    if path is None:
-        return None
+class SessionLock(NamedTuple):
+    """A lock of a session that was read, where it is from, its plan, and its own policy."""
+
+    lock: Lock
+    where: str
+    plan: LockedPlan
+    policy: Policy
+
+
+def read_session_lock(path: str | os.PathLike[str]) -> SessionLock:
+    """Read the lock that a session is to open under."""
     source = with_home(str(path), "the lock")
     lock, where = load_lock(source), str(source)
-    identity = lock.identity
-    records = session_records(identity)
+    records = session_records(lock.identity)
     if records is None:
         raise LockError(
-            f"{where} is a lock of {identity.subject}, and a session needs one of inference. Fix: make one with "
+            f"{where} is a lock of {lock.identity.subject}, and a session needs one of inference. Fix: make one with "
             "`xrt lock MODEL`"
         )
     _, locked, plan = records
-    own = policy_of(locked, source)
-    asks = stated_keys(stated if asked.policy is not None else asked.merged(own))
-    calibration = calibration_of(own, where) if asked.policy is None else calibration_of(stated, None)
+    return SessionLock(lock, where, plan, policy_of(locked, source))
+
+
+def lock_in_force(
+    read: SessionLock,
+    policy: Policy,
+    info: ModelInfo,
+    machine_of: Callable[[tuple[str, ...]], Machine],
+    calibration: Calibration | None,
+    artifact: Artifact | None,
+) -> LockInForce:
+    """Return the lock that a session opens under, once all of its validators hold for `policy`, the settled one."""
+    identity, plan = read.lock.identity, read.plan
     here = surroundings(
         plan.engine,
         plan.device,
@@ -118,14 +127,15 @@ def lock_in_force(
         info,
         calibration=calibration,
         artifact=artifact,
-        policy=asks,
+        policy=stated_keys(policy),
         like=identity.model,
     )
     drifts = compare_validators(identity, here)
     if drifts:
-        raise drift_error(where, drifts)
-    policy = locked_policy(own, plan.engine, plan.device, identity.calls)
-    return LockInForce(lock, where, policy, calibration)
+        raise drift_error(read.where, drifts)
+    return LockInForce(
+        read.lock, read.where, locked_policy(read.policy, plan.engine, plan.device, identity.calls), calibration
+    )
 
 
 def surroundings(

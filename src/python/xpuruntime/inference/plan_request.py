@@ -14,7 +14,7 @@ from xpuruntime.argument_types import MACHINE, check_types
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.inference.calibrating import calibration_of
-from xpuruntime.inference.session_arguments import SessionArguments
+from xpuruntime.inference.session_arguments import SessionArguments, settle_policy
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = [
-    "artifact_of",
     "plan",
     "plan_request",
     "plan_session",
@@ -94,46 +93,30 @@ def plan_session(
     calibration: Any = None,
     purpose: Literal["run", "compile", "search"] = "run",
 ) -> PlannedModel:
-    """Read a model, settle its policy and plan it.
-
-    The policy is that of the lock where there is one, else the one that was asked for; where none was, that of the
-    artifact or of the model itself.
-    """
+    """Read a model, settle its policy and plan it."""
+    from xpuruntime.artifacts.manifest import find_artifact
     from xpuruntime.engines.model import read_model
-    from xpuruntime.inference.embedded_policy import carried_policy, check_export_lock
+    from xpuruntime.inference.embedded_policy import check_export_lock
 
     _check_machine(machine)
-    asked.check_types()
-    if asked.frozen:
-        asked.check_frozen()
-    if purpose != "compile":
-        artifact, start = artifact_of(model, asked.policy)
-    else:
-        artifact, start = None, asked.policy
-    stated = asked.merged(start)
+    asked = asked.checked()
+    artifact = find_artifact(model) if purpose != "compile" else None
     info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=asked.trust)
-    source = "artifact" if artifact is not None and asked.policy is None else "stated"
-    notes: tuple[str, ...] = ()
-    if artifact is None:
-        carried, source, notes = carried_policy(info, asked)
-        stated = stated if carried is None else asked.merged(carried)
+    policy, source, notes, named = settle_policy(asked, artifact, info)
     lock = None
-    if asked.lock is not None or stated.execution.lock is not None:
+    if named is not None:
         from xpuruntime.inference.locked import lock_in_force
 
+        own, where = (named.policy, named.where) if asked.policy is None else (policy, None)
+        calibration = calibration_of(calibration, own, info, artifact=artifact, lock=where)
         machine_of = functools.partial(_machine_of, registry) if machine is None else lambda _: machine
-
-        def inputs_of(policy: Policy, where: str | None) -> Any:
-            return calibration_of(calibration, policy, info, artifact=artifact, lock=where)
-
-        lock = lock_in_force(asked, stated, info, machine_of, calibration_of=inputs_of, artifact=artifact)
-        if lock is not None:
-            stated, calibration = lock.policy, lock.calibration
-    request = _request(info, stated, calibration, artifact, purpose)
-    (plan, judgement), here = plan_request(request, stated, registry, machine)
+        lock = lock_in_force(named, policy, info, machine_of, calibration, artifact)
+        policy = lock.policy
+    request = _request(info, policy, calibration, artifact, purpose)
+    (plan, judgement), here = plan_request(request, policy, registry, machine)
     plan = msgspec.structs.replace(plan, policy_source=source, notes=(*plan.notes, *notes))
     plan = check_export_lock(info, plan) if lock is None else lock.checked(plan)
-    return PlannedModel(request, plan, judgement, here, stated, lock)
+    return PlannedModel(request, plan, judgement, here, policy, lock)
 
 
 def reopen_plan(
@@ -147,23 +130,26 @@ def reopen_plan(
     calibration: Any = None,
 ) -> PlannedModel:
     """Read a model and check that a plan of before holds for it here; only the plan's engine is probed and asked."""
+    from xpuruntime.artifacts.manifest import find_artifact
     from xpuruntime.engines.model import read_model
     from xpuruntime.planning import Plan
     from xpuruntime.planning.reopening import check_plan
+    from xpuruntime.policies import Policy
 
     _check_machine(machine)
     if not isinstance(plan, Plan):
         msg = f"plan is an object of type {type(plan).__name__}, not a Plan. Fix: read it with Plan.from_json"
         raise InputError(msg)
-    stated = asked.merged(plan.policy if asked.policy is None else asked.policy)
-    artifact, _ = artifact_of(model, stated)
+    asked = asked.checked()
+    policy = asked.merged(Policy.coerce(plan.policy))
+    artifact = find_artifact(model)
     info = artifact.manifest.model if artifact is not None else read_model(model, example_inputs, trust=asked.trust)
-    request = _request(info, stated, calibration, artifact, "run")
+    request = _request(info, policy, calibration, artifact, "run")
     engines = registry.engines()
     if machine is None:
         machine = _machine_of(registry, (plan.engine,) if plan.engine in engines else ())
-    judgement = check_plan(plan, request, stated, machine, engines)
-    return PlannedModel(request, plan, judgement, machine, stated, None)
+    judgement = check_plan(plan, request, policy, machine, engines)
+    return PlannedModel(request, plan, judgement, machine, policy, None)
 
 
 def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
@@ -179,14 +165,6 @@ def warn_of(plan: Plan, *, stacklevel: int, after: int = 0) -> None:
 
 def _check_machine(machine: Any) -> None:
     check_types({"machine": MACHINE}, {"machine": machine}, optional=("machine",))
-
-
-def artifact_of(model: Any, policy: PolicyLike | None) -> tuple[Artifact | None, PolicyLike | None]:
-    """Return the artifact that `model` names, and the policy to start from: its own where none is given."""
-    from xpuruntime.artifacts.manifest import artifact_policy, find_artifact
-
-    artifact = find_artifact(model)
-    return artifact, artifact_policy(artifact) if artifact is not None and policy is None else policy
 
 
 def _request(

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`SessionArguments`: what is requested of a session besides its model, and the policy that it makes."""
+"""Arguments of a session, and `settle_policy`: the one policy that everything is decided by."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
 
 from xpuruntime.argument_types import FLAG, PATH, TEXTS, check_types
 from xpuruntime.errors import InputError, PolicyError
+from xpuruntime.inference.embedded_policy import carried_policy, carries_policy
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
+    from xpuruntime.artifacts.manifest import Artifact
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.inference.locked import SessionLock
     from xpuruntime.policies import ExecutionPolicy, KernelPolicy, Policy
     from xpuruntime.policies.execution_policy import Precision
 
@@ -20,7 +24,7 @@ if TYPE_CHECKING:
     ModelLike = str | os.PathLike[str] | Any
     PolicyLike = Policy | str | os.PathLike[str] | Mapping[str, Any]
 
-__all__ = ["PolicyAliases", "SessionArguments"]
+__all__ = ["PolicyAliases", "SessionArguments", "SessionPolicy", "settle_policy"]
 
 
 class PolicyAliases(TypedDict, total=False):
@@ -66,31 +70,12 @@ class SessionArguments(NamedTuple):
                 raise TypeError(f"{function}() got an unexpected keyword argument {name!r}")
         return self._replace(**aliases)
 
-    def check_types(self) -> None:
-        """Refuse what has a wrong type and is not checked by the policy. Raises TypeError."""
+    def checked(self) -> SessionArguments:
+        """Return them without aliases and with the policy read. Raises TypeError, `InputError` or `PolicyError`."""
+        from xpuruntime.policies import Policy
+
         types = {"fp16": FLAG, "trust": FLAG, "frozen": FLAG, "lock": PATH, "engine": TEXTS, "backend": TEXTS}
         check_types(types, self._asdict(), optional=("engine", "backend", "lock"))
-
-    def stated_arguments(self) -> list[str]:
-        """Return the names of the arguments that state a part of the policy."""
-        names = ("device", "engine", "kernel_policy", "exec_policy", "policy", "precision", "backend")
-        return [name for name in names if getattr(self, name) is not None] + (["fp16"] if self.fp16 else [])
-
-    def check_frozen(self) -> None:
-        """Refuse what contradicts `frozen`. Raises `InputError` or `PolicyError`."""
-        if self.lock is None:
-            raise InputError("frozen takes the policy from a lock, and none is named. Fix: name it with lock= (--lock)")
-        if given := self.stated_arguments():
-            raise PolicyError(f"frozen takes the policy from the lock; leave out {', '.join(given)}, or frozen")
-
-    def merged(self, policy: PolicyLike | None) -> Policy:
-        """Return `policy` with the other arguments in it, and its paths absolute.
-
-        Raises `PolicyError` where they contradict each other.
-        """
-        from xpuruntime.policies import Policy
-        from xpuruntime.policies.kinds import in_folder
-
         engine, backend, precision = self.engine, self.backend, self.precision
         if engine is not None and backend is not None and engine != backend:
             raise PolicyError(
@@ -99,11 +84,83 @@ class SessionArguments(NamedTuple):
             )
         if self.fp16 and precision not in (None, "fp16"):
             raise PolicyError(f"fp16=True and precision={precision!r} contradict each other; state one of them")
-        made = Policy.coerce(policy).with_overrides(
-            device=self.device,
-            engine=engine if engine is not None else backend,
+        if self.frozen:
+            if self.lock is None:
+                raise InputError(
+                    "frozen takes the policy from a lock, and none is named. Fix: name it with lock= (--lock)"
+                )
+            if stated := self._stated():
+                raise PolicyError(f"frozen takes the policy from the lock; leave out {', '.join(stated)}, or frozen")
+        return self._replace(
+            engine=backend if engine is None else engine,
+            backend=None,
             precision="fp16" if self.fp16 else precision,
+            fp16=False,
+            policy=None if self.policy is None else Policy.coerce(self.policy),
+        )
+
+    def _stated(self) -> list[str]:
+        names = ("device", "engine", "kernel_policy", "exec_policy", "policy", "precision", "backend")
+        return [name for name in names if getattr(self, name) is not None] + (["fp16"] if self.fp16 else [])
+
+    def merged(self, base: Policy | None = None) -> Policy:
+        """Return the caller's policy, else `base`, with the other arguments in it, and its paths absolute.
+
+        Of arguments that were `checked`.
+        """
+        from xpuruntime.policies import Policy
+        from xpuruntime.policies.kinds import in_folder
+
+        policy: Policy = self.policy or base or Policy()  # type: ignore[assignment]
+        merged = policy.with_overrides(
+            device=self.device,
+            engine=self.engine,
+            precision=self.precision,
             kernel_policy=self.kernel_policy,
             exec_policy=self.exec_policy,
         )
-        return made.relocated(in_folder(""))
+        return merged.relocated(in_folder(""))
+
+
+class SessionPolicy(NamedTuple):
+    """The policy that a session is decided by, whose it is, what the plan says of that, and the lock that it names."""
+
+    policy: Policy
+    source: str
+    notes: tuple[str, ...]
+    lock: SessionLock | None
+
+
+def settle_policy(asked: SessionArguments, artifact: Artifact | None, info: ModelInfo) -> SessionPolicy:
+    """Return the policy that everything is decided by: the only place where policies of a session meet.
+
+    The caller's holds, else that of the lock, else of the artifact, else of the model; the other arguments are put into
+    it. What a lock lets a session run under follows from its validators, see `lock_in_force`.
+    """
+    base: Policy | None = None
+    notes: tuple[str, ...] = ()
+    source = "stated" if asked._stated() else "default"
+    if artifact is not None:
+        from xpuruntime.artifacts.manifest import artifact_policy
+
+        base, source = artifact_policy(artifact), "stated" if asked.policy is not None else "artifact"
+    elif carries_policy(info):
+        if asked.policy is not None:
+            notes = (f"{info.path} carries a policy of its own, which the stated one replaces",)
+        else:
+            base, left_out = carried_policy(info)
+            source = "model metadata"
+            told = [f"no policy was stated, so that the one in {info.path} holds (source: {source})"]
+            if asked.kernel_policy is not None:
+                told.append("kernel_policy replaces the kernels of the model's own policy")
+            if asked.exec_policy is not None:
+                told.append("exec_policy replaces the execution section of the model's own policy")
+            notes = (*told, *left_out)
+    policy = asked.merged(base)
+    path = policy.execution.lock if asked.lock is None else asked.lock
+    if path is None:
+        return SessionPolicy(policy, source, notes, None)
+    from xpuruntime.inference.locked import read_session_lock
+
+    lock = read_session_lock(path)
+    return SessionPolicy(asked.merged(lock.policy), source, notes, lock)

@@ -158,7 +158,7 @@ def tune(
         known = known_engines(registry)
         cluster = None
         if stated.ray is not None:
-            cuda = arguments.merged(arguments.policy).execution.device.startswith("cuda")
+            cuda = arguments.checked().merged().execution.device.startswith("cuda")
             cluster = stack.enter_context(RayCluster(stated.ray, cuda=cuda))
             machine = machine if machine is not None else cluster.machine
         context = SearchContext(model, arguments, stated, known, machine, calibration, cluster)

@@ -143,14 +143,13 @@ def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
     from xpuruntime.artifacts.manifest import find_artifact
     from xpuruntime.engines.model import read_model
     from xpuruntime.inference.embedded_policy import carried_policy
-    from xpuruntime.inference.session_arguments import SessionArguments
 
     if settings.policy is not None:
         policy: Policy | None = Policy.load(settings.policy)
     elif find_artifact(path) is not None:
         return None
     else:
-        policy = carried_policy(read_model(path, trust=settings.trust), SessionArguments(trust=settings.trust)).policy
+        policy, _ = carried_policy(read_model(path, trust=settings.trust))
     policy = policy or Policy()
     return policy.replace(execution=policy.execution.replace(static_batch=rows))
 
