@@ -17,7 +17,7 @@ from xpuruntime.pytorch.coverage.operation_table import FLEX, uncovered_kernel  
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
 from xpuruntime.pytorch.explanation.attribution import AttributedTime, TimeAttribution, UnattributedCalls  # noqa: E402
 from xpuruntime.pytorch.explanation.requested import RequestedKernels  # noqa: E402
-from xpuruntime.pytorch.explanation.summary_builder import build_rows  # noqa: E402
+from xpuruntime.pytorch.explanation.summary import build_rows  # noqa: E402
 
 pytestmark = pytest.mark.torch
 

@@ -18,10 +18,15 @@ from xpuruntime.errors import InputError  # noqa: E402
 from xpuruntime.policies import KernelPolicy  # noqa: E402
 from xpuruntime.pytorch.capture.arguments import state_of  # noqa: E402
 from xpuruntime.pytorch.capture.snapshot import StateSnapshot  # noqa: E402
-from xpuruntime.pytorch.step_tuning.device_memory import VariantMemoryMeter  # noqa: E402
-from xpuruntime.pytorch.step_tuning.losses import difference  # noqa: E402
-from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep  # noqa: E402
-from xpuruntime.pytorch.step_tuning.variants import VariantStep  # noqa: E402
+from xpuruntime.pytorch.step_tuning.result import (  # noqa: E402
+    StepCandidate,
+    TunedStep,
+    difference,
+)
+from xpuruntime.pytorch.step_tuning.variants import (  # noqa: E402
+    VariantMemoryMeter,
+    VariantStep,
+)
 
 QUICK: dict[str, Any] = {"rounds": (7, 7), "budget": 2.0}
 NATIVE = {"native": None}

@@ -174,7 +174,7 @@ def _marked_elsewhere() -> None:
 
 
 def test_captures_are_drawn_from_the_calls_that_begin_and_end_them(tmp_path):
-    from xpuruntime.pytorch.profiling.trace_merge import merge_trace
+    from xpuruntime.pytorch.profiling.profile import merge_trace
 
     raw, target = tmp_path / "raw.json", tmp_path / "out.json"
     events = [
@@ -236,7 +236,7 @@ def test_a_full_disk_leaves_the_old_trace_and_names_the_path(tmp_path):
 
 
 def test_a_broken_trace_of_pytorch_is_said(tmp_path):
-    from xpuruntime.pytorch.profiling.trace_merge import merge_trace
+    from xpuruntime.pytorch.profiling.profile import merge_trace
 
     raw, target = tmp_path / "raw.json", tmp_path / "out.json"
     raw.write_text('{"traceEvents": [{"ph": "X"')

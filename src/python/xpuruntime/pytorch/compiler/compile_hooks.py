@@ -20,8 +20,7 @@ import torch
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention import flex_choices
-from xpuruntime.pytorch.coverage.gap_reports import report_gaps
-from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gaps_in_settings
+from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gaps_in_settings, report_gaps
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.import_hook import WhenImported

@@ -1,21 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`coverage_gaps`: the parts of a model that a policy does not reach, and why."""
+"""Coverage gaps: calls that a policy does not reach, and reports of them."""
 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
-from xpuruntime.errors import InputError
+from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.entry_points import WITH_WEIGHTS
 from xpuruntime.pytorch.call_scope import module_names, module_paths
-from xpuruntime.pytorch.coverage.by_operators import computed_by_operators
+from xpuruntime.pytorch.coverage.operation_table import computed_by_operators
 from xpuruntime.pytorch.coverage.unserved import MULTI_HEAD, UNSERVED
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -28,8 +29,14 @@ if TYPE_CHECKING:
     from xpuruntime.policies import KernelPolicy, Policy
 
 __all__ = [
-    "CoverageGap", "coverage_gaps", "gaps_in_graph", "gaps_in_modules", "gaps_in_package", "gaps_in_settings",
-]  # fmt: skip
+    "CoverageGap",
+    "coverage_gaps",
+    "gaps_in_graph",
+    "gaps_in_modules",
+    "gaps_in_package",
+    "gaps_in_settings",
+    "report_gaps",
+]
 
 
 class CoverageGap(NamedTuple):
@@ -360,3 +367,17 @@ def _recurrent(name: str) -> CoverageGap:
     return CoverageGap(
         "matmul", name, _RECURRENT, "write the cell with torch.nn.Linear, or add a rule for it with use: torch"
     )
+
+
+def report_gaps(gaps: list[CoverageGap], active: CompiledPolicy) -> None:
+    """Warn of what a policy does not reach, once for each policy, or refuse it where the policy is strict."""
+    fresh = [gap for gap in dict.fromkeys(gaps) if (active.number, gap) not in CONTEXT.reported_gaps]
+    if active.strict and gaps:
+        shown = "; ".join(f"{one.what}: {one.reason}. Fix: {one.fix}" for one in dict.fromkeys(gaps))
+        msg = f"the policy is strict, and compiled code would bypass it. {shown}"
+        raise PolicyError(msg)
+    if not fresh:
+        return
+    CONTEXT.reported_gaps.update((active.number, gap) for gap in fresh)
+    shown = "; ".join(f"{one.what}: {one.reason} ({one.fix})" for one in fresh)
+    warnings.warn(f"compiled code bypasses the policy. {shown}", XpuRuntimeWarning, stacklevel=3)

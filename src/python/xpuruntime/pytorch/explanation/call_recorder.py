@@ -1,17 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`CallRecorder`: every call of an overridden operator, by kind, with a profiler range around it."""
+"""Recorded calls: what ran by which kernel, in ranges of lengths."""
 
 from __future__ import annotations
 
 import threading
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.attention.call import last_of_range, phase_of
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.coverage.unserved import products_of_any_type
 from xpuruntime.pytorch.dispatch import call_state
@@ -19,7 +20,6 @@ from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import measuring
-from xpuruntime.pytorch.explanation.length_ranges import kv_range, phase_of_call, ranged
 from xpuruntime.pytorch.explanation.requested import (
     NO_FLOATS,
     RequestedKernels,
@@ -35,7 +35,61 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = ["LEFT", "CallRecorder", "RecordedCalls"]
+__all__ = [
+    "LEFT",
+    "CallRecorder",
+    "RecordedCalls",
+    "kv_range",
+    "phase_of_call",
+    "ranged",
+]
+
+
+Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
+
+#: Calls of attention by queries, keys and values that are ``[..., length, head_dim]``.
+_ATTENTIONS = ("scaled_dot_product_attention", "xpuruntime::attention")
+_TRAINING = ("train", "backward")
+_MATRIX = 2
+
+
+def phase_of_call(op: str, name: str, phase: str, shapes: Shapes) -> str:
+    """Return the phase of a recorded call: of an attention, its sizes may say more than what runs around it."""
+    lengths = _lengths(op, name, shapes)
+    return phase if lengths is None else phase_of(phase, *lengths)
+
+
+def kv_range(op: str, name: str, phase: str, shapes: Shapes) -> str:
+    """Return the range in which the keys and values of an attention lie, such as ``"33..64"``; of others nothing."""
+    lengths = _lengths(op, name, shapes)
+    if lengths is None or phase in _TRAINING or lengths[1] < 1:
+        return ""
+    last = last_of_range(lengths[1])
+    return f"{last // 2 + 1}..{last}"
+
+
+def ranged(op: str, name: str, phase: str, shapes: Shapes) -> Shapes:
+    """Return shapes in which each length that tells no kinds of calls apart is the last of its range."""
+    if phase in _TRAINING:
+        return shapes
+    if _lengths(op, name, shapes) is not None:
+        dense = [(*shape[:-2], last_of_range(shape[-2]), shape[-1]) for shape in shapes[:3]]
+        return (*dense, *(tuple(map(last_of_range, shape)) for shape in shapes[3:]))  # a mask has both lengths
+    if op == "matmul" and max(map(len, shapes), default=0) > _MATRIX:
+        return tuple((shape[0], *map(last_of_range, shape[1:])) for shape in shapes if shape)
+    if phase != "prefill":
+        return shapes
+    if op == "matmul":
+        rows = next((shape[0] for shape in shapes if len(shape) == _MATRIX), 0)
+        return tuple((last_of_range(rows), *shape[1:]) if shape[:1] == (rows,) else shape for shape in shapes)
+    return tuple((*map(last_of_range, shape[:-1]), *shape[-1:]) for shape in shapes)
+
+
+def _lengths(op: str, name: str, shapes: Shapes) -> tuple[int, int] | None:
+    """Return how many queries and keys an attention has, where its shapes say it."""
+    if op != "attention" or name not in _ATTENTIONS or len(shapes) < 2 or min(map(len, shapes[:2])) < _MATRIX:
+        return None
+    return shapes[0][-2], shapes[1][-2]
 
 
 class RecordedCalls:

@@ -19,11 +19,10 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.overrides.native import never_compile
-from xpuruntime.pytorch.explanation.attribution import attribute_events
+from xpuruntime.pytorch.explanation.attribution import Profiler, attribute_events, refuse_a_second
 from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
-from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
-from xpuruntime.pytorch.explanation.summary_builder import build_rows
+from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
 from xpuruntime.runtime.profiler import RecordedBlock
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.pytorch.call_scope import module_names
-from xpuruntime.pytorch.coverage.by_operators import computed_by_operators
+from xpuruntime.pytorch.coverage.operation_table import computed_by_operators
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES
 
 if TYPE_CHECKING:

@@ -1,14 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Row` and `Coverage`: the result of `explain` for one kind of calls, and for all."""
+"""Summaries of explanations, and how they are built."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast
 
 import msgspec
+from msgspec import structs
 
-__all__ = ["Coverage", "Row", "RowStatus"]
+from xpuruntime import _core
+from xpuruntime.ops.decision_log import recorded
+from xpuruntime.policies.call_facts import UNKNOWN
+from xpuruntime.pytorch.attention import flex_choices
+from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
+from xpuruntime.pytorch.coverage.operation_table import CUTE, FLEX, unserved_operator
+from xpuruntime.pytorch.coverage.unserved import products_of_any_type, sizes_of_call
+from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, facts_of_call
+from xpuruntime.pytorch.explanation.attribution import AttributedTime, Called
+from xpuruntime.pytorch.explanation.requested import NO_FLOATS, is_no_float, requests_other_kernel, uncertain
+from xpuruntime.pytorch.explanation.timeline import MODULE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.ops.decision_log import Decision
+    from xpuruntime.pytorch.explanation.attribution import TimeAttribution, UnattributedCalls
+    from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
+    from xpuruntime.pytorch.explanation.requested import RequestedKernels
+
+__all__ = [
+    "Coverage",
+    "Row",
+    "RowStatus",
+    "build_rows",
+    "decision_of",
+]
+
 
 RowStatus = Literal["honoured", "substituted", "default", "bypassed", "opaque", "other"]
 
@@ -134,3 +162,239 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         for row in rows:
             shares[row.status] += row.time_us / total if total else 0.0
         return cls(**shares)
+
+
+_OPAQUE = {
+    "replay": "the replay of a CUDA graph shows its kernels by name alone; what was chosen was chosen at the capture",
+    "compiled": "torch.compile made C++ of it, in which operations cannot be distinguished; norms may be among them",
+    "unknown": "it is an operator of another package, and the table of operations does not say what it computes",
+    "elsewhere": "it was launched in a thread that PyTorch's profiler does not record",
+}
+_BY_NAME = "the kernel was called by its name, as by code that torch.compile made for this policy"
+_FOLLOWS = "PyTorch's gradient of attention runs by the kernel of its forward"
+#: Operators that make or view tensors; they are not what a call is about.
+_MINOR = frozenset(
+    f"aten::{name}" for name in ("empty", "as_strided", "view", "detach", "t", "transpose", "reshape", "resolve_conj")
+)
+
+
+def build_rows(
+    kinds: Sequence[RecordedCalls],
+    attribution: TimeAttribution,
+    decisions: Sequence[Decision],
+    asking: RequestedKernels,
+) -> tuple[Row, ...]:
+    """Return the rows, those that took longest first."""
+    rows = [
+        _of_calls(kinds[key.kind], key, share, attribution.kind, decisions) for key, share in attribution.calls.items()
+    ]
+    rows += _unwatched(kinds, attribution, decisions)
+    rows += [_of_rest(key, share, attribution.kind, asking) for key, share in attribution.rest.items()]
+    return tuple(sorted(rows, key=lambda row: -row.time_us))
+
+
+def decision_of(seen: RecordedCalls, decisions: Sequence[Decision]) -> Decision | None:
+    """Return what the core decided for calls of one kind; ``None`` where PyTorch's own kernel served them."""
+    if seen.native:
+        return None
+    fitting = [one for one in decisions if _is_of(one, seen)]
+    exact = next((one for one in fitting if _fits(one, seen)), None)
+    if exact is None and seen.site is not None:  # the log keeps so many, and where the calls come from some more
+        exact = next((one for one in recorded(seen.site) if _is_of(one, seen) and _fits(one, seen)), None)
+    return next(iter(fitting), None) if exact is None else exact
+
+
+def _is_of(decision: Decision, seen: RecordedCalls) -> bool:
+    """Say whether a decision is about calls of this operation and type that the same key asks something for."""
+    return (
+        decision.asked_by == seen.source
+        and decision.asked == (seen.kernel,)
+        and decision.op.startswith(seen.op)
+        and decision.dtype in seen.dtypes
+    )
+
+
+def _fits(decision: Decision, seen: RecordedCalls) -> bool:
+    """Say whether a decision is about tensors of these shapes."""
+    if decision.module and decision.module != seen.module:
+        return False
+    shapes = list(seen.shapes)
+    inputs = [tuple(shape) for name, shape in decision.shapes.items() if name in ("a", "b", "q", "k", "v", "x")]
+    return bool(inputs) and all(shape in shapes for shape in inputs)
+
+
+def _dropped() -> str:
+    """Return why there is no decision of calls that an xpuruntime kernel served."""
+    dropped = _core.Dispatcher.instance().dropped_decisions
+    if not dropped:
+        return "the decision of these calls was cleared meanwhile"
+    return f"{dropped} decisions are not in the log, which is full; clear_decisions() empties it"
+
+
+def _unwatched(
+    kinds: Sequence[RecordedCalls], attribution: TimeAttribution, decisions: Sequence[Decision]
+) -> list[Row]:
+    """Return rows for calls of which the profiler saw nothing."""
+    timed: dict[int, int] = {}
+    for key, share in attribution.calls.items():
+        timed[key.kind] = timed.get(key.kind, 0) + share.count
+    found = []
+    for seen in kinds:
+        share = AttributedTime()
+        share.count = seen.count - timed.get(seen.number, 0)
+        if share.count > 0:
+            key = Called(seen.number, "", seen.module, seen.phase, seen.shapes, seen.dtypes)
+            row = _of_calls(seen, key, share, attribution.kind, decisions)
+            reason = "; ".join(filter(None, (row.reason, "ran in a thread that PyTorch's profiler does not record")))
+            found.append(structs.replace(row, reason=reason))
+    return found
+
+
+def _of_calls(seen: RecordedCalls, key: Called, share: AttributedTime, kind: str, decisions: Sequence[Decision]) -> Row:
+    decision = decision_of(seen, decisions)
+    status, reason = _status(seen, share)
+    notes = [reason] if reason else []
+    observed = _observed(share)
+    if decision is not None:
+        notes += decision.notes
+        if kind == "cpu":
+            observed = (decision.kernel,)
+    elif not seen.native and kind == "cpu":
+        observed = ()
+        notes.append(f"unobservable: {_dropped()}")
+    return Row(
+        op=seen.op,
+        operator=key.operator or seen.operator,
+        module=key.module,
+        phase=key.phase,
+        shapes=key.shapes,
+        dtypes=key.dtypes,
+        device=seen.device,
+        requested=seen.asked,
+        source=seen.source,
+        resolved=seen.kernel if decision is None else decision.kernel,
+        observed=observed,
+        status=status,
+        reason="; ".join(notes),
+        count=min(share.count, seen.count),
+        time_us=share.ns / 1000,
+        kv=seen.kv,
+    )
+
+
+def _status(seen: RecordedCalls, share: AttributedTime) -> tuple[RowStatus, str]:
+    status = cast("RowStatus", seen.status)
+    if status == "honoured" and seen.native and seen.kernel in BACKENDS:
+        ran = kernels_in(share.leaves)
+        if ran and seen.kernel not in ran.values():
+            return "substituted", f"PyTorch ran {', '.join(sorted(ran))}"
+    if seen.by_switch:
+        return status, "set by a switch of PyTorch's for all calls"
+    return status, seen.reason
+
+
+def _of_rest(key: UnattributedCalls, share: AttributedTime, kind: str, asking: RequestedKernels) -> Row:
+    status: RowStatus = "other"
+    reason = ""
+    requested: tuple[str, ...] = ()
+    source, resolved = "default", ""
+    if key.what == "uncovered":
+        status = "default"
+        unserved = unserved_operator(key.operator) == key.op
+        facts = facts_of_call(
+            key.op,
+            device="cpu" if kind == "cpu" else "cuda",
+            dtype=key.dtypes[0] if key.dtypes else None,
+            phase=key.phase or UNKNOWN,
+            module=key.module,
+        )
+        sizes: dict[str, Any] = dict((sizes_of_call(key.op, key.shapes) if unserved else None) or ())
+        facts = facts._replace(**sizes)
+        if not key.module:  # the profiler names none: it is not known whether there is one
+            facts = facts._replace(module=UNKNOWN, node=UNKNOWN)
+        left = products_of_any_type(key.operator) and is_no_float(key.dtypes)
+        requested, source, sure = ((), "default", True) if left else asking.asked(facts)
+        follows = _follows(key)
+        chosen = _of_flex(key, requested)
+        if chosen is not None:
+            requested, source, resolved, status, reason = chosen
+        elif requested and follows:
+            kept = any(NATIVE_NAMES[key.op].get(kernel_name) == follows for kernel_name in requested)
+            status, resolved, reason = ("honoured" if kept else "substituted"), follows, _FOLLOWS
+        elif _is_kept(key, requested):
+            status, resolved, reason = "honoured", _kernel_of(key), _BY_NAME
+        elif left:
+            reason = NO_FLOATS
+        elif sure and unserved and any(not requests_other_kernel(key.op, (one,)) for one in requested):
+            status, resolved, reason = "honoured", _kernel_of(key), key.reason
+        elif requested:
+            status = "bypassed"
+            reason = key.reason if sure else f"{key.reason}; {uncertain(source)}"
+    elif key.what != "other":
+        status = "opaque"
+        reason = _OPAQUE[key.what]
+    return Row(
+        op=key.op,
+        operator=key.operator,
+        module=key.module,
+        phase=key.phase,
+        shapes=key.shapes,
+        dtypes=key.dtypes,
+        device="cpu" if kind == "cpu" else "",
+        requested=requested,
+        source=source,
+        resolved=resolved,
+        observed=_observed(share),
+        status=status,
+        reason=reason,
+        count=share.count,
+        time_us=share.ns / 1000,
+    )
+
+
+def _of_flex(
+    key: UnattributedCalls, requested: tuple[str, ...]
+) -> tuple[tuple[str, ...], str, str, RowStatus, str] | None:
+    """Return requested, source, resolved, status and reason of a kernel of flex_attention, from when it was compiled.
+
+    ``None``: it is none, or nothing was chosen for it.
+    """
+    found = flex_choices.choices(key.module) if key.reason in (FLEX, CUTE) else ()
+    if key.reason == CUTE and not any(one.kernel == "torch.flex_flash" for one in found):
+        return None
+    if not found:
+        return None
+    kernels = tuple(dict.fromkeys(one.kernel for one in found))
+    first = found[0]
+    if len(found) == 1 or all(one[:4] == first[:4] for one in found):
+        why = f"chosen when it was compiled; {first.reason}" if first.reason else "chosen when it was compiled"
+        asked = () if first.status == "default" else first.asked
+        return asked, first.source, first.kernel, cast("RowStatus", first.status), why
+    if all(one.status == first.status and one.source == first.source for one in found) and len(kernels) == 1:
+        return first.asked, first.source, first.kernel, cast("RowStatus", first.status), "chosen when it was compiled"
+    given = " and ".join(kernels)
+    why = f"compiled code was given {given} for flex_attention, and the name of this kernel does not show which it is"
+    return requested, first.source, "", "opaque", why
+
+
+def _follows(key: UnattributedCalls) -> str:
+    """Return the kernel of PyTorch's attention whose gradient this is; empty: it is none."""
+    return _kernel_of(key) if key.operator.endswith("_backward") else ""
+
+
+def _is_kept(key: UnattributedCalls, requested: tuple[str, ...]) -> bool:
+    """Say whether a kernel of PyTorch's attention ran that is asked for, though nothing was decided at the call."""
+    ran = _kernel_of(key)
+    return bool(ran) and any(NATIVE_NAMES[key.op].get(kernel_name) == ran for kernel_name in requested)
+
+
+def _kernel_of(key: UnattributedCalls) -> str:
+    """Return the kernel of PyTorch's attention that an operator runs by; empty: it is no such operator."""
+    return kernels_in((key.operator,)).get(key.operator, "") if key.op == "attention" else ""
+
+
+def _observed(share: AttributedTime) -> tuple[str, ...]:
+    """Return what ran, the longest first."""
+    ran = (name for name in share.kernels if not name.startswith(MODULE))
+    names = sorted(ran, key=lambda name: -share.kernels[name])
+    return tuple(name for name in names if name not in _MINOR) or tuple(names)

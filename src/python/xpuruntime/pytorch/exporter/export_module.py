@@ -15,9 +15,8 @@ from xpuruntime.argument_types import COUNT, FLAG, check_types
 from xpuruntime.errors import InputError, ModelError, PolicyError
 from xpuruntime.files.paths import kind_of, refuse_overwriting, user_path
 from xpuruntime.policies import KernelPolicy, Policy
-from xpuruntime.pytorch.exporter.exported import OPSET, Exported
+from xpuruntime.pytorch.exporter.exported import OPSET, Exported, in_force, training_mode
 from xpuruntime.pytorch.exporter.onnx_program import write_onnx
-from xpuruntime.pytorch.exporter.policy_metadata import in_force, training_mode
 from xpuruntime.pytorch.exporter.torch_program import write_program
 
 if TYPE_CHECKING:

@@ -1,23 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Exported`: the result of `export`."""
+"""What an export gives back, the state that it may change, and the metadata of its policy."""
 
 from __future__ import annotations
 
+import contextlib
 import json
+import logging
+import re
+import warnings
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+
+import xpuruntime
+from xpuruntime.errors import XpuRuntimeWarning
+from xpuruntime.lockfile.export_lock import ExportLock, locked_kernels
+from xpuruntime.policies import ExecutionPolicy, Policy
+from xpuruntime.policies.call_facts import NameSet
+from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.printable import printable
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch import call_state, context
 
 if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
     from pathlib import Path
     from typing import Literal
 
-    from xpuruntime.lockfile.export_lock import ExportLock
-    from xpuruntime.policies import Policy
+    from xpuruntime.policies.kernel_rules import KernelRule
 
-__all__ = ["OPSET", "Exported"]
+__all__ = [
+    "OPSET",
+    "Exported",
+    "in_force",
+    "lock_of",
+    "plain_path",
+    "quiet",
+    "training_mode",
+    "translate",
+    "warn_state_changes",
+    "written_state",
+]
+
 
 #: The first opset in which attention is one operator.
 OPSET = 23
@@ -61,3 +87,158 @@ class Exported:
         from xpuruntime.notebook import fragment, fragment_lines
 
         return fragment((fragment_lines(str(self).splitlines()),))
+
+
+def written_state(program: Any) -> tuple[str, ...]:
+    """Return the buffers and inputs that an exported program writes to when it runs."""
+    signature = program.graph_signature
+    written_names = {**signature.buffers_to_mutate, **signature.user_inputs_to_mutate}
+    names = {**signature.inputs_to_buffers, **signature.inputs_to_parameters}
+    for node in program.graph.nodes:
+        schema = _private_api.operator_schema(node.target)
+        for argument, value in zip(schema.arguments if schema is not None else (), node.args, strict=False):
+            written = argument.alias_info is not None and argument.alias_info.is_write
+            if written and getattr(value, "op", None) == "placeholder":
+                written_names[value.name] = names.get(value.name, value.name)
+    return tuple(dict.fromkeys(written_names.values()))
+
+
+def warn_state_changes(model: torch.nn.Module, changed: tuple[str, ...], what_becomes_of_it: str) -> str:
+    """Warn of state that a module writes to, and return what is said."""
+    names = ", ".join(map(repr, changed[:3])) + (" and others" if len(changed) > 3 else "")
+    msg = (
+        f"<{type(model).__qualname__}> changes {names} when it runs, and {what_becomes_of_it}. Fix: have forward take "
+        "that state as an input and return the new one"
+    )
+    warnings.warn(msg, XpuRuntimeWarning, stacklevel=4)
+    return msg
+
+
+#: What of a policy active also holds where the model is run; the rest says where and how it was trained.
+_KEPT = ("tf32", "determinism", "precision")
+#: Marks a further call of a module in the paths that PyTorch writes.
+_CALL = re.compile(r"@\d+")
+
+
+def in_force() -> Policy | None:
+    """Return the policy that holds in this thread, without what it says of the machine that trains."""
+    found = context.active_policy()
+    if found is None:
+        return None
+    execution = found.policy.execution
+    kept = {name: value for name, value in execution.stated_fields().items() if name in _KEPT}
+    return found.policy.replace(execution=ExecutionPolicy(**kept))
+
+
+def translate(
+    policy: Policy | None, nodes: Collection[str], modules: Collection[str], *, by_node: bool
+) -> tuple[Policy | None, list[str]]:
+    """Return a policy of training as it holds in an exported graph, and what was changed."""
+    if policy is None:
+        return None, []
+    named, paths = NameSet(nodes), NameSet(modules)
+    rules: list[KernelRule] = []
+    notes: list[str] = []
+    if by_node:
+        policy = _without_torch(policy, notes)
+    for place, rule in enumerate(policy.kernels.rules):
+        key, match = f"kernels.rules[{place}]", rule.match
+        phases = (match.phase,) if isinstance(match.phase, str) else match.phase
+        if phases is not None and "infer" not in phases:
+            notes.append(f"{key} is left out: it is for {' and '.join(phases)}, and the exported model infers")
+            continue
+        if phases is not None:
+            match = match.replace(phase=None)
+        if match.node is not None and not named.matches(match.node):
+            if match.module is None and paths.matches(match.node):
+                notes.append(f"{key}: node {match.node!r} names modules, and became module {match.node!r}")
+                match = match.replace(module=match.node, node=None)
+            else:
+                notes.append(f"{key} is left out: node {match.node!r} names no node of the exported graph")
+                continue
+        elif match.module is not None and not paths.matches(match.module):
+            notes.append(f"{key} is left out: module {match.module!r} names no module with nodes in the exported graph")
+            continue
+        if by_node and match.module is not None and match.node is None:
+            match = match.replace(node=f"{match.module}/*")
+        if match.stated_fields():
+            rules.append(rule.replace(match=match))
+        elif rule.use is not None or rule.precision is not None:
+            notes.append(f"{key} is left out: without its phase it would be for everything; state an op as well")
+    return policy.replace(kernels=policy.kernels.replace(rules=tuple(rules))), notes
+
+
+def _without_torch(policy: Policy, notes: list[str]) -> Policy:
+    """Return a policy in which what leaves the choice to PyTorch leaves it to the engine that the file runs on."""
+
+    def translated(key: str, use: str | tuple[str, ...] | None) -> Any:
+        kernel_names = (use,) if isinstance(use, str) else tuple(use or ())
+        if "torch" not in kernel_names:
+            return use
+        notes.append(f"{key}: 'torch' became 'auto', since the file runs on other engines")
+        other = tuple("auto" if kernel_name == "torch" else kernel_name for kernel_name in kernel_names)
+        return other[0] if isinstance(use, str) else other
+
+    kernels = policy.kernels
+    short = {op: translated(f"kernels.{op}", kernels.get(op)) for op in FAMILIES if kernels.get(op) is not None}
+    rules = tuple(
+        rule.replace(use=translated(f"kernels.rules[{place}]", rule.use)) if rule.use is not None else rule
+        for place, rule in enumerate(kernels.rules)
+    )
+    return policy.replace(kernels=kernels.replace(rules=rules, **short))
+
+
+def plain_path(path: str) -> str:
+    """Return the path of a module without the number of the call."""
+    return _CALL.sub("", path)
+
+
+def lock_of(model: torch.nn.Module, tensors: Any, *, exporter: str, opset: int, weights: str) -> ExportLock:
+    """Return the lock of an export."""
+    from xpuruntime.ops.decision_log import decisions
+    from xpuruntime.pytorch._private_api import pytree
+
+    found = [*model.parameters(), *model.buffers()]
+    found += [leaf for leaf in pytree.tree_leaves(tensors) if isinstance(leaf, torch.Tensor)]
+    device = found[0].device if found else torch.device("cpu")
+    cuda = device.type == "cuda"
+    name = f"cuda:{torch.cuda.current_device() if device.index is None else device.index}" if cuda else device.type
+    return ExportLock(
+        torch=str(torch.__version__),
+        xpuruntime=xpuruntime.__version__,
+        exporter=exporter,
+        opset=opset,
+        weights=weights,
+        device=name,
+        device_name=torch.cuda.get_device_name(device) if cuda else "",
+        arch=call_state.arch_of(device) or "",
+        kernels=locked_kernels(decisions(), name),
+    )
+
+
+@contextlib.contextmanager
+def quiet() -> Iterator[None]:
+    """Keep what PyTorch's exporter says of its own parts to itself; what it says of the model is let through."""
+    logger = logging.getLogger("torch.onnx._internal.exporter._registration")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            yield
+    finally:
+        logger.setLevel(before)
+    for one in said:
+        if not issubclass(one.category, (DeprecationWarning, FutureWarning, PendingDeprecationWarning)):
+            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+
+
+@contextlib.contextmanager
+def training_mode(model: torch.nn.Module) -> Iterator[None]:
+    """Give every part of a module its mode back afterwards: some exporters change it."""
+    modes = [(part, part.training) for part in model.modules()]
+    try:
+        yield
+    finally:
+        for part, training in modes:
+            part.training = training

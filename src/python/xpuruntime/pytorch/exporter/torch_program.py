@@ -15,10 +15,16 @@ from xpuruntime.errors import ModelError
 from xpuruntime.evidence.model_metadata.policy import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY
 from xpuruntime.evidence.model_metadata.weight_digest import digest_tensors
 from xpuruntime.pytorch.dispatch import context
-from xpuruntime.pytorch.exporter.atomic_files import appearing
-from xpuruntime.pytorch.exporter.exported import Exported
-from xpuruntime.pytorch.exporter.mutable_state import warn_state_changes, written_state
-from xpuruntime.pytorch.exporter.policy_metadata import lock_of, plain_path, quiet, translate
+from xpuruntime.pytorch.exporter.exported import (
+    Exported,
+    lock_of,
+    plain_path,
+    quiet,
+    translate,
+    warn_state_changes,
+    written_state,
+)
+from xpuruntime.pytorch.exporter.onnx_program import appearing
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`fused_attention`: attention as an operator of PyTorch whose kernel a policy chooses."""
+"""`fused_attention`, and what its arguments may be."""
 
 from __future__ import annotations
 
+import numbers
+import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from xpuruntime.errors import InputError, PolicyError
+from xpuruntime.errors import InputError, PolicyError, XpuRuntimeWarning
 from xpuruntime.policies.document import Refused
 from xpuruntime.policies.kernel_rules import check_kernel
 from xpuruntime.pytorch.attention.call import Arguments
@@ -16,15 +18,43 @@ from xpuruntime.pytorch.attention.selection import policy_for_xrt
 from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.overrides.attention import attend
 from xpuruntime.pytorch.ops.attention_operator import LIBRARY
-from xpuruntime.pytorch.ops.number_argument import check_number
-from xpuruntime.pytorch.ops.onnx_tracing import traced_for_onnx, warn_dropped_in_onnx
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from torch import Tensor
 
-__all__ = ["fused_attention"]
+__all__ = [
+    "check_number",
+    "fused_attention",
+    "traced_for_onnx",
+    "warn_dropped_in_onnx",
+]
+
+
+_NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
+
+
+def check_number(name: str, value: Any, *, optional: bool = False) -> None:
+    """Raise InputError for an argument that is no number."""
+    if not (value is None and optional) and not isinstance(value, _NUMBERS):
+        raise InputError(f"{name} is {type(value).__name__}; expected a number")
+
+
+def traced_for_onnx() -> bool:
+    """Say whether a call is traced into an ONNX model, which has no xpuruntime operators."""
+    return bool(torch.compiler.is_compiling() and torch.onnx.is_in_onnx_export())
+
+
+def warn_dropped_in_onnx(function: str, kernel: str) -> None:
+    """Warn that a kernel which a call names is not in the ONNX model that the call is traced into."""
+    if kernel:
+        msg = (
+            f"{function}(kernel={kernel!r}) is exported without its kernel: a call in an ONNX model names none. Fix: "
+            "pass a policy to export, with a rule for the module that has it"
+        )
+        warnings.warn(msg, XpuRuntimeWarning, stacklevel=3)
+
 
 LIBRARY.define(
     "fused_attention(Tensor query, Tensor key, Tensor value, Tensor? attn_mask=None, float dropout_p=0.0,"

@@ -20,8 +20,7 @@ from xpuruntime.pytorch.dispatch.call_state import has_tangent
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
-from xpuruntime.pytorch.ops.number_argument import check_number
-from xpuruntime.pytorch.ops.onnx_tracing import traced_for_onnx, warn_dropped_in_onnx
+from xpuruntime.pytorch.ops.attention import check_number, traced_for_onnx, warn_dropped_in_onnx
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -24,19 +24,19 @@ from xpuruntime.pytorch.capture.snapshot import StateSnapshot
 from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
-from xpuruntime.pytorch.step_tuning.arguments import check_arguments, check_rank_timeout
-from xpuruntime.pytorch.step_tuning.device_memory import VariantMemoryMeter
-from xpuruntime.pytorch.step_tuning.losses import difference, losses_of, reference_losses
 from xpuruntime.pytorch.step_tuning.ranks import Ranks
-from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
+from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep, difference, losses_of, reference_losses
 from xpuruntime.pytorch.step_tuning.variants import (
     EAGER,
     LAUNCHES,
     StepParts,
     Variant,
+    VariantMemoryMeter,
     VariantStep,
     build,
     captures_in_torch,
+    check_arguments,
+    check_rank_timeout,
     obstacle,
 )
 
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.measuring.rounds import Progress, RoundTimes, Sampler
     from xpuruntime.pytorch.capture.captured_state import CapturedState
-    from xpuruntime.pytorch.step_tuning.losses import ReferenceLosses
+    from xpuruntime.pytorch.step_tuning.result import ReferenceLosses
 
 __all__ = ["tune"]
 

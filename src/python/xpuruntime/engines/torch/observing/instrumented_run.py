@@ -115,7 +115,7 @@ class _Watch:
         """Return operator to microseconds, and to the time of each kernel in it."""
         import torch
 
-        from xpuruntime.pytorch.explanation.kineto import Profiler, refuse_a_second
+        from xpuruntime.pytorch.explanation.attribution import Profiler, refuse_a_second
 
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._model.device != "cpu":

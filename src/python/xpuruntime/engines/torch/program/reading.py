@@ -77,7 +77,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
     import torch
 
     from xpuruntime.pytorch._private_api import pytree
-    from xpuruntime.pytorch.exporter.mutable_state import written_state
+    from xpuruntime.pytorch.exporter.exported import written_state
     from xpuruntime.pytorch.exporter.torch_program import node_names, program_digest
 
     signature = program.graph_signature

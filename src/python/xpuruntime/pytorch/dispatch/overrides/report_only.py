@@ -17,8 +17,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.entry_points import left
 from xpuruntime.pytorch.call_scope import function_phases
-from xpuruntime.pytorch.coverage.by_operators import names_operation
-from xpuruntime.pytorch.coverage.operation_table import operation_of_function, unserved_operator
+from xpuruntime.pytorch.coverage.operation_table import names_operation, operation_of_function, unserved_operator
 from xpuruntime.pytorch.coverage.unserved import UNSERVED, unserved_row
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy

@@ -10,8 +10,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
-from xpuruntime.pytorch.coverage.gap_reports import report_gaps
-from xpuruntime.pytorch.coverage.gaps import CoverageGap
+from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import active_policy
