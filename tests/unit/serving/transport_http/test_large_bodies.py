@@ -157,9 +157,10 @@ def test_a_client_that_goes_in_the_middle_leaves_nothing(own, loops, receivers):
     assert time.monotonic() - began < 10, "the server has not waited for them"
 
 
-def test_a_body_that_comes_too_slowly_is_refused(own, loops, receivers):
+@pytest.mark.parametrize("count", [COUNT, 300], ids=["large", "small"])
+def test_a_body_that_comes_too_slowly_is_refused(own, loops, receivers, count):
     with serving(own, body_seconds=0.3) as server, connect(server) as sock:
-        sock.sendall(request(values(1))[:1000])  # which is taken for slow only after more than came pays for
+        sock.sendall(request(values(1, count))[:1000])  # which is taken for slow only after more than came pays for
         status, headers, body = read_answer(sock)
         assert (status, headers["connection"]) == (408, "close")
         assert b"too slowly" in body

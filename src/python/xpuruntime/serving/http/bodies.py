@@ -245,9 +245,9 @@ _ALIGNMENT = 64
 _SHORT = 16 << 10
 #: Threads by default, at most; one for so many processors.
 _MOST_THREADS, _PROCESSORS = 4, 4
-#: Seconds after which the event loop receives what threads have not, and the longest rest that threads are given: it
-#: counts as received meanwhile.
-_QUICK, _LONGEST = 0.1, 4 << 20
+#: Seconds after which the event loop receives what threads have not; the bodies that threads are given are longer, and
+#: what is left of them is not: it counts as received meanwhile.
+_QUICK, _LARGE, _LONGEST = 0.1, 64 << 10, 4 << 20
 
 
 class _Connection(Protocol):
@@ -359,9 +359,9 @@ class BodyReceiver(_Forwarding):
         return not left
 
     @property
-    def short(self) -> bool:
+    def for_threads(self) -> bool:
         """Whether threads may receive the rest."""
-        return len(self._buffer) - self._received <= _LONGEST
+        return len(self._buffer) > _LARGE and len(self._buffer) - self._received <= _LONGEST
 
     @property
     def begun(self) -> memoryview:
@@ -392,7 +392,7 @@ class BodyThreads:
 
     def begin(self, body: BodyReceiver, socket: int) -> bool:
         """Have the rest of a body received and `body_handed_back` called; return whether that is so."""
-        if not self.count or not body.short:
+        if not self.count or not body.for_threads:
             return False
         try:
             if self._receiver is None:

@@ -38,9 +38,8 @@ _logger = logging.getLogger("xpuruntime.serving.connections")
 _logger.setLevel(logging.ERROR)
 
 
-#: A request that has come in part, and is not longer, is waited for so many seconds before it takes the long way. The
-#: body of a longer one is received into a buffer of its own.
-_LONGEST_PART, _PATIENCE = 64 << 10, 0.05
+#: Bytes behind a request that is being answered which are kept before the socket is read no more.
+_LONGEST_KEPT = 64 << 10
 #: Requests of one connection that are answered before others have their turn.
 _IN_A_ROW = 16
 
@@ -72,7 +71,6 @@ class Connection(HttpToolsProtocol):
         #: Whether the parser is within a message.
         self.within = False
         self.used = 0.0
-        self.part_timer: asyncio.TimerHandle | None = None
         self.line_headers: Any = None
         self.line = b""
         #: What the client has not taken of responses, and how much it was when that was looked at last.
@@ -89,7 +87,6 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._stop_timer()
-        self._stop_part_timer()
         waiting, self.waiting = self.waiting, None
         self.kept = b""
         if waiting is not None:
@@ -118,7 +115,7 @@ class Connection(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         if self.waiting is not None:
             self.kept += data
-            if len(self.kept) > _LONGEST_PART:
+            if len(self.kept) > _LONGEST_KEPT:
                 self.flow.pause_reading()
             return
         if self.kept:
@@ -142,9 +139,8 @@ class Connection(HttpToolsProtocol):
             end += 4
             stop = end + head.length
             if len(data) < stop:
-                self._wait_for_rest(data, head, end, stop)
+                self._receive_rest(data, head, end)
                 return
-            self._stop_part_timer()
             self._stop_timer()
             found = self.direct.begin(head, data[end:stop], self._good_line())
             if found is None:
@@ -189,20 +185,14 @@ class Connection(HttpToolsProtocol):
         self._answered(found)
         return True
 
-    def _wait_for_rest(self, data: bytes, head: Head, end: int, stop: int) -> None:
-        """Wait for the rest of a request whose body, from `end` to `stop`, has come in part."""
-        if stop > _LONGEST_PART:
-            self._stop_part_timer()
-            held = self.direct.admit(head, len(data) - end)
-            if held is None:
-                self._feed(data)
-                return
-            self._stop_timer()
-            self._receive(BodyReceiver(self, head, memoryview(data)[end:], held, self.bounds.body_seconds))
+    def _receive_rest(self, data: bytes, head: Head, end: int) -> None:
+        """Receive the rest of a request whose body has come in part, from `end`."""
+        held = self.direct.admit(head, len(data) - end)
+        if held is None:
+            self._feed(data)
             return
-        self.kept = data
-        if self.part_timer is None:
-            self.part_timer = self.loop.call_later(_PATIENCE, self._part_late)
+        self._stop_timer()
+        self._receive(BodyReceiver(self, head, memoryview(data)[end:], held, self.bounds.body_seconds))
 
     def _receive(self, receiver: BodyReceiver) -> None:
         """Receive the rest of a body: in threads where it comes fast, else here."""
@@ -261,17 +251,6 @@ class Connection(HttpToolsProtocol):
             self._feed(receiver.head.raw + receiver.begun)
         else:
             self._answered(self.direct.refuse(receiver.held, error, receiver.head))
-
-    def _part_late(self) -> None:
-        self.part_timer = None
-        data, self.kept = self.kept, b""
-        if data and not self.transport.is_closing():
-            self._feed(data)
-
-    def _stop_part_timer(self) -> None:
-        if self.part_timer is not None:
-            self.part_timer.cancel()
-            self.part_timer = None
 
     def _go_on(self) -> None:
         if self.waiting is None and self.kept and not self.transport.is_closing():
