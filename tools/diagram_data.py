@@ -426,13 +426,13 @@ DESIGN = {
         "a request goes through a transport and the protocol to a version of a model, whose batching runs the session",
         236,
         {
-            "transport": Box(0, 0, "transport", ("addresses, TLS, tokens,", "limits, draining")),
+            "transport": Box(0, 0, "server, options", ("addresses, TLS, tokens,", "limits, draining")),
             "http": Box(0, 1, "http, grpc", ("bytes in and out; both", "know a ModelService")),
             "protocol": Box(0, 2, "protocol", ("decodes requests,", "encodes responses")),
             "models": Box(1, 1, "models", ("the version that accepted", "a request answers it")),
             "batching": Box(2, 1, "batching", ("admission, scheduler,", "runs of the session")),
             "monitoring": Box(1, 0, "monitoring", ("counts, logs; pages", "when they are asked for")),
-            "sampling": Box(1, 2, "sampling", ("a sampled request once", "more, after its answer")),
+            "sampling": Box(1, 2, "watchers", ("a sampled request once", "more, after its answer")),
         },
         (
             Arrow("http", "transport"), Arrow("http", "protocol"), Arrow("http", "models"),

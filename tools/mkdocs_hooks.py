@@ -1,21 +1,46 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Hooks of MkDocs: two pages that are files at the root of the repository, and a language switch for each page."""
+"""Hooks of MkDocs: pages that are files at the root of the repository, the list of modules, and a language switch."""
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+#: The page with this mark gets the list of modules in its place.
+MODULES = "<!-- modules -->"
+PACKAGE = ROOT / "src" / "python" / "xpuruntime"
 KOREAN = "ko/"
 #: Korean pages whose English page lies elsewhere than beside its folder.
 MOVED = {"names.md": "reference/names.md"}
 
 
+def summary(path: Path) -> str:
+    """Return the first line of a module's docstring."""
+    doc = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+    return doc.partition("\n")[0].replace("|", "\\|")
+
+
+def modules() -> Iterator[str]:
+    """Yield the lines of a section for each package: its modules and subpackages, each with its summary."""
+    for package in sorted(path.parent for path in PACKAGE.glob("*/__init__.py")):
+        yield f"### {package.name}\n\n{summary(package / '__init__.py')}\n\n| module | contents |\n|---|---|"
+        files = {path.stem: path for path in package.glob("*.py") if path.stem != "__init__"}
+        files |= {f"{path.parent.name}/": path for path in package.glob("*/__init__.py")}
+        yield from (f"| `{name}` | {summary(files[name])} |" for name in sorted(files))
+        yield ""
+
+
 def on_page_markdown(markdown: str, *, page: Any, **_: Any) -> str:
-    """Replace the body of those pages; their links into ``docs/`` become links within it."""
+    """Fill in the list of modules, or the body of a page from the root, with its links into ``docs/`` as local ones."""
+    if MODULES in markdown:
+        return markdown.replace(MODULES, "\n".join(modules()))
     source = PAGES.get(page.file.src_uri)
     if source is None:
         return markdown
