@@ -12,7 +12,7 @@ import pytest
 
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
-from xpuruntime.serving.protocol.rest import error_body, read_response, write_request, write_response
+from xpuruntime.serving.protocol.rest import error_body, write_request, write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.status import ServingError, Status
 
@@ -371,15 +371,3 @@ def test_forms_of_one_model_are_not_those_of_another():
     assert read_request(body, "m", "", length).request.model == "m"
     assert read_request(body, "n", "2", length).request.model == "n"
     assert read_request(body, "n", "2", length).request.version == "2"
-
-
-def test_binary_responses_with_equal_heads_have_their_own_values():
-    asked = RestRequest(InferRequest("m", []), binary_by_default=True)
-    for value, id in ((1.0, ""), (2.0, ""), (3.0, "seven"), (4.0, "")):
-        array = np.full((1, 2), value, np.float32)
-        written = write_response(InferResponse("m", "1", [InferTensor("y", "FP32", (1, 2), array)], id), asked)
-        body = b"".join(written.chunks)
-        found = read_response(body, written.json_length)
-        assert found.id == id
-        np.testing.assert_array_equal(found.outputs[0].data, array)
-    assert write_response(InferResponse("m", "1", []), asked).json_length is None

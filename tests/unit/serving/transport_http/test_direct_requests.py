@@ -22,6 +22,7 @@ from xpuruntime.serving.options import Access, Tls, TransportOptions
 from xpuruntime.serving.protocol.grpc_messages import METHODS, encode
 from xpuruntime.serving.server import Server
 
+grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
 pytest.importorskip("httptools", reason="needs httptools, of the extra serve")
 
@@ -236,10 +237,6 @@ def test_strings_that_take_long_to_decode_take_the_long_way(served, count):
         first, found, last = read_responses(sock, 3)
     assert [json.loads(one[2])["id"] for one in (first, last)] == ["1", "2"]
     assert (found[0], found[2][int(found[1]["inference-header-content-length"]) :]) == (200, made[length:])
-
-
-grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
-pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
 
 
 def code_of(address: str, method: str, asked: dict, **metadata: str) -> grpc.StatusCode:

@@ -27,73 +27,12 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
-    from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
-    from xpuruntime.serving.batching.settings import BatchSettings
+    from xpuruntime.serving.batching.layout import InputLayout, OutputLayout
     from xpuruntime.serving.messages import InferRequest, InferResponse, Parameter
     from xpuruntime.serving.models.version import ServedVersion
     from xpuruntime.serving.monitoring.records import RequestLog
 
-__all__ = ["EXTENSIONS", "Models", "config_of", "memory_usage_of", "metadata_of"]
-
-
-def metadata_of(name: str, versions: Sequence[int], session: InferenceSession, layout: Layout) -> dict[str, Any]:
-    """Return the metadata of a model; free dimensions are -1."""
-    return {
-        "name": name,
-        "versions": [str(version) for version in versions],
-        "platform": f"xpuruntime_{session.plan.engine}",
-        "inputs": [_tensor(one) for one in layout.inputs.values()],
-        "outputs": [_tensor(one) for one in layout.outputs.values()],
-    }
-
-
-def config_of(
-    name: str,
-    versions: Sequence[int],
-    session: InferenceSession,
-    layout: Layout,
-    batching: BatchSettings,
-    instances: int,
-    parameters: dict[str, str],
-) -> dict[str, Any]:
-    """Return the configuration of a model; `batching` has the sizes and delays in force."""
-    device = session.plan.device
-    gpu = device.partition(":")[2] if device.startswith("cuda") else None
-    made: dict[str, Any] = {
-        "name": name,
-        "platform": f"xpuruntime_{session.plan.engine}",
-        "backend": "xpuruntime",
-        "version_policy": {"specific": {"versions": list(versions)}},
-        "max_batch_size": batching.max_batch_size,
-        "input": [
-            {**_config(one, batching.max_batch_size), "optional": not one.required} for one in layout.inputs.values()
-        ],
-        "output": [_config(one, batching.max_batch_size) for one in layout.outputs.values()],
-        "instance_group": [
-            {
-                "name": name,
-                "kind": "KIND_CPU" if gpu is None else "KIND_GPU",
-                "count": instances,
-                "gpus": [] if gpu is None else [int(gpu or 0)],
-            }
-        ],
-        "parameters": {key: {"string_value": value} for key, value in parameters.items()},
-    }
-    if batching.max_batch_size:
-        made["dynamic_batching"] = {
-            "preferred_batch_size": list(batching.preferred_batch_size),
-            "max_queue_delay_microseconds": batching.max_queue_delay_us,
-            "preserve_ordering": batching.preserve_ordering,
-            "priority_levels": batching.priority_levels,
-            "default_priority_level": batching.default_level,
-            "default_queue_policy": {
-                "timeout_action": batching.timeout_action.upper(),
-                "default_timeout_microseconds": batching.timeout_us,
-                "allow_timeout_override": True,
-                "max_queue_size": batching.max_queue_size,
-            },
-        }
-    return made
+__all__ = ["EXTENSIONS", "Models", "memory_usage_of"]
 
 
 def memory_usage_of(device: str, size: int) -> dict[str, Any]:
@@ -299,30 +238,62 @@ class Models:
     def model_metadata(self, model: str, version: str = "") -> Mapping[str, Any]:
         """Return names, datatypes and shapes; see `ModelService.model_metadata`."""
         slot, loaded = self._loaded(model, version)
-        return metadata_of(model, slot.versions, loaded.session, loaded.layout)
+        return {
+            "name": model,
+            "versions": [str(number) for number in slot.versions],
+            "platform": f"xpuruntime_{loaded.session.plan.engine}",
+            "inputs": [_tensor(info) for info in loaded.layout.inputs.values()],
+            "outputs": [_tensor(info) for info in loaded.layout.outputs.values()],
+        }
 
     def model_config(self, model: str, version: str = "") -> Mapping[str, Any]:
         """Return the configuration, in Triton's words."""
         slot, loaded = self._loaded(model, version)
-        plan = loaded.session.plan
+        plan, layout, batching = loaded.session.plan, loaded.layout, loaded.batching
+        most = batching.max_batch_size
+        gpu = plan.device.partition(":")[2] if plan.device.startswith("cuda") else None
         parameters = {
             "xrt_engine": f"{plan.engine}@{plan.device}",
             "xrt_precision": plan.precision,
             "xrt_lock": loaded.lock.digest if loaded.lock is not None else "",
-            "xrt_shapes": loaded.batching.shapes,
-            "xrt_queue_delay": loaded.batching.queue_delay,
+            "xrt_shapes": batching.shapes,
+            "xrt_queue_delay": batching.queue_delay,
         }
         if loaded.limits is not None:
             parameters["xrt_slo"] = msgspec.json.encode(loaded.limits.to_dict()).decode()
-        return config_of(
-            model,
-            slot.versions,
-            loaded.session,
-            loaded.layout,
-            loaded.batching,
-            loaded.settings.instances,
-            parameters,
-        )
+        config: dict[str, Any] = {
+            "name": model,
+            "platform": f"xpuruntime_{plan.engine}",
+            "backend": "xpuruntime",
+            "version_policy": {"specific": {"versions": list(slot.versions)}},
+            "max_batch_size": most,
+            "input": [{**_config(info, most), "optional": not info.required} for info in layout.inputs.values()],
+            "output": [_config(info, most) for info in layout.outputs.values()],
+            "instance_group": [
+                {
+                    "name": model,
+                    "kind": "KIND_CPU" if gpu is None else "KIND_GPU",
+                    "count": loaded.settings.instances,
+                    "gpus": [] if gpu is None else [int(gpu or 0)],
+                }
+            ],
+            "parameters": {key: {"string_value": value} for key, value in parameters.items()},
+        }
+        if most:
+            config["dynamic_batching"] = {
+                "preferred_batch_size": list(batching.preferred_batch_size),
+                "max_queue_delay_microseconds": batching.max_queue_delay_us,
+                "preserve_ordering": batching.preserve_ordering,
+                "priority_levels": batching.priority_levels,
+                "default_priority_level": batching.default_level,
+                "default_queue_policy": {
+                    "timeout_action": batching.timeout_action.upper(),
+                    "default_timeout_microseconds": batching.timeout_us,
+                    "allow_timeout_override": True,
+                    "max_queue_size": batching.max_queue_size,
+                },
+            }
+        return config
 
     def statistics(self, model: str = "", version: str = "") -> Mapping[str, Any]:
         """Return ``model_stats`` of the statistics extension."""
