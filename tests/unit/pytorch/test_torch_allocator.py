@@ -76,7 +76,7 @@ def test_numbers_without_a_scope():
 
 
 def test_when_the_allocator_of_the_process_can_be_set():
-    from xpuruntime.pytorch.allocator.process import judge
+    from xpuruntime.pytorch.allocator.api import judge
 
     assert judge(initialised=False, backend="native", active=False) is None
     late = judge(initialised=True, backend="native", active=False)
@@ -86,7 +86,7 @@ def test_when_the_allocator_of_the_process_can_be_set():
 
 
 def test_the_process_allocator_cannot_be_left():
-    from xpuruntime.pytorch.allocator.process import ProcessAllocator
+    from xpuruntime.pytorch.allocator.api import ProcessAllocator
 
     with pytest.raises(UnsupportedOperationError, match="promises an end that it cannot have"):
         ProcessAllocator.__enter__(object.__new__(ProcessAllocator))
@@ -95,15 +95,15 @@ def test_the_process_allocator_cannot_be_left():
 
 
 def test_captures_are_seen_only_while_asked():
-    from xpuruntime.pytorch.allocator import captures
+    from xpuruntime.pytorch.allocator.scope import leave_captures, watch_captures
 
     kind = torch.cuda.CUDAGraph
     before = kind.capture_begin, kind.capture_end
-    captures.install(lambda _index: None)
-    captures.install(lambda _index: None)
+    watch_captures()
+    watch_captures()
     assert kind.capture_begin is not before[0]
-    captures.uninstall()
-    captures.uninstall()
+    leave_captures()
+    leave_captures()
     assert (kind.capture_begin, kind.capture_end) == before
 
 

@@ -1,35 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`set_allocator`, `reset_allocator`, `allocator_stats`: CUDA tensors of PyTorch in memory of xpuruntime's pools.
-
-::
-
-    with set_allocator(limit=8 << 30):            # this thread, this device, this block
-        train()
-
-    set_allocator(scope="process")                # all threads and devices, until the process ends
-
-The first way puts PyTorch's own caching allocator on top of an xpuruntime pool, so its statistics, snapshots and graphs
-work, and it can be left again. The second replaces that allocator.
-"""
+"""Allocators of PyTorch on xpuruntime's pools, for a block or the process, and what is taken of each pool."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import threading
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
-from xpuruntime._core import MemoryManager, MemoryPool
+from xpuruntime._core import MemoryManager, MemoryPool, TorchAllocator
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.pytorch.allocator import process
+from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.allocator.scope import AllocatorScope, close_scopes_of_this_thread, open_scopes
-from xpuruntime.pytorch.allocator.stats import AllocatorStats, PoolUse
-from xpuruntime.pytorch.allocator.torch_pools import all_bridges
+from xpuruntime.pytorch.allocator.torch_pools import all_bridges, pluggable
 
 if TYPE_CHECKING:
-    from xpuruntime.pytorch.allocator.process import ProcessAllocator
+    from types import TracebackType
 
-__all__ = ["AllocatorScope", "allocator_stats", "reset_allocator", "set_allocator"]
+    from xpuruntime._core import TorchAllocatorStats
+
+__all__ = [
+    "AllocatorScope",
+    "AllocatorStats",
+    "PoolUse",
+    "ProcessAllocator",
+    "allocator_stats",
+    "judge",
+    "process_allocator",
+    "reset_allocator",
+    "set_allocator",
+    "start_process_allocator",
+]
 
 _SCOPES = ("block", "process")
 
@@ -104,8 +107,8 @@ def set_allocator(
         )
         raise UnsupportedOperationError(msg, device="cuda")
     if scope == "process":
-        return process.start(pool, limit)
-    if process.current() is not None:
+        return start_process_allocator(pool, limit)
+    if process_allocator() is not None:
         msg = (
             "every tensor of this process comes from xpuruntime's pools already, by set_allocator(scope='process'), "
             "and PyTorch has no second allocator for a block: leave one of the two out"
@@ -124,7 +127,7 @@ def reset_allocator() -> None:
     UnsupportedOperationError
         The allocator was set for the process: PyTorch cannot go back from that.
     """
-    active = process.current()
+    active = process_allocator()
     if active is not None:
         raise active.no_way_back()
     close_scopes_of_this_thread()
@@ -136,7 +139,7 @@ def allocator_stats() -> AllocatorStats:
     Works without a GPU, and then says that there is nothing. Pools whose scopes are closed are listed for as long as
     tensors or graphs use their memory.
     """
-    active = process.current()
+    active = process_allocator()
     if active is not None:
         return AllocatorStats("process", active.uses())
     scopes = open_scopes()
@@ -229,3 +232,186 @@ def _pool(pool: MemoryPool | None, device: object, limit: int | None) -> MemoryP
     if limit is None:
         return MemoryManager.instance().default_pool(name)
     return MemoryPool(name, limit=limit, name=f"torch@{name}")
+
+
+_lock = threading.Lock()
+#: A global of this module, since it is one of the process: once set, it holds until that ends.
+_current: ProcessAllocator | None = None
+
+
+def judge(*, initialised: bool, backend: str, active: bool) -> str | None:
+    """Say why the allocator of the process cannot be set, or None where it can."""
+    if active:
+        return "it is set already, and holds until the process ends: call it once, at the start of the program"
+    if initialised:
+        return (
+            f"PyTorch has begun to use CUDA with its own allocator ({backend}), and cannot change that any more: its "
+            "tensors would be freed by an allocator that never gave them. Call it before the first CUDA tensor, "
+            "torch.cuda.init() or set_device(), at the start of the program; or take set_allocator() for a block"
+        )
+    return None
+
+
+class ProcessAllocator:
+    """What ``set_allocator(scope="process")`` returns. As a context manager it cannot be left."""
+
+    def __init__(self, allocator: TorchAllocator) -> None:
+        self._allocator = allocator
+        self.pools = tuple(allocator.pools)
+        self._failure: str | None = None
+
+    def uses(self) -> tuple[PoolUse, ...]:
+        """Return what PyTorch holds of each pool."""
+        self._failure = self._allocator.take_failure() or self._failure
+        return tuple(
+            PoolUse.of(pool, self._allocator.stats(index), 1, self._failure) for index, pool in enumerate(self.pools)
+        )
+
+    def no_way_back(self) -> UnsupportedOperationError:
+        """Return the error for leaving it."""
+        return UnsupportedOperationError(
+            "set_allocator(scope='process') holds until the process ends, because PyTorch cannot change an allocator "
+            "that has given memory: run what needs PyTorch's own allocator in another process, or take "
+            "set_allocator() for a block instead"
+        )
+
+    def __enter__(self) -> ProcessAllocator:
+        raise UnsupportedOperationError(
+            "'with set_allocator(scope=\"process\")' promises an end that it cannot have: call it without 'with', or "
+            "take set_allocator() for a block"
+        )
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Never reached, as entering raises."""
+
+    def __repr__(self) -> str:
+        return f"ProcessAllocator(pools={[pool.name for pool in self.pools]!r})"
+
+
+def process_allocator() -> ProcessAllocator | None:
+    """Return the one of this process, or None."""
+    return _current
+
+
+def start_process_allocator(pool: MemoryPool | None, limit: int | None) -> ProcessAllocator:
+    """Replace PyTorch's allocator.
+
+    Parameters
+    ----------
+    pool : MemoryPool, optional
+        For its device; the others have their shared ones.
+    limit : int, optional
+        Bytes on each device.
+
+    Raises
+    ------
+    UnsupportedOperationError
+        It is too late, or this PyTorch cannot.
+    """
+    global _current
+    with _lock:
+        backend = torch.cuda.memory.get_allocator_backend()
+        reason = judge(initialised=torch.cuda.is_initialized(), backend=backend, active=_current is not None)
+        if reason is not None:
+            msg = f"set_allocator(scope='process') is not possible: {reason}"
+            raise UnsupportedOperationError(msg)
+        allocator = TorchAllocator(
+            [_pool_of(f"cuda:{index}", pool, limit) for index in range(torch.cuda.device_count())], throws=True
+        )
+        pluggable_allocator = pluggable(allocator)
+        try:
+            pluggable_allocator.set_record_stream_fn(allocator.record_stream_address)
+            pluggable_allocator.set_reset_fn(allocator.empty_cache_address)
+            pluggable_allocator.set_memory_fraction_fn(allocator.memory_fraction_address)
+        except AttributeError as error:
+            msg = (
+                f"set_allocator(scope='process') is not possible: torch {torch.__version__} does not pass an allocator "
+                f"the streams that use its memory ({error}). Take set_allocator() for a block instead"
+            )
+            raise UnsupportedOperationError(msg) from error
+        try:
+            torch.cuda.memory.change_current_allocator(_private_api.cuda_allocator(pluggable_allocator))
+        except RuntimeError as error:
+            why = judge(initialised=True, backend=backend, active=False)
+            msg = f"set_allocator(scope='process') is not possible: {why} ({error})"
+            raise UnsupportedOperationError(msg) from error
+        _current = ProcessAllocator(allocator)
+        return _current
+
+
+def _pool_of(device: str, pool: MemoryPool | None, limit: int | None) -> MemoryPool:
+    if pool is not None and pool.device == device:
+        return pool
+    if limit is not None:
+        return MemoryPool(device, limit=limit, name=f"torch@{device}")
+    return MemoryManager.instance().default_pool(device)
+
+
+@dataclass(frozen=True)
+class PoolUse:
+    """What PyTorch holds of one pool. Sizes are bytes."""
+
+    pool: str
+    kind: str
+    device: str
+    limit: int | None
+    scopes: int
+    current: int
+    peak: int
+    in_graphs: int
+    allocations: int
+    total_allocations: int
+    failures: int
+    last_failure: str | None
+    pool_current: int
+    pool_reserved: int
+
+    @classmethod
+    def of(cls, pool: MemoryPool, stats: TorchAllocatorStats, scopes: int, last_failure: str | None) -> PoolUse:
+        """Return the numbers of one pool now."""
+        whole = pool.stats()
+        return cls(
+            pool=pool.name,
+            kind=pool.kind,
+            device=pool.device,
+            limit=pool.limit,
+            scopes=scopes,
+            current=stats.current,
+            peak=stats.peak,
+            in_graphs=stats.in_graphs,
+            allocations=stats.allocations,
+            total_allocations=stats.total_allocations,
+            failures=stats.failures,
+            last_failure=last_failure,
+            pool_current=whole.current,
+            pool_reserved=whole.reserved,
+        )
+
+
+@dataclass(frozen=True)
+class AllocatorStats:
+    """What PyTorch holds of xpuruntime pools."""
+
+    scope: str
+    uses: tuple[PoolUse, ...]
+
+    @property
+    def current(self) -> int:
+        """Bytes over all pools."""
+        return sum(use.current for use in self.uses)
+
+    @property
+    def allocations(self) -> int:
+        """Live allocations over all pools."""
+        return sum(use.allocations for use in self.uses)
+
+    @property
+    def failures(self) -> int:
+        """Refused allocations over all pools."""
+        return sum(use.failures for use in self.uses)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values, ready for JSON."""
+        return {"scope": self.scope, "uses": [asdict(use) for use in self.uses]}

@@ -18,7 +18,7 @@ from xpuruntime.pytorch.allocator.torch_pools import all_bridges
 from xpuruntime.runtime.session_registry import open_sessions
 
 if TYPE_CHECKING:
-    from xpuruntime.pytorch.allocator.stats import AllocatorStats
+    from xpuruntime.pytorch.allocator.api import AllocatorStats
     from xpuruntime.runtime.session_registry import HoldsMemory
 
 __all__ = ["DeviceMemory", "DeviceMemoryReport", "Holder", "MemoryPart", "OpenSessionMemory", "memory_report"]

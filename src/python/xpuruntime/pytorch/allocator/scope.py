@@ -12,8 +12,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.pytorch.allocator import captures
-from xpuruntime.pytorch.allocator.torch_pools import allocating_from, bridge_of, keep_forever, release, retire, sweep
+from xpuruntime.pytorch.allocator.torch_pools import (
+    allocating_from,
+    bridge_of,
+    busy,
+    keep_forever,
+    release,
+    retire,
+    sweep,
+)
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -21,7 +28,15 @@ if TYPE_CHECKING:
     from xpuruntime._core import MemoryPool
     from xpuruntime.pytorch.allocator.torch_pools import PoolBridge
 
-__all__ = ["AllocatorScope", "close_scopes_of_this_thread", "open_scopes"]
+__all__ = [
+    "AllocatorScope",
+    "GraphPool",
+    "capture_ended",
+    "close_scopes_of_this_thread",
+    "leave_captures",
+    "open_scopes",
+    "watch_captures",
+]
 
 _lock = threading.Lock()
 _open: list[AllocatorScope] = []
@@ -126,7 +141,7 @@ class AllocatorScope:
             _local.stack.scopes.append(self)
             with _lock:
                 _open.append(self)
-            captures.install(innermost)
+            watch_captures()
             if self.route_backward:
                 self._threading = torch.autograd.set_multithreading_enabled(False)
             self._check_that_it_is_used()
@@ -233,7 +248,7 @@ class AllocatorScope:
                 _open.remove(self)
             last = not _open
         if last:
-            captures.uninstall()
+            leave_captures()
         self.closed = True
         if self._threading is not None and same_thread:
             self._threading.__exit__(None, None, None)
@@ -312,3 +327,119 @@ def _close_everything() -> None:
     for scope in reversed(open_scopes()):
         with contextlib.suppress(Exception):
             scope._let_go(same_thread=scope._thread == threading.get_ident())
+
+
+_watch_lock = threading.Lock()
+
+
+class GraphPool:
+    """A pool of PyTorch for the memory of CUDA graphs, on the memory of a scope.
+
+    Keep it for as long as graphs are captured into it; those captured may outlive it.
+    """
+
+    def __init__(self, bridge: PoolBridge) -> None:
+        self._bridge = bridge
+        self._entry = [bridge.make_pool()]
+        self.id: tuple[int, int] = tuple(self._entry[0].id)
+
+    def __del__(self) -> None:
+        if self._entry:
+            retire(self._entry.pop(), self._bridge, captured=True)
+
+
+class _Watch:
+    """What is seen of captures, and how. There is one, since they are methods of a class of PyTorch's."""
+
+    def __init__(self) -> None:
+        self.wanted = False
+        self.installed = False
+        self.begin: Any = None
+        self.end: Any = None
+        self.underway: list[tuple[Any, int, AllocatorScope | None]] = []
+
+
+_watch = _Watch()
+
+
+def watch_captures() -> None:
+    """See the beginning and end of captures, and give each graph a pool of its own on the scope's memory. Idempotent.
+
+    PyTorch gives a thread's allocations to the pool that was begun first. A capture inside of ``use_mem_pool`` would
+    therefore put what the graph works on among ordinary tensors, where it is used again while the graph still needs
+    it. So the beginning of a capture pauses the scope, unless the caller named a pool.
+    """
+    kind: Any = torch.cuda.CUDAGraph
+    with _watch_lock:
+        _watch.wanted = True
+        if not _watch.installed:
+            _watch.begin, _watch.end = kind.capture_begin, kind.capture_end
+            kind.capture_begin, kind.capture_end = _begin, _end
+            _watch.installed = True
+
+
+def leave_captures() -> None:
+    """Leave captures alone again, once those that go on have ended.
+
+    Idempotent; does nothing where another library has since replaced the same methods.
+    """
+    kind: Any = torch.cuda.CUDAGraph
+    with _watch_lock:
+        _watch.wanted = False
+        if _watch.installed and not _watch.underway and (kind.capture_begin, kind.capture_end) == (_begin, _end):
+            kind.capture_begin, kind.capture_end = _watch.begin, _watch.end
+            _watch.installed = False
+
+
+def _begin(graph: Any, pool: Any = None, *args: Any, **options: Any) -> None:
+    index = torch.cuda.current_device()
+    scope = innermost(index)
+    own = None
+    if scope is not None and scope.pool is not None:
+        if pool is None:
+            own = GraphPool(bridge_of(scope.pool))
+            pool = own.id
+        scope.pause()
+    else:
+        scope = None
+    try:
+        with busy(index, 1):
+            _watch.begin(graph, pool, *args, **options)
+    except BaseException:
+        if scope is not None:
+            scope.resume()
+        raise
+    with _watch_lock:
+        _watch.underway.append((graph, index, scope))
+
+
+def _end(graph: Any) -> None:
+    try:
+        _watch.end(graph)  # where it fails, PyTorch may still allocate from the graph's pool
+    except BaseException:
+        for _, _, scope in _of(graph):
+            _resume(scope)
+        raise
+    capture_ended(graph)
+
+
+def capture_ended(graph: Any) -> None:
+    """Know that a capture has ended: by itself, or by hand after a failure. Idempotent."""
+    for entry in _of(graph):
+        _, index, scope = entry
+        with busy(index, -1), _watch_lock:
+            _watch.underway.remove(entry)
+        _resume(scope)
+    if not _watch.wanted:
+        leave_captures()
+    sweep()
+
+
+def _of(graph: Any) -> list[tuple[Any, int, AllocatorScope | None]]:
+    with _watch_lock:
+        return [one for one in _watch.underway if one[0] is graph]
+
+
+def _resume(scope: AllocatorScope | None) -> None:
+    if scope is not None and not scope.closed and not scope.routed:
+        scope.resume()

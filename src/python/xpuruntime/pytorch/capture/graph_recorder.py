@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.allocator import captures
+from xpuruntime.pytorch.allocator.scope import capture_ended
 from xpuruntime.pytorch.capture import streams
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class CudaRecorder:
             _private_api.release_pool(index, pool)
         self._leave()
         torch.cuda.synchronize(self.device)
-        captures.ended(graph)
+        capture_ended(graph)
         generator = torch.cuda.default_generators[index]
         state = generator.get_state()
         try:
