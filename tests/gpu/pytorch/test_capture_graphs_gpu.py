@@ -24,7 +24,7 @@ from captured_training import (
 
 import xpuruntime.pytorch as xrt_torch
 from xpuruntime.errors import XpuRuntimeWarning
-from xpuruntime.pytorch.capture import streams
+from xpuruntime.pytorch.capture import graph_recorder
 
 pytestmark = pytest.mark.usefixtures("cuda_is_usable_afterwards")
 
@@ -94,7 +94,7 @@ def test_a_tensor_that_a_capture_stream_worked_with_may_be_freed_after_all_modul
 
 @pytest.mark.parametrize("compile_", [False, True])
 def test_workspaces_that_others_free_stay_apart(compile_, monkeypatch):
-    monkeypatch.setattr(streams, "_free", {})  # a stream that nothing has worked on
+    monkeypatch.setattr(graph_recorder, "_free", {})  # a stream that nothing has worked on
     net = torch.nn.Linear(16384, 48, device=DEVICE, dtype=torch.bfloat16)  # whose sums are split, into a workspace
     x = torch.randn(24, 16384, device=DEVICE, dtype=torch.bfloat16)
 

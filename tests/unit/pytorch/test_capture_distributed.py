@@ -82,7 +82,7 @@ SHARDED = """
 
 WARMUP = """
     from xpuruntime.pytorch.capture.api import _warmup
-    from xpuruntime.pytorch.capture.arguments import state_of
+    from xpuruntime.pytorch.capture.api import state_of
 
     plain, wrapped = model(), torch.nn.parallel.DistributedDataParallel(model())
     assert _warmup(state_of(lambda: plain(x), None, None, [plain])) == 3

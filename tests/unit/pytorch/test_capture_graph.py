@@ -13,10 +13,17 @@ torch = pytest.importorskip("torch")
 
 import xpuruntime.pytorch as xrt_torch  # noqa: E402 - needs torch
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
-from xpuruntime.pytorch.capture import torch_graph_patch  # noqa: E402
-from xpuruntime.pytorch.capture.capturable import make_capturable, obstacles, scaler_obstacle  # noqa: E402
-from xpuruntime.pytorch.capture.captured_state import captured_state_of  # noqa: E402
-from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators  # noqa: E402
+from xpuruntime.pytorch.capture.captured_state import (  # noqa: E402
+    captured_state_of,
+    make_capturable,
+    obstacles,
+    scaler_obstacle,
+)
+from xpuruntime.pytorch.capture.grad_accumulators import (  # noqa: E402
+    forget_accumulators,
+    leave_torch_graph,
+    patch_torch_graph,
+)
 
 without_cuda = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has CUDA; the GPU tests cover it")
 CPU = torch.device("cpu")
@@ -183,12 +190,12 @@ def test_nodes_that_add_up_gradients_are_made_anew():
 
 def test_plain_captures_are_helped_while_somebody_asks():
     original = torch.cuda.graph.__enter__
-    torch_graph_patch.require()
-    torch_graph_patch.require()
+    patch_torch_graph()
+    patch_torch_graph()
     assert torch.cuda.graph.__enter__ is not original
-    torch_graph_patch.release()
+    leave_torch_graph()
     assert torch.cuda.graph.__enter__.__wrapped__ is original
-    torch_graph_patch.release()
+    leave_torch_graph()
     assert torch.cuda.graph.__enter__ is original
 
 

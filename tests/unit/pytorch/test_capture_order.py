@@ -10,7 +10,7 @@ import pytest
 
 torch = pytest.importorskip("torch")
 
-from xpuruntime.pytorch.capture import streams  # noqa: E402
+from xpuruntime.pytorch.capture import graph_recorder  # noqa: E402
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder  # noqa: E402
 
 
@@ -29,10 +29,10 @@ def test_the_caller_waits_for_the_warmup_also_where_it_fails(fails: bool, monkey
     monkeypatch.setattr(torch.cuda, "device", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "stream", contextlib.nullcontext)
     monkeypatch.setattr(torch.cuda, "synchronize", lambda device: None)
-    monkeypatch.setattr(streams, "take", lambda index: Stream("warm-up", log))
-    monkeypatch.setattr(streams, "release", lambda stream: None)
+    monkeypatch.setattr(graph_recorder, "take_stream", lambda index: Stream("warm-up", log))
+    monkeypatch.setattr(graph_recorder, "release_stream", lambda stream: None)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: Stream("caller", log))
-    monkeypatch.setattr(streams, "make_workspaces", lambda stream: log.append(f"workspaces of {stream.name}"))
+    monkeypatch.setattr(graph_recorder, "make_workspaces", lambda stream: log.append(f"workspaces of {stream.name}"))
     recorder = CudaRecorder(torch.device("cuda", 0))
     with pytest.raises(ValueError, match="no") if fails else contextlib.nullcontext(), recorder.warming():
         log.append("work")
@@ -57,8 +57,8 @@ LOG: list[tuple[int, int]] = []
 
 
 def test_a_replay_waits_for_the_last_one_on_another_stream(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "take", lambda index: None)
-    monkeypatch.setattr(streams, "release", lambda stream: None)
+    monkeypatch.setattr(graph_recorder, "take_stream", lambda index: None)
+    monkeypatch.setattr(graph_recorder, "release_stream", lambda stream: None)
     recorder = CudaRecorder(torch.device("cuda", 0))
     LOG.clear()
     for number in (7, 7, 8, 8, 7):
@@ -69,8 +69,8 @@ def test_a_replay_waits_for_the_last_one_on_another_stream(monkeypatch: pytest.M
 
 
 def test_a_stream_is_given_back_wherever_the_collector_frees_a_recorder(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(streams, "_free", {})
+    monkeypatch.setattr(graph_recorder, "_free", {})
     stream = PyTorchStream(stream_id=1, device_index=0, device_type=1)
-    with streams._lock:  # as workspaces are made
-        streams.release(stream)
-    assert streams.take(0) is stream
+    with graph_recorder._lock:  # as workspaces are made
+        graph_recorder.release_stream(stream)
+    assert graph_recorder.take_stream(0) is stream

@@ -16,8 +16,8 @@ torch = pytest.importorskip("torch")
 import xpuruntime.pytorch as xrt_torch  # noqa: E402
 from xpuruntime.errors import InputError  # noqa: E402
 from xpuruntime.policies import KernelPolicy  # noqa: E402
-from xpuruntime.pytorch.capture.arguments import state_of  # noqa: E402
-from xpuruntime.pytorch.capture.snapshot import StateSnapshot  # noqa: E402
+from xpuruntime.pytorch.capture.api import state_of  # noqa: E402
+from xpuruntime.pytorch.capture.captured_state import StateSnapshot  # noqa: E402
 from xpuruntime.pytorch.step_tuning.result import (  # noqa: E402
     StepCandidate,
     TunedStep,

@@ -3,7 +3,7 @@
 """Training steps as CUDA graphs: `capture_graph`."""
 
 from xpuruntime.pytorch.capture.api import capture_graph
-from xpuruntime.pytorch.capture.report import CaptureReport, GraphInfo
+from xpuruntime.pytorch.capture.graph_key import CaptureReport, GraphInfo
 from xpuruntime.pytorch.capture.scoped_capture import GraphBlock
 from xpuruntime.pytorch.capture.step import CapturedStep
 

@@ -1,20 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Gradient accumulation nodes of autograd, and the streams that they remember."""
+"""Gradient accumulation nodes of autograd with the streams that they remember, and captures by ``torch.cuda.graph``.
+
+What measured times have chosen for eager calls is chosen anew in such a capture, by the time on the device. PyTorch
+refuses to capture a backward pass while a loss of the warm-up is alive, where that ran on the default stream; see
+`forget_accumulators`. In this, captures on a stream that the caller names, as those of ``torch.compile``, are left
+alone.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import warnings
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+from xpuruntime.pytorch.dispatch.context import forget_tuned_routes
+from xpuruntime.pytorch.method_patch import MethodPatch
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-__all__ = ["forget_accumulators", "leaves_on"]
+__all__ = [
+    "forget_accumulators",
+    "leave_torch_graph",
+    "leaves_on",
+    "patch_torch_graph",
+]
 
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 
@@ -54,3 +69,19 @@ def leaves_on(device: torch.device) -> list[Any]:
                 if value.requires_grad and value.is_leaf and value.device == device:
                     found.append(value)
     return found
+
+
+def _forgetting(original: Any) -> Any:
+    @functools.wraps(original)
+    def enter(self: Any) -> Any:
+        if self.capture_stream is type(self).default_capture_stream:
+            forget_accumulators(leaves_on(self.capture_stream.device))
+        forget_tuned_routes()
+        return original(self)
+
+    return enter
+
+
+_PATCH = MethodPatch("torch_graph_patch", torch.cuda.graph, "__enter__", _forgetting)
+patch_torch_graph = _PATCH.require
+leave_torch_graph = _PATCH.release

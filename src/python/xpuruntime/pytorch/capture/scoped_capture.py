@@ -13,9 +13,9 @@ import torch
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch._private_api import messages
+from xpuruntime.pytorch.capture.captured_state import RandomState
 from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators, leaves_on
 from xpuruntime.pytorch.capture.graph_recorder import CudaRecorder
-from xpuruntime.pytorch.capture.snapshot import RandomState
 from xpuruntime.pytorch.capture.step_program import uncached_autocast
 from xpuruntime.pytorch.dispatch import context
 

@@ -15,11 +15,21 @@ from xpuruntime.error_text import error_line
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
+from xpuruntime.pytorch.capture.captured_state import StateSnapshot
 from xpuruntime.pytorch.capture.grad_accumulators import forget_accumulators
-from xpuruntime.pytorch.capture.graph_key import GraphKey, describe, difference
-from xpuruntime.pytorch.capture.inputs import StaticInputs, flatten, on_device, signature, structure_key, unflatten
-from xpuruntime.pytorch.capture.report import CaptureReport, GraphInfo
-from xpuruntime.pytorch.capture.snapshot import StateSnapshot
+from xpuruntime.pytorch.capture.graph_key import (
+    CaptureReport,
+    GraphInfo,
+    GraphKey,
+    StaticInputs,
+    describe,
+    difference,
+    flatten,
+    on_device,
+    signature,
+    structure_key,
+    unflatten,
+)
 from xpuruntime.pytorch.capture.step_program import uncached_autocast
 from xpuruntime.pytorch.dispatch import context, tuning
 

@@ -16,7 +16,7 @@ from xpuruntime.errors import InputError, PolicyError
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch.attention.advised import warn_of_any_choice
 from xpuruntime.pytorch.call_scope import function_phases, module_paths
-from xpuruntime.pytorch.capture import torch_graph_patch
+from xpuruntime.pytorch.capture.grad_accumulators import leave_torch_graph, patch_torch_graph
 from xpuruntime.pytorch.compiler.compile_hooks import policy_changed
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy, coerce_policy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
@@ -60,8 +60,8 @@ class InstalledPolicy:
                 function_phases.require()
                 undo.callback(function_phases.release)
             if torch.backends.cuda.is_built():
-                torch_graph_patch.require()
-                undo.callback(torch_graph_patch.release)
+                patch_torch_graph()
+                undo.callback(leave_torch_graph)
             undo.callback(registry.release, registry.require(active.overrides))
             self._undo = undo.pop_all()
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.statistics import CandidateCode
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.capture.captured_state import CapturedState
-    from xpuruntime.pytorch.capture.snapshot import StateSnapshot
+    from xpuruntime.pytorch.capture.captured_state import StateSnapshot
 
 __all__ = [
     "ReferenceLosses",

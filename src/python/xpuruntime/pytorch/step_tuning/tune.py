@@ -17,10 +17,10 @@ from xpuruntime.measuring.rounds import measure, timed
 from xpuruntime.measuring.statistics import CandidateCode, Margin, RatioVerdict
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.printable import printable
-from xpuruntime.pytorch.capture.arguments import device_of, samples_of, state_of
-from xpuruntime.pytorch.capture.capturable import make_capturable as change
-from xpuruntime.pytorch.capture.inputs import on_device
-from xpuruntime.pytorch.capture.snapshot import StateSnapshot
+from xpuruntime.pytorch.capture.api import device_of, samples_of, state_of
+from xpuruntime.pytorch.capture.captured_state import StateSnapshot
+from xpuruntime.pytorch.capture.captured_state import make_capturable as change
+from xpuruntime.pytorch.capture.graph_key import on_device
 from xpuruntime.pytorch.compiler.compile_hooks import keep_compiled
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.policy_scope import kernel_policy
