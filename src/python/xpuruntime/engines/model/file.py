@@ -120,7 +120,7 @@ def read(path: Any) -> tuple[str, bytes, os.stat_result]:
 def parse(data: bytes, where: str) -> onnx.ModelProto:
     """Parse the bytes of a model."""
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     model = onnx.ModelProto()
     try:

@@ -42,7 +42,7 @@ def artifact_source(artifact: Artifact, label: str) -> ModelSource:
 def source_graph(artifact: Artifact) -> Any:
     """Return the graph that an artifact was compiled from, without its weights."""
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     path = artifact.folder / SOURCE
     try:

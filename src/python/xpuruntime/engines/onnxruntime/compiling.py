@@ -123,7 +123,7 @@ def _before(request: Request, source: ModelSource) -> Any:
 def _written(folder: Path, device: str) -> Any:
     """Read back the graph that was written; ONNX Runtime says nothing when it could not be written whole."""
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         graph = onnx.load(str(folder / _MODEL), load_external_data=False)

@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from xpuruntime.lockfile.records import Lock
     from xpuruntime.measuring.statistics import CandidateCode
     from xpuruntime.policies import KernelPolicy
-    from xpuruntime.pytorch.capture.captured_state import CapturedState
-    from xpuruntime.pytorch.capture.captured_state import StateSnapshot
+    from xpuruntime.pytorch.capture.captured_state import CapturedState, StateSnapshot
 
 __all__ = [
     "ReferenceLosses",

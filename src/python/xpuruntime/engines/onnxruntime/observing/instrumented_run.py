@@ -184,7 +184,7 @@ def _load(path: Path, notes: list[str]) -> Any:
     if not path.exists():
         return None
     import onnx
-    from google.protobuf.message import DecodeError  # type: ignore[import-untyped]
+    from google.protobuf.message import DecodeError
 
     try:
         model = onnx.load(str(path), load_external_data=False)
