@@ -32,6 +32,10 @@ import onnx
 from onnx import defs, helper, numpy_helper
 from onnx_backend_suite import DEVICES, cases, directly, load, version
 
+from xpuruntime.engines.known_errors import applies_to, known_errors, nodes_with_errors
+from xpuruntime.engines.model import inspect_bytes
+from xpuruntime.errors import ModelError
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
 
@@ -79,8 +83,8 @@ CASTS = {"Cast", "CastLike"}
 SIMPLIFIED = {*RECURRENT, "GridSample"}
 #: Made of random numbers, or of more than their inputs.
 UNCOMPARED = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
-#: Engines that take no open sizes.
-STATIC = {"qnn"}
+#: Engines that take no open sizes, and engines without infinities and NaN.
+STATIC, FINITE = {"qnn"}, {"qnn"}
 #: Seconds of a case, after which its process ends, and cases of a process: QNN's simulator hangs after thousands.
 _LONGEST, _BATCH = 120, 400
 
@@ -355,13 +359,22 @@ def wrong(engine: str, case: Case) -> str | None:
         return None
     found = None
     for want in truths(case):
-        pairs = zip(*_defined(case, want, got), strict=False)
+        pairs = list(zip(*_defined(case, want, got), strict=False))
+        if engine in FINITE:
+            pairs = [_finite(*pair) for pair in pairs]
         unit = int(case.model.graph.node[0].op_type in UNITS)
         said = next((text for value, result in pairs if (text := difference(value, result, half, unit))), "")
         if not said:
             return ""
         found = found or said
     return found
+
+
+def _finite(want: Any, got: Any) -> tuple[Any, Any]:
+    if want.dtype.kind != "f" or want.shape != got.shape:
+        return want, got
+    finite = np.isfinite(want)
+    return want[finite], got[finite]
 
 
 def _defined(case: Case, want: list[Any], got: list[Any]) -> tuple[list[Any], list[Any]]:
@@ -380,10 +393,6 @@ def _defined(case: Case, want: list[Any], got: list[Any]) -> tuple[list[Any], li
 
 def work(engine: str, batch: Sequence[Case], out: Path) -> None:
     """Write a line of JSON for each case of a batch."""
-    from xpuruntime.engines.known_errors import known_errors, nodes_with_errors
-    from xpuruntime.engines.model import inspect_bytes
-    from xpuruntime.errors import ModelError
-
     warnings.simplefilter("ignore")
     rows = known_errors(engine)
     with out.open("w", encoding="utf-8") as file:
@@ -436,6 +445,8 @@ class _Batch:
         at, status = len(rows), self._process.exitcode
         if at == len(self.batch):
             return rows
+        if status == 1:
+            raise SystemExit(f"{self.batch[at].name}: an error of the sweep itself")
         alone = at == 0  # else an earlier case may be the cause: it runs again, alone
         self.left = self.batch[at + alone :]
         return [*rows, {"ended": self.batch[at].name, "alone": alone, "status": status}]
@@ -471,8 +482,6 @@ def main(arguments: Sequence[str]) -> int:
 
 def report(engine: str, found: list[dict[str, Any]], ops: Collection[str] = ()) -> bool:
     """Print the outcome of a sweep; whether it is what the engine's table says."""
-    from xpuruntime.engines.known_errors import applies_to, known_errors
-
     here = version(engine)
     number, device = here.rpartition(" ")[2], DEVICES.get(engine, "cpu")
     rows = {row.id: row for row in known_errors(engine) if applies_to(row, number, device)}
