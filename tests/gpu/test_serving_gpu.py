@@ -20,7 +20,7 @@ from session_work import SLEEP_CYCLES, reference
 from session_work import close as exact
 
 import xpuruntime as xrt
-from xpuruntime.inference.host_runs import host_runner
+from xpuruntime.inference.calls import host_runner
 from xpuruntime.runtime.memory import memory_report
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.service import Models

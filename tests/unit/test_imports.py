@@ -238,7 +238,7 @@ UNUSED = (
     "engines.openvino.controls", "engines.openvino.probing", "engines.precision.conversion",
     "engines.precision.probe", "engines.qnn.controls", "engines.qnn.probing", "engines.quantisation.calibration",
     "engines.quantisation.quantised", "engines.tensorrt.controls", "engines.tensorrt.probing",
-    "engines.torch.controls", "evidence.profile", "evidence.render_text", "evidence.report", "inference.bisect",
+    "engines.torch.controls", "evidence.profile", "evidence.render_text", "evidence.report", "inference.intermediates",
     "inference.comparing", "inference.compiling", "inference.explain", "inference.profiling",
     "inference.session_spec", "lockfile", "locks", "measuring", "ops", "pytorch", "serving", "testing", "tuning",
 )  # fmt: skip

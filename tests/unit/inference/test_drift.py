@@ -16,7 +16,7 @@ from onnx import TensorProto, helper
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.inference import drift as drift_module
+from xpuruntime.inference import comparison
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -25,7 +25,7 @@ MODEL = xrt.demo_model_path()
 LAYERS = [node.name for node in inspect_model(MODEL).nodes if node.op != "Constant"]
 
 
-def drift_of(engine: FaultEngine, model: object = MODEL, **options: object) -> drift_module.DriftReport:
+def drift_of(engine: FaultEngine, model: object = MODEL, **options: object) -> comparison.DriftReport:
     table = xrt.compare_engines(
         model, ["fault"], device="cpu", registry=engine.registry(), runs=1, layers=True, search=False, **options
     )
@@ -99,7 +99,7 @@ def test_a_tensor_that_is_hidden_hides_only_itself() -> None:
 
 
 def test_an_engine_that_gives_no_layer_is_not_asked_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drift_module, "_REFUSALS", 6)
+    monkeypatch.setattr(comparison, "_REFUSALS", 6)
     engine = FaultEngine("conv1", hidden=lambda name: True)
     drift = drift_of(engine)
     assert [layer.figures.name for layer in drift.layers] in ([], ["logits"])
@@ -116,7 +116,7 @@ def test_a_fault_of_a_fusion_is_told() -> None:
 
 def test_large_tensors_are_measured_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = drift_of(FaultEngine("conv2"))
-    monkeypatch.setattr(drift_module, "_ELEMENTS", 1)
+    monkeypatch.setattr(comparison, "_ELEMENTS", 1)
     engine = FaultEngine("conv2")
     parts = drift_of(engine)
     assert [layer.name for layer in parts.layers] == LAYERS
@@ -198,7 +198,7 @@ def test_where_layers_are_measured_there_is_one_first_node() -> None:
 def test_int8_is_not_bisected_where_layers_were_measured(precision: str, first: int | None, said: str) -> None:
     from xpuruntime.evidence.tolerances import TOLERANCES, compare_within
     from xpuruntime.inference.comparing import _measured_instead
-    from xpuruntime.inference.drift import DriftReport, LayerDrift
+    from xpuruntime.inference.comparison import DriftReport, LayerDrift
 
     x = np.ones(3, np.float32)
     (figures,) = compare_within({"y": x}, {"y": x}, TOLERANCES["fp16"]).outputs

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.inference.instrumented_runs import InstrumentedRuns
+from xpuruntime.inference.profiling import InstrumentedRuns
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:

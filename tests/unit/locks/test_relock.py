@@ -221,7 +221,7 @@ def test_a_lock_of_something_else(case: Case) -> None:
 
 def test_outputs_within_a_tolerance(case: Case) -> None:
     """Where bits do not repeat, values are compared: near ones pass, others do not."""
-    from xpuruntime.inference.locked_outputs import observed_outputs, probe_at
+    from xpuruntime.inference.locked import observed_outputs, probe_at
     from xpuruntime.lockfile.measured import Measured
 
     with case.open() as session:

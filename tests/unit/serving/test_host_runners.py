@@ -13,7 +13,7 @@ from serving_models import WAIT, ask, rows_of
 
 import xpuruntime as xrt
 from xpuruntime.engines.host_runner import HostRunner
-from xpuruntime.inference.host_runs import host_runner
+from xpuruntime.inference.calls import host_runner
 from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.execution import Slice, assemble
 from xpuruntime.serving.batching.layout import Layout

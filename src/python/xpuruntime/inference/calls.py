@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Calls of a session: plain runs of host arrays, and runs of bound buffers (I/O binding)."""
+"""Repeated calls of a session, by `run` or bound buffers, and their times."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from xpuruntime.engines.host_runner import HostRunner, PinnedRunner
 from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.lockfile.measured import BatchTime
+from xpuruntime.measuring.rounds import time_calls
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from xpuruntime.engines.base import Binding
-    from xpuruntime.inference import InferenceSession
+    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.inference.session import InferenceSession
 
-__all__ = ["Calls", "open_calls", "poison"]
+__all__ = [
+    "Calls",
+    "host_runner",
+    "open_calls",
+    "poison",
+    "time_batches",
+]
 
 
 class Calls(ABC):
@@ -192,3 +203,45 @@ def poison(array: np.ndarray[Any, Any]) -> None:
         array.fill(True)
     elif kind == "V":
         array.view(np.uint8)[...] = 0xFF
+
+
+def host_runner(session: InferenceSession) -> HostRunner:
+    """Return what runs a session on host arrays: on CUDA through pinned memory, elsewhere its `run`."""
+    own = session._open().host_runner()
+    if own is not None:
+        return own
+    device = session.plan.device
+    if device.startswith("cuda") and _is_there(device):
+        return PinnedRunner(session.run, device, f"inputs of {Path(session.model.path).name}")
+    return HostRunner(session.run, session._open().release_idle)
+
+
+def _is_there(device: str) -> bool:
+    """Say whether this process can use a CUDA device: an engine that computes nothing runs without."""
+    from xpuruntime import _core
+
+    return _core.DeviceManager.instance().get_device_count("cuda") > int(device.partition(":")[2] or 0)
+
+
+#: Executions of one batch size, and of them those that warm it up; seconds after which no more are made.
+_RUNS, _WARM, _BUDGET = 21, 2, 1.0
+
+
+def time_batches(
+    runner: HostRunner, feeds_of: Callable[[int], dict[str, Any]], sizes: Iterable[int]
+) -> tuple[BatchTime, ...]:
+    """Time executions as a server makes them: `feeds_of` gives the inputs of each of the batch sizes."""
+    found = []
+    for rows in sizes:
+        feeds = feeds_of(rows)
+
+        def run(feeds: dict[str, Any] = feeds) -> Any:
+            return runner.run(feeds)
+
+        first = time_calls(run, 1, _WARM)[-1]
+        runs = max(3, min(_RUNS, int(_BUDGET / max(first, 1e-9))))
+        times = time_calls(run, 1, runs)
+        found.append(
+            BatchTime(rows=rows, median_us=1e6 * float(np.median(times)), longest_us=1e6 * max(times), runs=runs)
+        )
+    return tuple(found)

@@ -15,12 +15,11 @@ from xpuruntime.engines.judging import judge
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.evidence.tolerances import compare_within
-from xpuruntime.inference.bisect import find_divergence
-from xpuruntime.inference.calibrating import calibration_of
-from xpuruntime.inference.comparison import Comparison, EngineRow
-from xpuruntime.inference.drift import measure_drift
+from xpuruntime.inference.comparison import Comparison, EngineRow, measure_drift
 from xpuruntime.inference.explain import measure
-from xpuruntime.inference.plan_request import plan_request
+from xpuruntime.inference.intermediates import find_divergence
+from xpuruntime.inference.loading import reference_of
+from xpuruntime.inference.plan_request import calibration_of, plan_request
 from xpuruntime.inference.session_arguments import SessionArguments
 
 if TYPE_CHECKING:
@@ -31,16 +30,22 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Judgement
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.registry import EngineRegistry
-    from xpuruntime.evidence.tolerances import ProbeResult
-    from xpuruntime.inference.bisect import Divergence
-    from xpuruntime.inference.drift import DriftReport
+    from xpuruntime.evidence.tolerances import ProbeResult, Tolerance
+    from xpuruntime.inference.comparison import DriftReport
+    from xpuruntime.inference.intermediates import Divergence
+    from xpuruntime.inference.session import InferenceSession
     from xpuruntime.inference.session_arguments import PolicyLike
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["answers_of", "compare_engines"]
+__all__ = [
+    "answers_of",
+    "compare_engines",
+    "compare_session",
+    "tolerance_of",
+]
 
 
 def compare_engines(
@@ -295,3 +300,16 @@ def _said(error: XpuRuntimeError) -> str:
     """Return the reason of a plan's refusal without the line that says that it is one."""
     lines = str(error).splitlines()
     return " ".join(line.strip() for line in (lines[1:] or lines))
+
+
+def compare_session(session: InferenceSession, inputs: Mapping[str, Any] | None) -> ProbeResult:
+    """Run a session and the model as it is, in fp32 on the CPU, and compare within the tolerance of the session."""
+    request = session._request
+    reference = reference_of(session._engine, request, session._machine, inputs)
+    answer = session.run(reference.feeds)
+    return compare_within(reference.outputs, answer, tolerance_of(session), session.model.random_outputs)
+
+
+def tolerance_of(session: InferenceSession) -> Tolerance:
+    """Return how far from the reference the outputs of a session may be."""
+    return limits_of(session._request, session.plan.settings.get("computes"))

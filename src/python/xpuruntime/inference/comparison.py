@@ -1,26 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`Comparison`: how several engines did on one model, as text, JSON and a page."""
+"""Comparisons of engines as values, text and tables, and the drift of a model layer by layer."""
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
-from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
+from xpuruntime.error_text import error_line
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.evidence.tolerances import OutputFigures, Tolerance, compare_within
 from xpuruntime.files.paths import json_text
-from xpuruntime.inference.bisect import Divergence
-from xpuruntime.inference.drift import DriftReport
+from xpuruntime.inference.intermediates import Divergence, Inside
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Callable, Mapping, Sequence
     from pathlib import Path
 
     from rich.console import RenderableType
 
-__all__ = ["Comparison", "EngineRow"]
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
+
+    Answer = Callable[[ModelInfo], Mapping[str, Any]]
+
+__all__ = [
+    "Comparison",
+    "DriftReport",
+    "EngineRow",
+    "LayerDrift",
+    "measure_drift",
+]
 
 SCHEMA = "xpuruntime.comparison/1"
 
@@ -172,3 +186,148 @@ def _story(row: EngineRow) -> list[str]:
     if row.drift is not None:
         lines.append(f"{head}{row.drift}")
     return lines + [f"{head}{note}" for note in row.notes]
+
+
+#: Of the tensors that are kept at once, by their elements: those of one group, once for each side.
+_ELEMENTS = 32 << 20
+#: Models that an engine may refuse before the rest is given up.
+_REFUSALS = 48
+
+
+class LayerDrift(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one node is from the reference."""
+
+    place: int
+    name: str
+    op: str
+    figures: OutputFigures
+
+
+class DriftReport(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the layers of a model are from the reference on one engine."""
+
+    layers: tuple[LayerDrift, ...] = ()
+    first: int | None = None
+    skipped: dict[str, str] = {}
+    note: str = ""
+
+    def __str__(self) -> str:
+        """Return it as one sentence."""
+        count = f"{len(self.layers)} layer{'' if len(self.layers) == 1 else 's'} measured"
+        if self.first is not None:
+            one = self.layers[self.first]
+            count += f", the first out of tolerance is {one.name!r} ({one.op}): {one.figures.reason}"
+        elif self.layers:
+            count += ", all within tolerance"
+        missing = f"; {len(self.skipped)} not measured" if self.skipped else ""
+        return f"{count}{missing}{'. ' if self.note else ''}{self.note}"
+
+
+def measure_drift(
+    info: ModelInfo, feeds: Mapping[str, Any], limits: Tolerance, answer: Answer, *, agreed: bool
+) -> DriftReport:
+    """Measure how far every layer is from the reference."""
+    return _Measuring(info, feeds, limits, answer, agreed).run()
+
+
+class _Measuring:
+    def __init__(
+        self, info: ModelInfo, feeds: Mapping[str, Any], limits: Tolerance, answer: Answer, agreed: bool
+    ) -> None:
+        self.inside, self.limits, self.answer, self.agreed = Inside(info, feeds), limits, answer, agreed
+        self.sizes = _named_sizes(info, feeds)
+        self.figures: dict[str, OutputFigures] = {}
+        self.hidden: dict[str, str] = {}
+        self.refusals = 0
+        self.otherwise = False
+
+    def run(self) -> DriftReport:
+        places = [(i, node) for i, node in enumerate(self.inside.nodes) if node.op_type != "Constant"]
+        for group in self._groups([name for _, node in places for name in node.output if name]):
+            self._measure(group)
+        layers, skipped = [], {}
+        for place, node in places:
+            seen = [self.figures[name] for name in node.output if name in self.figures]
+            if seen:
+                worst = max(seen, key=lambda one: (not one.passed, one.nan + one.inf, one.max_rel))
+                layers.append(LayerDrift(place=place, name=node.name, op=node.op_type, figures=worst))
+            else:
+                reasons = (self.hidden[name] for name in node.output if name in self.hidden)
+                skipped[node.name] = next(reasons, "it makes no tensor")
+        return DriftReport(
+            layers=tuple(layers),
+            first=next((i for i, layer in enumerate(layers) if not layer.figures.passed), None),
+            skipped=skipped,
+            note=self._note(),
+        )
+
+    def _note(self) -> str:
+        if not self.otherwise:
+            return ""
+        was, now = ("within", "out of") if self.agreed else ("out of", "within")
+        return (
+            f"The outputs are {was} tolerance, and {now} it while layers are outputs too, which keeps the engine from "
+            "fusing them: what is measured here is not what runs otherwise"
+        )
+
+    def _groups(self, names: Sequence[str]) -> list[list[str]]:
+        groups: list[list[str]] = [[]]
+        held = 0
+        for name in names:
+            size = self._elements(name)
+            if groups[-1] and held + size > _ELEMENTS:
+                groups.append([])
+                held = 0
+            groups[-1].append(name)
+            held += size
+        return groups if groups[0] else []
+
+    def _elements(self, name: str) -> int:
+        """Return how many elements a tensor has, as far as the graph says; sizes that it does not tell count once."""
+        if name not in self.inside.described:
+            return 1
+        sizes = self.inside.described[name].type.tensor_type.shape.dim
+        return math.prod(self.sizes.get(dim.dim_param, 1) if dim.dim_param else dim.dim_value for dim in sizes)
+
+    def _measure(self, names: Sequence[str]) -> None:
+        if self.refusals >= _REFUSALS:
+            self._hide(names, f"not tried: the engine had refused {self.refusals} models with more outputs")
+            return
+        try:
+            want = self.inside.reference((*names, *self.inside.outputs))
+            asked = {name: want[name] for name in names if name in want}
+            model = self.inside.with_outputs(asked)
+            got = self.answer(model) if asked else {}
+        except XpuRuntimeError as error:
+            self.refusals += 1
+            if len(names) == 1:
+                self._hide(names, f"the model was refused with it as an output: {error_line(error)}")
+            else:
+                middle = len(names) // 2
+                self._measure(names[:middle])
+                self._measure(names[middle:])
+            return
+        self._hide([name for name in names if name not in want], "no plain array can be had of it")
+        self._hide([name for name in asked if name not in got], "the engine gave no array for it")
+        seen = {name: array for name, array in asked.items() if name in got}
+        for one in compare_within(seen, {name: got[name] for name in seen}, self.limits, model.random_outputs).outputs:
+            self.figures[one.name] = one
+        outputs = {name: want[name] for name in self.inside.outputs if name in want and name in got}
+        if asked and outputs:
+            same = {name: got[name] for name in outputs}
+            passed = compare_within(outputs, same, self.limits, model.random_outputs).passed
+            self.otherwise |= passed is not self.agreed
+
+    def _hide(self, names: Sequence[str], reason: str) -> None:
+        self.hidden.update(dict.fromkeys(names, reason))
+
+
+def _named_sizes(info: ModelInfo, feeds: Mapping[str, Any]) -> dict[str, int]:
+    """Return the sizes that the feeds give to the named dimensions of the inputs."""
+    return {
+        dim: size
+        for tensor in info.inputs
+        if tensor.name in feeds
+        for dim, size in zip(tensor.shape or (), getattr(feeds[tensor.name], "shape", ()), strict=False)
+        if isinstance(dim, str)
+    }

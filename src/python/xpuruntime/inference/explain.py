@@ -24,7 +24,7 @@ from xpuruntime.evidence.sections.graph_blockers import graph_status
 from xpuruntime.evidence.sections.shape_coverage import shape_coverage
 from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.embedded_policy import compare_kernels
-from xpuruntime.inference.memory_watch import MemoryWatch
+from xpuruntime.inference.profiling import MemoryWatch
 from xpuruntime.printable import printable
 from xpuruntime.runtime.profiler import Mark, tell
 from xpuruntime.runtime.session_registry import instrumented_method

@@ -4,27 +4,39 @@
 
 from __future__ import annotations
 
+import threading
+import time
+import weakref
+from pathlib import PurePath
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
+from xpuruntime.engines.base import LoadedModel, closed
 from xpuruntime.engines.device_recorder import DeviceRecorder
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
+from xpuruntime.evidence.sections.memory_over_time import MemorySample
 from xpuruntime.evidence.traces.trace_file import check_trace
-from xpuruntime.inference.instrumented_runs import InstrumentedRuns
+from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.runtime.process_forks import fork_lock
-from xpuruntime.runtime.profiler import LIMIT, Marks, RecordedBlock, profiled, record_marks, warn_beside
+from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside
+from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_call_instrumentation, set_open_hook
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
+    from concurrent.futures import Future
     from types import TracebackType
 
     from rich.console import RenderableType
 
     from xpuruntime.runtime.profiler import DeviceRecording
 
-__all__ = ["profile"]
+__all__ = [
+    "InstrumentedRuns",
+    "MemoryWatch",
+    "profile",
+]
 
 _lock = fork_lock()
 #: One at a time in a process.
@@ -182,3 +194,183 @@ class profile(RecordedBlock[_Run]):  # noqa: N801 - used like a function
 
     def __str__(self) -> str:
         return str(self.result) if self._result is not None else repr(self)
+
+
+class MemoryWatch:
+    """Call it with the name of a checkpoint; `samples` has what was held at each."""
+
+    def __init__(self, held: Callable[[], Mapping[str, int]], device: str) -> None:
+        self._held = held
+        self._device = device
+        self._start = time.perf_counter()
+        self._said: dict[str, None] = {}
+        self.samples: list[MemorySample] = []
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What could not be read, each said once."""
+        return tuple(self._said)
+
+    def __call__(self, moment: str) -> None:
+        """Take a sample."""
+        at = (time.perf_counter() - self._start) * 1e6 if self.samples else 0.0
+        owners = {f"session: {owner}": held for owner, held in self._of_session().items()}
+        owners |= self._of_pools()
+        owners |= self._of_process()
+        owners |= self._of_device()
+        self.samples.append(MemorySample(moment=moment, at_us=at, owners=owners))
+
+    def _of_session(self) -> Mapping[str, int]:
+        try:
+            return self._held()
+        except Exception as error:  # an engine of someone else's may raise anything
+            text = " ".join(str(error).split())[:200]
+            self._said[f"the engine does not report what the session holds: {type(error).__name__}: {text}"] = None
+            return {}
+
+    def _of_pools(self) -> dict[str, int]:
+        from xpuruntime.runtime.memory import memory_report
+
+        found: dict[str, int] = {}
+        for pool in memory_report().pools:
+            for word, held in (("in use", pool.stats.current), ("cached", pool.stats.cached)):
+                owner = f"pool {pool.name}: {word}"
+                found[owner] = found.get(owner, 0) + held  # names need not be unique
+        return found
+
+    def _of_process(self) -> dict[str, int]:
+        now = process_memory()
+        if now.resident is None:
+            self._said["this system does not report the memory of a process: /proc/self/status is not there"] = None
+        told = (("resident", now.resident), ("most resident", now.most_resident))
+        return {f"process: {word}": held for word, held in told if held is not None}
+
+    def _of_device(self) -> dict[str, int]:
+        if not self._device.startswith("cuda"):
+            return {}
+        from xpuruntime._core import DeviceManager
+        from xpuruntime.errors import XpuRuntimeError
+
+        try:
+            free, total = DeviceManager.instance().memory_info(self._device)
+        except XpuRuntimeError as error:
+            self._said[f"the memory of {self._device} could not be read: {error}"] = None
+            return {}
+        return {f"{self._device}: used": total - free}
+
+
+#: Attribute of an instrumented function: its recorder, and the function that it replaces; ``None``: a method.
+_MARK = "xpuruntime_watch"
+
+
+class InstrumentedRuns:
+    """Records the runs of sessions and bindings: of those that are open, and of those opened later until `stop`.
+
+    A run costs nothing where nobody watches: the hot path itself, which sessions and bindings hold as an attribute of
+    their own, is exchanged, and put back at the end. What a program took out of a session before, as in
+    ``run = session.run``, is not seen. Nothing is kept alive by being watched.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._owners: list[weakref.ref[Any]] = []
+        self._names: weakref.WeakKeyDictionary[LoadedModel, str] = weakref.WeakKeyDictionary()
+
+    def start(self) -> None:
+        """Watch from now on."""
+        set_open_hook(self._opened)
+        set_call_instrumentation(self._called)
+        for session in open_sessions():
+            self._opened(session, None)
+        for session, binding in open_bindings():
+            self._opened(session, binding)
+
+    def stop(self) -> None:
+        """Put everything back, but for what was closed meanwhile."""
+        set_open_hook(None)
+        set_call_instrumentation(None)
+        with self._lock:
+            self._stopped = True  # for a thread that is opening a session right now
+            while self._owners:
+                owner = self._owners.pop()()
+                if owner is None:
+                    continue
+                watcher, before = getattr(owner.run, _MARK, (None, None))
+                if watcher is not self:
+                    continue
+                if before is None:
+                    del owner.run
+                else:
+                    owner.run = before
+
+    def _opened(self, session: Any, binding: Any) -> None:
+        loaded = session._loaded
+        if loaded is None:
+            return
+        name = f"{PurePath(session.model.path).name or 'model'} on {session.plan.engine}@{session.plan.device}"
+        with self._lock:
+            if binding is not None:
+                graph = ", CUDA graph" if binding.graph == "captured" else ""
+                self._exchange(binding, f"{name}, bound{graph}")
+                return
+            self._exchange(session, name)
+            self._names[loaded] = name
+
+    def _exchange(self, owner: Any, name: str) -> None:
+        held = owner.run
+        if self._stopped or held is closed:
+            return
+        if getattr(held, _MARK, (None, None))[0] is self:  # opened while the watching began
+            return
+        watched = _in_range(held, name)
+        own = getattr(held, "__self__", None) is not owner  # and no method of its class, as an engine plugin may have
+        setattr(watched, _MARK, (self, held if own else None))
+        self._owners.append(weakref.ref(owner))
+        owner.run = watched
+
+    def _called(self, loaded: LoadedModel, method: str) -> Callable[..., Any]:
+        """Return a method of a model as it is called now: by its threads, by `explain`, or for a request."""
+        held: Callable[..., Any] = getattr(loaded, method)
+        name = self._names.get(loaded)
+        if name is None:
+            return held
+        if method == "run":
+            return _in_range(held, name)
+        own = type(loaded).run_async is not LoadedModel.run_async  # the engine's own, which calls no `run`
+        return _told(held, name) if own else held
+
+
+def _in_range(run: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return `run` with a range around it."""
+    begin, end = _core.profiler_begin, _core.profiler_end
+
+    def watched(*args: Any, **keywords: Any) -> Any:
+        number = begin(name, "run")
+        try:
+            return run(*args, **keywords)
+        finally:
+            end(number)
+
+    return watched
+
+
+def _told(run_async: Callable[..., Future[Any]], name: str) -> Callable[..., Any]:
+    """Return `run_async` with a range around the handing over, and a mark from there until the result is there."""
+
+    def watched(*args: Any, **keywords: Any) -> Future[Any]:
+        start, thread = time.time_ns(), threading.get_native_id()
+        number = _core.profiler_begin(f"{name}, handed over", "run")
+        try:
+            future = run_async(*args, **keywords)
+        finally:
+            _core.profiler_end(number)
+
+        def done(ended: Future[Any]) -> None:
+            if not ended.cancelled():
+                tell(lambda: [Mark("asynchronous runs", name, start, time.time_ns(), thread, {})])
+
+        future.add_done_callback(done)
+        return future
+
+    return watched

@@ -143,7 +143,7 @@ class InferenceSession:
     ) -> None:
         unknown = {name: value for name, value in aliases.items() if name not in PolicyAliases.__annotations__}
         if unknown or type(policy).__name__ == "SessionOptions":
-            from xpuruntime.inference.onnxruntime_calls import refuse_arguments
+            from xpuruntime.inference.session_arguments import refuse_arguments
 
             others = ("model", "example_inputs", "calibration", "plan", "registry", "machine")
             refuse_arguments(unknown, policy, (*SessionArguments._fields, *others))
@@ -186,8 +186,7 @@ class InferenceSession:
 
     def _check_lock(self, lock: LockInForce) -> None:
         """Compare what is loaded now, and what it computes, with the lock; closes the session where it does not fit."""
-        from xpuruntime.inference.locked import check_loaded
-        from xpuruntime.inference.locked_outputs import check_outputs
+        from xpuruntime.inference.locked import check_loaded, check_outputs
 
         try:
             check_loaded(lock)
@@ -486,7 +485,7 @@ class InferenceSession:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            from xpuruntime.inference.onnxruntime_calls import refuse_attribute
+            from xpuruntime.inference.session_arguments import refuse_attribute
 
             refuse_attribute(name)
 

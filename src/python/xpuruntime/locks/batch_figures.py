@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.model.static_batch import batch_axes
 from xpuruntime.errors import InputError
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.inference.batch_times import time_batches
-from xpuruntime.inference.host_runs import host_runner
-from xpuruntime.inference.locked_outputs import probe_at
+from xpuruntime.inference.calls import host_runner, time_batches
+from xpuruntime.inference.locked import probe_at
 from xpuruntime.lockfile.measured import SessionMemory
 from xpuruntime.locks.session_worker import MODULE, session_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays

@@ -2,7 +2,7 @@
 # SPDX-FileCopyrightText: The xpuruntime developers
 """`bisect_versions`: which version of a package changed a claim about a model.
 
-Only the version of the package differs between the environments that are compared; `inference.bisect`, which finds a
+Only the version of the package differs between the environments that are compared; `find_divergence`, which finds a
 node, is unrelated.
 """
 

@@ -15,8 +15,7 @@ from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.digests import file_digest
 from xpuruntime.inference import InferenceSession
 from xpuruntime.inference.calls import open_calls
-from xpuruntime.inference.locked import locked_plan, surroundings
-from xpuruntime.inference.locked_outputs import observed_outputs, probe_at, shapes_that_fit
+from xpuruntime.inference.locked import locked_plan, observed_outputs, probe_at, shapes_that_fit, surroundings
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import LatencyFigures, Measured, OutputSample
 from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedShapes, Provenance

@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.engines.model import read_model
 from xpuruntime.errors import InputError
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.inference.locked_outputs import shapes_that_fit
+from xpuruntime.inference.locked import shapes_that_fit
 from xpuruntime.lockfile.records import Lock
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.diff.locked_levels import locked_levels

@@ -170,7 +170,7 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
 def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) -> ExportJob:
     """Read the model, compare it with the lock, and return what an engine needs."""
     from xpuruntime.engines.model import read_model, with_shapes
-    from xpuruntime.inference.calibrating import calibration_of
+    from xpuruntime.inference.plan_request import calibration_of
 
     identity, records = lock.identity, session_records(lock.identity)
     assert records is not None

@@ -7,8 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import InputError
-from xpuruntime.inference.locked import compare_observed
-from xpuruntime.inference.locked_outputs import compare_results, probe_at
+from xpuruntime.inference.locked import compare_observed, compare_results, probe_at
 from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.locks.verification.claim_codes import ClaimCode

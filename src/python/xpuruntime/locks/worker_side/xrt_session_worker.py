@@ -184,7 +184,7 @@ def intermediates(folder: str) -> dict[str, Any]:
     try:
         from xpuruntime.engines.accuracy import limits_of
         from xpuruntime.inference.comparing import answers_of
-        from xpuruntime.inference.drift import measure_drift
+        from xpuruntime.inference.comparison import measure_drift
         from xpuruntime.planning import PlanRequest
     except ImportError as error:
         return {"nodes": [], "note": f"that version of xpuruntime gives no tensors of nodes ({error})"}

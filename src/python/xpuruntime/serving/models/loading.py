@@ -15,7 +15,7 @@ import numpy as np
 from xpuruntime.artifacts.manifest import made_files
 from xpuruntime.errors import InputError, LockError, ModelError, PolicyError
 from xpuruntime.files.paths import reason_of
-from xpuruntime.inference.batch_times import time_batches
+from xpuruntime.inference.calls import time_batches
 from xpuruntime.inference.session import InferenceSession
 from xpuruntime.policies import Policy
 from xpuruntime.policies.memory_and_artifacts import format_bytes

@@ -8,7 +8,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.inference.host_runs import host_runner
+from xpuruntime.inference.calls import host_runner
 from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.serving.batching.delays import sized_by_values
 from xpuruntime.serving.batching.driver import Batcher
@@ -314,7 +314,7 @@ class ServedVersion:
         most = settings.batching.max_batch_size
         fixed = settings.batching.shapes == "fixed"
         if settings.warmup in ("auto", "lock") and self.lock is not None:
-            from xpuruntime.inference.locked_outputs import probe_at
+            from xpuruntime.inference.locked import probe_at
 
             for shapes in self.lock.identity.shapes:
                 self._run_once(probe_at(self.session.model, shapes.inputs), "lock")

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.tolerances import RANDOM_FIX
-from xpuruntime.inference.checking import compare_session
+from xpuruntime.inference.comparing import compare_session
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.locks.verification.sections.metrics import metric_claim, metric_not_given

@@ -12,7 +12,7 @@ import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.tolerances import RANDOM_FIX, compare_within
-from xpuruntime.inference.checking import tolerance_of
+from xpuruntime.inference.comparing import tolerance_of
 from xpuruntime.locks.verification.claim_codes import ClaimCode
 from xpuruntime.locks.verification.claims import Claim
 from xpuruntime.measuring.statistics import Margin, RatioVerdict, compare
