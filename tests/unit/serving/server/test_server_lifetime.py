@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A server starts where it can, tells where it listens, and answers what it accepted before it stops."""
+"""Servers: their sessions, addresses and lifetime."""
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 import threading
 import time
 
+import numpy as np
 import pytest
 from served_models import Service
 from serving_clients import Client, until
 
+import xpuruntime as xrt
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
+from xpuruntime.serving import Server, ServeSettings
+from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.options import TransportOptions
+from xpuruntime.serving.protocol.grpc_codec import read_infer_response, write_infer_request
 
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
-pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
+grpc = pytest.importorskip("grpc", reason="needs grpc, of the extra serve")
 
-from xpuruntime.serving.server import Server
 
 REQUEST = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}
 
@@ -143,3 +148,129 @@ def test_closing_twice_and_before_the_start(service):
     with pytest.raises(XpuRuntimeError, match="was started before"):
         server.start()
     assert not [one for one in threading.enumerate() if one.name == "xrt-serve"]
+
+
+INFER = "/inference.GRPCInferenceService/ModelInfer"
+
+
+def images(count: int) -> np.ndarray:
+    return xrt.demo_images()[0][:count]
+
+
+def asked(made: np.ndarray) -> dict:
+    return {"inputs": [{"name": "image", "shape": list(made.shape), "datatype": "FP32", "data": made.ravel().tolist()}]}
+
+
+def settings(**model: object) -> ServeSettings:
+    model = {"source": str(xrt.demo_model_path()), **model}
+    return ServeSettings.coerce(
+        {
+            "schema": "xpuruntime.serve/1",
+            "http": {"listen": "127.0.0.1:0"},
+            "grpc": {"listen": "127.0.0.1:0"},
+            "metrics": {"dialect": ["xrt", "triton"]},
+            "models": {"digits": model},
+        }
+    )
+
+
+def test_an_open_session_is_served_on_both_transports_and_stays_open():
+    made = images(3)
+    with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
+        expected = session.run({"image": made})["logits"]
+        with Server({"digits": session}, http="127.0.0.1:0", grpc="127.0.0.1:0") as server:
+            client = Client(server.http_address)
+            answer = client.post("/v2/models/digits/infer", asked(made)).json["outputs"][0]
+            np.testing.assert_array_equal(np.array(answer["data"], np.float32).reshape(3, 10), expected)
+            with grpc.insecure_channel(server.grpc_address) as channel:
+                request = InferRequest("digits", [InferTensor("image", "FP32", made.shape, made)])
+                sent = channel.unary_unary(INFER)(write_infer_request(request), timeout=20)
+            np.testing.assert_array_equal(read_infer_response(sent).outputs[0].data, expected)
+            extensions = client.get("/v2").json["extensions"]
+            assert "binary_tensor_data" in extensions
+            assert "model_repository" not in extensions
+        session.run({"image": made})
+
+
+def test_wrong_requests_say_why():
+    with Server.from_settings(settings()) as server:
+        client = Client(server.http_address)
+        assert "image" in client.post("/v2/models/digits/infer", {"inputs": []}).error
+        wrong = [
+            ({"name": "picture"}, 400, "picture"),
+            ({"datatype": "FP64"}, 400, "FP64"),
+            ({"shape": [1, 1, 4, 16]}, 400, "image"),
+        ]
+        for change, status, match in wrong:
+            request = asked(images(1))
+            request["inputs"][0] |= change
+            answer = client.post("/v2/models/digits/infer", request)
+            assert (answer.status, match in answer.error) == (status, True), answer.error
+        answer = client.post("/v2/models/digits/infer", {**asked(images(1)), "outputs": [{"name": "nothing"}]})
+        assert answer.status == 400
+        assert client.post("/v2/models/digit/infer", asked(images(1))).status == 404
+
+
+def test_requests_are_put_together_and_answered_apart():
+    many = images(16)
+    batching = {"max_batch_size": 16, "max_queue_delay_us": 20_000}
+    with Server.from_settings(settings(batching=batching)) as server:
+        client = Client(server.http_address)
+        answers: dict[int, list[float]] = {}
+
+        def ask(at: int) -> None:
+            answers[at] = client.post("/v2/models/digits/infer", asked(many[at : at + 1])).json["outputs"][0]["data"]
+
+        threads = [threading.Thread(target=ask, args=(at,)) for at in range(16)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(60)
+        stats = client.get("/v2/models/digits/stats").json["model_stats"][0]
+    with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
+        expected = session.run({"image": many})["logits"]
+    found = np.array([answers[at] for at in range(16)], np.float32)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+    assert stats["inference_count"] == 16
+    assert stats["execution_count"] < 16
+
+
+def test_metrics_status_and_evidence():
+    pytest.importorskip("prometheus_client", reason="needs prometheus-client, of the extra serve")
+    with Server.from_settings(settings()) as server:
+        client = Client(server.http_address)
+        assert client.post("/v2/models/digits/infer", asked(images(2))).status == 200
+        metrics = client.get("/metrics")
+        assert metrics.headers["content-type"].startswith("text/plain")
+        assert b'nv_inference_request_success{model="digits",version="1"} 1.0' in metrics.body
+        page = client.get("/status")
+        assert page.headers["content-type"] == "text/html; charset=utf-8"
+        assert b"digits" in page.body
+        assert client.get("/v2/models/digits/evidence").json["execution_hash"].startswith("sha256:")
+        assert client.get("/v2/models/digits/lock").status == 404
+        evidence = {**asked(images(2)), "parameters": {"xrt_evidence": True}}
+        assert client.post("/v2/models/digits/infer", evidence).json["parameters"]["xrt_batch_size"] >= 1
+
+
+def test_a_file_of_settings(tmp_path):
+    (tmp_path / "serve.json").write_text(json.dumps({"schema": "xpuruntime.serve/1", **settings().to_plain()}))
+    with Server.from_settings(tmp_path / "serve.json") as server:
+        assert Client(server.http_address).get("/v2/health/ready").json == {"ready": True}
+
+
+def test_a_model_that_does_not_load_is_not_ready(tmp_path):
+    with Server.from_settings(settings(source=str(tmp_path / "missing.onnx"))) as server:
+        client = Client(server.http_address)
+        answer = client.get("/v2/health/ready")
+        assert answer.status == 503
+        assert "missing.onnx" in answer.error
+        assert client.get("/v2/health/live").status == 200
+        assert client.post("/v2/models/digits/infer", asked(images(1))).status == 503
+
+
+def test_names_that_no_path_can_have_are_refused():
+    with (
+        xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session,
+        pytest.raises(InputError, match="cannot be the name of a model"),
+    ):
+        Server({"a/b": session})
