@@ -4,16 +4,12 @@
 
 #include <cstdio>
 #include <cstdlib>
-#include <optional>
 #include <stdexcept>
 #include <string>
-#include <system_error>
-#include <thread>
 #include <utility>
 #include <vector>
 
 #include "bind.h"
-#include "gil.h"
 
 namespace py = pybind11;
 
@@ -28,107 +24,11 @@ bool interpreter_ends() {
 #endif
 }
 
-// Whether this thread was made to run a call of another one.
-thread_local bool is_helper = false;
-
-// Python makes an object for a thread that it did not start when that asks for itself, and keeps it
-// for good.
-void forget_thread() {
-  const py::object threads = py::module_::import("sys").attr("modules").attr("get")("threading");
-  if (threads.is_none()) return;
-  const py::object active = py::getattr(threads, "_active", py::none());
-  if (!active.is_none()) active.attr("pop")(PyThread_get_thread_ident(), py::none());
-}
-
-class AsideCall {
- public:
-  AsideCall(const py::object& function, const py::args& args, const py::kwargs& kwargs)
-      : function_(function), args_(args), kwargs_(kwargs) {
-    context_ = py::reinterpret_steal<py::object>(PyContext_CopyCurrent());
-    if (!context_) throw py::error_already_set();
-  }
-
-  // NOLINTNEXTLINE(bugprone-exception-escape): where an error cannot be kept, the program is over
-  void run() noexcept {
-    const AcquireGil locked;
-    is_helper = true;
-    try {
-      if (PyContext_Enter(context_.ptr()) != 0) throw py::error_already_set();
-      try {
-        result_ = function_(*args_, **kwargs_);
-      }
-      XPURUNTIME_STOP_IF_UNWOUND
-      catch (py::error_already_set& error) {
-        error_.emplace(error);
-      }
-      if (PyContext_Exit(context_.ptr()) != 0) throw py::error_already_set();
-      forget_thread();
-    }
-    XPURUNTIME_STOP_IF_UNWOUND
-    catch (py::error_already_set& error) {
-      if (!error_) error_.emplace(error);
-    }
-  }
-
-  // What the call has set in its context is set in this one, too, where no Python runs.
-  void keep_context() const {
-    for (const py::handle pair : context_.attr("items")()) {
-      PyObject* const variable = PyTuple_GET_ITEM(pair.ptr(), 0);
-      PyObject* const value = PyTuple_GET_ITEM(pair.ptr(), 1);
-      PyObject* before = nullptr;
-      if (PyContextVar_Get(variable, nullptr, &before) != 0) throw py::error_already_set();
-      const auto kept = py::reinterpret_steal<py::object>(before);
-      if (before == value) continue;
-      const auto token = py::reinterpret_steal<py::object>(PyContextVar_Set(variable, value));
-      if (!token) throw py::error_already_set();
-    }
-  }
-
-  py::object take() {
-    keep_context();
-    if (error_) throw py::error_already_set(*std::exchange(error_, std::nullopt));
-    return std::move(result_);
-  }
-
- private:
-  py::object function_;
-  py::args args_;
-  py::kwargs kwargs_;
-  py::object context_;
-  py::object result_;
-  std::optional<py::error_already_set> error_;
-};
-
-// Signal handlers of Python run in the main thread, and what one thread raises in another, or a
-// trace function does, comes where that one runs Python. Here it runs none.
-py::object call_aside(const py::object& function, const py::args& args, const py::kwargs& kwargs) {
-  if (is_helper || interpreter_ends()) return function(*args, **kwargs);
-  AsideCall call(function, args, kwargs);
-  std::thread helper;
-  try {
-    helper = std::thread([&call] { call.run(); });
-  } catch (const std::system_error&) {  // no thread is left: without the protection, then
-    return function(*args, **kwargs);
-  }
-  {
-    const ReleaseGil unlocked;
-    helper.join();
-  }
-  return call.take();
-}
-
 // Python's methods are functions that bind: those of C++ do not.
 py::object as_method(const py::cpp_function& function) {
   PyObject* const made = PyInstanceMethod_New(function.ptr());
   if (made == nullptr) throw py::error_already_set();
   return py::reinterpret_steal<py::object>(made);
-}
-
-py::object shielded(const py::object& function) {
-  // NOLINTNEXTLINE(bugprone-exception-escape): copying references to objects throws nothing
-  return as_method(py::cpp_function([function](const py::args& args, const py::kwargs& kwargs) {
-    return call_aside(function, args, kwargs);
-  }));
 }
 
 // Interruptions that come while something is undone, of which each begins it anew.
@@ -255,12 +155,6 @@ void skip_exit_handlers() {
 }  // namespace
 
 void bind_interruption(py::module_& module) {
-  module.def("call_aside", call_aside, py::arg("function"),
-             "Call a function in a thread of its own, with a copy of the context, and wait: no "
-             "signal handler and no asynchronous exception comes in between, and when this "
-             "returns, it is done.");
-  module.def("shielded", shielded, py::arg("function"),
-             "A method that is called as by call_aside.");
   module.def("guarded", guarded, py::arg("function"), py::arg("undo"),
              py::arg("check") = py::none(),
              "A method after which, where it raises anything, `undo(self)` is called until it "

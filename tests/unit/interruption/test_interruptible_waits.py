@@ -7,38 +7,17 @@ from __future__ import annotations
 import os
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
-from interrupting import WAYS, sweep
+from interrupting import press, press_when
 
 from xpuruntime.engines.tensorrt.slots import Slots
-from xpuruntime.errors import OutOfMemoryError, XpuRuntimeError
+from xpuruntime.errors import OutOfMemoryError
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, ConditionVariable, Latch, uninterrupted
-from xpuruntime.tuning.measurements import Measurements
 
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 WAIT = 30.0
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_wait_for_a_latch(way: str) -> None:
-    latches: list[Latch] = []
-
-    def work() -> None:
-        latch = Latch()
-        latches[:] = [latch]
-        call = BackgroundCall(latch.set, "setter")
-        latch.wait()
-        call.result()
-
-    def check() -> None:
-        if latches:
-            latches[0].set()
-            assert latches[0].wait(WAIT)
-
-    assert sweep(way, work, check, 400) > 0
 
 
 def test_a_latch_wakes_all_and_waits_no_longer_than_asked() -> None:
@@ -64,34 +43,6 @@ def test_a_signal_handler_sets_the_latch_that_its_thread_waits_for() -> None:
             signal.signal(signal.SIGUSR1, before)
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_wait_for_a_condition(way: str) -> None:
-    lock = threading.Lock()
-    changed = ConditionVariable(lock)
-    number = 0
-
-    def add() -> None:
-        nonlocal number
-        with lock:
-            number += 1
-            changed.notify_all()
-
-    def work() -> None:
-        want = number + 1
-        call = BackgroundCall(add, "adder")
-        assert changed.wait_for(lambda: number >= want, WAIT)
-        call.result()
-
-    def check() -> None:
-        assert lock.acquire(timeout=WAIT)
-        lock.release()
-        call = BackgroundCall(add, "adder")
-        call.done.wait(WAIT)
-
-    assert sweep(way, work, check, 300) > 0
-    assert not changed.wait_for(lambda: False, 0.01)
-
-
 def test_a_background_call_raises_what_its_function_raised() -> None:
     def fail() -> None:
         raise ValueError("not so")
@@ -114,56 +65,12 @@ class _Device:
         self.killed.set()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_measuring_on_several_devices(way: str) -> None:
-    def work() -> None:
-        devices: Any = [_Device(), _Device()]
-        measurements = Measurements(None, devices, lambda: 0.0)  # type: ignore[arg-type]
-        stopped = [measurements.run_in_parallel([lambda: 1, lambda: 2])]
-        assert stopped == [[1, 2]]
-
-        def fail() -> int:
-            raise ValueError("of the first")
-
-        with pytest.raises(ValueError, match="of the first"):
-            measurements.run_in_parallel([fail, lambda: devices[1].killed.wait()])
-
-    def settled() -> None:
-        end = time.monotonic() + WAIT
-        while any(one.name.startswith("xpuruntime-tune") for one in threading.enumerate()):
-            assert time.monotonic() < end
-            time.sleep(0)
-
-    assert sweep(way, work, settled, 150) > 0
-
-
 class _Held:
     def __init__(self) -> None:
         self.open = True
 
     def close(self) -> None:
         self.open = False
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_taking_turns_at_execution_contexts(way: str) -> None:
-    slots: Slots = Slots(_Held, 2)  # type: ignore[arg-type]
-
-    def work() -> None:
-        for _ in range(100):
-            with slots.slot():
-                pass
-
-    def check() -> None:
-        # No slot is lost, and none is held by two.
-        with slots.slot() as first, slots.slot() as second:
-            assert first is not second
-
-    assert sweep(way, work, check, 300) > 0
-    slots.close()
-    slots.close()
-    with pytest.raises(XpuRuntimeError, match="closed"):
-        slots.slot().__enter__()
 
 
 def test_threads_wait_for_a_context_and_close_waits_for_them() -> None:
@@ -214,3 +121,35 @@ def test_a_context_for_which_there_is_no_memory_is_asked_for_again() -> None:
             slots.slot().__enter__()
         with slots.slot():
             assert not answers
+
+
+def test_ctrl_c_inside_of_an_uninterrupted_call_is_handled_after_it() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        press()
+        uninterrupted(lambda: done.append("inner"))
+        done.append("outer")
+
+    handler = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        uninterrupted(work)
+    assert done == ["inner", "outer"]
+    assert signal.getsignal(signal.SIGINT) is handler
+
+
+def test_ctrl_c_ends_a_wait_for_a_latch_and_a_condition() -> None:
+    latch, lock = Latch(), threading.Lock()
+    thread = press_when(lambda: latch._waiting)
+    with pytest.raises(KeyboardInterrupt):
+        latch.wait()
+    thread.join()
+    changed = ConditionVariable(lock)
+    thread = press_when(lambda: changed._waiting and changed._waiting[0]._waiting)
+    with pytest.raises(KeyboardInterrupt):
+        changed.wait_for(lambda: False)
+    thread.join()
+    with lock:
+        changed.notify_all()
+    latch.set()
+    assert latch.wait(WAIT)

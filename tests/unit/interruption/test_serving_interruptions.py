@@ -4,22 +4,18 @@
 
 from __future__ import annotations
 
-import threading
-import time
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from interrupting import WAYS, sweep
+from interrupting import press_before
 
-import xpuruntime as xrt
 from xpuruntime.serving.messages import InferRequest, InferTensor
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.testing import models
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
 # An interruption inside of a destructor is lost: Python writes it to stderr, and pytest warns of it.
@@ -38,70 +34,28 @@ def _ask(service: Any) -> None:
     assert service.infer(REQUEST).result(WAIT).outputs[0].data.shape == (1, 64)
 
 
-def _threads() -> list[str]:
-    return [one.name for one in threading.enumerate() if one.name.startswith(("xpuruntime-", "xrt-"))]
-
-
-def _ended() -> None:
-    """Wait for the threads that end what was interrupted."""
-    until = time.monotonic() + WAIT
-    while _threads():
-        assert time.monotonic() < until, _threads()
-        time.sleep(0.001)
-
-
-def _swept(way: str, work: Callable[[], Any], check: Callable[[], Any], times: int) -> None:
-    assert sweep(way, work, check, times) > times / 10
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_server_that_starts_answers_and_stops(tmp_path: Path, way: str) -> None:
-    pytest.importorskip("uvicorn")
-    settings = _settings(tmp_path, http={"listen": "127.0.0.1:0"})
-
-    def work() -> None:
-        with xrt.serving.Server.from_settings(settings) as server:
-            _ask(server.models)
-
-    _swept(way, work, _ended, 12)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_models_that_are_loaded_again_and_unloaded(tmp_path: Path, way: str) -> None:
-    settings = _settings(tmp_path)
-    with Models(settings) as service:
-
-        def work() -> None:
-            service.load("mlp", {})
-            _ask(service)
-            service.unload("mlp", {})
-
-        def check() -> None:
-            service.load("mlp", {})
-            _ask(service)
-
-        _swept(way, work, check, 20)
-    _ended()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_requests_and_cancelled_ones(tmp_path: Path, way: str) -> None:
-    settings = _settings(tmp_path)
-    with Models(settings) as service:
-
-        def work() -> None:
-            futures = [service.infer(REQUEST) for _ in range(6)]
-            futures[0].cancel()
-            for future in futures[1:]:
-                future.result()
-
-        def check() -> None:
-            _ask(service)
-            until = time.monotonic() + WAIT
-            while service.slots["mlp"].loaded[0].batcher.unanswered:
-                assert time.monotonic() < until
-                time.sleep(0)
-
-        _swept(way, work, check, 60)
+@pytest.mark.parametrize("step", ["_queue", "_drop"])
+def test_ctrl_c_while_a_request_is_queued_or_cancelled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    with Models(_settings(tmp_path)) as service:
+        batcher = service.slots["mlp"].loaded[0].batcher
+        with monkeypatch.context() as patch:
+            patch.setattr(type(batcher), step, press_before(getattr(type(batcher), step)))
+            with pytest.raises(KeyboardInterrupt):
+                service.infer(REQUEST).cancel()
+        _ask(service)
         assert service.slots["mlp"].loaded[0].drain(WAIT)
-    _ended()
+        assert not batcher.unanswered
+
+
+def test_ctrl_c_while_a_model_is_loaded_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Models(_settings(tmp_path)) as service:
+        slot = type(service.slots["mlp"])
+        with monkeypatch.context() as patch:
+            patch.setattr(slot, "_exchange", press_before(slot._exchange))
+            with pytest.raises(KeyboardInterrupt):
+                service.load("mlp", {})
+        _ask(service)
+        service.load("mlp", {})
+        _ask(service)

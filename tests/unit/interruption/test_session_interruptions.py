@@ -1,22 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Interruptions of sessions, profiles and operations leave them as they were; the next request is answered."""
+"""Ctrl-C ends a call of a session, a profile or an operation; the next request is answered."""
 
 from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import signal
+import threading
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnxruntime
 import pytest
-from interrupting import WAYS, sweep
+from interrupting import press, press_when
 
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.observing.devices import Devices
-from xpuruntime.files.reading import open_regular
+from xpuruntime.engines.run_threads import RunThreads
 from xpuruntime.inference import profiling
 from xpuruntime.ops import call_context
 from xpuruntime.runtime import profiler as trace_events
@@ -64,83 +66,6 @@ def _good(session: xrt.InferenceSession, want: np.ndarray[Any, Any]) -> Callable
     return check
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_run_and_run_async(session: xrt.InferenceSession, want: np.ndarray[Any, Any], way: str) -> None:
-    def work() -> None:
-        futures = [session.run_async(FEEDS) for _ in range(6)]
-        session.run(FEEDS)
-        for future in futures:
-            future.result()
-
-    sweep(way, work, _good(session, want), 500)
-
-
-# Of the standard library's folders and iterators that were interrupted: Python ends them by itself.
-@pytest.mark.filterwarnings("ignore::ResourceWarning")
-@pytest.mark.parametrize("way", WAYS)
-def test_explain(session: xrt.InferenceSession, want: np.ndarray[Any, Any], way: str) -> None:
-    sweep(way, lambda: session.explain(FEEDS, runs=1), _good(session, want), 15)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_bind(session: xrt.InferenceSession, want: np.ndarray[Any, Any], way: str) -> None:
-    def work() -> None:
-        session.bind(FEEDS).run()
-
-    sweep(way, work, _good(session, want), 60)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_profile(want: np.ndarray[Any, Any], way: str) -> None:
-    with xrt.InferenceSession(xrt.demo_model_path(), device="cpu", engine="onnxruntime") as session:
-
-        def work() -> None:
-            with xrt.profile() as prof, prof.range("block"):
-                session.run(FEEDS)
-
-        sweep(way, work, _good(session, want), 500)
-        with xrt.profile() as prof:
-            session.run(FEEDS)
-    assert [one.category for one in prof.result.ranges] == ["run"]
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_opening_and_closing(want: np.ndarray[Any, Any], way: str) -> None:
-    def work() -> None:
-        with xrt.InferenceSession(xrt.demo_model_path(), device="cpu", engine="onnxruntime") as session:
-            session.run_async(FEEDS)
-
-    sweep(way, work, _nothing_is_left, 25)
-    with xrt.InferenceSession(xrt.demo_model_path(), device="cpu", engine="onnxruntime") as session:
-        _good(session, want)()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_opening_a_file_closes_its_descriptor_once(way: str) -> None:
-    def work() -> None:
-        open_regular(xrt.demo_model_path()).close()
-
-    # A second close would raise EBADF in place of the interruption, or close a file of another thread.
-    sweep(way, work, lambda: None, 500)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_operations_under_a_policy(way: str) -> None:
-    a = np.random.default_rng(3).random((6, 5), np.float32)
-    policy = xrt.KernelPolicy(matmul="cpu.reference")
-
-    def work() -> None:
-        for _ in range(5):
-            with xrt.use_policy(policy):
-                xrt.ops.matmul(a, a.T)
-
-    def check() -> None:
-        _nothing_is_left()
-        np.testing.assert_allclose(xrt.ops.matmul(a, a.T), a.astype(np.float64) @ a.T, rtol=1e-5)
-
-    sweep(way, work, check, 500)
-
-
 def test_callbacks_that_raise_and_cancelled_waits_leave_the_queue(want: np.ndarray[Any, Any]) -> None:
     def fail(_: Any) -> None:
         raise ValueError("a callback that fails")
@@ -156,7 +81,7 @@ def test_callbacks_that_raise_and_cancelled_waits_leave_the_queue(want: np.ndarr
         future.add_done_callback(fail)
         future.result(30)
         asyncio.run(wait())
-        _good(session, want)()
+        _good(session, want)
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -196,15 +121,39 @@ def test_use_policy_of_tasks_and_generators() -> None:
     _nothing_is_left()
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_what_watches_devices(way: str) -> None:
-    """`explain` of a CUDA session records what devices do; here the ranges of the host."""
+def _good(session: xrt.InferenceSession, want: np.ndarray[Any, Any]) -> None:
+    _nothing_is_left()
+    np.testing.assert_allclose(session.run(FEEDS)["logits"], want, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(session.run_async(FEEDS).result(30)["logits"], want, rtol=1e-4, atol=1e-5)
 
-    def work() -> None:
-        with Devices("cuda:0"):
-            sum(range(100))
 
-    def check() -> None:
-        assert not _core.profiler_active()
+def test_ctrl_c_in_blocks_that_record_and_choose(session: xrt.InferenceSession, want: np.ndarray[Any, Any]) -> None:
+    for block in (xrt.profile(), xrt.use_policy(xrt.KernelPolicy(matmul="cpu.reference")), Devices("cuda:0")):
+        with pytest.raises(KeyboardInterrupt), block:  # noqa: PT012
+            session.run(FEEDS)
+            press()
+        _good(session, want)
 
-    assert sweep(way, work, check) > 0
+
+@pytest.mark.skipif(not hasattr(signal, "pthread_kill"), reason="Windows sends no signal to a thread")
+def test_ctrl_c_ends_the_wait_for_a_run_and_for_close() -> None:
+    threads, go = RunThreads(1), threading.Event()
+
+    def work() -> dict[str, Any]:
+        go.wait(60)
+        return {"ran": True}
+
+    future = threads.submit(work)
+    thread = press_when(lambda: vars(future)["_done_callbacks"])
+    with pytest.raises(KeyboardInterrupt):
+        future.result()
+    thread.join()
+    thread = press_when(lambda: threads.closed and threads._less._waiters)
+    with pytest.raises(KeyboardInterrupt):
+        threads.close()
+    thread.join()
+    go.set()
+    assert future.result(30) == {"ran": True}
+    threads.close()
+    with pytest.raises(xrt.XpuRuntimeError, match="closed"):
+        threads.submit(work)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Interruptions of policies, `explain` and profiles of PyTorch leave it as it was, and the next block works."""
+"""Ctrl-C in policies, `explain` and profiles of PyTorch leaves it as it was, and the next block works."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
-from interrupting import WAYS, Stop, sweep
+from interrupting import press, press_before
 
 torch = pytest.importorskip("torch")
 
@@ -23,6 +23,7 @@ from torch.nn.modules import module as torch_module  # noqa: E402 - it needs PyT
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime import _core  # noqa: E402
+from xpuruntime.pytorch.dispatch import policy_scope  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import CONTEXT  # noqa: E402
 
 if TYPE_CHECKING:
@@ -82,82 +83,8 @@ def _works(kernel: str = "cpu.blas") -> None:
     assert [row.resolved for row in found.rows if row.op == "matmul"] == [kernel]
 
 
-def _swept(way: str, call: Any, times: int) -> None:
-    before = _state()
-    turns = 0
-
-    def check() -> None:
-        nonlocal turns
-        assert _state() == before
-        turns += 1
-        if turns % 20 == 0:
-            _works()
-
-    assert sweep(way, call, check, times) > times / 10
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_policy_block_with_rules_by_module(way: str) -> None:
-    net, x = Net(), torch.ones(2, 4)
-
-    def step() -> None:
-        with xt.kernel_policy(RULES):
-            net(x).sum().backward()
-
-    _swept(way, step, 170)
-
-
-def test_a_block_is_left_whatever_interrupts_leaving_it() -> None:
-    block = xt.kernel_policy(matmul="cpu.reference")
-
-    def leave() -> None:
-        _core.call_aside(block.__enter__)  # nothing interrupts this
-        block.__exit__(None, None, None)
-
-    _swept("bytecode", leave, 20)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_setting_and_clearing(way: str) -> None:
-    before = _state()
-
-    def change() -> None:
-        xt.set_kernel_policy(RULES)
-        xt.set_kernel_policy(matmul="cpu.reference")
-        xt.clear_kernel_policy()
-
-    def check() -> None:
-        xt.clear_kernel_policy()
-        assert _state() == before
-
-    assert sweep(way, change, check, 100) > 10
-    _works()
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_explain(way: str) -> None:
-    net, x = torch.nn.Sequential(*(Net() for _ in range(8))), torch.ones(2, 4)
-
-    def look() -> None:
-        with xt.explain():
-            net(x).sum().backward()
-
-    _swept(way, look, 40 if way == "bytecode" else 100)
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_a_profile(way: str) -> None:
-    net, x = Net(), torch.ones(2, 4)
-
-    def look() -> None:
-        with xt.profile():
-            net(x)
-
-    _swept(way, look, 60)
-
-
 @pytest.mark.filterwarnings("ignore:kernels.rules:xpuruntime.errors.XpuRuntimeWarning")
-@pytest.mark.parametrize("error", [Stop, SystemExit, GeneratorExit, asyncio.CancelledError])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit, asyncio.CancelledError])
 @pytest.mark.parametrize("outside", [False, True], ids=["in a block", "set"])
 def test_an_interrupted_forward_names_no_module_later(error: type[BaseException], outside: bool) -> None:
     class Slow(torch.nn.Module):
@@ -193,7 +120,7 @@ def test_an_interrupted_forward_names_no_module_later(error: type[BaseException]
 def test_a_forward_that_catches_an_interruption_goes_on_in_its_own_module() -> None:
     class Inner(torch.nn.Module):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            raise Stop
+            raise KeyboardInterrupt
 
     class Outer(torch.nn.Module):
         def __init__(self) -> None:
@@ -203,7 +130,7 @@ def test_a_forward_that_catches_an_interruption_goes_on_in_its_own_module() -> N
         def forward(self, x: torch.Tensor) -> torch.Tensor:
             try:
                 self.inner(x)
-            except Stop:
+            except KeyboardInterrupt:
                 x = torch.mm(x, torch.ones(4, 4))
             result: torch.Tensor = self.a(x)
             return result
@@ -302,4 +229,36 @@ def test_explain_suspended_in_a_generator_is_the_only_one() -> None:
     with pytest.raises(xrt.InputError, match="one runs already"), xt.explain():
         pass
     running.close()
+    _works()
+
+
+@pytest.mark.parametrize("block", [lambda: xt.kernel_policy(RULES), xt.explain, xt.profile])
+def test_ctrl_c_in_a_block(block: Any) -> None:
+    net, x, before = Net(), torch.ones(2, 4), _state()
+    with pytest.raises(KeyboardInterrupt), block():  # noqa: PT012
+        net(x).sum().backward()
+        press()
+    assert _state() == before
+    _works()
+
+
+def test_ctrl_c_while_a_policy_is_set_comes_after_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _state()
+    monkeypatch.setattr(policy_scope, "install_policy", press_before(policy_scope.install_policy))
+    with pytest.raises(KeyboardInterrupt):
+        xt.set_kernel_policy(matmul="cpu.reference")
+    assert _kernel() == "cpu.reference"
+    with pytest.raises(KeyboardInterrupt):
+        xt.clear_kernel_policy()
+    assert _state() == before
+
+
+def test_ctrl_c_while_a_block_is_entered_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = _state()
+    with monkeypatch.context() as patch:
+        patch.setattr(policy_scope, "install_policy", press_before(policy_scope.install_policy))
+        with pytest.raises(KeyboardInterrupt), xt.kernel_policy(matmul="cpu.reference"):
+            pass
+    gc.collect()
+    assert _state() == before
     _works()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Calls that no interruption breaks off: KeyboardInterrupt, and whatever else a signal handler or a thread raises."""
+"""Calls that are undone where an interruption breaks them off, and what a forked child does at its end."""
 
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -8,17 +8,6 @@ from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
-
-def call_aside(function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
-    """Call a function in a thread of its own, with a copy of the context, and wait for it.
-
-    Python handles signals in the main thread and raises asynchronous exceptions, and those of a trace function, where
-    the thread that they are meant for runs Python. Here that runs none: when this returns or raises, the function has.
-    What the function is to leave behind must not be a part of its thread. Inside of such a call, calls are direct.
-    """
-
-def shielded(function: Callable[P, R], /) -> Callable[P, R]:
-    """Return a method, or a decorator's result, that is called as by `call_aside`."""
 
 def guarded(
     function: Callable[P, R], undo: Callable[[Any], object], check: Callable[[Any], object] | None = None

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime import _core
 from xpuruntime.errors import InputError
 from xpuruntime.runtime import profiler
+from xpuruntime.runtime.interruptible_waits import uninterrupted
 
 if TYPE_CHECKING:
     from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording
@@ -65,14 +65,14 @@ class DeviceRecorder:
             profiler.start(devices=devices, limit=self._limit)
             self._started = True
 
-        _core.call_aside(start)
+        uninterrupted(start)
 
     def _stop(self) -> DeviceRecording:
         def stop() -> DeviceRecording:
             self._started = False
             return profiler.stop()
 
-        return _core.call_aside(stop)
+        return uninterrupted(stop)
 
     def abandon(self) -> None:
         """End the recording, at whatever point `start` or `stop` was interrupted. Idempotent."""

@@ -123,9 +123,9 @@ class LoadedModel(ABC):
         """Return why the model cannot run in a child of the process that loaded it, and what to do, or ``None``."""
         return None
 
-    def stop_async(self, caller: int | None = None) -> None:
+    def stop_async(self) -> None:
         """Cancel the asynchronous runs that have not begun, and wait for those that have. Called before `close`."""
-        self.run_threads(1).close(caller)  # also where there are none yet, so that none are made any more
+        self.run_threads(1).close()  # also where there are none yet, so that none are made any more
 
     @abstractmethod
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from xpuruntime.engines.run_future import RunFuture, cancel
 from xpuruntime.errors import DeadlineError, QueueFullError, XpuRuntimeError
+from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
 from xpuruntime.runtime.session_registry import interpreter_ends
 
@@ -96,36 +97,26 @@ class RunThreads:
         self._futures[job.number] = weakref.ref(job.future)
         self._jobs.put(job)
         if limits is not None and limits.timeout is not None:
-            from xpuruntime import _core
-
-            _core.call_aside(self._watch, job, time.monotonic() + limits.timeout)
+            uninterrupted(self._watch, job, time.monotonic() + limits.timeout)
         if self._lacks_threads():
-            from xpuruntime import _core  # planning and the doctor import this module without the core
-
-            _core.call_aside(self._grow)
+            uninterrupted(self._grow)
         if not self._open:  # closed meanwhile
-            self._cancel_waiting_aside()
+            uninterrupted(self._cancel_waiting)
         return job.future
 
-    def close(self, caller: int | None = None) -> None:
+    def close(self) -> None:
         """Cancel what has not begun, and wait for what has."""
         self._open = False
-        self._cancel_waiting_aside()
-        from xpuruntime import _core
-
-        _core.call_aside(self._wait_for_calls, threading.get_ident() if caller is None else caller)
+        uninterrupted(self._cancel_waiting)
+        self._wait_for_calls(threading.get_ident())
 
     def before_fork(self) -> None:
         """Let no call begin, and wait for those that have; see `xpuruntime.runtime.process_forks`."""
-        from xpuruntime import _core
-
-        _core.call_aside(self._stop_calls, threading.get_ident())
+        self._stop_calls(threading.get_ident())
 
     def in_parent(self) -> None:
         """Let calls begin again."""
-        from xpuruntime import _core
-
-        _core.call_aside(self._resume_calls)
+        self._resume_calls()
 
     def in_child(self) -> None:
         """Fail what the threads had to do; see `xpuruntime.runtime.process_forks`."""
@@ -151,9 +142,7 @@ class RunThreads:
     def _check_room(self, most: int) -> None:
         if self._jobs.qsize() < most:
             return
-        from xpuruntime import _core
-
-        _core.call_aside(self._drop_cancelled)
+        uninterrupted(self._drop_cancelled)
         if self._jobs.qsize() >= most:
             raise QueueFullError(
                 f"{most} asynchronous runs of this session wait already. Fix: wait for one of them, or allow more with "
@@ -237,11 +226,6 @@ class RunThreads:
             with self._lock:
                 self._threads -= 1
             raise
-
-    def _cancel_waiting_aside(self) -> None:
-        from xpuruntime import _core  # planning and the doctor import this module without the core
-
-        _core.call_aside(self._cancel_waiting)
 
     def _cancel_waiting(self) -> None:
         while True:

@@ -18,6 +18,7 @@ from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.sections.memory_over_time import MemorySample
 from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.runtime.cpu_and_memory import process_memory
+from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.process_forks import fork_lock
 from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside
 from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_call_instrumentation, set_open_hook
@@ -57,7 +58,7 @@ class _Run:
             refuse_a_second()
             _going_on = self
         self.recorder.start()
-        _core.call_aside(self._watch)
+        uninterrupted(self._watch)
 
     def stop(self) -> DeviceRecording:
         try:
@@ -68,7 +69,7 @@ class _Run:
     def abandon(self) -> None:
         global _going_on
         if _going_on is self:
-            _core.call_aside(self._unwatch)
+            uninterrupted(self._unwatch)
             self.recorder.abandon()
             _going_on = None
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime import _core
 from xpuruntime.argument_types import COUNT, NAMES, check_types
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.input_binding import check_call, check_mapping
@@ -461,16 +460,16 @@ class InferenceSession:
         """
         loaded = self._loaded
         try:
-            _core.call_aside(self._close, threading.get_ident())
+            self._close()
         finally:
             if loaded is not None:
                 loaded.restore_thread()
 
-    def _close(self, caller: int) -> None:
+    def _close(self) -> None:
         loaded, self._loaded = self._loaded, None
         self.run = closed  # type: ignore[method-assign]
         if loaded is not None:
-            loaded.stop_async(caller)
+            loaded.stop_async()
             if not loaded.forked:
                 loaded.close()
 

@@ -168,10 +168,10 @@ class StaticBatchModel(LoadedModel):
             found.run = run_whole
         return found
 
-    def stop_async(self, caller: int | None = None) -> None:
+    def stop_async(self) -> None:
         """Cancel runs that wait, here and in the model."""
-        super().stop_async(caller)
-        self._model.stop_async(caller)
+        super().stop_async()
+        self._model.stop_async()
 
     def close(self) -> None:
         """Close the model."""

@@ -9,6 +9,7 @@ interruption inside of one leaves the lock taken for good, and whoever sets the 
 from __future__ import annotations
 
 import collections
+import signal
 import sys
 import threading
 import time
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import FrameType
 
 __all__ = ["BackgroundCall", "ConditionVariable", "InterruptibleFuture", "Latch", "uninterrupted"]
 
@@ -26,16 +28,18 @@ _LONGEST_WAIT = 0.1 if sys.platform == "win32" else 3600.0
 
 
 def uninterrupted(function: Callable[..., _Result], *arguments: Any) -> _Result:
-    """Call a function to its end: in a thread of its own where the calling one is the main thread, which signals reach.
-
-    Not for what takes long: the caller cannot be interrupted meanwhile.
-    """
-    if threading.current_thread() is not threading.main_thread():
+    """Call a function to its end; a Ctrl-C that comes meanwhile is handled after it. Not for what waits."""
+    handler = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(handler):
         return function(*arguments)
-    from xpuruntime import _core  # planning and the doctor import this package without the core
-
-    result: _Result = _core.call_aside(function, *arguments)
-    return result
+    pressed: list[tuple[int, FrameType | None]] = []
+    signal.signal(signal.SIGINT, lambda number, frame: pressed.append((number, frame)))
+    try:
+        return function(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if pressed:
+            handler(*pressed[0])
 
 
 class Latch:

@@ -17,7 +17,7 @@ import weakref
 from typing import Any
 
 from xpuruntime import _core
-from xpuruntime.runtime.interruptible_waits import ConditionVariable
+from xpuruntime.runtime.interruptible_waits import ConditionVariable, uninterrupted
 
 __all__ = ["between_captures", "capturing_alone", "new_turn", "no_capture"]
 
@@ -93,7 +93,7 @@ class capturing_alone:  # noqa: N801 - used like a function
 
     def _enter(self) -> None:
         _change.wait_for(self._claim)
-        _core.call_aside(self._acquire)
+        uninterrupted(self._acquire)
 
     def _claim(self) -> bool:
         if _capturing or _working:
@@ -105,7 +105,7 @@ class capturing_alone:  # noqa: N801 - used like a function
         return True
 
     def _leave(self, *_: object) -> None:
-        _core.call_aside(self._release)
+        uninterrupted(self._release)
         with _lock:
             _waiting.discard(self)
             _capturing.discard(self)

@@ -23,6 +23,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, PolicyFrame
 from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.unmatched_rules import refuse_impossible, report
 from xpuruntime.pytorch.switches.policy_switches import set_switches
+from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
@@ -75,8 +76,7 @@ class _Entered(NamedTuple):
     loss: _core.OnLoss
 
 
-# All below that changes what is active runs by `_core.call_aside`: it is done as a whole, whatever interrupts the
-# program. Its parts need not be prepared for an interruption, and take locks that no caller holds.
+# All below that changes what is active runs by `uninterrupted`: a Ctrl-C is handled after it.
 def _change(policy: Policy | CompiledPolicy | None, root: torch.nn.Module | None = None) -> CompiledPolicy | None:
     with _lock, _busy():
         _forget_lost()
@@ -127,7 +127,7 @@ def _install_last() -> None:
 def _lose(frame: PolicyFrame) -> None:
     if frame not in CONTEXT.lost_frames:
         CONTEXT.lost_frames.append(frame)
-    _core.call_aside(_repair)
+    uninterrupted(_repair)
 
 
 def _repair() -> None:
@@ -245,12 +245,12 @@ def set_kernel_policy(
     [[3.0, 3.0], [3.0, 3.0]]
     >>> xrt_torch.clear_kernel_policy()
     """
-    report(_core.call_aside(_change, _policy_of(policy, kernels, root, lock), root))
+    report(uninterrupted(_change, _policy_of(policy, kernels, root, lock), root))
 
 
 def clear_kernel_policy() -> None:
     """Give PyTorch its own kernels and switches back."""
-    report(_core.call_aside(_change, None))
+    report(uninterrupted(_change, None))
 
 
 def get_kernel_policy() -> KernelPolicy | None:
@@ -266,8 +266,8 @@ class kernel_policy:  # noqa: N801 - used like a function
     two tasks of asyncio or a generator that is suspended inside of one, the one entered last is active until it is
     left, whichever of the others is left before.
 
-    A block is entered and left as a whole: KeyboardInterrupt, or whatever else a signal handler raises, comes before or
-    after. An interruption that keeps Python from leaving a block at all is made good as soon as the block is gone.
+    A block is entered and left as a whole: a Ctrl-C that comes meanwhile is handled after it. A block that Python never
+    leaves ends as soon as it is gone.
 
     Parameters
     ----------
@@ -304,11 +304,9 @@ class kernel_policy:  # noqa: N801 - used like a function
         self._enter()
         return None if self._policy is None else self._policy.kernels
 
-    @_core.shielded
     def _enter(self) -> None:
-        self._entered.append(_enter(self._policy, self._root))
+        uninterrupted(lambda: self._entered.append(_enter(self._policy, self._root)))
 
-    @_core.shielded
     def _begin_exit(self) -> None:
         if not self._entered:
             raise InputError("this kernel_policy() is not entered, or its with block has been left already")
@@ -321,10 +319,9 @@ class kernel_policy:  # noqa: N801 - used like a function
         if kind is None:
             report(active)
 
-    @_core.shielded
     def _leave(self) -> None:
         if self._exiting:
-            _leave(self._exiting.pop())
+            uninterrupted(lambda: _leave(self._exiting.pop()))
 
     __exit__ = _core.guarded(_exit, _leave, _begin_exit)
 

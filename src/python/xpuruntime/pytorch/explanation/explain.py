@@ -24,6 +24,7 @@ from xpuruntime.pytorch.explanation.call_recorder import CallRecorder
 from xpuruntime.pytorch.explanation.explanation import Explanation, ExplanationData
 from xpuruntime.pytorch.explanation.summary import build_rows
 from xpuruntime.pytorch.explanation.timeline import MODULE, RANGE
+from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import RecordedBlock
 
 if TYPE_CHECKING:
@@ -156,9 +157,9 @@ class Watch:
 
     def start(self) -> None:
         """Put it there."""
-        _core.call_aside(self._install)
+        uninterrupted(self._install)
         self.profiler.start()
-        _core.call_aside(self._record)
+        uninterrupted(self._record)
 
     def stop(self) -> None:
         """Take it away, and keep what the profiler has recorded."""
@@ -173,7 +174,7 @@ class Watch:
             self.profiler.abandon()
 
     def _take_away(self) -> None:
-        _core.call_aside(self._uninstall)
+        uninterrupted(self._uninstall)
         if self._ranges is not None:
             self._ranges.end()
 
