@@ -92,18 +92,18 @@ _MOST = 256
 
 def _context_of(policy: Policy) -> CallContext:
     """Return the one context of a policy, so that all threads share the choices made in it."""
-    found = _contexts.get(policy)
-    if found is not None:
-        return found
+    context = _contexts.get(policy)
+    if context is not None:
+        return context
     prepare()
     with _ready:
-        found = _contexts.get(policy)
-        if found is None:
-            found = _compile(policy, ())
+        context = _contexts.get(policy)
+        if context is None:
+            context = _compile(policy, ())
             if len(_contexts) >= _MOST:
                 _contexts.clear()
-            _contexts[policy] = found
-    return found
+            _contexts[policy] = context
+    return context
 
 
 def _compile(policy: Policy, pin: tuple[str, ...]) -> CallContext:
@@ -118,9 +118,9 @@ def _compile(policy: Policy, pin: tuple[str, ...]) -> CallContext:
 
 def _pin(under: CallContext, kernel: str | Sequence[str], op: str) -> CallContext:
     key = (op, kernel if isinstance(kernel, str) else _tuple_of(kernel))
-    found = under.pinned.get(key)
-    if found is not None:
-        return found
+    pinned = under.pinned.get(key)
+    if pinned is not None:
+        return pinned
     words = (key[1],) if isinstance(key[1], str) else key[1]
     for word in words:
         try:
@@ -128,13 +128,13 @@ def _pin(under: CallContext, kernel: str | Sequence[str], op: str) -> CallContex
         except Refused as refused:
             raise PolicyError(f"kernel=: {refused}") from None
     with _ready:
-        found = under.pinned.get(key)
-        if found is None:
-            found = _compile(under.policy, words)
+        pinned = under.pinned.get(key)
+        if pinned is None:
+            pinned = _compile(under.policy, words)
             if len(under.pinned) >= _MOST:
                 under.pinned.clear()
-            under.pinned[key] = found
-    return found
+            under.pinned[key] = pinned
+    return pinned
 
 
 def _tuple_of(kernel: Any) -> tuple[str, ...]:
@@ -168,8 +168,8 @@ def call_context(policy: Any, kernel: str | Sequence[str] | None, op: str) -> Ca
 
     `op` is the operation's key in a `KernelPolicy`. Raises `PolicyError` for a policy or a kernel that is none.
     """
-    found = ambient_context() if policy is None else _context_of(_coerce(policy))
-    return found if kernel is None else _pin(found, kernel, op)
+    context = ambient_context() if policy is None else _context_of(_coerce(policy))
+    return context if kernel is None else _pin(context, kernel, op)
 
 
 class use_policy:  # noqa: N801 - used like a function

@@ -125,7 +125,7 @@ class Decisions(tuple[Decision, ...]):
 
         if not self:
             return Text("no decision: no xpuruntime kernel was called since the start, or since clear_decisions()")
-        records = [as_record(one, (one.node,) if one.node else ()) for one in self]
+        records = [as_record(decision, (decision.node,) if decision.node else ()) for decision in self]
         title = f"xpuruntime kernels: {len(self)} kinds of calls"
         if self.dropped:
             title += f"; {self.dropped} more came when the log was full and are not listed"
@@ -152,12 +152,12 @@ def decisions() -> Decisions:
 
 def recorded(log: _core.DecisionLog | _core.Dispatcher | _core.CallSite) -> Decisions:
     """Return the decisions of a log, oldest first."""
-    found = Decisions(msgspec.convert(one, Decision) for one in log.decisions())
+    logged = Decisions(msgspec.convert(entry, Decision) for entry in log.decisions())
     if isinstance(log, _core.DecisionLog):
-        found.dropped = log.dropped
+        logged.dropped = log.dropped
     elif isinstance(log, _core.Dispatcher):
-        found.dropped = log.dropped_decisions
-    return found
+        logged.dropped = log.dropped_decisions
+    return logged
 
 
 def clear_decisions() -> None:
@@ -165,25 +165,25 @@ def clear_decisions() -> None:
     _core.Dispatcher.instance().clear_decisions()
 
 
-def as_record(one: Decision, nodes: Sequence[str], *, count: int | None = None) -> KernelDecision:
+def as_record(decision: Decision, nodes: Sequence[str], *, count: int | None = None) -> KernelDecision:
     """Return a decision as a report holds it."""
     return KernelDecision(
-        op=one.op,
-        description=one.description,
+        op=decision.op,
+        description=decision.description,
         nodes=tuple(nodes),
-        module=one.module,
-        shapes=one.shapes,
-        dtype=one.dtype,
-        device=one.device,
-        phase=one.phase,
-        asked=one.asked,
-        asked_by=one.asked_by,
-        source=one.source,
-        chosen=one.chosen,
-        config=one.config,
-        candidates=one.candidates,
-        notes=one.notes,
-        count=one.count if count is None else count,
+        module=decision.module,
+        shapes=decision.shapes,
+        dtype=decision.dtype,
+        device=decision.device,
+        phase=decision.phase,
+        asked=decision.asked,
+        asked_by=decision.asked_by,
+        source=decision.source,
+        chosen=decision.chosen,
+        config=decision.config,
+        candidates=decision.candidates,
+        notes=decision.notes,
+        count=decision.count if count is None else count,
     )
 
 

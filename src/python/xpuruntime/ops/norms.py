@@ -155,10 +155,10 @@ def layer_norm_backward(
     if type(has_bias) is not bool:
         check_types(_BIAS, {"has_bias": has_bias})
     here = call_context(policy, kernel, "layer_norm")
-    found = _core.op_norm_backward(
+    gradients = _core.op_norm_backward(
         here, False, grad_out, x, weight, mean, rstd, grad_sum, grad_x, weight is not None, has_bias, stream,
     )  # fmt: skip
-    return _gradients(found, weight is not None, has_bias)
+    return _gradients(gradients, weight is not None, has_bias)
 
 
 def rms_norm_backward(
@@ -182,10 +182,10 @@ def rms_norm_backward(
     (array [.., columns], array [columns] or None)
     """
     here = call_context(policy, kernel, "rms_norm")
-    found = _core.op_norm_backward(
+    gradients = _core.op_norm_backward(
         here, True, grad_out, x, weight, None, rstd, grad_sum, grad_x, weight is not None, False, stream,
     )  # fmt: skip
-    return _gradients(found, weight is not None, False)[:2]
+    return _gradients(gradients, weight is not None, False)[:2]
 
 
 def _check_results(return_sum: bool, return_stats: bool, sum_out: Any) -> None:
@@ -195,8 +195,8 @@ def _check_results(return_sum: bool, return_stats: bool, sum_out: Any) -> None:
         raise InputError("sum_out is given without return_sum=True: nothing would be written to it")
 
 
-def _gradients(found: Any, has_weight: bool, has_bias: bool) -> tuple[Any, Any, Any]:
-    arrays = list(found) if has_weight or has_bias else [found]
+def _gradients(gradients: Any, has_weight: bool, has_bias: bool) -> tuple[Any, Any, Any]:
+    arrays = list(gradients) if has_weight or has_bias else [gradients]
     grad_x = arrays.pop(0)
     grad_weight = arrays.pop(0) if has_weight else None
     grad_bias = arrays.pop(0) if has_bias else None

@@ -194,7 +194,9 @@ def _code_of(source: Any) -> Iterator[str]:
             yield inspect.getsource(kind)
         elif getattr(module, "__package__", None):
             folder = Path(file).parent
-            for path in sorted(one for one in folder.iterdir() if one.suffix in (".py", ".so") and one.is_file()):
+            for path in sorted(
+                entry for entry in folder.iterdir() if entry.suffix in (".py", ".so") and entry.is_file()
+            ):
                 yield f"{path.name} {file_digest(path)}"
         else:
             yield file_digest(file)

@@ -248,13 +248,13 @@ def _window(
     )
 
 
-def _integers(given: Any, name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
+def _integers(value: Any, name: str, counts: tuple[int, ...]) -> tuple[int, ...]:
     """Return one number, or as many as are allowed."""
     try:
-        if isinstance(given, Iterable) and getattr(given, "ndim", 1) > 0:
-            numbers = () if isinstance(given, (bytes, bytearray)) else tuple(index(one) for one in given)
+        if isinstance(value, Iterable) and getattr(value, "ndim", 1) > 0:
+            numbers = () if isinstance(value, (bytes, bytearray)) else tuple(index(part) for part in value)
         else:
-            numbers = (index(given),)
+            numbers = (index(value),)
     except TypeError:
         numbers = ()
     if len(numbers) not in counts:
@@ -263,7 +263,7 @@ def _integers(given: Any, name: str, counts: tuple[int, ...]) -> tuple[int, ...]
             (1, 2): "a whole number or two, for height and width",
             (1, 2, 4): "a whole number, (height, width), or (top, left, bottom, right)",
         }[counts]
-        raise InputError(f"{name} is {given!r}; expected {expected}")
+        raise InputError(f"{name} is {value!r}; expected {expected}")
     return numbers
 
 

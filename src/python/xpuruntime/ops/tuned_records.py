@@ -45,7 +45,9 @@ def _kernels(op: str, device: str) -> tuple[tuple[str, str], ...]:
     """Return the xpuruntime kernels that can serve an operation on a type of device, with their versions."""
     prepare()
     every = _core.KernelRegistry.instance().kernels(op)
-    return tuple((one["id"], one["version"]) for one in every if one["device_type"] == device and one["available"])
+    return tuple(
+        (kernel["id"], kernel["version"]) for kernel in every if kernel["device_type"] == device and kernel["available"]
+    )
 
 
 def validators(op: str, device: str, versions: Mapping[str, str], libraries: Sequence[str] = ()) -> dict[str, str]:
@@ -85,28 +87,30 @@ def recall(key: str, held_by: Mapping[str, str], rule: TuningPolicy) -> Replacem
     entry, _ = store.find(key, held_by)
     if entry is None:
         return None
-    found = Replacement(
+    measured = Replacement(
         tuple(KernelTiming(**time) for time in entry["times"]),
         entry.get("rounds", 0),
         entry.get("seconds", 0.0),
         entry.get("undecided", False),
     )
-    return None if found.undecided and found.seconds < rule.budget else found
+    return None if measured.undecided and measured.seconds < rule.budget else measured
 
 
-def keep(key: str, held_by: Mapping[str, str], found: Replacement) -> str:
+def keep(key: str, held_by: Mapping[str, str], measured: Replacement) -> str:
     """Keep what was measured. Returns why it is not kept, or nothing."""
     store = _open_store()
-    if store is None or found.cancelled:
+    if store is None or measured.cancelled:
         return ""
-    times = [one._replace(microseconds=max(one.microseconds, _LEAST_US))._asdict() for one in found.candidates]
+    times = [
+        timing._replace(microseconds=max(timing.microseconds, _LEAST_US))._asdict() for timing in measured.candidates
+    ]
     return store.put(
         key,
         {
             "times": times,
             "validators": dict(held_by),
-            "rounds": found.rounds,
-            "seconds": found.seconds,
-            "undecided": found.undecided,
+            "rounds": measured.rounds,
+            "seconds": measured.seconds,
+            "undecided": measured.undecided,
         },
     )

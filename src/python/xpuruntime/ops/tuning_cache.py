@@ -189,16 +189,16 @@ class TuningCache:
         if not _is_ours(data):
             raise _ForeignError("it is no tuning cache, and stays as it is. Fix: name another file")
         try:
-            found = decode_json(data, _File)
+            document = decode_json(data, _File)
         except msgspec.MsgspecError as error:
             raise _DamagedError(f"it cannot be read ({error})") from None
-        if found.schema != SCHEMA:
-            version = found.schema.removeprefix(_PREFIX)
+        if document.schema != SCHEMA:
+            version = document.schema.removeprefix(_PREFIX)
             later = version.isascii() and version.isdecimal() and len(version) <= _DIGITS
             if later and int(version) > int(SCHEMA.removeprefix(_PREFIX)):
-                raise _LaterError(f"it is of a later release (schema {found.schema}); this one reads {SCHEMA}")
-            raise _DamagedError(f"its schema is {found.schema[:40]!r}; this release reads {SCHEMA}")
-        return found.entries
+                raise _LaterError(f"it is of a later release (schema {document.schema}); this one reads {SCHEMA}")
+            raise _DamagedError(f"its schema is {document.schema[:40]!r}; this release reads {SCHEMA}")
+        return document.entries
 
     def _check_private(self) -> None:
         """Refuse times that another user may have put there: they decide which kernels run. Raises `_SharedError`."""
@@ -264,14 +264,14 @@ class _WithBuilds:
         return self._cache.put(key, {**entry, "validators": self._all(entry["validators"])})
 
     def _all(self, validators: Mapping[str, str]) -> dict[str, str]:
-        found = {**validators, "core": core_build()}
+        held = {**validators, "core": core_build()}
         for backend in BACKEND_LIBRARIES.keys() & validators.keys():
             if not self._builds.get(backend):
                 self._builds[backend] = mapped_builds(BACKEND_LIBRARIES[backend])
-            found |= self._builds[backend]
+            held |= self._builds[backend]
         if "driver" in validators:
-            found |= mapped_builds(("libcuda.so*",))
-        return found
+            held |= mapped_builds(("libcuda.so*",))
+        return held
 
 
 def use_tuning_cache() -> TuningCache | None:
@@ -310,9 +310,9 @@ def core_build() -> str:
 
 def mapped_builds(patterns: Sequence[str]) -> dict[str, str]:
     """Return file name to build of the libraries that this process has mapped under one of these names."""
-    found = {}
+    builds = {}
     for path in mapped_paths():
         name = os.path.basename(path)  # noqa: PTH119 - a text
         if any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns):
-            found[name] = build_of(os.path.realpath(path))
-    return found
+            builds[name] = build_of(os.path.realpath(path))
+    return builds

@@ -146,7 +146,7 @@ def allocator_stats() -> AllocatorStats:
     uses = []
     for bridge in all_bridges():
         bridge.take_failure()
-        count = sum(one.lends(bridge) for one in scopes)
+        count = sum(scope.lends(bridge) for scope in scopes)
         uses.append(PoolUse.of(bridge.pool, bridge.allocator.stats(), count, bridge.last_failure))
     return AllocatorStats("block" if uses else "none", tuple(uses))
 
@@ -201,20 +201,20 @@ def _index(device: object, pool: MemoryPool | None) -> int | None:
     try:
         if isinstance(device, bool):
             raise RuntimeError
-        asked = torch.device("cuda", device) if isinstance(device, int) else torch.device(str(device))
+        named = torch.device("cuda", device) if isinstance(device, int) else torch.device(str(device))
     except (RuntimeError, ValueError) as error:
         msg = f"device {device!r} is not one: give 'cuda:0', its index, or a torch.device"
         raise InputError(msg) from error
-    if asked.type != "cuda":
-        msg = f"device {str(asked)!r} is no CUDA device, and set_allocator() is for their tensors: give 'cuda:0'"
-        raise InputError(msg, device=str(asked))
-    if pool is not None and asked.index is not None and f"cuda:{asked.index}" != pool.device:
+    if named.type != "cuda":
+        msg = f"device {str(named)!r} is no CUDA device, and set_allocator() is for their tensors: give 'cuda:0'"
+        raise InputError(msg, device=str(named))
+    if pool is not None and named.index is not None and f"cuda:{named.index}" != pool.device:
         msg = (
-            f"pool {pool.name!r} has memory of {pool.device}, and device is {str(asked)!r}: give one of them, or both "
+            f"pool {pool.name!r} has memory of {pool.device}, and device is {str(named)!r}: give one of them, or both "
             "alike"
         )
-        raise InputError(msg, device=str(asked))
-    return None if asked.index is None else int(asked.index)
+        raise InputError(msg, device=str(named))
+    return None if named.index is None else int(named.index)
 
 
 def _pool(pool: MemoryPool | None, device: object, limit: int | None) -> MemoryPool:
@@ -296,20 +296,7 @@ def process_allocator() -> ProcessAllocator | None:
 
 
 def start_process_allocator(pool: MemoryPool | None, limit: int | None) -> ProcessAllocator:
-    """Replace PyTorch's allocator.
-
-    Parameters
-    ----------
-    pool : MemoryPool, optional
-        For its device; the others have their shared ones.
-    limit : int, optional
-        Bytes on each device.
-
-    Raises
-    ------
-    UnsupportedOperationError
-        It is too late, or this PyTorch cannot.
-    """
+    """Replace PyTorch's allocator."""
     global _current
     with _lock:
         backend = torch.cuda.memory.get_allocator_backend()
@@ -371,7 +358,7 @@ class PoolUse:
     @classmethod
     def of(cls, pool: MemoryPool, stats: TorchAllocatorStats, scopes: int, last_failure: str | None) -> PoolUse:
         """Return the numbers of one pool now."""
-        whole = pool.stats()
+        whole_pool = pool.stats()
         return cls(
             pool=pool.name,
             kind=pool.kind,
@@ -385,8 +372,8 @@ class PoolUse:
             total_allocations=stats.total_allocations,
             failures=stats.failures,
             last_failure=last_failure,
-            pool_current=whole.current,
-            pool_reserved=whole.reserved,
+            pool_current=whole_pool.current,
+            pool_reserved=whole_pool.reserved,
         )
 
 

@@ -91,8 +91,8 @@ class DeviceMemoryReport:
     def to_dict(self) -> dict[str, Any]:
         """Return plain values, ready for JSON."""
         return {
-            "devices": [asdict(one) for one in self.devices],
-            "sessions": [asdict(one) for one in self.sessions],
+            "devices": [asdict(part) for part in self.devices],
+            "sessions": [asdict(part) for part in self.sessions],
             "workspaces": self.workspaces,
             "allocator": self.allocator.to_dict(),
             "absent": list(self.absent),
@@ -111,14 +111,14 @@ class DeviceMemoryReport:
 
     def _rows(self) -> list[tuple[str, ...]]:
         rows: list[tuple[str, ...]] = []
-        for one in self.devices:
-            for holder in one.holders:
-                rows.append((one.device, holder.owner, holder.kind, _mib(holder.held), _mib(holder.in_use)))
-                rows += [(one.device, f"  of that: {part.what}", "", "", _mib(part.bytes)) for part in holder.parts]
-            if one.unexplained is not None:
-                rows.append((one.device, "unexplained", "", _mib(one.unexplained), ""))
-            if one.total is not None and one.free is not None:
-                rows.append((one.device, "free", f"of {_mib(one.total)}", _mib(one.free), ""))
+        for device in self.devices:
+            for holder in device.holders:
+                rows.append((device.device, holder.owner, holder.kind, _mib(holder.held), _mib(holder.in_use)))
+                rows += [(device.device, f"  of that: {part.what}", "", "", _mib(part.bytes)) for part in holder.parts]
+            if device.unexplained is not None:
+                rows.append((device.device, "unexplained", "", _mib(device.unexplained), ""))
+            if device.total is not None and device.free is not None:
+                rows.append((device.device, "free", f"of {_mib(device.total)}", _mib(device.free), ""))
         return rows
 
     def _remarks(self) -> list[str]:
@@ -158,26 +158,26 @@ def memory_report(device: object = None, *, sessions: Iterable[HoldsMemory] | No
     stats = allocator_stats()
     pools = _pools()
     wanted = _devices(device, pools, absent)
-    found = tuple(_device_memory(name, pools.get(name, []), stats, absent) for name in wanted)
-    listed = _sessions(open_sessions() if sessions is None else sessions, given=sessions is not None)
+    devices = tuple(_device_memory(name, pools.get(name, []), stats, absent) for name in wanted)
+    listed = _sessions(open_sessions() if sessions is None else sessions, stated=sessions is not None)
     if device is not None:
-        listed = [one for one in listed if one.device in (None, *wanted)]
-    return DeviceMemoryReport(found, tuple(listed), Dispatcher.instance().workspace_bytes(), stats, tuple(absent))
+        listed = [session for session in listed if session.device in (None, *wanted)]
+    return DeviceMemoryReport(devices, tuple(listed), Dispatcher.instance().workspace_bytes(), stats, tuple(absent))
 
 
 def _pools() -> dict[str, list[Any]]:
     """Return xpuruntime pools by where their memory is: that of a pinned pool is on the host."""
-    found: dict[str, list[Any]] = {}
+    pools: dict[str, list[Any]] = {}
     for pool in MemoryManager.instance().pools():
-        found.setdefault("cpu" if pool.kind == "pinned" else pool.device, []).append(pool)
-    return found
+        pools.setdefault("cpu" if pool.kind == "pinned" else pool.device, []).append(pool)
+    return pools
 
 
-def _devices(asked: object, pools: dict[str, list[Any]], absent: list[str]) -> list[str]:
+def _devices(device: object, pools: dict[str, list[Any]], absent: list[str]) -> list[str]:
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     seen_by_core = DeviceManager.instance().get_device_count("cuda")
-    if asked is not None:
-        name = f"cuda:{asked}" if isinstance(asked, int) else str(asked)
+    if device is not None:
+        name = f"cuda:{device}" if isinstance(device, int) else str(device)
         if name == "cuda":
             name = f"cuda:{torch.cuda.current_device()}" if count else "cuda:0"
         known = ["cpu", *(f"cuda:{index}" for index in range(max(count, seen_by_core)))]
@@ -216,12 +216,12 @@ def _device_memory(name: str, pools: list[Any], stats: AllocatorStats, absent: l
         size = sum(use.current for use in stats.uses if (use.pool, use.device) == (pool.name, name))
         parts = (MemoryPart("PyTorch, by set_allocator", size),) if size else ()
         holders.append(Holder(pool.name, pool.kind, now.reserved, now.current, parts))
-    holders.sort(key=lambda one: one.held, reverse=True)
+    holders.sort(key=lambda holder: holder.held, reverse=True)
     if name != "cpu" and not pools and not _torch_uses(_index(name)):
         absent.append(f"free and total memory of {name}: this process has not used it, {_NO_CONTEXT}")
         return DeviceMemory(name, None, None, tuple(holders), None)
     free, total = DeviceManager.instance().memory_info(name)
-    rest = None if name == "cpu" else total - free - sum(one.held for one in holders)
+    rest = None if name == "cpu" else total - free - sum(holder.held for holder in holders)
     return DeviceMemory(name, total, free, tuple(holders), rest)
 
 
@@ -238,12 +238,14 @@ def _torch_holder(name: str, absent: list[str]) -> list[Holder]:
     if backend != "native":
         absent.append(f"PyTorch's pools on {name}: allocator backend {backend!r} does not list them")
         return [Holder("PyTorch", backend, reserved, allocated)]
-    segments = [one for one in torch.cuda.memory_snapshot() if one["device"] == _index(name)]
+    segments = [segment for segment in torch.cuda.memory_snapshot() if segment["device"] == _index(name)]
     from_us = {identity for bridge in all_bridges() for identity in bridge.made}
-    bridged = [one for one in segments if tuple(one["segment_pool_id"]) in from_us]
-    private = sum(one["total_size"] for one in segments if tuple(one["segment_pool_id"]) not in {(0, 0), *from_us})
-    held = reserved - sum(one["total_size"] for one in bridged)
-    in_use = allocated - sum(one["allocated_size"] for one in bridged)
+    bridged = [segment for segment in segments if tuple(segment["segment_pool_id"]) in from_us]
+    private = sum(
+        segment["total_size"] for segment in segments if tuple(segment["segment_pool_id"]) not in {(0, 0), *from_us}
+    )
+    held = reserved - sum(segment["total_size"] for segment in bridged)
+    in_use = allocated - sum(segment["allocated_size"] for segment in bridged)
     parts = (MemoryPart("pools of CUDA graphs and of users", private),) if private else ()
     return [Holder("PyTorch", "caching allocator", held, in_use, parts)]
 
@@ -252,20 +254,20 @@ def _index(name: str) -> int:
     return int(name.rpartition(":")[2])
 
 
-def _sessions(found: Iterable[HoldsMemory], *, given: bool) -> list[OpenSessionMemory]:
+def _sessions(holders: Iterable[HoldsMemory], *, stated: bool) -> list[OpenSessionMemory]:
     listed = []
-    for one in found:
-        memory = getattr(one, "memory", None)
+    for holder in holders:
+        memory = getattr(holder, "memory", None)
         if not callable(memory):
-            msg = f"{one!r} among sessions has no memory(): give InferenceSession objects"
+            msg = f"{holder!r} among sessions has no memory(): give InferenceSession objects"
             raise InputError(msg)
         try:
             held = {str(owner): int(size) for owner, size in memory().items()}
         except XpuRuntimeError:
-            if given:
+            if stated:
                 raise
             continue  # closed since it was noted
-        listed.append(OpenSessionMemory(repr(one), getattr(getattr(one, "plan", None), "device", None), held))
+        listed.append(OpenSessionMemory(repr(holder), getattr(getattr(holder, "plan", None), "device", None), held))
     return listed
 
 

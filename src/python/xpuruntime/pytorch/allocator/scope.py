@@ -437,7 +437,7 @@ def capture_ended(graph: Any) -> None:
 
 def _of(graph: Any) -> list[tuple[Any, int, AllocatorScope | None]]:
     with _watch_lock:
-        return [one for one in _watch.underway if one[0] is graph]
+        return [entry for entry in _watch.underway if entry[0] is graph]
 
 
 def _resume(scope: AllocatorScope | None) -> None:

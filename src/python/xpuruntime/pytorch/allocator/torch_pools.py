@@ -55,10 +55,10 @@ def pluggable(allocator: TorchAllocator) -> Any:
         )
         raise UnsupportedOperationError(msg)
     with _lock:
-        found = _PLUGGABLE.get(allocator.slot)
-        if found is None:
-            found = _PLUGGABLE[allocator.slot] = make(allocator.alloc_address, allocator.free_address)
-        return found
+        known = _PLUGGABLE.get(allocator.slot)
+        if known is None:
+            known = _PLUGGABLE[allocator.slot] = make(allocator.alloc_address, allocator.free_address)
+        return known
 
 
 class PoolBridge:
@@ -75,9 +75,9 @@ class PoolBridge:
     def make_pool(self) -> Any:
         """Return a new ``torch.cuda.MemPool`` that gets its memory here."""
         with torch.cuda.device(self.device):
-            made = torch.cuda.MemPool(pluggable(self.allocator))
-        self.made.add(tuple(made.id))
-        return made
+            pool = torch.cuda.MemPool(pluggable(self.allocator))
+        self.made.add(tuple(pool.id))
+        return pool
 
     def take_failure(self) -> str | None:
         """Return why the last allocation since the last call was refused, and keep it in `last_failure`."""
@@ -96,17 +96,17 @@ class PoolBridge:
 
 def bridge_of(pool: MemoryPool) -> PoolBridge:
     """Return the bridge of a pool, with one user more."""
-    made = PoolBridge(pool)
+    bridge = PoolBridge(pool)
     with _lock:
         for known in _bridges:
-            if known.allocator.slot == made.allocator.slot:
-                made.allocator.close()
-                made = known
+            if known.allocator.slot == bridge.allocator.slot:
+                bridge.allocator.close()
+                bridge = known
                 break
         else:
-            _bridges.append(made)
-        made.users += 1
-        return made
+            _bridges.append(bridge)
+        bridge.users += 1
+        return bridge
 
 
 def all_bridges() -> list[PoolBridge]:
@@ -170,7 +170,7 @@ def sweep() -> None:
                     _wait_for(bridge.device)
                 del pool
                 release(bridge)
-        for bridge in [one for one in _bridges if one.idle()]:
+        for bridge in [bridge for bridge in _bridges if bridge.idle()]:
             _bridges.remove(bridge)
             bridge.allocator.close()
 

@@ -171,10 +171,10 @@ def capture_graph(
     ...     loss = step(x, y)
     """
     if fn is None or isinstance(fn, int):
-        asked = warmup_iters
+        warmups = warmup_iters
         if fn is not None:  # the order of a block: capture_graph(warmup_iters, pool)
-            asked, sample_inputs, pool = fn, None, sample_inputs if pool is None else pool
-        return _block(asked, pool, strict, given=(sample_inputs, optimizer, scaler, before_step, modules))
+            warmups, sample_inputs, pool = fn, None, sample_inputs if pool is None else pool
+        return _block(warmups, pool, strict, others=(sample_inputs, optimizer, scaler, before_step, modules))
     if not callable(fn):
         msg = f"capture_graph: fn is a {type(fn).__name__}, which cannot be called; pass a function, or nothing"
         raise InputError(msg)
@@ -230,8 +230,8 @@ def capture_graph(
     return step
 
 
-def _block(warmup_iters: int, pool: Any, strict: bool, given: tuple[Any, ...]) -> GraphBlock:
-    if any(value is not None for value in given):
+def _block(warmup_iters: int, pool: Any, strict: bool, others: tuple[Any, ...]) -> GraphBlock:
+    if any(value is not None for value in others):
         msg = "capture_graph: without fn a with block is captured, which takes no inputs and no optimizer; pass fn"
         raise InputError(msg)
     check_types({"warmup_iters": COUNT, "strict": FLAG}, {"warmup_iters": warmup_iters, "strict": strict})
@@ -278,7 +278,7 @@ def _check(
 def _warmup(used: CapturedState) -> int:
     """Return how often a step of these modules runs before it is captured."""
     distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if distributed and any(isinstance(one, DistributedDataParallel) for one in used.all_modules()):
+    if distributed and any(isinstance(module, DistributedDataParallel) for module in used.all_modules()):
         return _DDP_WARMUP
     return _WARMUP
 
@@ -308,9 +308,9 @@ def _settle(work: StepProgram, device: torch.device, *, capture_optimizer: bool,
         return []
     if make_capturable:
         change(optimizer, device)
-    found = obstacles(optimizer, device)
-    if found:
-        raise InputError(f"capture_graph: {'; '.join(found)}")
+    reasons = obstacles(optimizer, device)
+    if reasons:
+        raise InputError(f"capture_graph: {'; '.join(reasons)}")
     # It warns of steps outside of a capture, which the warm-up has.
     _private_api.mute_capturable(optimizer)
     why = scaler_obstacle(optimizer, work.scaler)

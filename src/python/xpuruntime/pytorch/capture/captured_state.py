@@ -131,15 +131,15 @@ def _inside_function(function: types.FunctionType) -> list[Any]:
     if function.__module__ and function.__module__.partition(".")[0] == "torch":
         # What torch.compile returns keeps the function that it was given.
         return [_private_api.compiled_function(function), getattr(function, "__wrapped__", None)]
-    found: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    values: list[Any] = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
     for cell in function.__closure__ or ():
         try:
-            found.append(cell.cell_contents)
+            values.append(cell.cell_contents)
         except ValueError:  # a name that is not bound yet
             continue
-    found += [function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__]
-    found += [_private_api.compiled_function(function), getattr(function, "__wrapped__", None)]
-    return found
+    values += [function.__globals__[name] for name in _names(function.__code__) if name in function.__globals__]
+    values += [_private_api.compiled_function(function), getattr(function, "__wrapped__", None)]
+    return values
 
 
 def _names(code: types.CodeType) -> list[str]:
@@ -224,19 +224,19 @@ class OptimizerState:
     def _begin(self, parameter: Any) -> str:
         """Set state that the warm-up made to what it began with, or take it away."""
         state = self.optimizer.state
-        made = state[parameter]
+        values = state[parameter]
         name = type(self.optimizer).__name__
-        if isinstance(made, _FirstValues) and made.first.keys() >= made.keys():
-            self._entries[parameter] = {key: (value, made.first[key]) for key, value in made.items()}
+        if isinstance(values, _FirstValues) and values.first.keys() >= values.keys():
+            self._entries[parameter] = {key: (value, values.first[key]) for key, value in values.items()}
             return self._restore(parameter, self._entries[parameter])
         if type(self.optimizer) is torch.optim.SGD and self._undamped(parameter):
-            for value in made.values():
+            for value in values.values():
                 if isinstance(value, torch.Tensor):
                     value.zero_()
-            self._entries[parameter] = {key: (value, _copy(value)) for key, value in made.items()}
+            self._entries[parameter] = {key: (value, _copy(value)) for key, value in values.items()}
             return ""
         del state[parameter]
-        return f"{name} makes state in its first step, and what it begins with is not known" if made else ""
+        return f"{name} makes state in its first step, and what it begins with is not known" if values else ""
 
     def _undamped(self, parameter: Any) -> bool:
         """Say whether the first step of SGD is one from a momentum of zero, which dampening makes it not."""
@@ -354,18 +354,18 @@ def obstacles(optimizer: Any, device: torch.device) -> list[str]:
         ]
     if not all(_reads_on(group["lr"], device) for group in optimizer.param_groups):
         wrong.append(f"lr=torch.tensor({_number(optimizer.param_groups[0]['lr'])}, device={str(device)!r})")
-    found = []
+    reasons = []
     if wrong:
-        found.append(
+        reasons.append(
             f"the step of {name} is not capturable as it is; construct it with {', '.join(wrong)}, or pass "
             f"make_capturable=True to have it changed so, or capture_optimizer=False to run it after each replay"
         )
     if any(_on_other_device(value, device) for state in optimizer.state.values() for value in state.values()):
-        found.append(
+        reasons.append(
             f"{name} holds state on another device than {device}, made before it was capturable; pass "
             f"make_capturable=True to have it moved"
         )
-    return found
+    return reasons
 
 
 def scaler_obstacle(optimizer: Any, scaler: Any) -> str:

@@ -59,7 +59,7 @@ def forget_accumulators(leaves: Iterable[Any]) -> None:
 
 def leaves_on(device: torch.device) -> list[Any]:
     """Return all tensors on a device that backward may write gradients of, since nothing says which a block uses."""
-    found = []
+    leaves = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         for value in gc.get_objects():
@@ -67,8 +67,8 @@ def leaves_on(device: torch.device) -> list[Any]:
                 continue
             with contextlib.suppress(Exception):  # a tensor that is none any more
                 if value.requires_grad and value.is_leaf and value.device == device:
-                    found.append(value)
-    return found
+                    leaves.append(value)
+    return leaves
 
 
 def _forgetting(original: Any) -> Any:

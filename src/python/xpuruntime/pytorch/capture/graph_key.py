@@ -81,8 +81,8 @@ class GraphKey:
     def _number_of(self, in_force: Any) -> int:
         if len(self._policy_ids) > 1024:
             self._policy_ids = {0: 0}
-        found = self._policy_ids[in_force.number] = self._policies.setdefault(in_force.policy, len(self._policies) + 1)
-        return found
+        number = self._policy_ids[in_force.number] = self._policies.setdefault(in_force.policy, len(self._policies) + 1)
+        return number
 
 
 def describe(key: tuple[Any, ...]) -> str:
@@ -100,9 +100,9 @@ def describe(key: tuple[Any, ...]) -> str:
     return "; ".join(words)
 
 
-def difference(one: tuple[Any, ...], other: tuple[Any, ...]) -> str:
+def difference(first: tuple[Any, ...], other: tuple[Any, ...]) -> str:
     """Return which parts of two keys differ, in words."""
-    return ", ".join(name for name, a, b in zip(PARTS, one, other, strict=True) if a != b)
+    return ", ".join(name for name, a, b in zip(PARTS, first, other, strict=True) if a != b)
 
 
 def _input(part: tuple[Any, ...]) -> str:

@@ -369,8 +369,8 @@ class CapturedStep:
             eager_calls=self._eager_calls,
         )
 
-    def _where(self, own: Any, found: list[Any], captured: bool) -> str:
-        if own is None and not found:
+    def _where(self, own: Any, reasons: list[Any], captured: bool) -> str:
+        if own is None and not reasons:
             return "none"
         if not captured:
             return "eager"
