@@ -4,18 +4,17 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import math
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import EngineError
 from xpuruntime.runtime.packages import install_command
+from xpuruntime.runtime.worker import Worker, WorkerFailure
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     import onnx
 
@@ -23,29 +22,6 @@ if TYPE_CHECKING:
     from xpuruntime.engines.quantisation.style import Style
 
 __all__ = ["nncf_version", "quantise_nncf"]
-
-#: What the process runs: `folder` holds the model and one file for each sample.
-_WORK = """
-import json, sys
-from pathlib import Path
-import numpy as np, onnx, nncf
-folder = Path(sys.argv[1])
-asked = json.loads((folder / "asked.json").read_text())
-def load(path):
-    with np.load(path) as arrays:
-        return dict(arrays)
-files = sorted(folder.glob("sample-*.npz"))
-model = onnx.load(folder / "prepared.onnx")
-ignored = nncf.IgnoredScope(names=asked["leave"]) if asked["leave"] else None
-made = nncf.quantize(
-    model, nncf.Dataset(files, load), subset_size=len(files), ignored_scope=ignored,
-    model_type=nncf.ModelType.TRANSFORMER if asked["transformer"] else None,
-    advanced_parameters=nncf.AdvancedQuantizationParameters(
-        overflow_fix=nncf.OverflowFix.ENABLE if asked["reduced"] else nncf.OverflowFix.DISABLE,
-        disable_bias_correction=True, smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1)),
-)
-(folder / "quantised.onnx").write_bytes(made.SerializeToString(deterministic=True))
-"""
 
 
 def nncf_version() -> str:
@@ -68,8 +44,6 @@ def quantise_nncf(
 
     Of the style it obeys `reduced`.
     """
-    import json
-
     import numpy as np
     import onnx
 
@@ -77,25 +51,44 @@ def quantise_nncf(
     for index, sample in enumerate(samples):
         np.savez(folder / f"sample-{index:06}.npz", **sample)
     ops = {node.op_type for node in prepared.proto.graph.node}
-    asked = {
-        "leave": list(leave),
-        "reduced": style.reduced,
-        "transformer": "LayerNormalization" in ops and "Conv" not in ops,
-    }
-    (folder / "asked.json").write_text(json.dumps(asked))
-    done = subprocess.run(
-        [sys.executable, "-c", _WORK, str(folder)],
-        env={**os.environ, "NNCF_CI": "1"},  # no telemetry
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode:
-        last = done.stderr.strip().splitlines()
+    try:
+        with Worker(environment={"NNCF_CI": "1"}, timeout=math.inf) as worker:  # no telemetry
+            worker.call(
+                f"{__name__}:quantise_folder", folder=str(folder), leave=list(leave), reduced=style.reduced,
+                transformer="LayerNormalization" in ops and "Conv" not in ops,
+            )  # fmt: skip
+    except WorkerFailure as failure:
         raise EngineError(
-            f"NNCF cannot quantise this model: {last[-1][:300] if last else f'exit status {done.returncode}'}. "
+            f"NNCF cannot quantise this model: {(failure.error or failure.reason)[:300]}. "
             "Fix: leave the option out, so that ONNX Runtime's quantiser is used",
             engine="openvino",
-        )
+        ) from failure
     return onnx.load(str(folder / "quantised.onnx"))
+
+
+def quantise_folder(folder: str, leave: list[str], *, reduced: bool, transformer: bool) -> None:
+    """Quantise the model in a folder, which has a file for each sample: what the process does."""
+    import nncf
+    import numpy as np
+    import onnx
+
+    room = Path(folder)
+
+    def load(path: Path) -> dict[str, Any]:
+        with np.load(path) as arrays:
+            return dict(arrays)
+
+    files = sorted(room.glob("sample-*.npz"))
+    quantised = nncf.quantize(
+        onnx.load(room / "prepared.onnx"),
+        nncf.Dataset(files, load),
+        subset_size=len(files),
+        ignored_scope=nncf.IgnoredScope(names=leave) if leave else None,
+        model_type=nncf.ModelType.TRANSFORMER if transformer else None,
+        advanced_parameters=nncf.AdvancedQuantizationParameters(
+            overflow_fix=nncf.OverflowFix.ENABLE if reduced else nncf.OverflowFix.DISABLE,
+            disable_bias_correction=True,
+            smooth_quant_alphas=nncf.AdvancedSmoothQuantParameters(matmul=-1),
+        ),
+    )
+    (room / "quantised.onnx").write_bytes(quantised.SerializeToString(deterministic=True))
