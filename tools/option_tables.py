@@ -33,7 +33,7 @@ from xpuruntime.engines.qnn.options import OPTIONS as QNN_OPTIONS
 from xpuruntime.engines.qnn.options import TARGET_OPTIONS as QNN_TARGET_OPTIONS
 from xpuruntime.engines.qnn.targets import SOCS
 from xpuruntime.engines.tensorrt.options import BUILD_OPTIONS, RUN_OPTIONS, TEXT_OPTIONS
-from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
+from xpuruntime.engines.torch.names import OPTIONS as TORCH_OPTIONS
 from xpuruntime.policies.compound_kinds import Nested
 from xpuruntime.serving.batching.settings import BatchSettings, NamedOf
 from xpuruntime.serving.models.model_settings import ModelSettings
@@ -43,7 +43,7 @@ from xpuruntime.tuning.spec.tune_spec import TuneSpec
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from xpuruntime.engines.options import Option
+    from xpuruntime.engines.control_builder import Option
     from xpuruntime.policies.kinds import Kind
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"

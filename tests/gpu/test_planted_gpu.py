@@ -118,7 +118,7 @@ def test_tf32_left_on_in_pytorch(half: tuple[Path, Any], switch: str) -> None:
 
 
 def test_fp16_asked_and_fp32_run_in_pytorch(half: tuple[Path, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    from xpuruntime.engines.torch.observing import stepping
+    from xpuruntime.engines.torch.observing import instrumented_run as stepping
 
     monkeypatch.setattr(stepping, "_inside", lambda _, tensors: list(tensors))
     path, x = half

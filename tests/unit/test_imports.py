@@ -232,12 +232,12 @@ def test_import_starts_no_thread():
 
 #: What a session that is opened and run does not need: other engines, and what compares, tunes, observes and renders.
 UNUSED = (
-    "artifacts.store", "cli", "engines.native_export", "engines.onnxruntime.artifact",
+    "artifacts.store", "cli", "engines.native_export", "engines.onnxruntime.compiling",
     "engines.onnxruntime.observing", "engines.onnxruntime.rewriting.graph_edit",
     "engines.onnxruntime.rewriting.loading", "engines.onnxruntime.rewriting.tuning", "engines.onnxruntime.trial",
     "engines.openvino.controls", "engines.openvino.probing", "engines.precision.conversion",
     "engines.precision.probe", "engines.qnn.controls", "engines.qnn.probing", "engines.quantisation.calibration",
-    "engines.quantisation.quantised", "engines.tensorrt.controls", "engines.tensorrt.probing",
+    "engines.quantisation.quantised", "engines.tensorrt.controls",
     "engines.torch.controls", "evidence.profile", "evidence.render_text", "evidence.report", "inference.intermediates",
     "inference.comparing", "inference.compiling", "inference.explain", "inference.profiling",
     "inference.session_spec", "lockfile", "locks", "measuring", "ops", "pytorch", "serving", "testing", "tuning",
@@ -316,4 +316,4 @@ def test_one_place_asks_an_engine_for_its_judgement():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "judge"
     }
-    assert {one for one in asking if not one.startswith("testing")} == {"engines/judging.py"}
+    assert {one for one in asking if not one.startswith("testing")} == {"engines/base.py"}

@@ -225,7 +225,7 @@ class TestTorch:
         self, program: Path, precision: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A type was asked for, and its operators ran in fp32."""
-        from xpuruntime.engines.torch.observing import stepping
+        from xpuruntime.engines.torch.observing import instrumented_run as stepping
 
         monkeypatch.setattr(stepping, "_inside", lambda _, tensors: list(tensors))
         asked: dict[str, Any] = {"device": "cpu", "engine": "torch", "precision": precision}

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from xpuruntime import _core
-from xpuruntime.engines import device_recorder
-from xpuruntime.engines.device_recorder import DeviceRecorder
+from xpuruntime.engines import observation as device_recorder
+from xpuruntime.engines.observation import DeviceRecorder
 from xpuruntime.errors import CudaError, InputError
 from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, profiled
 

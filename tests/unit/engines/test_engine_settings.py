@@ -8,7 +8,7 @@ import copy
 import importlib
 import pickle
 import pkgutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +16,9 @@ import msgspec
 import pytest
 
 from xpuruntime import engines
-from xpuruntime.engines.base import Judgement, Request
+from xpuruntime.engines.base import EngineSettings, Judgement, Request
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.registry import default_registry
-from xpuruntime.engines.settings import EngineSettings
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 from xpuruntime.runtime.snapshot import machine_snapshot
@@ -86,13 +85,13 @@ _ASKED: dict[tuple[str, str], dict[str, Any]] = {
 _KERNELS = {"rules": [{"match": {"node": "mm*"}, "precision": "fp32"}]}
 
 
-def _classes() -> Iterator[type[EngineSettings]]:
-    """Yield the settings class of each engine of the package."""
-    for found in pkgutil.iter_modules(engines.__path__):
-        if found.ispkg and (Path(engines.__path__[0]) / found.name / "settings.py").exists():
-            module = importlib.import_module(f"{engines.__name__}.{found.name}.settings")
-            (own,) = (getattr(module, name) for name in module.__all__ if name.endswith("Settings"))
-            yield own
+def _classes() -> list[type[EngineSettings]]:
+    """Return the settings class of each engine of the package."""
+    for package in pkgutil.iter_modules(engines.__path__):
+        if package.ispkg and (Path(engines.__path__[0]) / package.name / "engine.py").exists():
+            importlib.import_module(f"{engines.__name__}.{package.name}.controls")
+    own = [kind for kind in EngineSettings.__subclasses__() if kind.__module__.startswith(f"{engines.__name__}.")]
+    return sorted(own, key=lambda kind: kind.__module__)
 
 
 def _request(engine: str, device: str, folder: Path) -> Request:
@@ -158,7 +157,7 @@ def test_equal_requests_give_equal_settings(engine: str, device: str, tmp_path: 
 
 
 def test_what_is_given_to_settings_stays_apart_from_them() -> None:
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
     given = {"device_id": "0"}
     settings = OnnxRuntimeSettings(provider="CUDAExecutionProvider", options=given)

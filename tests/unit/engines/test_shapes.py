@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model import (
     ShapeRange,
     inspect_bytes,

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 import xpuruntime as xrt
+from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 from xpuruntime.engines.onnxruntime.pass_through import refuse_shared_caches
-from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
-from xpuruntime.engines.tensorrt.caches import CacheFile
+from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.files.paths import make_private, not_private
 from xpuruntime.ops.tuning_cache import TuningCache
 

@@ -17,7 +17,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.cli.results import save_outputs
 from xpuruntime.distributed import read_choices
-from xpuruntime.engines.tensorrt.caches import CacheFile
+from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.files.paths import json_bytes, user_path

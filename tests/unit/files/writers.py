@@ -22,7 +22,7 @@ import xpuruntime as xrt
 from xpuruntime.artifacts.manifest import open_artifact
 from xpuruntime.artifacts.store import copy_artifact
 from xpuruntime.cli.results import save_outputs
-from xpuruntime.engines.tensorrt.caches import CacheFile
+from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.evidence import Report
 from xpuruntime.evidence.traces.trace_file import write_trace
 from xpuruntime.files import writing

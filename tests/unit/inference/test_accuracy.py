@@ -16,7 +16,7 @@ from xpuruntime.engines.accuracy import Reference, read_reference, write_referen
 from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.null import NullEngine
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
-from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.evidence.tolerances import TOLERANCES
 from xpuruntime.runtime.machine import EngineFacts

@@ -21,7 +21,7 @@ from compile_tools import SlowEngine, edit_manifest, open_cached, policy_of
 
 import xpuruntime as xrt
 from xpuruntime.artifacts.store import artifact_cache, cache_key
-from xpuruntime.engines.judging import Recipe
+from xpuruntime.engines.base import Recipe
 from xpuruntime.inference.plan_request import plan_session
 from xpuruntime.inference.session_arguments import SessionArguments
 from xpuruntime.testing import models

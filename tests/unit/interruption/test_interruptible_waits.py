@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from interrupting import press, press_when
 
-from xpuruntime.engines.tensorrt.slots import Slots
+from xpuruntime.engines.tensorrt.handle import Slots
 from xpuruntime.errors import OutOfMemoryError
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, ConditionVariable, Latch, uninterrupted
 

@@ -17,7 +17,7 @@ from interrupting import press, press_when
 
 import xpuruntime as xrt
 from xpuruntime import _core
-from xpuruntime.engines.onnxruntime.observing.devices import Devices
+from xpuruntime.engines.onnxruntime.observing.profile import Devices
 from xpuruntime.engines.run_threads import RunThreads
 from xpuruntime.inference import profiling
 from xpuruntime.ops import call_context

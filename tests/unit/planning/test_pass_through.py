@@ -15,8 +15,8 @@ from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.model_source import ModelSource
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
+from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH
-from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 from xpuruntime.errors import EngineError, PolicyError, UnsupportedOperationError
 from xpuruntime.planning import Plan, PlanRequest, resolve
 from xpuruntime.policies import Policy

@@ -192,7 +192,7 @@ class TestPlan:
         assert (control.enforceability, reason in control.reason) == (level, True), control
 
     def test_the_words_are_those_of_training(self) -> None:
-        from xpuruntime.engines.torch.kernel_controls import NATIVE
+        from xpuruntime.engines.torch.controls import NATIVE
         from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES
 
         assert {op: set(words) for op, words in NATIVE.items()} == {

@@ -12,7 +12,7 @@ import pytest
 from serving_models import WAIT, ask, rows_of
 
 import xpuruntime as xrt
-from xpuruntime.engines.host_runner import HostRunner
+from xpuruntime.engines.host_model import HostRunner
 from xpuruntime.inference.calls import host_runner
 from xpuruntime.serving.batching.driver import Batcher
 from xpuruntime.serving.batching.execution import Slice, assemble

@@ -14,9 +14,9 @@ import msgspec
 import numpy as np
 
 from xpuruntime.engines.base import Judgement, LoadedModel, Request
+from xpuruntime.engines.control_builder import Option
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
-from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
-from xpuruntime.engines.options import Option
+from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Control
 from xpuruntime.runtime.machine import EngineFacts, Machine

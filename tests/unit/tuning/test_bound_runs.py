@@ -116,7 +116,7 @@ def test_the_call_follows_from_the_graphs_that_are_asked_for(call, graph, space,
 
 @pytest.mark.parametrize("graphs", [False, True])
 def test_graphs_are_searched_where_bound_runs_are_timed(graphs):
-    from xpuruntime.engines.tunables import of_policy
+    from xpuruntime.engines.base import of_policy
     from xpuruntime.runtime.cpu_and_memory import CpuCores
 
     space = build_space(

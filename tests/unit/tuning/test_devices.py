@@ -15,7 +15,7 @@ import pytest
 from simulated_executor import SimulatedExecutor, run
 
 import xpuruntime as xrt
-from xpuruntime.engines.tunables import Tunable
+from xpuruntime.engines.base import Tunable
 from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Machine
 from xpuruntime.runtime.snapshot import machine_snapshot

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from simulated_executor import SimulatedExecutor, run
 
-from xpuruntime.engines.tunables import Tunable
+from xpuruntime.engines.base import Tunable
 from xpuruntime.errors import InputError
 from xpuruntime.tuning.measurements import Journal
 from xpuruntime.tuning.space import Space

@@ -7,9 +7,9 @@ from __future__ import annotations
 import pytest
 from simulated_executor import SimulatedExecutor, run
 
+from xpuruntime.engines.base import Tunable, of_options, of_policy
 from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
-from xpuruntime.engines.torch.options import OPTIONS as TORCH_OPTIONS
-from xpuruntime.engines.tunables import Tunable, of_options, of_policy
+from xpuruntime.engines.torch.names import OPTIONS as TORCH_OPTIONS
 from xpuruntime.tuning.space import Space, kernel_values
 from xpuruntime.tuning.spec.tune_spec import TuneSpec
 from xpuruntime.tuning.trial import CandidateFailed, Trial

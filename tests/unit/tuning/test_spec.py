@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 import xpuruntime as xrt
-from xpuruntime.engines.tunables import Tunable
+from xpuruntime.engines.base import Tunable
 from xpuruntime.errors import PolicyError
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores

@@ -7,10 +7,8 @@ from __future__ import annotations
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
-from xpuruntime.engines.control_builder import ControlBuilder
-from xpuruntime.engines.options import Option, check_options, own_options
-from xpuruntime.engines.refusal import Refusal
+from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Refusal, Request
+from xpuruntime.engines.control_builder import ControlBuilder, Option, check_options, own_options
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode

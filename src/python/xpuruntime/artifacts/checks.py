@@ -6,8 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.base import Refusal
 from xpuruntime.engines.quantisation.judge import calibration_digest
-from xpuruntime.engines.refusal import Refusal
 from xpuruntime.evidence.records import Control, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.policies import Policy

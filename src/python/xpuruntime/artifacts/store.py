@@ -28,7 +28,7 @@ from xpuruntime.artifacts.manifest import (
     read_manifest,
 )
 from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, write_reference
-from xpuruntime.engines.judging import judge
+from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
@@ -42,9 +42,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.accuracy import AccuracyCheck, Reference
-    from xpuruntime.engines.base import Engine, Request
+    from xpuruntime.engines.base import Engine, Recipe, Request
     from xpuruntime.engines.compiled import Compiled
-    from xpuruntime.engines.judging import Recipe
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.policies import Policy

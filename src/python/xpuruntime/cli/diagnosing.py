@@ -55,7 +55,7 @@ def load_kernels() -> None:
 
 def torch_route() -> Any:
     """Return PyTorch's facts as plain values."""
-    from xpuruntime.engines.torch.facts import torch_facts
+    from xpuruntime.engines.torch.names import torch_facts
 
     return msgspec.to_builtins(torch_facts())
 

@@ -167,10 +167,10 @@ def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
 def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:
     """Return the model as it is, loaded on the CPU."""
     from xpuruntime.engines.base import Request as Plain
-    from xpuruntime.engines.judging import judge
+    from xpuruntime.engines.base import judge
+    from xpuruntime.engines.control_builder import own_options
     from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
     from xpuruntime.engines.onnxruntime.options import NAMES, OPERATOR_LIBRARIES
-    from xpuruntime.engines.options import own_options
     from xpuruntime.policies import ExecutionPolicy, Policy
 
     reference = OnnxRuntimeEngine() if engine is None or request.model.format == "onnx" else engine

@@ -5,13 +5,42 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple
 
 import msgspec
 
 from xpuruntime.engines.loaded_model import Binding, LoadedModel, Observed, closed
-from xpuruntime.engines.tunables import Tunable, of_options, of_policy
 from xpuruntime.errors import UnsupportedOperationError
+from xpuruntime.evidence.records import Verdict
+from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.policies.compound_kinds import FrozenDict
+from xpuruntime.runtime.cpu_and_memory import cpu_cores
+from xpuruntime.runtime.packages import guarded
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Self
+
+    from xpuruntime.engines.control_builder import Option
+    from xpuruntime.runtime.machine import Machine
+
+__all__ = [
+    "Binding",
+    "Engine",
+    "EngineSettings",
+    "Judgement",
+    "LoadedModel",
+    "Observed",
+    "Recipe",
+    "Refusal",
+    "Request",
+    "Tunable",
+    "closed",
+    "judge",
+    "missing_cuda_device",
+    "of_options",
+    "of_policy",
+]
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -21,9 +50,9 @@ if TYPE_CHECKING:
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.engines.options import Option
     from xpuruntime.evidence.records import Control, Verdict
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
@@ -33,8 +62,6 @@ else:
     from typing import TypeVar
 
     SettingsT = TypeVar("SettingsT")
-
-__all__ = ["Binding", "Engine", "Judgement", "LoadedModel", "Observed", "Request", "closed"]
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -134,3 +161,123 @@ def _nothing_to_compile(engine: str, *_: Any) -> UnsupportedOperationError:
         f"the engine {engine} makes no compiled artifact; load the model itself, or name an engine that does",
         engine=engine,
     )
+
+
+class Refusal(NamedTuple):
+    """A verdict's code, its reason, and the fix."""
+
+    code: VerdictCode
+    reason: str
+    fix: str | None = None
+
+    def verdict(self, engine: str, device: str) -> Verdict:
+        """Return the verdict on this engine on this device."""
+        candidate = f"{engine}@{device}"
+        return Verdict(candidate=candidate, accepted=False, code=self.code, reason=self.reason, fix=self.fix)
+
+    def judgement(self, engine: str, device: str) -> Judgement:
+        """Return the answer to a request for this engine on this device."""
+        return Judgement(verdict=self.verdict(engine, device))
+
+
+def missing_cuda_device(device: str, machine: Machine) -> Refusal | None:
+    """Refuse a CUDA device that is not on this machine; ``"cuda"`` is the first one."""
+    if not machine.cuda:
+        reason = f"{device} is not there: {machine.cuda_reason or 'no CUDA device'}"
+        return Refusal(VerdictCode.DEVICE_MISSING, reason)
+    if int(device.partition(":")[2] or 0) not in {one.index for one in machine.cuda}:
+        have = ", ".join(f"cuda:{one.index}" for one in machine.cuda)
+        return Refusal(VerdictCode.DEVICE_MISSING, f"{device} is not there: this machine has {have}")
+    return None
+
+
+_PRECISIONS = ("model", "fp32", "tf32", "fp16", "bf16", "int8")
+
+
+class Tunable(msgspec.Struct, frozen=True, kw_only=True):
+    """A setting that can be searched."""
+
+    key: str
+    values: tuple[Any, ...]
+    needs: dict[str, tuple[Any, ...]] = {}
+    first: bool = False
+
+
+def of_policy(device: str) -> tuple[Tunable, ...]:
+    """Return the keys of a policy that may be searched on a device, whatever the engine. A plan says what it takes."""
+    kind = device.partition(":")[0]
+    found = [Tunable(key="execution.precision", values=_PRECISIONS)]
+    if kind == "cpu":
+        cores = cpu_cores()
+        found.append(Tunable(key="execution.threads", values=(None, 1, cores.physical, cores.logical)))
+    if kind == "cuda":
+        found.append(Tunable(key="execution.cuda_graph", values=("off", "require")))
+        found.append(Tunable(key="execution.layout", values=("auto", "nhwc")))
+    return tuple(found)
+
+
+def of_options(engine: str, table: Mapping[str, Option]) -> tuple[Tunable, ...]:
+    """Return the options of a table that state values to search."""
+    prefix = f"execution.provider_options.{engine}."
+    return tuple(
+        Tunable(
+            key=prefix + name,
+            values=(None, *option.search),
+            needs={prefix + other: values for other, values in option.needs.items()},
+            first=option.search_first,
+        )
+        for name, option in table.items()
+        if option.search and option.owned_by is None
+    )
+
+
+class EngineSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """Immutable, hashable value: what one engine is loaded with, in the engine's own terms.
+
+    Members that are dicts are frozen too. Equal requests give equal settings.
+    """
+
+    def __post_init__(self) -> None:
+        """Freeze the members that are dicts, apart from what the caller passed."""
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if type(value) is dict:
+                msgspec.structs.force_setattr(self, name, _FrozenOptions(value))
+
+    def replace(self, **changes: Any) -> Self:
+        """Return the same settings with other values for some members."""
+        return msgspec.structs.replace(self, **changes)
+
+
+class _FrozenOptions(FrozenDict):
+    """Options inside of settings."""
+
+    __slots__ = ()
+    OWNER: ClassVar[str] = "an engine's settings"
+    FIX: ClassVar[str] = "use settings.replace(...)"
+
+
+class Recipe(NamedTuple):
+    """All that loading or compiling needs. The judgement is the engine's own, of this request."""
+
+    engine: Engine
+    request: Request
+    judgement: Judgement
+    machine: Machine
+
+
+def judge(engine: Engine, request: Request, machine: Machine) -> Judgement:
+    """Return the answer of an engine; where a plugin fails to give one, that it is broken, and why."""
+
+    def failed(reason: str) -> Judgement:
+        told = f"its plugin failed to judge the request: {reason}"
+        fix = "upgrade or uninstall the package that the plugin is of"
+        return Refusal(VerdictCode.ENGINE_BROKEN, told, fix).judgement(engine.name, request.device)
+
+    def call() -> Judgement:
+        found = engine.judge(request, machine)
+        if not isinstance(found, Judgement):
+            raise TypeError(f"judge() returned an object of type {type(found).__name__}, not Judgement")
+        return found
+
+    return guarded(engine, call, failed)

@@ -5,11 +5,12 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of, to_host, torch_dtype_name
-from xpuruntime.engines.conversion_log import ConversionLog  # also by this name, for plug-ins
 from xpuruntime.errors import InputError, OutOfMemoryError, XpuRuntimeError
+from xpuruntime.evidence.records import Conversion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -357,3 +358,25 @@ def type_name(array: np.ndarray[Any, Any], info: TensorInfo) -> str:
     if kind in "US" or (kind == "O" and info.dtype == "string"):
         return "string"
     return str(array.dtype.name).replace("float8_e", "float8e")  # of ml_dtypes
+
+
+class ConversionLog:
+    """What was copied or converted, each said once with a count. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts: dict[tuple[str, str], int] = {}
+
+    def add(self, what: str, reason: str, count: int = 1) -> None:
+        """Count one more occurrence."""
+        with self._lock:
+            self._counts[what, reason] = self._counts.get((what, reason), 0) + count
+
+    def records(self) -> tuple[Conversion, ...]:
+        """Return the log so far."""
+        with self._lock:
+            return tuple(Conversion(what=w, reason=r, count=n) for (w, r), n in self._counts.items())
+
+    def notes(self) -> tuple[str, ...]:
+        """Return the log so far as sentences: what was done, and why."""
+        return tuple(f"{one.what}: {one.reason}" for one in self.records())

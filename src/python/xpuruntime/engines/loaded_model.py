@@ -13,8 +13,7 @@ import msgspec
 
 from xpuruntime.engines.binding import Binding
 from xpuruntime.engines.input_binding import check_call, chosen_outputs
-from xpuruntime.engines.run_future import RunFuture
-from xpuruntime.engines.run_threads import RunThreads
+from xpuruntime.engines.run_threads import RunFuture, RunThreads
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.runtime.process_forks import keep_in_child
 from xpuruntime.runtime.session_registry import instrumented_method
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Self
 
-    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.run_threads import QueueLimits
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Boundary, Conversion, KeySeen, Unit

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.conversion_log import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantisation import QuantisedModel, Style
 

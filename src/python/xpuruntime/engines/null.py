@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import numpy as np
 
 from xpuruntime.engines.arrays import from_host, kind_of, kind_of_feeds, to_host
-from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Request, closed
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.base import Binding, Engine, Judgement, LoadedModel, Observed, Refusal, Request, closed
 from xpuruntime.engines.input_binding import (
+    ConversionLog,
     InputValidator,
     closed_binding,
     empty_host_array,
@@ -26,7 +26,6 @@ from xpuruntime.engines.input_binding import (
     refuse_stream,
     type_name,
 )
-from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Control, Time, Unit, Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode

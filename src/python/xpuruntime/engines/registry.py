@@ -1,24 +1,35 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`EngineRegistry`: which engines exist, by name and alias."""
+"""Engine registry: which engines exist, by name and alias, and those of third parties."""
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import threading
 import warnings
 from typing import TYPE_CHECKING
 
 from xpuruntime.argument_types import REGISTRY, check_types
+from xpuruntime.engines.base import Engine
 from xpuruntime.errors import EngineError, EngineUnavailable, XpuRuntimeWarning
+from xpuruntime.policies.device_spec import ENGINE_PATTERN
+from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
+    from importlib.metadata import EntryPoint
 
     from xpuruntime.engines.base import Engine
 
-__all__ = ["EngineRegistry", "default_registry", "known_engines"]
+__all__ = [
+    "GROUP",
+    "EngineRegistry",
+    "default_registry",
+    "known_engines",
+    "register_plugins",
+]
 
 
 class EngineRegistry:
@@ -115,7 +126,7 @@ def default_registry() -> EngineRegistry:
     with _making:
         if _partial is not None:  # made by another thread meanwhile, or asked for by a plugin that is being loaded
             return _partial
-        from xpuruntime.engines.plugins import register_plugins
+        from xpuruntime.engines.registry import register_plugins
 
         _partial = registry = EngineRegistry()
         try:
@@ -129,3 +140,51 @@ def default_registry() -> EngineRegistry:
     for failure in failures:  # at the end, for a filter may turn a warning into an error
         warnings.warn(failure, XpuRuntimeWarning, stacklevel=2)
     return registry
+
+
+#: Entry points of this group have the engine's name and point at its class, or at a function that returns it.
+GROUP = "xpuruntime.engines"
+
+
+def register_plugins(registry: EngineRegistry) -> list[str]:
+    """Register the engines that installed packages name, in order of name, after those that are there."""
+
+    def load(point: EntryPoint) -> None:
+        engine = _make(point)
+        if engine.name != point.name:
+            msg = f"its entry point is called {point.name!r} and the engine {engine.name!r}; call both the same"
+            raise EngineError(msg)
+        registry.register(engine)
+
+    return [f"the engine plugin {name} is left out: {reason}" for name, reason in load_points(GROUP, load)]
+
+
+def _what(found: object) -> str:
+    return f"the class {found.__name__}" if isinstance(found, type) else f"of type {type(found).__name__}"
+
+
+def _make(point: EntryPoint) -> Engine:
+    """Return the engine of an entry point."""
+    import re
+
+    found = point.load()
+    if not isinstance(found, type) and not isinstance(found, Engine) and callable(found):
+        found = found()
+    if isinstance(found, type) and issubclass(found, Engine):
+        if inspect.isabstract(found):
+            missing = ", ".join(sorted(found.__abstractmethods__))
+            msg = f"{found.__qualname__} lacks {missing}"
+            raise EngineError(msg)
+        found = found()
+    if not isinstance(found, Engine):
+        msg = (
+            f"{point.value} is no engine but {_what(found)}; it must be a subclass of "
+            "xpuruntime.engines.Engine, or a function that returns one"
+        )
+        raise EngineError(msg)
+    for word in (getattr(found, "name", None), *found.aliases):
+        if not isinstance(word, str) or not re.fullmatch(ENGINE_PATTERN, word) or word in ("auto", "error"):
+            shown = repr(word) if isinstance(word, str) else f"an object of type {type(word).__name__}"
+            msg = f"{shown} cannot be the name of an engine: letters, digits, '_' and '-', starting with a letter"
+            raise EngineError(msg)
+    return found

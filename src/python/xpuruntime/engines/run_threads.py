@@ -14,16 +14,23 @@ import weakref
 from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from xpuruntime.engines.run_future import RunFuture, cancel
-from xpuruntime.errors import DeadlineError, QueueFullError, XpuRuntimeError
-from xpuruntime.runtime.interruptible_waits import uninterrupted
+from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
+from xpuruntime.runtime.interruptible_waits import InterruptibleFuture, uninterrupted
 from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
 from xpuruntime.runtime.session_registry import interpreter_ends
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from concurrent.futures import Future
 
-__all__ = ["LINGER", "QueueLimits", "RunThreads"]
+__all__ = [
+    "LINGER",
+    "QueueLimits",
+    "RunFuture",
+    "RunThreads",
+    "cancel",
+    "lost_in_fork",
+]
 
 #: Seconds that a thread stays when there is nothing to do.
 LINGER = 0.25
@@ -302,3 +309,27 @@ class RunThreads:
                 return True
         cancel(job.future)  # whose callbacks may do anything
         return False
+
+
+class RunFuture(InterruptibleFuture[dict[str, Any]]):
+    """A future of a run, for which a program may wait and be interrupted."""
+
+    def lose(self) -> None:
+        """In a child of a fork: say that nobody there will have the result."""
+        self.begin_anew()
+        if not self.done():
+            self.set_exception(lost_in_fork())
+
+
+def lost_in_fork() -> EngineError:
+    """Return the error of a run that a fork has cut off from its threads."""
+    return EngineError(
+        "this run was started before the process was forked, and the threads that run it are in the parent. "
+        "Fix: start it again in this process"
+    )
+
+
+def cancel(future: Future[Any]) -> None:
+    """Cancel what has not begun, and report that to those who wait with `concurrent.futures.wait`, too."""
+    if future.cancel():
+        future.set_running_or_notify_cancel()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.host_runner import HostRunner, PinnedRunner
+from xpuruntime.engines.host_model import HostRunner, PinnedRunner
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.lockfile.measured import BatchTime
 from xpuruntime.measuring.rounds import time_calls
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
     from xpuruntime.engines.base import Binding
-    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.inference.session import InferenceSession
 
 __all__ = [

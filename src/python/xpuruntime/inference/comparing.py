@@ -10,8 +10,8 @@ import msgspec
 
 from xpuruntime.argument_types import ARRAYS, COUNT, FLAG, MACHINE, NAMES, check_types
 from xpuruntime.engines.accuracy import limits_of, make_reference
+from xpuruntime.engines.base import judge
 from xpuruntime.engines.control_builder import REFERENCE
-from xpuruntime.engines.judging import judge
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import EngineError, InputError, ModelError, XpuRuntimeError
 from xpuruntime.evidence.tolerances import compare_within

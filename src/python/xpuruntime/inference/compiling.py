@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import FLAG, check_types
 from xpuruntime.artifacts.store import build, copy_artifact
-from xpuruntime.engines.judging import Recipe
+from xpuruntime.engines.base import Recipe
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.files.paths import user_path
 from xpuruntime.inference.plan_request import plan_session, warn_of

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.judging import judge
+from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.graph import reads
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
@@ -141,7 +141,7 @@ def _asked(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
 
     from xpuruntime.engines.model_source import ModelSource
     from xpuruntime.engines.onnxruntime.opening import open_session
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
     copy = type(proto)()
     copy.CopyFrom(proto)
@@ -182,9 +182,8 @@ class Inside:
         """Return those of the tensors that are plain arrays, as fp32 on the CPU computes them."""
         from xpuruntime.engines.model_source import ModelSource
         from xpuruntime.engines.onnxruntime._private_api import raw_session
-        from xpuruntime.engines.onnxruntime.failures import translate
-        from xpuruntime.engines.onnxruntime.opening import open_session
-        from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+        from xpuruntime.engines.onnxruntime.opening import open_session, translate
+        from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
         proto = self._copy()
         for name in dict.fromkeys(names):

@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.artifacts.manifest import PROBE
 from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, read_reference
-from xpuruntime.engines.judging import judge
+from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
@@ -22,8 +22,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.accuracy import Reference
-    from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Request
-    from xpuruntime.engines.judging import Recipe
+    from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Recipe, Request
     from xpuruntime.evidence.tolerances import ProbeResult
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime import _core
 from xpuruntime.engines.base import LoadedModel, closed
-from xpuruntime.engines.device_recorder import DeviceRecorder
+from xpuruntime.engines.observation import DeviceRecorder
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.sections.memory_over_time import MemorySample

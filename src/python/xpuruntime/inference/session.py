@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.argument_types import COUNT, NAMES, check_types
 from xpuruntime.engines.base import closed
 from xpuruntime.engines.input_binding import check_call, check_mapping
-from xpuruntime.engines.model.static_batch import with_open_batch
+from xpuruntime.engines.model.shapes import with_open_batch
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.engines.run_threads import QueueLimits
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
@@ -164,7 +164,7 @@ class InferenceSession:
         info, open_batch = planned.request.model, self.policy.execution.static_batch is not None
         self._model = with_open_batch(info) if open_batch else info
         warn_of(self.plan, stacklevel=3)
-        from xpuruntime.engines.judging import Recipe
+        from xpuruntime.engines.base import Recipe
         from xpuruntime.inference.loading import load_planned
 
         self._engine = engines.get(self.plan.engine)

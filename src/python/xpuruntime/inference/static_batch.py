@@ -16,7 +16,7 @@ import numpy as np
 
 from xpuruntime.engines.base import LoadedModel
 from xpuruntime.engines.cuda_arrays import host_copies
-from xpuruntime.engines.model.static_batch import fixed_axes
+from xpuruntime.engines.model.shapes import fixed_axes
 from xpuruntime.engines.precision import probe_feeds, probing
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.evidence.records import Conversion, KeySeen
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import Binding, Observed
-    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.model import ModelInfo
 
 __all__ = ["StaticBatchModel"]

@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.model.static_batch import batch_axes
+from xpuruntime.engines.model.shapes import batch_axes
 from xpuruntime.errors import InputError
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.calls import host_runner, time_batches

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.base import judge
 from xpuruntime.engines.control_builder import ENGINE_CHOICE, show
-from xpuruntime.engines.judging import judge
 from xpuruntime.errors import (
     CudaError,
     EngineError,

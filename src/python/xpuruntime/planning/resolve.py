@@ -10,11 +10,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 
 from xpuruntime.artifacts.checks import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
-from xpuruntime.engines.base import Judgement
-from xpuruntime.engines.judging import judge
+from xpuruntime.engines.base import Judgement, Refusal, judge
 from xpuruntime.engines.known_errors import control_of, not_swept
 from xpuruntime.engines.quantisation.judge import calibration_digest
-from xpuruntime.engines.refusal import Refusal
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Control, Verdict

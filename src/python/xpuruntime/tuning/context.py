@@ -14,10 +14,9 @@ import numpy as np
 
 from xpuruntime.engines.accuracy import GENERATED, limits_of, make_references
 from xpuruntime.engines.arrays import digest_parts
-from xpuruntime.engines.conversion_log import ConversionLog
-from xpuruntime.engines.input_binding import InputValidator
+from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.model.file_digests import model_digest
-from xpuruntime.engines.model.static_batch import batch_axes
+from xpuruntime.engines.model.shapes import batch_axes
 from xpuruntime.engines.precision import probe_feeds, probing
 from xpuruntime.engines.quantisation import uses_calibration
 from xpuruntime.engines.quantisation.sample_error import SampleError

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from xpuruntime.engines.base import Tunable
 from xpuruntime.engines.quantisation import uses_calibration
-from xpuruntime.engines.tunables import Tunable
 from xpuruntime.errors import PolicyError, XpuRuntimeError
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.plan_request import plan_request

@@ -12,10 +12,9 @@ from onnx import numpy_helper, parser
 
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
-from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
+from xpuruntime.engines.onnxruntime.rewriting.graph import Terms
 from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
-from xpuruntime.engines.onnxruntime.rewriting.records import FoundRewrites
-from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
+from xpuruntime.engines.onnxruntime.rewriting.rules import FoundRewrites, RuleQuery
 from xpuruntime.engines.written_out import written_out
 
 if TYPE_CHECKING:

@@ -8,10 +8,9 @@ from typing import Any
 
 import pytest
 
-from xpuruntime.engines.onnxruntime.observing import devices as devices_module
-from xpuruntime.engines.onnxruntime.observing.device_work import DeviceTimes, with_device_times
-from xpuruntime.engines.onnxruntime.observing.devices import Devices
-from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, NodeProfile, NodeSpan
+from xpuruntime.engines.onnxruntime.observing import profile as devices_module
+from xpuruntime.engines.onnxruntime.observing.kernels import DeviceTimes, with_device_times
+from xpuruntime.engines.onnxruntime.observing.profile import Devices, NodeEvent, NodeProfile, NodeSpan
 from xpuruntime.errors import CudaError, InputError
 from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall
 

@@ -13,7 +13,7 @@ from rewriting_models import close, found, graph, normal, present, save, session
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.onnxruntime.rewriting import loading, tuning
-from xpuruntime.engines.onnxruntime.rewriting.rule_query import module_of
+from xpuruntime.engines.onnxruntime.rewriting.rules import module_of
 from xpuruntime.measuring.rounds import KernelTiming, Replacement, replacing
 from xpuruntime.measuring.tuning_watch import watch_tuning
 from xpuruntime.policies import TuningPolicy
@@ -222,7 +222,8 @@ def test_a_converted_graph_is_rewritten_after_the_conversion(tmp_path: Path) -> 
 
 def test_a_plan_that_the_loaded_graph_does_not_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan was made for another graph than is loaded: strict refuses, prefer says so."""
-    from xpuruntime.engines.onnxruntime.rewriting import graph_edit, records
+    from xpuruntime.engines.onnxruntime.rewriting import graph_edit
+    from xpuruntime.engines.onnxruntime.rewriting import rules as records
 
     real = graph_edit.find_rewrites
 
@@ -313,9 +314,9 @@ def test_equal_operations_are_measured_once_and_not_again() -> None:
     weights = {f"w{i}": normal(64, 64, seed=i) for i in range(4)}
     body = "\n".join(f"t{i} = MatMul({'x' if i == 0 else f't{i - 1}'}, w{i})" for i in range(4))
     model = graph("float[8, 64] x", "float[8, 64] t3", body, weights)
-    from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
+    from xpuruntime.engines.onnxruntime.rewriting.graph import Terms
     from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
-    from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
+    from xpuruntime.engines.onnxruntime.rewriting.rules import RuleQuery
 
     free = find_rewrites(model, RuleQuery(xrt.KernelPolicy(), "cpu", None), Terms("cpu"), tune=True).free
     opened: list[bytes] = []

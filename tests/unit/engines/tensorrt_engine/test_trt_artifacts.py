@@ -18,8 +18,8 @@ from trt_support import ask, judge, machine
 import xpuruntime as xrt
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine
-from xpuruntime.engines.tensorrt.artifact import PLAN, RECORD, malformed, read_artifact
 from xpuruntime.engines.tensorrt.products import RTX, TENSORRT
+from xpuruntime.engines.tensorrt.refusals import PLAN, RECORD, malformed, read_artifact
 from xpuruntime.testing import models
 
 trt = pytest.importorskip("tensorrt_rtx")
@@ -125,7 +125,7 @@ def test_one_engine_for_several_gpus(tmp_path: Any) -> None:
 
 
 def test_refused_by_another_product(tmp_path: Any) -> None:
-    from xpuruntime.engines.tensorrt.targets import refuse_artifact
+    from xpuruntime.engines.tensorrt.refusals import refuse_artifact
 
     request = asked(tmp_path, compiled(tmp_path))
     refusal = refuse_artifact(request, machine((8, 6)), request.artifact, TENSORRT)

@@ -21,12 +21,12 @@ from trt_support import RTX_FACTS, ask, judge, machine
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.quantisation import Calibration
 from xpuruntime.engines.tensorrt import TensorRtRtxEngine, building
+from xpuruntime.engines.tensorrt.options import TensorRtSettings
 from xpuruntime.engines.tensorrt.products import RTX
-from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
 
@@ -311,7 +311,7 @@ def test_a_builder_that_is_killed_leaves_no_artifact(tmp_path: Any) -> None:
 
 
 def test_a_build_that_is_cancelled(tmp_path: Any) -> None:
-    from xpuruntime.engines.tensorrt.interruptible import Cancel
+    from xpuruntime.engines.tensorrt.messages import Cancel
 
     cancel = Cancel()
     monitor = cancel.monitor(trt)

@@ -15,10 +15,9 @@ from trt_support import RTX_FACTS, TRT10_FACTS
 
 import xpuruntime as xrt
 from xpuruntime import _core
-from xpuruntime.engines.tensorrt.caches import CacheFile
-from xpuruntime.engines.tensorrt.interruptible import Cancel, interruptible
+from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.engines.tensorrt.memory import PoolAllocator, _pointer, make_allocator, make_output_memory
-from xpuruntime.engines.tensorrt.messages import cleaned, failure
+from xpuruntime.engines.tensorrt.messages import Cancel, cleaned, failure, interruptible
 from xpuruntime.engines.tensorrt.options import (
     BUILD_OPTIONS,
     NEEDS,
@@ -32,7 +31,7 @@ from xpuruntime.engines.tensorrt.products import RTX, TENSORRT
 WRITER = """
 import sys
 from pathlib import Path
-from xpuruntime.engines.tensorrt.caches import CacheFile
+from xpuruntime.engines.tensorrt.building import CacheFile
 file = CacheFile(Path(sys.argv[1]))
 for step in range(40):
     file.update(lambda before: (before or b"") + sys.argv[2].encode() * 1000 + b"\\n")

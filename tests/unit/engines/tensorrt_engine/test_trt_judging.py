@@ -299,7 +299,7 @@ def test_every_stated_key_has_one_control(tmp_path: Any, engine: str) -> None:
 
 def test_judging_is_the_same_after_a_trip_through_json(tmp_path: Any) -> None:
     found = judge(ask(tmp_path, models.conv(), {"shapes": {"x": ["1..8", 3, 32, 32]}}), ADA)
-    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
+    from xpuruntime.engines.tensorrt.options import TensorRtSettings
 
     again = msgspec.convert(msgspec.json.decode(msgspec.json.encode(found.settings)), TensorRtSettings)
     assert again == msgspec.convert(found.settings, TensorRtSettings)
@@ -313,8 +313,7 @@ def test_probing_a_package_that_does_not_load(tmp_path: Any, monkeypatch: pytest
     assert facts.loadable is False
     assert "libnvinfer.so.10" in (facts.reason or "")
     assert "force-reinstall" in (facts.fix or "")
-    from xpuruntime.engines.tensorrt.probing import bindings
-    from xpuruntime.engines.tensorrt.products import TENSORRT
+    from xpuruntime.engines.tensorrt.products import TENSORRT, bindings
 
     with pytest.raises(EngineError, match=r"TensorRT does not import: .*xpuruntime\[tensorrt\]"):
         bindings(TENSORRT)

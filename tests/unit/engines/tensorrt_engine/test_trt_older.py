@@ -10,12 +10,10 @@ from typing import Any
 
 import pytest
 
-from xpuruntime.engines.tensorrt.caches import CacheFile, cache_file
-from xpuruntime.engines.tensorrt.configuring import configure
+from xpuruntime.engines.tensorrt.building import CacheFile, TimingCache, cache_file, configure
 from xpuruntime.engines.tensorrt.network import strong_typing
+from xpuruntime.engines.tensorrt.options import TensorRtSettings
 from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, has, probe_api
-from xpuruntime.engines.tensorrt.settings import TensorRtSettings
-from xpuruntime.engines.tensorrt.timing import TimingCache
 from xpuruntime.errors import EngineError
 from xpuruntime.runtime.machine import EngineFacts
 

@@ -16,15 +16,15 @@ import trt_fake as fake
 import xpuruntime as xrt
 from xpuruntime import _core
 from xpuruntime.engines.base import Request
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model import inspect_model
 from xpuruntime.engines.model.shapes import with_shapes
-from xpuruntime.engines.tensorrt.artifact import Record
-from xpuruntime.engines.tensorrt.caches import CacheFile
+from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.engines.tensorrt.handle import Handle
 from xpuruntime.engines.tensorrt.model import TensorRtModel
+from xpuruntime.engines.tensorrt.options import TensorRtSettings
 from xpuruntime.engines.tensorrt.products import RTX
-from xpuruntime.engines.tensorrt.settings import TensorRtSettings
+from xpuruntime.engines.tensorrt.refusals import Record
 from xpuruntime.policies import Policy
 from xpuruntime.testing import models
 

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch", reason="needs PyTorch")
 
 import xpuruntime as xrt  # noqa: E402
 from xpuruntime.cli.entry import run  # noqa: E402
-from xpuruntime.engines.torch.program.text_checks import Unsafe, check_program  # noqa: E402
+from xpuruntime.engines.torch.program.archive import Unsafe, check_program  # noqa: E402
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.engines.torch.arithmetic import multiplies_integers
+from xpuruntime.engines.torch.names import multiplies_integers
 
 torch = pytest.importorskip("torch")
 

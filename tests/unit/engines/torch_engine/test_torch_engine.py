@@ -60,8 +60,8 @@ def program(net: Any, tmp_path: Path) -> Path:
 
 def test_a_switch_for_tf32_that_was_left_on_is_told() -> None:
     """Either of PyTorch's two, whichever way it was set; the real ones are held on CUDA alone."""
-    from xpuruntime.engines.torch.settings import TorchSettings
-    from xpuruntime.engines.torch.switches import read_back
+    from xpuruntime.engines.torch.names import TorchSettings
+    from xpuruntime.engines.torch.pinning import read_back
 
     off, on = TorchSettings(tf32=False), TorchSettings(tf32=True)
     values = {"matmul.allow_tf32": False, "cudnn.allow_tf32": False}

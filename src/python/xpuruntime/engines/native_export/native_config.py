@@ -16,9 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from xpuruntime.engines.base import Observed, Request
+    from xpuruntime.engines.base import EngineSettings, Observed, Request
     from xpuruntime.engines.model import TensorInfo
-    from xpuruntime.engines.settings import EngineSettings
 
 __all__ = [
     "RECORD",

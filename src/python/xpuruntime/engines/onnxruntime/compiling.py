@@ -13,13 +13,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.compiled import Compiled
-from xpuruntime.engines.conversion_log import ConversionLog
-from xpuruntime.engines.onnxruntime.artifact import QUANTISED, SOURCE
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
-from xpuruntime.engines.onnxruntime.loading import model_source, preload_cuda
+from xpuruntime.engines.onnxruntime.loading import QUANTISED, SOURCE, model_source, preload_cuda
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import open_session, session_options
-from xpuruntime.engines.onnxruntime.settings import uncompilable
+from xpuruntime.engines.onnxruntime.options import uncompilable
 from xpuruntime.errors import EngineError, UnsupportedOperationError
 
 if TYPE_CHECKING:
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["compile_model", "compiled_for"]

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.control_builder import ControlBuilder, show
+from xpuruntime.engines.control_builder import ControlBuilder, check_options, own_options, show
 from xpuruntime.engines.onnxruntime.kernel_controls import KernelKeys
 from xpuruntime.engines.onnxruntime.options import (
     AFFINITIES,
@@ -22,10 +22,9 @@ from xpuruntime.engines.onnxruntime.options import (
     OPERATOR_LIBRARIES,
     SAFE_LEVEL,
     SESSION_OPTIONS,
+    OnnxRuntimeSettings,
 )
 from xpuruntime.engines.onnxruntime.precision_controls import on_unless_stated, resolve_precision
-from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
-from xpuruntime.engines.options import check_options, own_options
 from xpuruntime.engines.saturation import saturates_on, saturating_nodes
 from xpuruntime.errors import PolicyError
 from xpuruntime.runtime.libraries.identity import EXTENSIONS

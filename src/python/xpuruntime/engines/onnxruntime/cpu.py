@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.host_binding import HostBinding, HostBuffers, writes_cache
+from xpuruntime.engines.binding import HostBinding, HostBuffers, writes_cache
 from xpuruntime.engines.host_model import HostModel
 from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.engines.onnxruntime._private_api import (
@@ -18,7 +18,7 @@ from xpuruntime.engines.onnxruntime._private_api import (
     value_from_dlpack,
 )
 from xpuruntime.engines.onnxruntime.device_arrays import ONNX_TYPES
-from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.engines.onnxruntime.opening import translate
 from xpuruntime.errors import XpuRuntimeError
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.engines.base import Binding, Observed
-    from xpuruntime.engines.conversion_log import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.opening import Opened
 

@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import kind_of
 from xpuruntime.engines.base import LoadedModel, closed
-from xpuruntime.engines.conversion_log import ConversionLog
 from xpuruntime.engines.cuda_arrays import (
     DeviceArray,
     as_kind,
@@ -33,12 +32,12 @@ from xpuruntime.engines.cuda_arrays import (
     several_devices,
     stream_owner,
 )
-from xpuruntime.engines.input_binding import InputValidator
+from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.onnxruntime._private_api import raw_binding, raw_device, raw_session
 from xpuruntime.engines.onnxruntime.cuda_host import CudaHostRunner, HostRuns
 from xpuruntime.engines.onnxruntime.cuda_turns import new_turn, no_capture
 from xpuruntime.engines.onnxruntime.device_arrays import DLPackArray, as_bool, element_type
-from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.engines.onnxruntime.opening import translate
 from xpuruntime.errors import InputError, XpuRuntimeError
 
 if TYPE_CHECKING:
@@ -46,10 +45,10 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.arrays import Kind
     from xpuruntime.engines.base import Binding, Observed
-    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.onnxruntime.opening import Opened
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.evidence.records import Conversion
 
 __all__ = ["CudaModel"]
@@ -195,7 +194,7 @@ class CudaModel(LoadedModel):
         """Return a fast path for torch tensors; with an xpuruntime pool, where the host waits, `checked_run`."""
         if self.stream is None or self.passed:
             return self.checked_run
-        from xpuruntime.engines.onnxruntime.cuda_runner import torch_runner
+        from xpuruntime.engines.onnxruntime.cuda_host import torch_runner
 
         return torch_runner(self)
 

@@ -7,14 +7,20 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Request
+from xpuruntime.engines.base import Engine, Judgement, Refusal, Request, missing_cuda_device
+from xpuruntime.engines.control_builder import own_options
 from xpuruntime.engines.onnxruntime.controls import resolve_settings
-from xpuruntime.engines.onnxruntime.options import CPU_OPTIONS, CUDA_OPTIONS, NAMES, OPERATOR_LIBRARIES, SESSION_OPTIONS
+from xpuruntime.engines.onnxruntime.options import (
+    CPU_OPTIONS,
+    CUDA_OPTIONS,
+    NAMES,
+    OPERATOR_LIBRARIES,
+    SESSION_OPTIONS,
+    OnnxRuntimeSettings,
+    uncompilable,
+)
 from xpuruntime.engines.onnxruntime.pass_through import PASS_THROUGH, refuse_pass_through, resolve_pass_through
-from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings, uncompilable
-from xpuruntime.engines.options import own_options
 from xpuruntime.engines.quantisation.judge import refuse_int8
-from xpuruntime.engines.refusal import Refusal, missing_cuda_device
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
@@ -26,8 +32,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["OnnxRuntimeEngine"]

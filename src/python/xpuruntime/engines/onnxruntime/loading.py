@@ -10,22 +10,33 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model_source import ModelSource, prepare_source
 from xpuruntime.engines.onnxruntime._private_api import raw_session
 from xpuruntime.engines.onnxruntime.cuda_turns import no_capture
 from xpuruntime.engines.onnxruntime.opening import Opened, open_session, session_options
 from xpuruntime.engines.onnxruntime.options import DISABLED, LAYER_FUSIONS
 from xpuruntime.errors import EngineError, ModelError, XpuRuntimeError
+from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import LoadedModel, Observed, Request
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
 
-__all__ = ["load_model", "model_source", "preload_cuda", "source_graph_of"]
+__all__ = [
+    "QUANTISED",
+    "SOURCE",
+    "artifact_source",
+    "load_model",
+    "model_source",
+    "preload_cuda",
+    "source_graph",
+    "source_graph_of",
+]
 
 
 def load_model(request: Request, settings: OnnxRuntimeSettings) -> LoadedModel:
@@ -192,12 +203,12 @@ def _with_reason(error: XpuRuntimeError, allocator: Any) -> XpuRuntimeError:
 def model_source(request: Request, settings: OnnxRuntimeSettings, log: ConversionLog) -> ModelSource:
     """Return the model as ONNX Runtime gets it: converted where the policy says so, or that of an artifact."""
     if request.artifact is not None:
-        from xpuruntime.engines.onnxruntime.artifact import artifact_source
+        from xpuruntime.engines.onnxruntime.loading import artifact_source
 
         return artifact_source(request.artifact, request.model.path)
     supported = None
     if settings.convert == "bf16":
-        from xpuruntime.engines.onnxruntime import kernels
+        from xpuruntime.engines.onnxruntime import kernel_controls as kernels
 
         supported = kernels.CUDA_BF16_OPS
     return prepare_source(
@@ -279,6 +290,41 @@ def source_graph_of(request: Request, source: ModelSource) -> Any:
         return onnx.load_model_from_string(source.quantised.data)
     if request.artifact is None:
         return request.model
-    from xpuruntime.engines.onnxruntime.artifact import source_graph
+    from xpuruntime.engines.onnxruntime.loading import source_graph
 
     return source_graph(request.artifact)
+
+
+#: The graph before any optimiser saw it, without its weights: evidence is joined to it.
+SOURCE = "source.onnx"
+#: What was quantised, where it was quantised here.
+QUANTISED = "quantised.json"
+
+
+def artifact_source(artifact: Artifact, label: str) -> ModelSource:
+    """Return the compiled model as ONNX Runtime opens it."""
+    quantised = None
+    if QUANTISED in artifact.manifest.files:
+        from xpuruntime.engines.quantisation import QuantisedModel
+
+        try:
+            told = decode_json((artifact.folder / QUANTISED).read_bytes(), QuantisedModel)
+            data = (artifact.folder / SOURCE).read_bytes()
+        except (OSError, msgspec.MsgspecError) as error:
+            msg = f"the artifact {artifact.folder} cannot be read: {error}. Fix: compile the model again"
+            raise ModelError(msg) from None
+        quantised = msgspec.structs.replace(told, data=data)
+    return ModelSource(str(artifact.entry), None, label, quantised=quantised)
+
+
+def source_graph(artifact: Artifact) -> Any:
+    """Return the graph that an artifact was compiled from, without its weights."""
+    import onnx
+    from google.protobuf.message import DecodeError
+
+    path = artifact.folder / SOURCE
+    try:
+        return onnx.load(str(path), load_external_data=False)
+    except (OSError, DecodeError, ValueError) as error:
+        msg = f"the graph {path} of the artifact cannot be read: {error}. Fix: compile the model again"
+        raise ModelError(msg) from None

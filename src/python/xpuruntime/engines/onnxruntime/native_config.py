@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.native_export.model_files import write_model
 from xpuruntime.engines.native_export.native_config import (
     RECORD,
@@ -27,8 +27,7 @@ from xpuruntime.engines.native_export.triton_config import TRITON_COMMAND, Model
 from xpuruntime.engines.onnxruntime.loading import model_source, source_graph_of
 from xpuruntime.engines.onnxruntime.native_script import script_text
 from xpuruntime.engines.onnxruntime.opening import LEVELS, NO_CPU
-from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES, OPERATOR_LIBRARIES
-from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+from xpuruntime.engines.onnxruntime.options import INTER_THREADS, NAMES, OPERATOR_LIBRARIES, OnnxRuntimeSettings
 from xpuruntime.errors import UnsupportedOperationError
 
 if TYPE_CHECKING:

@@ -1,19 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Provider options of ONNX Runtime, with the values each accepts.
-
-ONNX Runtime accepts unknown session keys and unknown CPU options without a word, so xpuruntime checks names and values.
-Read from the 1.31 wheel; the CUDA ones were tried on a device. Those of MIGraphX, Core ML and DirectML were read in the
-sources and the documentation of ONNX Runtime, and not executed.
-"""
+"""Options of ONNX Runtime: the names and values that it takes, and those that a policy resolves to."""
 
 from __future__ import annotations
 
-from xpuruntime.engines.options import BOOL, Option
+from collections.abc import Mapping
+from typing import Literal
+
+from xpuruntime.engines.base import EngineSettings
+from xpuruntime.engines.control_builder import BOOL, Option
 
 __all__ = [
     "AFFINITIES",
+    "ATTENTION_BITS",
     "CONFUSED_BY_CASTS",
+    "CONV_SEARCH",
     "COREML_OPTIONS",
     "CPU_OPTIONS",
     "CUDA_OPTIONS",
@@ -28,6 +29,9 @@ __all__ = [
     "OPERATOR_LIBRARIES",
     "SAFE_LEVEL",
     "SESSION_OPTIONS",
+    "OnnxRuntimeSettings",
+    "by_option",
+    "uncompilable",
 ]
 
 #: What a policy may call this engine.
@@ -169,3 +173,102 @@ SESSION_OPTIONS: dict[str, Option] = {
     ),
     "ep.cuda.enable_gemm_auto_tune": Option(meaning="tune cuBLAS algorithms at first use", values=BOOL, search=("1",)),
 }
+
+
+#: Attention families to bits of the CUDA option ``sdpa_kernel``. Bit 16 (math) is never switched off by ONNX Runtime.
+ATTENTION_BITS = {
+    "flash_v2": 1,
+    "efficient": 2,
+    "trt_fused": 4,
+    "cudnn": 8,
+    "cudnn.sdpa": 8,
+    "math": 16,
+    "trt_flash": 32,
+    "trt_cross": 64,
+    "trt_causal": 128,
+    "lean": 256,
+    "decoder": 512,
+}
+
+#: Convolution families to the CUDA option ``cudnn_conv_algo_search``.
+CONV_SEARCH = {
+    "cudnn": "HEURISTIC",
+    "cudnn_heuristic": "HEURISTIC",
+    "cudnn_exhaustive": "EXHAUSTIVE",
+    "cudnn_default": "DEFAULT",
+}
+
+
+def by_option(op: str, word: str, *, cuda: bool) -> bool:
+    """Whether a family means ONNX Runtime's own kernels, which an option chooses. An id means an xpuruntime kernel."""
+    known = ATTENTION_BITS if op == "attention" else CONV_SEARCH if op == "conv" else ()
+    return cuda and "." not in word and word in known
+
+
+#: Options that belong to one session and not to a copy of it.
+_PRIVATE = (
+    "user_compute_stream",
+    "has_user_compute_stream",
+    "gpu_external_alloc",
+    "gpu_external_free",
+    "gpu_external_empty_cache",
+    "enable_cuda_graph",
+)
+
+
+class OnnxRuntimeSettings(EngineSettings, frozen=True, kw_only=True):
+    """What `load` hands to ONNX Runtime."""
+
+    provider: str
+    options: Mapping[str, str] = {}
+    session: Mapping[str, str] = {}
+    level: Literal["disable", "basic", "extended", "layout", "all"] = "all"
+    level_stated: bool = False
+    threads: int | None = None
+    inter_threads: int | None = None
+    operator_libraries: tuple[str, ...] = ()
+    deterministic: bool = False
+    convert: Literal["fp16", "bf16"] | None = None
+    qdq: Literal["ort-cpu", "ort-cuda"] | None = None
+    keep_fp32: tuple[str, ...] = ()
+    allow_cpu_ops: tuple[str, ...] = ()
+    pool: str = "engine"
+    pool_limit: int | None = None
+    graph: str = "off"
+    strict: bool = False
+    capability: tuple[int, int] | None = None
+    rewrites: Mapping[str, str] = {}
+    left: Mapping[str, str] = {}
+    tune: bool = False
+
+    @property
+    def arch(self) -> str | None:
+        """The architecture of the CUDA device as a policy names it, such as ``"sm90"``."""
+        return None if self.capability is None else "sm{}{}".format(*self.capability)
+
+    def public(self) -> OnnxRuntimeSettings:
+        """Return the settings for a session beside the one they were made for: without its stream, pool and graph."""
+        options = {key: value for key, value in self.options.items() if key not in _PRIVATE}
+        return self.replace(options=options, pool="engine", pool_limit=None, graph="off")
+
+    def with_options(self, options: Mapping[str, str]) -> OnnxRuntimeSettings:
+        """Return the same settings with these provider options, which replace others of the same names."""
+        return self.replace(options={**self.options, **options})
+
+    def with_session(self, entries: Mapping[str, str]) -> OnnxRuntimeSettings:
+        """Return the same settings with these session entries, which replace others of the same names."""
+        return self.replace(session={**self.session, **entries})
+
+
+def uncompilable(settings: OnnxRuntimeSettings) -> str | None:
+    """Return why a session of these settings cannot be compiled, or ``None``."""
+    if settings.provider not in ("CPUExecutionProvider", "CUDAExecutionProvider"):
+        return (
+            f"{settings.provider} compiles parts of the graph itself, and ONNX Runtime writes no such graph to a file"
+        )
+    if not settings.rewrites and not settings.tune:
+        return None
+    return (
+        "operators of the model become xpuruntime kernels, whose rules are kept by the process and not in a file, so "
+        "ONNX Runtime's compiled graph would not have them"
+    )

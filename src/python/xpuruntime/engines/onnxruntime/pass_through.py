@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.engines.control_builder import ControlBuilder, show
+from xpuruntime.engines.base import Refusal
+from xpuruntime.engines.control_builder import ControlBuilder, Option, check_options, own_options, show
 from xpuruntime.engines.onnxruntime.options import (
     COREML_OPTIONS,
     DML_OPTIONS,
@@ -20,10 +21,8 @@ from xpuruntime.engines.onnxruntime.options import (
     MIGRAPHX_OPTIONS,
     NAMES,
     SESSION_OPTIONS,
+    OnnxRuntimeSettings,
 )
-from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
-from xpuruntime.engines.options import Option, check_options, own_options
-from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.verdict_codes import VerdictCode
 from xpuruntime.files.paths import kind_of, not_private, with_home

@@ -16,7 +16,7 @@ from xpuruntime.engines.quantisation.judge import quantises
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.control_builder import ControlBuilder
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
 __all__ = ["on_unless_stated", "resolve_precision"]
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from xpuruntime.engines.base import Observed, Request
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
 __all__ = ["attention_kernels", "read_back"]
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.graph import graphs
 from xpuruntime.engines.onnxruntime.options import SAFE_LEVEL
-from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN
+from xpuruntime.engines.onnxruntime.rewriting.rules import DOMAIN
 from xpuruntime.engines.precision import probe_feeds
 from xpuruntime.errors import EngineFailed, XpuRuntimeError
 from xpuruntime.files.paths import cache_folder, make_private, not_private
@@ -31,7 +31,7 @@ from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
     from xpuruntime.engines.model_source import ModelSource
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
 
 __all__ = ["refuse_crash"]
 

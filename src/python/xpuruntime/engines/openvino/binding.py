@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.host_binding import HostBuffers
+from xpuruntime.engines.binding import HostBuffers
 from xpuruntime.engines.input_binding import closed_binding, empty_host_array
 from xpuruntime.engines.openvino.int_inputs import check_range
 from xpuruntime.engines.openvino.slots import infer_call, passed_on, share

@@ -6,11 +6,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.control_builder import ENGINE_CHOICE, ControlBuilder, fp32_nodes
+from xpuruntime.engines.control_builder import (
+    BOOL,
+    ENGINE_CHOICE,
+    ControlBuilder,
+    check_options,
+    fp32_nodes,
+    own_options,
+)
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.openvino.probing import device_word
 from xpuruntime.engines.openvino.settings import OpenVinoSettings
-from xpuruntime.engines.options import BOOL, check_options, own_options
 from xpuruntime.engines.quantisation.judge import quantises
 
 if TYPE_CHECKING:

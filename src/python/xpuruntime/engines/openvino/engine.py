@@ -6,10 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Request
+from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.quantisation.judge import refuse_int8
-from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
@@ -21,9 +20,9 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.compiled import Compiled
+    from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.openvino.settings import OpenVinoSettings
-    from xpuruntime.engines.options import Option
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["OpenVinoEngine"]

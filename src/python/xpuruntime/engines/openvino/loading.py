@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.compiled import Compiled
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.external import is_external, load, real_files
 from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.model.shapes import with_shapes

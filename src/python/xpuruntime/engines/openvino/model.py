@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.engines.base import Binding, Observed
-    from xpuruntime.engines.conversion_log import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.slots import Slot
     from xpuruntime.engines.run_threads import QueueLimits
@@ -136,7 +136,7 @@ class OpenVinoModel(HostModel):
 
     def bind(self, inputs: Mapping[str, Any] | None, outputs: Mapping[str, Any] | None, stream: Any = None) -> Binding:
         """Bind NumPy buffers; see `InferenceSession.bind`."""
-        from xpuruntime.engines.host_binding import HostBinding
+        from xpuruntime.engines.binding import HostBinding
         from xpuruntime.engines.openvino.binding import OpenVinoBuffers
 
         self.check_bind(stream)

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Literal
 
 from xpuruntime.engines.base import Observed
+from xpuruntime.engines.observation import CONVERSIONS, UnitIds, folded_unit, listed
 from xpuruntime.engines.openvino.counters import Counted, count, idle_call_us
 from xpuruntime.engines.openvino.execution_graph import Executed, read_graph
 from xpuruntime.engines.openvino.naming import name_without_numbers
@@ -15,7 +16,6 @@ from xpuruntime.engines.openvino.unit_attribution import Shares, requested_preci
 from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
 from xpuruntime.engines.precision.stated import model_precisions, precision_of
 from xpuruntime.engines.quantisation.style import HEAVY
-from xpuruntime.engines.unplaced_units import CONVERSIONS, UnitIds, folded_unit, listed
 from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time, Unit
 

@@ -8,7 +8,7 @@ the CPU were read back from 2026.4; those of GPU and NPU were read from the same
 
 from __future__ import annotations
 
-from xpuruntime.engines.options import BOOL, Option
+from xpuruntime.engines.control_builder import BOOL, Option
 
 __all__ = ["CPU_OPTIONS", "GPU_OPTIONS", "GRAPH_OPTIONS", "NAMES", "NPU_OPTIONS", "options_of"]
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from xpuruntime.engines.settings import EngineSettings
+from xpuruntime.engines.base import EngineSettings
 
 __all__ = ["OpenVinoSettings"]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.compiled import Compiled
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.qnn.recorded_units import write_units
 from xpuruntime.engines.qnn.worker import SessionWorker, WorkerFailed
 from xpuruntime.errors import EngineError

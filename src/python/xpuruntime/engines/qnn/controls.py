@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes, show
-from xpuruntime.engines.options import check_options, own_options
+from xpuruntime.engines.control_builder import ControlBuilder, check_options, fp32_nodes, own_options, show
 from xpuruntime.engines.qnn.options import GRAPH_OPTIONS, NAMES, OPTIONS, TARGET_OPTIONS
 from xpuruntime.engines.qnn.settings import QnnSettings
 from xpuruntime.engines.qnn.targets import KEYS

@@ -6,9 +6,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement
+from xpuruntime.engines.base import Engine, Judgement, Refusal
 from xpuruntime.engines.qnn.options import NAMES
-from xpuruntime.engines.refusal import Refusal
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.onnxruntime.cpu import CopyingBinding, CpuModel
-from xpuruntime.engines.onnxruntime.failures import translate
+from xpuruntime.engines.onnxruntime.opening import translate
 from xpuruntime.engines.qnn.worker import WorkerFailed
 from xpuruntime.errors import InputError, XpuRuntimeError
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     import numpy as np
 
     from xpuruntime.engines.base import Observed
-    from xpuruntime.engines.conversion_log import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.qnn.worker import SessionWorker
 

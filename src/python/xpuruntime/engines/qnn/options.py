@@ -9,7 +9,7 @@ simulator once.
 
 from __future__ import annotations
 
-from xpuruntime.engines.options import BOOL, Option
+from xpuruntime.engines.control_builder import BOOL, Option
 
 __all__ = ["GRAPH_OPTIONS", "NAMES", "OPTIONS", "PERFORMANCE", "TARGET_OPTIONS"]
 

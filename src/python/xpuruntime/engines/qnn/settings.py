@@ -7,8 +7,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from xpuruntime.engines.base import EngineSettings
 from xpuruntime.engines.qnn.targets import Target
-from xpuruntime.engines.settings import EngineSettings
 
 __all__ = ["QnnSettings"]
 

@@ -8,8 +8,7 @@ import hashlib
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import digest_parts
-from xpuruntime.engines.conversion_log import ConversionLog
-from xpuruntime.engines.input_binding import InputValidator
+from xpuruntime.engines.input_binding import ConversionLog, InputValidator
 from xpuruntime.engines.quantisation.sample_sources import open_source
 from xpuruntime.errors import InputError
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.engines.refusal import Refusal
+from xpuruntime.engines.base import Refusal
 from xpuruntime.evidence.verdict_codes import VerdictCode
 
 if TYPE_CHECKING:

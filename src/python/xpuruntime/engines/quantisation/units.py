@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from xpuruntime.engines.observation import folded_unit
 from xpuruntime.engines.precision.names import meets
 from xpuruntime.engines.quantisation.style import HEAVY
-from xpuruntime.engines.unplaced_units import folded_unit
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

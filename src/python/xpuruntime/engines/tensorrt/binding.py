@@ -10,7 +10,7 @@ from xpuruntime.engines.arrays import kind_of, kind_of_feeds
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.cuda_arrays import DeviceArray, as_kind, device_array
 from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
-from xpuruntime.engines.tensorrt.slots import Slot, unfit
+from xpuruntime.engines.tensorrt.handle import Slot, unfit
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 
 if TYPE_CHECKING:

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes, show
+from xpuruntime.engines.control_builder import ControlBuilder, fp32_nodes, own_options, show
 from xpuruntime.engines.model.shapes import shape_ranges
-from xpuruntime.engines.options import own_options
-from xpuruntime.engines.tensorrt.options import checked_options, targets_of
+from xpuruntime.engines.tensorrt.options import Profile, TensorRtSettings, checked_options, targets_of
 from xpuruntime.engines.tensorrt.products import compute_capabilities, has
-from xpuruntime.engines.tensorrt.settings import Profile, TensorRtSettings
 from xpuruntime.errors import PolicyError
 
 if TYPE_CHECKING:

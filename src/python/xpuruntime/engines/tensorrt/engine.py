@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Request
-from xpuruntime.engines.refusal import Refusal
+from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
 from xpuruntime.engines.tensorrt.options import runtime_keys
 from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, TensorRtProduct
 from xpuruntime.errors import PolicyError
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.compiled import Compiled
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.engines.tensorrt.settings import TensorRtSettings
+    from xpuruntime.engines.tensorrt.options import TensorRtSettings
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
 __all__ = ["TensorRtEngine", "TensorRtRtxEngine"]
@@ -44,7 +43,7 @@ class TensorRtEngine(Engine["TensorRtSettings"]):
 
     def probe(self) -> EngineFacts:
         """Import the bindings, if they are installed, and note what they offer; touches no device."""
-        from xpuruntime.engines.tensorrt.probing import probe
+        from xpuruntime.engines.tensorrt.products import probe
 
         return probe(self.product)
 
@@ -72,8 +71,7 @@ class TensorRtEngine(Engine["TensorRtSettings"]):
         return refusal.judgement(self.name, request.device)
 
     def _refusal(self, request: Request, machine: Machine, facts: EngineFacts) -> Refusal | None:
-        from xpuruntime.engines.tensorrt.refusals import refuse_device, refuse_model, refuse_shapes
-        from xpuruntime.engines.tensorrt.targets import refuse_artifact
+        from xpuruntime.engines.tensorrt.refusals import refuse_artifact, refuse_device, refuse_model, refuse_shapes
 
         device = refuse_device(request, machine, self.product, facts)
         if device is not None:
@@ -101,7 +99,7 @@ class TensorRtEngine(Engine["TensorRtSettings"]):
 
     def load(self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine) -> LoadedModel:
         """Build the engine, or take the compiled one, and make it ready on the device; see `LoadedModel`."""
-        from xpuruntime.engines.tensorrt.loading import load_model
+        from xpuruntime.engines.tensorrt.model import load_model
         from xpuruntime.engines.tensorrt.refusals import capability_of
 
         settings = judgement.settings
@@ -116,7 +114,7 @@ class TensorRtEngine(Engine["TensorRtSettings"]):
 
     def target(self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine) -> dict[str, str]:
         """Return product, version, compute capabilities, platform and precision; see `Engine.target`."""
-        from xpuruntime.engines.tensorrt.targets import describe_target
+        from xpuruntime.engines.tensorrt.refusals import describe_target
 
         settings = judgement.settings
         return describe_target(request, settings, machine, self.product)
@@ -125,7 +123,7 @@ class TensorRtEngine(Engine["TensorRtSettings"]):
         self, request: Request, judgement: Judgement[TensorRtSettings], machine: Machine, folder: Path
     ) -> Compiled:
         """Build the engine and write its plan and xpuruntime's record of it into `folder`."""
-        from xpuruntime.engines.tensorrt.artifact import write_artifact
+        from xpuruntime.engines.tensorrt.refusals import write_artifact
 
         settings = judgement.settings
         return write_artifact(request, settings, self.product, self.target(request, judgement, machine), folder)

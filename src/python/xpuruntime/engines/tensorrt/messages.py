@@ -1,9 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Messages of TensorRT: its log, and its errors in xpuruntime's tree.
-
-Most calls of TensorRT answer a failure with ``None`` or ``False``; the reason is a line of the log.
-"""
+"""Messages and slow calls of TensorRT: its log, its errors in xpuruntime's tree, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -11,14 +8,23 @@ import collections
 import itertools
 import re
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from xpuruntime.errors import CudaError, EngineFailed, OutOfMemoryError, XpuRuntimeError
+from xpuruntime.runtime.interruptible_waits import BackgroundCall
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from types import TracebackType
 
-__all__ = ["Listener", "cleaned", "failure", "logger"]
+__all__ = [
+    "Cancel",
+    "Listener",
+    "cleaned",
+    "failure",
+    "interruptible",
+    "logger",
+]
 
 _WARNING = 2
 _KEPT = 512
@@ -102,3 +108,58 @@ def failure(doing: str, heard: list[str], *, engine: str, device: str, pool: str
         return OutOfMemoryError(f"{message} {fix}", engine=engine, device=device)
     kind = CudaError if _CUDA.search(text) else EngineFailed
     return kind(message, engine=engine, device=device)
+
+
+_Result = TypeVar("_Result")
+
+
+class Cancel:
+    """Whether work in the background is still wanted."""
+
+    def __init__(self) -> None:
+        self._asked = False
+
+    def set(self) -> None:
+        """Say that it is not."""
+        self._asked = True
+
+    @property
+    def asked(self) -> bool:
+        """Whether somebody said so."""
+        return self._asked
+
+    def monitor(self, trt: Any) -> Any:
+        """Return a progress monitor that ends a build when it is cancelled."""
+        base: Any = trt.IProgressMonitor
+        cancel = self
+
+        class Monitor(base):  # type: ignore[misc]
+            def __init__(self) -> None:
+                base.__init__(self)
+
+            def phase_start(self, phase_name: str, parent_phase: str | None, num_steps: int) -> None:
+                del phase_name, parent_phase, num_steps
+
+            def phase_finish(self, phase_name: str) -> None:
+                del phase_name
+
+            def step_complete(self, phase_name: str, step: int) -> bool:
+                del phase_name, step
+                return not cancel.asked
+
+        return Monitor()
+
+
+def interruptible(work: Callable[[], _Result], cancel: Cancel) -> _Result:
+    """Return what `work` returns, or raise what it raises.
+
+    An exception that arrives while the caller waits, such as a KeyboardInterrupt, sets `cancel`, waits for the work to
+    end, and goes on. A second one does not wait.
+    """
+    call = BackgroundCall(work, "xpuruntime-tensorrt")
+    try:
+        return call.result()
+    except BaseException:
+        cancel.set()
+        call.done.wait()
+        raise

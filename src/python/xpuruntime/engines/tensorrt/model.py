@@ -24,21 +24,31 @@ from xpuruntime.engines.cuda_arrays import (
     several_devices,
     stream_owner,
 )
-from xpuruntime.engines.input_binding import InputValidator
-from xpuruntime.engines.tensorrt.slots import Slot, Slots, unfit
+from xpuruntime.engines.input_binding import ConversionLog, InputValidator
+from xpuruntime.engines.model.shapes import with_shapes
+from xpuruntime.engines.tensorrt.building import build, cache_file, prepare
+from xpuruntime.engines.tensorrt.handle import Handle, Slot, Slots, unfit
+from xpuruntime.engines.tensorrt.messages import Cancel, interruptible
+from xpuruntime.engines.tensorrt.products import bindings
+from xpuruntime.engines.tensorrt.refusals import Record, SerializedEngine, read_artifact
 from xpuruntime.errors import InputError, UnsupportedOperationError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.arrays import Kind
-    from xpuruntime.engines.base import Binding, Observed, Request
-    from xpuruntime.engines.conversion_log import ConversionLog
+    from xpuruntime.engines.base import Binding, LoadedModel, Observed, Request
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.tensorrt.handle import Handle
+    from xpuruntime.engines.tensorrt.options import TensorRtSettings
+    from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.evidence.records import Conversion
 
-__all__ = ["TensorRtModel"]
+__all__ = [
+    "TensorRtModel",
+    "load_model",
+]
 
 
 class TensorRtModel(LoadedModel):
@@ -240,3 +250,45 @@ class TensorRtModel(LoadedModel):
             self.handle.keep_cache()
         finally:
             self.handle.close()
+
+
+def load_model(
+    request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], chip: str
+) -> LoadedModel:
+    """Return the loaded model; leaves nothing behind when it fails."""
+    from xpuruntime.engines.tensorrt.model import TensorRtModel
+
+    log = ConversionLog()
+    ready = _plan(request, settings, product, target, log)
+    handle = Handle(bindings(product), product, request.device, settings, ready.record, request.model.path)
+    stripped = settings.options.get("strip_plan") == "1" and request.artifact is None
+    weights = prepare(request, settings, log) if stripped else None
+    runtime_cache = settings.options.get("runtime_cache")
+    file = cache_file(runtime_cache, "runtime", {**target, "compute_capability": chip})
+    info = with_shapes(request.model, request.policy)
+
+    def work() -> TensorRtModel:
+        from xpuruntime import _core
+
+        with _core.DeviceScope(request.device):
+            try:
+                handle.open(ready.plan, file, weights)
+                return TensorRtModel(handle, info, request=request, log=log)
+            except BaseException:
+                handle.close()
+                raise
+
+    # The library logs into Python while it loads: see `background`.
+    model = interruptible(work, Cancel())
+    if handle.cache_note is not None:
+        log.add(*handle.cache_note)
+    return model
+
+
+def _plan(
+    request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], log: ConversionLog
+) -> SerializedEngine:
+    if request.artifact is not None:
+        return read_artifact(request.artifact, product, target)
+    built = build(request, settings, product, target, log)
+    return SerializedEngine(built.plan, Record.of(built, target))

@@ -11,12 +11,12 @@ import json
 import shlex
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.conversion_log import ConversionLog
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.native_export.model_files import write_model
 from xpuruntime.engines.native_export.native_config import RECORD, KeyOutcomes, NativeConfig, NativeExporter
 from xpuruntime.engines.tensorrt.building import prepare
+from xpuruntime.engines.tensorrt.options import TensorRtSettings
 from xpuruntime.engines.tensorrt.products import TENSORRT
-from xpuruntime.engines.tensorrt.settings import TensorRtSettings
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.tensorrt.messages import Listener
     from xpuruntime.engines.tensorrt.products import TensorRtProduct
 
-__all__ = ["DTYPES", "layer_nodes", "parse", "strong_typing"]
+__all__ = ["DTYPES", "layer_nodes", "parse_network", "strong_typing"]
 
 #: The vendor's element types to xpuruntime's names.
 DTYPES = {
@@ -45,7 +45,7 @@ def strong_typing(trt: Any) -> int:
     return 1 << int(trt.NetworkDefinitionCreationFlag.STRONGLY_TYPED)
 
 
-def parse(
+def parse_network(
     network: Any, parser: Any, source: ModelSource, request: Request, product: TensorRtProduct, heard: Listener
 ) -> None:
     """Read the model into the network."""

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Options of TensorRT and TensorRT-RTX that a policy may give, with the values each accepts.
-
-The names are ours, after those of the vendor's configuration objects, which are set attribute by attribute and take
-most nonsense silently.
-"""
+"""Options of TensorRT and TensorRT-RTX that a policy may give, and the settings that a plan decides."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Literal
 
-from xpuruntime.engines.options import BOOL, Option, check_options
+from xpuruntime.engines.base import EngineSettings
+from xpuruntime.engines.control_builder import BOOL, Option, check_options
 from xpuruntime.engines.tensorrt.products import CAPABILITIES, RTX, TENSORRT, compute_capabilities, has
 from xpuruntime.errors import PolicyError
 
@@ -21,7 +19,17 @@ if TYPE_CHECKING:
     from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.runtime.machine import EngineFacts
 
-__all__ = ["BUILD_OPTIONS", "NEEDS", "RUN_OPTIONS", "TEXT_OPTIONS", "checked_options", "runtime_keys", "targets_of"]
+__all__ = [
+    "BUILD_OPTIONS",
+    "NEEDS",
+    "RUN_OPTIONS",
+    "TEXT_OPTIONS",
+    "Profile",
+    "TensorRtSettings",
+    "checked_options",
+    "runtime_keys",
+    "targets_of",
+]
 
 #: What changes the engine that is built.
 BUILD_OPTIONS: dict[str, Option] = {
@@ -179,3 +187,24 @@ def targets_of(text: str, product: TensorRtProduct, facts: EngineFacts) -> tuple
             msg = f"{where}: {product.title} {facts.version} {what}; it can build for {', '.join(known)}"
             raise PolicyError(msg, engine=product.name)
     return tuple(sorted(set(words), key=lambda word: tuple(map(int, word.split(".")))))
+
+
+#: Least, best and largest shape of one input.
+Profile = tuple[tuple[int, ...], tuple[int, ...], tuple[int, ...]]
+
+
+class TensorRtSettings(EngineSettings, frozen=True, kw_only=True):
+    """What `load` and `compile` hand to TensorRT."""
+
+    targets: tuple[str, ...] = ()
+    convert: Literal["fp16", "bf16"] | None = None
+    quantise: bool = False
+    keep_fp32: tuple[str, ...] = ()
+    tf32: bool = True
+    profiles: Mapping[str, Profile] = {}
+    workspace: int | None = None
+    options: Mapping[str, str] = {}
+    graph: Literal["off", "prefer", "require"] = "off"
+    pool: Literal["engine", "direct", "caching", "driver"] = "engine"
+    pool_limit: int | None = None
+    strict: bool = False

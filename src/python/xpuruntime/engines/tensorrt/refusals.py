@@ -4,19 +4,49 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import msgspec
+
+from xpuruntime.engines.base import Refusal, missing_cuda_device
+from xpuruntime.engines.compiled import Compiled
+from xpuruntime.engines.input_binding import ConversionLog
 from xpuruntime.engines.model.shapes import open_dimensions, shape_ranges
-from xpuruntime.engines.refusal import Refusal, missing_cuda_device
-from xpuruntime.engines.tensorrt.products import compute_capabilities
+from xpuruntime.engines.tensorrt.building import build
+from xpuruntime.engines.tensorrt.messages import logger
+from xpuruntime.engines.tensorrt.products import bindings, compute_capabilities
+from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError
 from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
+    from xpuruntime.artifacts.manifest import Artifact
     from xpuruntime.engines.base import Request
+    from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.engines.tensorrt.building import Built
+    from xpuruntime.engines.tensorrt.options import TensorRtSettings
     from xpuruntime.engines.tensorrt.products import TensorRtProduct
     from xpuruntime.runtime.machine import EngineFacts, Machine
 
-__all__ = ["capability_of", "refuse_device", "refuse_engine", "refuse_kind", "refuse_model", "refuse_shapes"]
+__all__ = [
+    "PLAN",
+    "RECORD",
+    "Record",
+    "capability_of",
+    "describe_target",
+    "malformed",
+    "read_artifact",
+    "refuse_artifact",
+    "refuse_device",
+    "refuse_engine",
+    "refuse_kind",
+    "refuse_model",
+    "refuse_shapes",
+    "write_artifact",
+]
 
 #: Types of inputs and outputs that both sides have, and that keep their meaning.
 _ARRAYS = frozenset({"float32", "float16", "bfloat16", "int8", "uint8", "int32", "int64", "bool"})
@@ -175,3 +205,166 @@ def _as_ranges(shape: str) -> str:
     """Return a shape with ``<N>`` as a policy may state it: ``'1..<largest N>'``."""
     sizes = shape.strip("[]").split(", ")
     return "[" + ", ".join(f"'1..<largest {s[1:-1]}>'" if s.startswith("<") else s for s in sizes) + "]"
+
+
+_AMPERE_PLUS = "8.0 and newer"
+
+
+def describe_target(
+    request: Request, settings: TensorRtSettings, machine: Machine, product: TensorRtProduct
+) -> dict[str, str]:
+    """Return what an engine made from `settings` is tied to.
+
+    Of an engine for several compute capabilities, the entry names all of them, also when it is loaded on one of them.
+    """
+    chip = capability_of(request, machine)
+    facts = machine.engines[product.name]
+    if settings.targets:
+        chips = " ".join(settings.targets)
+    elif settings.options.get("hardware_compatibility") == "ampere_plus" and _is_ampere(chip):
+        chips = _AMPERE_PLUS
+    else:
+        chips = chip or "unknown"
+    windows = settings.options.get("runtime_platform") == "windows_amd64"
+    precision = "int8" if settings.quantise else settings.convert or "as in the model"
+    return {
+        "flavour": product.name,
+        "version": facts.version or "unknown",
+        "compute_capability": chips,
+        "platform": "Windows AMD64" if windows else f"{machine.system} {machine.architecture}",
+        "precision": precision,
+        "tf32": str(int(settings.tf32)),
+    }
+
+
+def refuse_artifact(request: Request, machine: Machine, artifact: Artifact, product: TensorRtProduct) -> Refusal | None:
+    """Refuse an artifact of another product, or one that has no code for the GPU asked for."""
+    target = artifact.manifest.target
+    made_by = target.get("flavour", artifact.manifest.engine)
+    if made_by != product.name:
+        reason = f"the artifact is an engine of {made_by}, which {product.title} does not read"
+        return Refusal(VerdictCode.ARTIFACT_FOREIGN, reason, f"load it with engine {made_by}, or compile it again")
+    chip = capability_of(request, machine)
+    chips = target.get("compute_capability", "")
+    fits = chip in chips.split() or (chips == _AMPERE_PLUS and _is_ampere(chip))
+    if chip is None or fits:
+        return None
+    return Refusal(
+        VerdictCode.ARTIFACT_FOREIGN,
+        f"the artifact was built for compute capability {', '.join(chips.split()) if product.jit else chips}, and "
+        f"{request.device} is {chip}",
+        "load it on such a GPU, or compile it again for this one",
+    )
+
+
+def _is_ampere(chip: str | None) -> bool:
+    return chip is not None and int(chip.partition(".")[0]) >= 8
+
+
+PLAN, RECORD = "engine.plan", "record.json"
+SCHEMA = "xpuruntime.tensorrt/1"
+_AGAIN = "compile the model again: xrt compile MODEL -o FOLDER"
+#: `EngineInvalidityDiagnostics.MALFORMED_ENGINE`: found in the header alone, also without a GPU.
+_MALFORMED = "MALFORMED_ENGINE"
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a plan was made from; the plan itself says none of it."""
+
+    target: dict[str, str]
+    flags: dict[str, str]
+    layers: dict[str, tuple[str, ...]]
+    regions: dict[str, tuple[str, ...]] = {}
+    size: int
+    sha256: str
+    schema: str = SCHEMA
+
+    @classmethod
+    def of(cls, built: Built, target: dict[str, str]) -> Record:
+        """Return the record of what was built."""
+        digest = hashlib.sha256(built.plan).hexdigest()
+        size = len(built.plan)
+        return cls(
+            target=target, flags=built.flags, layers=built.layers, regions=built.regions, size=size, sha256=digest
+        )
+
+    def nodes(self, model: ModelInfo) -> dict[str, tuple[str, ...]]:
+        """Return every node that the parser may have seen, with the source nodes that it stands for."""
+        return {**{node.name: (node.name,) for node in model.nodes}, **self.regions}
+
+
+class SerializedEngine(NamedTuple):
+    """A plan and its record."""
+
+    plan: bytes
+    record: Record
+
+
+def write_artifact(
+    request: Request, settings: TensorRtSettings, product: TensorRtProduct, target: dict[str, str], folder: Path
+) -> Compiled:
+    """Build an engine and write it into `folder`, and read it back."""
+    if settings.options.get("strip_plan") == "1":
+        msg = "strip_plan leaves the weights out, and an artifact has to have them; leave the option out to compile"
+        raise UnsupportedOperationError(msg, engine=product.name, device=request.device)
+    log = ConversionLog()
+    built = build(request, settings, product, target, log)
+    record = Record.of(built, target)
+    (folder / PLAN).write_bytes(built.plan)
+    (folder / RECORD).write_bytes(msgspec.json.format(msgspec.json.encode(record), indent=2) + b"\n")
+    _read(folder, product)
+    return Compiled(files=(PLAN, RECORD), node_map=built.layers, notes=log.notes())
+
+
+def read_artifact(artifact: Artifact, product: TensorRtProduct, target: dict[str, str]) -> SerializedEngine:
+    """Read a compiled engine and check it against its record and against what is here."""
+    ready = _read(artifact.folder, product)
+    made = ready.record.target
+    differences = [
+        f"{key} {made.get(key)}, and here is {target.get(key)}"
+        for key in sorted({*made, *target})
+        if made.get(key) != target.get(key)
+    ]
+    if differences:
+        msg = f"the engine in {artifact.folder} was made for {'; for '.join(differences)}. Fix: {_AGAIN}"
+        raise EngineError(msg, engine=product.name)
+    return ready
+
+
+def _read(folder: Path, product: TensorRtProduct) -> SerializedEngine:
+    def damaged(why: str) -> ModelError:
+        return ModelError(f"the engine in {folder} cannot be used: {why}. Fix: {_AGAIN}", engine=product.name)
+
+    try:
+        record = decode_json((folder / RECORD).read_bytes(), Record)
+        plan = (folder / PLAN).read_bytes()
+    except OSError as error:
+        raise damaged(f"{error.filename} cannot be read ({error.strerror})") from None
+    except msgspec.MsgspecError as error:
+        raise damaged(f"{RECORD} is damaged ({error})") from None
+    if record.schema != SCHEMA:
+        raise damaged(f"its record has the schema {record.schema}, and this version reads {SCHEMA}")
+    if len(plan) != record.size:
+        raise damaged(f"{PLAN} has {len(plan)} bytes, and its record says {record.size}")
+    if hashlib.sha256(plan).hexdigest() != record.sha256:
+        raise damaged(f"{PLAN} was changed after it was written")
+    why = malformed(bindings(product), plan)
+    if why is not None:
+        raise damaged(why)
+    return SerializedEngine(plan, record)
+
+
+def malformed(trt: Any, plan: bytes) -> str | None:
+    """Return why the vendor does not take these bytes for a plan at all; ``None`` where it does, or cannot say.
+
+    Everything else that it could say needs a GPU, and is said when the engine is loaded.
+    """
+    if not hasattr(trt.Runtime, "get_engine_validity"):
+        return None
+    runtime = trt.Runtime(logger(trt))
+    size = int(runtime.engine_header_size)
+    if len(plan) < size:
+        return f"{PLAN} is shorter than the header of a plan"
+    _, diagnostics = runtime.get_engine_validity(plan[:size])
+    bit = int(getattr(trt.EngineInvalidityDiagnostics, _MALFORMED))
+    return f"the vendor does not take {PLAN} for a plan" if int(diagnostics) & bit else None

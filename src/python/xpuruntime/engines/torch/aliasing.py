@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from xpuruntime.engines.conversion_log import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
     from xpuruntime.engines.torch.program.sources import Call
 
 __all__ = ["GuardedCall"]

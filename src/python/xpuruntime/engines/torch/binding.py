@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.engines.arrays import kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding
 from xpuruntime.engines.input_binding import closed_binding, fixed_shape, known_outputs
-from xpuruntime.engines.torch.names import torch_dtype
-from xpuruntime.engines.torch.narrow_types import from_numpy, to_numpy
+from xpuruntime.engines.torch.names import from_numpy, to_numpy, torch_dtype
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineFailed, InputError
 

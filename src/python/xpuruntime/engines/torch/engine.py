@@ -7,9 +7,8 @@ from __future__ import annotations
 from importlib import util
 from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.engines.base import Engine, Judgement, Request
-from xpuruntime.engines.refusal import Refusal, missing_cuda_device
-from xpuruntime.engines.torch.options import NAMES, OPTIONS
+from xpuruntime.engines.base import Engine, Judgement, Refusal, Request, missing_cuda_device
+from xpuruntime.engines.torch.names import NAMES, OPTIONS
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict
 from xpuruntime.evidence.verdict_codes import VerdictCode
@@ -20,9 +19,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.control_builder import Option
     from xpuruntime.engines.native_export.native_config import NativeExporter
-    from xpuruntime.engines.options import Option
-    from xpuruntime.engines.torch.settings import TorchSettings
+    from xpuruntime.engines.torch.names import TorchSettings
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["TorchEngine"]
@@ -83,7 +82,7 @@ class TorchEngine(Engine["TorchSettings"]):
 
     def load(self, request: Request, judgement: Judgement[TorchSettings], machine: Machine) -> LoadedModel:
         """Place the program on the device; see `LoadedModel`."""
-        from xpuruntime.engines.torch.loading import load_model
+        from xpuruntime.engines.torch.model import load_model
 
         del machine
         return load_model(request, judgement)

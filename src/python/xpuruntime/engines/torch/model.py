@@ -4,29 +4,40 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import itertools
+import json
 import sys
+import threading
+import warnings
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.arrays import device_of, from_host, kind_of, torch_dtype_name
 from xpuruntime.engines.base import Binding, LoadedModel, Observed, closed
-from xpuruntime.engines.conversion_log import ConversionLog
-from xpuruntime.engines.input_binding import InputValidator, refuse_stream, type_name
-from xpuruntime.engines.torch.failures import translate
-from xpuruntime.engines.torch.narrow_types import from_numpy, to_numpy
+from xpuruntime.engines.input_binding import ConversionLog, InputValidator, refuse_stream, type_name
+from xpuruntime.engines.torch.aliasing import GuardedCall
+from xpuruntime.engines.torch.names import from_numpy, to_numpy, translate
+from xpuruntime.engines.torch.pinning import Pins, hold
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from xpuruntime.engines.base import Judgement, Request
+    from xpuruntime.engines.base import Judgement, LoadedModel, Request
     from xpuruntime.engines.torch.aliasing import GuardedCall
+    from xpuruntime.engines.torch.names import TorchSettings
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.engines.torch.program.sources import Call
-    from xpuruntime.engines.torch.settings import TorchSettings
     from xpuruntime.evidence.records import Conversion
     from xpuruntime.pytorch.switches.shared_switches import SwitchClaim
 
-__all__ = ["TorchModel"]
+__all__ = [
+    "TorchModel",
+    "compiled",
+    "compiling_apart",
+    "load_model",
+]
 
 
 class TorchModel(LoadedModel):
@@ -216,7 +227,7 @@ class TorchModel(LoadedModel):
 
     def intermediates(self, feeds: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any] | None:
         """Run operator by operator, as the program is before `torch.compile`; see `LoadedModel.intermediates`."""
-        from xpuruntime.engines.torch.observing.stepping import intermediates
+        from xpuruntime.engines.torch.observing.instrumented_run import intermediates
 
         if self._call is None:
             closed()
@@ -262,3 +273,141 @@ class _Nothing:
 
 
 _NOTHING = _Nothing()
+
+
+def load_model(request: Request, judgement: Judgement[TorchSettings]) -> LoadedModel:
+    """Return the loaded model; leaves nothing behind when it fails."""
+    settings, log = judgement.settings, ConversionLog()
+    switches = hold(settings, request)
+    pins: Pins | None = None
+    try:
+        pins = Pins(request.policy, request.model.nodes, _not_held(judgement))
+        source: Any = request.model.source
+        module = source.place(request.device, settings.convert)
+        if pins.by_module and settings.mode == "eager" and request.model.format == "pt2":
+            module = source.located(module)
+        if settings.convert is not None:
+            log.add(f"weights converted to {settings.convert}", "inputs and outputs keep their types")
+        called = compiled(module, settings) if settings.mode == "compile" else module
+        call = source.call(called)
+        if settings.convert is not None:
+            call = _converted(call, request, settings.convert)
+        if settings.mode == "compile":
+            call = compiling_apart(call, pins)
+        call = _pinned(call, pins)
+        names = [info.name for info in request.model.outputs]
+        guard = GuardedCall(call, source, module, names, converted=settings.convert is not None, log=log)
+        model = TorchModel(request, judgement, module=module, guard=guard, switches=switches, pins=pins, log=log)
+        if settings.mode == "compile":
+            _compile_now(model, request)
+        return model
+    except Exception as error:
+        if pins is not None:
+            pins.release()
+        switches.release()
+        raise translate(error, doing=f"loading {request.model.path}", device=request.device) from None
+
+
+def _compile_now(model: TorchModel, request: Request) -> None:
+    """Compile for the shapes of probe inputs, so that the first run of a caller does not wait for it."""
+    from xpuruntime.engines.precision import probe_feeds
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # those of the compiler about itself
+        model.run(probe_feeds(request.model))
+
+
+def _not_held(judgement: Judgement[TorchSettings]) -> set[str]:
+    """Return the kernel keys that the plan calls unsupported; under ``strict`` there are none."""
+    return {control.key for control in judgement.controls if control.enforceability == "unsupported"}
+
+
+def _pinned(call: Call, pins: Pins) -> Call:
+    """Let the session's kernels hold for each call, and no policy of the process."""
+    from xpuruntime.pytorch.dispatch.context import active_policy
+
+    own = pins.held
+
+    def run(tensors: Any) -> list[Any]:
+        if active_policy() is own:  # nothing, most often
+            return call(tensors)
+        with pins.hold():
+            return call(tensors)
+
+    return run
+
+
+def _converted(call: Call, request: Request, convert: str) -> Call:
+    """Let floating inputs enter, and outputs leave, in the types that the model states."""
+    import torch
+
+    inside = {"fp16": torch.float16, "bf16": torch.bfloat16}[convert]
+    outside = [getattr(torch, info.dtype, None) for info in request.model.outputs]
+
+    def run(tensors: Any) -> list[Any]:
+        given = [t.to(inside) if t.is_floating_point() else t for t in tensors]
+        return [
+            t.to(dtype) if dtype is not None and t.is_floating_point() else t
+            for t, dtype in zip(call(given), outside, strict=True)
+        ]
+
+    return run
+
+
+_numbers = itertools.count(1)
+#: Held while PyTorch's key of what it keeps on disk is another one.
+_tagging = threading.RLock()
+
+
+def compiled(module: Any, settings: TorchSettings) -> Any:
+    """Return a module for `torch.compile`, with code of its own: PyTorch keeps compiled code by code object."""
+    import torch
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        return module(*args, **kwargs)
+
+    run.__code__ = run.__code__.replace(co_name=f"session_{next(_numbers)}")
+    given = settings.compile
+    options: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
+    if "compile_mode" in given:
+        options["mode"] = given["compile_mode"]
+    if "dynamic" in given:
+        options["dynamic"] = given["dynamic"] == "1"
+    return torch.compile(run, **options)
+
+
+def compiling_apart(call: Call, pins: Pins) -> Call:
+    """Let what is compiled for a shape be kept on disk under the session's own kernels.
+
+    A graph has kernels built in that PyTorch's own key of it does not tell.
+    """
+    seen: set[Any] = set()
+    tag = ""
+    if pins.held is not None:
+        text = json.dumps(pins.held.policy.to_dict(), sort_keys=True)
+        tag = f"xpuruntime-session-{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def run(tensors: Any) -> list[Any]:
+        key = tuple((tensor.shape, tensor.dtype) for tensor in tensors)
+        if key in seen:
+            return call(tensors)
+        with _tagged(tag):
+            results = call(tensors)
+        seen.add(key)
+        return results
+
+    return run
+
+
+@contextlib.contextmanager
+def _tagged(tag: str) -> Iterator[None]:
+    import torch
+
+    config = torch.compiler.config
+    with _tagging:
+        before = config.cache_key_tag
+        config.cache_key_tag = before.partition("xpuruntime-")[0] + tag
+        try:
+            yield
+        finally:
+            config.cache_key_tag = before

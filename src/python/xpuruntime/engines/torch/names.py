@@ -1,15 +1,49 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Names of PyTorch for types and operators, mapped to those of reports, and its names of recurrent layers."""
+"""Names, types, options and failures of PyTorch in the terms of policies and reports."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
 
 from xpuruntime.engines.arrays import torch_dtype_name
+from xpuruntime.engines.base import EngineSettings
+from xpuruntime.engines.control_builder import BOOL, Option
 from xpuruntime.engines.precision.names import precision_name
+from xpuruntime.errors import (
+    CudaError,
+    EngineFailed,
+    InputError,
+    OutOfMemoryError,
+    UnsupportedOperationError,
+    XpuRuntimeError,
+)
+from xpuruntime.runtime.snapshot import core_problem
 
-__all__ = ["CELLS", "RECURRENT", "RECURRENT_KERNELS", "op_name", "precision_dtype", "torch_dtype", "torch_precision"]
+if TYPE_CHECKING:
+    from xpuruntime.runtime.doctor.facts import TorchFacts
+
+__all__ = [
+    "CELLS",
+    "NAMES",
+    "OPTIONS",
+    "RECURRENT",
+    "RECURRENT_KERNELS",
+    "TorchSettings",
+    "from_numpy",
+    "multiplies_integers",
+    "op_name",
+    "precision_dtype",
+    "to_numpy",
+    "torch_dtype",
+    "torch_facts",
+    "torch_precision",
+    "translate",
+]
 
 #: Recurrent layers of a program. PyTorch runs some by one kernel, and others product by product.
 RECURRENT = frozenset(("lstm", "gru", "rnn_tanh", "rnn_relu"))
@@ -49,3 +83,134 @@ def op_name(target: Any) -> str:
     elif hasattr(target, "__name__"):
         text = target.__name__
     return text.replace("::", ".")
+
+
+#: Type, as PyTorch and ``ml_dtypes`` call it, to integers of its size, as both call these.
+_BITS = {"bfloat16": "int16", "float8_e4m3fn": "uint8", "float8_e5m2": "uint8"}
+
+
+def from_numpy(array: Any) -> Any:
+    """Return a tensor on the memory of a contiguous array. It is written only if the array may be."""
+    import torch
+
+    bits = _BITS.get(array.dtype.name)
+    if bits is None:
+        return torch.from_dlpack(_writable(array))
+    return torch.from_dlpack(_writable(array.view(bits))).view(getattr(torch, array.dtype.name))
+
+
+def to_numpy(tensor: Any) -> Any:
+    """Return an array on the memory of a tensor on the CPU. Raises `InputError` without ``ml_dtypes``."""
+    import torch
+
+    name = str(tensor.dtype).removeprefix("torch.")
+    bits = _BITS.get(name)
+    if bits is None:
+        return tensor.numpy()
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise InputError(
+            f"a result is {name}, which NumPy does not have. Fix: pip install ml_dtypes, or pass torch tensors, and "
+            "results are torch tensors"
+        ) from None
+    return tensor.view(getattr(torch, bits)).numpy().view(getattr(ml_dtypes, name))
+
+
+class _Shared:
+    """Memory of a read-only array, for readers only: torch has no tensors that cannot be written."""
+
+    def __init__(self, array: Any) -> None:
+        facts = dict(array.__array_interface__)
+        facts["data"] = (facts["data"][0], False)
+        self.__array_interface__ = facts
+        self.array = array
+
+
+def _writable(array: Any) -> Any:
+    return array if array.flags.writeable else np.asarray(_Shared(array))
+
+
+#: What a policy may call this engine.
+NAMES = ("torch", "pytorch")
+
+OPTIONS: dict[str, Option] = {
+    "mode": Option(
+        meaning="run operators one by one, or compile the whole",
+        values=("eager", "compile"),
+        search=("compile",),
+        search_first=True,
+    ),
+    "compile_mode": Option(
+        meaning="the mode of torch.compile",
+        values=("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"),
+        search=("reduce-overhead", "max-autotune"),
+        needs={"mode": ("compile",)},
+    ),
+    "fullgraph": Option(meaning="refuse what torch.compile cannot take as one graph", values=BOOL),
+    "dynamic": Option(meaning="compile once for all sizes", values=BOOL),
+}
+
+
+class TorchSettings(EngineSettings, frozen=True, kw_only=True):
+    """What `load` hands to PyTorch."""
+
+    mode: Literal["eager", "compile"] = "eager"
+    compile: Mapping[str, str] = {}
+    convert: Literal["fp16", "bf16"] | None = None
+    tf32: bool | None = None
+    deterministic: bool = False
+    threads: int | None = None
+    graph: Literal["off", "prefer", "require"] = "off"
+    strict: bool = False
+
+
+def translate(error: Exception, *, doing: str, device: str) -> XpuRuntimeError:
+    """Return `error` as an xpuruntime error, saying what was being done."""
+    if isinstance(error, XpuRuntimeError):
+        return error
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    text = f"{doing} on {device}: {' '.join(lines[:2]) or type(error).__name__}"
+    name = type(error).__name__
+    if name == "OutOfMemoryError" or isinstance(error, MemoryError):
+        return OutOfMemoryError(f"{text}. Use a smaller batch", engine="torch", device=device)
+    if name in ("AcceleratorError", "CudaError") or "CUDA error" in text:
+        return CudaError(text, engine="torch", device=device)
+    if "deterministic" in text:
+        return UnsupportedOperationError(
+            f"{text}. Leave execution.determinism out, or use an operator that has a deterministic form",
+            engine="torch",
+            device=device,
+        )
+    return EngineFailed(text, engine="torch", device=device)
+
+
+#: Operators of namespaces other than these multiply in the types of their tensors.
+_PRODUCTS = ("linear", "conv", "matmul", "mul", "add", "batch_norm", "lstm", "gru", "rnn")
+#: Products of int8 tensors.
+_ATEN = frozenset(("_int_mm", "_int_bmm", "qlinear_pointwise", "qconv_pointwise", "qconv2d_pointwise"))
+#: They hold weights of fewer bits and multiply in floats.
+_DEQUANTISED = ("_fp16", "_prepack", "_unpack", "embedding_bag")
+
+
+def multiplies_integers(op: str) -> bool:
+    """Whether an operator, such as ``"aten._int_mm"`` or ``"quantized.linear_dynamic"``, multiplies integers."""
+    space, _, name = op.replace("::", ".").partition(".")
+    name = name.partition(".")[0]
+    if name in _ATEN or name.startswith("_dyn_quant_matmul"):
+        return True
+    if space not in ("quantized", "onednn", "sparse"):
+        return False
+    return any(word in name for word in _PRODUCTS) and not any(word in name for word in _DEQUANTISED)
+
+
+def torch_facts() -> TorchFacts | None:
+    """Return the route, where PyTorch is installed and can be imported; that takes seconds."""
+    if core_problem() is not None or find_spec("torch") is None:
+        return None
+    try:
+        from xpuruntime.pytorch.dispatch.fast_path import facts
+
+        return facts()
+    except (ImportError, OSError):  # which the checks of engines say
+        return None

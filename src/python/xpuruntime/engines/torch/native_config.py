@@ -20,10 +20,8 @@ from xpuruntime.engines.native_export.native_config import (
     requirements,
     script_main,
 )
-from xpuruntime.engines.torch.arithmetic import multiplies_integers
-from xpuruntime.engines.torch.kernel_controls import PYTORCH_CHOICE
-from xpuruntime.engines.torch.options import NAMES
-from xpuruntime.engines.torch.settings import TorchSettings
+from xpuruntime.engines.torch.controls import PYTORCH_CHOICE
+from xpuruntime.engines.torch.names import NAMES, TorchSettings, multiplies_integers
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.evidence.records import Unit
 

@@ -1,30 +1,37 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Uncovered calls: parts of a program that no policy reaches, such as fused recurrent layers and decomposed attention.
-
-PyTorch computes ``nn.MultiheadAttention`` so where it has to return the weights, its default. Whether a call asks for
-them is an argument: an exported program shows it by its operators, a module by the run on its example inputs. Programs
-that were decomposed may have any attention so.
-"""
+"""Parts of a program that no policy reaches: fused recurrent layers, decomposed attention."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+import inspect
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from xpuruntime.engines.precision.names import precision_name
+from xpuruntime.engines.torch.names import RECURRENT, RECURRENT_KERNELS
 from xpuruntime.engines.torch.pinning import facts_of_program_node, placed_rules
-from xpuruntime.engines.torch.recurrent import dtypes_of, fused_layers
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.policies.call_facts import UNKNOWN
 from xpuruntime.policies.kernel_rules import OPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.policies.kernel_rules import KernelRule
 
-__all__ = ["NATIVE_KERNELS", "UncoveredCalls", "uncovered_calls"]
+__all__ = [
+    "MULTI_HEAD",
+    "NATIVE_KERNELS",
+    "SOFTMAX",
+    "UncoveredCalls",
+    "dtypes_of",
+    "fused_layers",
+    "head_width",
+    "uncovered_calls",
+    "width_by_products",
+]
 
 #: Kernels that a policy may ask for there, by operation. Those of attention are as
 #: `xpuruntime.pytorch.attention.entry_points.WITH_WEIGHTS` has them, which needs PyTorch.
@@ -101,3 +108,83 @@ def _has_more(key: str, rules: tuple[tuple[KernelRule, str], ...], nodes: Iterab
     asking = KernelPolicy(rules=tuple(rule for rule, source in rules if source == key)).compiled_rules
     places = (facts._replace(node=UNKNOWN) for node in nodes if (facts := facts_of_program_node(node)).op in OPS)
     return any(asking.matching(facts) for facts in places)
+
+
+#: The function that computes it.
+MULTI_HEAD = "multi_head_attention_forward"
+_FUNCTIONS = (MULTI_HEAD, "scaled_dot_product_attention")
+_LAYER = "torch.nn.modules.activation.MultiheadAttention"
+SOFTMAX = frozenset(("softmax", "_softmax", "_safe_softmax"))
+_PRODUCTS = frozenset(("bmm", "baddbmm", "matmul"))
+#: Operators between the product of queries and keys and the softmax: a mask is added, shapes are changed.
+_NEAR = 6
+
+
+def width_by_products(node: Any) -> int | None:
+    """Return the width of a head where a node of an exported program is the softmax of such attention, or ``None``.
+
+    Exported programs keep of each operator the function that called it, or at least its module. With
+    ``need_weights=False``, and in `scaled_dot_product_attention`, there is no softmax but one operator of attention,
+    unless the program was decomposed since. The width is 0 where it is not known.
+    """
+    packet = getattr(node.target, "overloadpacket", node.target)
+    if getattr(packet, "__name__", "") not in SOFTMAX or not _in_attention(node.meta):
+        return None
+    near = [node]
+    for one in near:
+        packet = getattr(one.target, "overloadpacket", one.target)
+        if getattr(packet, "__name__", "") in _PRODUCTS:
+            width = one.args[-2].meta["val"].shape[-1]
+            return width if isinstance(width, int) else 0
+        near += one.all_input_nodes if len(near) < _NEAR else []
+    return 0
+
+
+def _in_attention(meta: Mapping[str, Any]) -> bool:
+    if function := meta.get("torch_fn"):
+        return str(function[1]).rpartition(".")[2] in _FUNCTIONS
+    stack = meta.get("nn_module_stack") or {}
+    kind = next(reversed(stack.values()))[1] if stack else ""
+    return str(kind) == _LAYER
+
+
+def head_width(function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> int | None:
+    """Return the width of a head where a call of a function is such attention, or ``None``."""
+    if getattr(function, "__name__", "") != MULTI_HEAD:
+        return None
+    given = inspect.signature(function).bind(*args, **kwargs)
+    given.apply_defaults()
+    stated = given.arguments
+    return int(stated["embed_dim_to_check"]) // int(stated["num_heads"]) if stated["need_weights"] else None
+
+
+#: What an LSTM with projections calls its weights for them; oneDNN has no such kernel.
+_PROJECTION = "weight_hr"
+_FLOATS = ("fp64", "fp32", "fp16", "bf16")
+
+
+def fused_layers(request: Request) -> list[NodeInfo]:
+    """Return the recurrent layers of a program that PyTorch runs by one kernel. Pure."""
+    dtypes = dtypes_of(request)
+    cuda = request.device.startswith("cuda")
+    return [node for node in request.model.nodes if _is_fused(node, dtypes, cuda=cuda)]
+
+
+def dtypes_of(request: Request) -> tuple[str, ...]:
+    """Return the types that a layer may compute in, as far as the weights tell."""
+    precision = request.policy.execution.precision
+    if precision in ("fp16", "bf16"):
+        return (precision,)
+    known = (precision_name(name) for name in request.model.weights)
+    return tuple(dict.fromkeys(name for name in known if name in _FLOATS))
+
+
+def _is_fused(node: NodeInfo, dtypes: tuple[str, ...], *, cuda: bool) -> bool:
+    """Say whether cuDNN computes it on CUDA, or oneDNN on the CPU: that has the LSTM alone, and not in fp64."""
+    name = node.op.rpartition(".")[2]
+    if name in RECURRENT_KERNELS:
+        return True
+    if name not in RECURRENT or cuda:
+        return name in RECURRENT
+    projects = any(_PROJECTION in one for one in node.inputs)
+    return name == "lstm" and dtypes != ("fp64",) and not projects

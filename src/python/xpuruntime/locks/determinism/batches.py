@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from xpuruntime.engines.model.static_batch import batch_axes
+from xpuruntime.engines.model.shapes import batch_axes
 from xpuruntime.errors import InputError
 
 if TYPE_CHECKING:

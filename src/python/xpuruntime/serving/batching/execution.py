@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
     from typing import Any
 
-    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.serving.batching.delays import ShortRuns
     from xpuruntime.serving.batching.layout import InputLayout, Layout, OutputLayout
     from xpuruntime.serving.batching.requests import Feed

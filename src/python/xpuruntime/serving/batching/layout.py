@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from xpuruntime.engines.model.static_batch import batch_axes
+from xpuruntime.engines.model.shapes import batch_axes
 from xpuruntime.errors import PolicyError, UnsupportedOperationError
 
 if TYPE_CHECKING:

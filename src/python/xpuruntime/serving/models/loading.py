@@ -25,7 +25,7 @@ from xpuruntime.serving.status import ServingError, Status
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from xpuruntime.engines.host_runner import HostRunner
+    from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.measured import BatchTime

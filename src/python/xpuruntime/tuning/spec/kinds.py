@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from xpuruntime.engines.options import BOOL
+from xpuruntime.engines.control_builder import BOOL
 from xpuruntime.policies.compound_kinds import FrozenDict, MappingOf, read_entries
 from xpuruntime.policies.device_spec import check_engine
 from xpuruntime.policies.document import (

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from observe_models import Weights, model, node
 
-from xpuruntime.engines.onnxruntime.observing.facts import provider_device
+from xpuruntime.engines.onnxruntime.observing.graph import provider_device
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import Assigned

@@ -7,8 +7,8 @@ from __future__ import annotations
 import pytest
 from observe_models import conv_net, feeds, maker
 
+from xpuruntime.engines.onnxruntime.observing.kernels import outside
 from xpuruntime.engines.onnxruntime.observing.profile import NodeSpan, read_profile
-from xpuruntime.engines.onnxruntime.observing.unattributed import outside
 
 
 def span(start: float, end: float, thread: int = 1) -> NodeSpan:

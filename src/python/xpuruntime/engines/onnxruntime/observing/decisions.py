@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
-    from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite, UnrewrittenNode
+    from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite, UnrewrittenNode
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
     from xpuruntime.evidence.kernels.decisions import DecisionSource
     from xpuruntime.ops.decision_log import Decision

@@ -10,13 +10,33 @@ outputs of control nodes. The first output stands for a control node without a n
 from __future__ import annotations
 
 import hashlib
+import heapq
+import re
+from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Mapping
+import msgspec
 
-__all__ = ["GraphView", "NodeView", "view"]
+from xpuruntime.engines.onnxruntime.arithmetic import arithmetic_of
+from xpuruntime.engines.precision.names import main_precision, precision_name, read_and_written
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping, Sequence
+
+    from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
+
+__all__ = [
+    "GraphView",
+    "NodeView",
+    "computed_precision",
+    "is_partition",
+    "layout_of",
+    "of_whole_names",
+    "provider_device",
+    "settled_order",
+    "view",
+]
 
 #: ``AttributeProto.INT``.
 _INT = 2
@@ -235,3 +255,130 @@ def _attributes(node: Any, subgraphs: list[Any]) -> bytes:
         if not attribute.HasField("g") and not attribute.graphs:
             digest.update(attribute.SerializeToString(deterministic=True))
     return digest.digest()
+
+
+_PROVIDER_DEVICES = {
+    "CPUExecutionProvider": "cpu",
+    "CUDAExecutionProvider": "cuda",
+    "TensorrtExecutionProvider": "cuda",
+    "NvTensorRTRTXExecutionProvider": "cuda",
+    "ROCMExecutionProvider": "rocm",
+    "MIGraphXExecutionProvider": "rocm",
+    "CoreMLExecutionProvider": "metal",
+    "DmlExecutionProvider": "dml",
+    "QNNExecutionProvider": "npu",
+    "XnnpackExecutionProvider": "cpu",
+    "DnnlExecutionProvider": "cpu",
+}
+_SPATIAL = (
+    "Conv",
+    "Pool",
+    "BatchNormalization",
+    "Resize",
+    "Upsample",
+    "LRN",
+    "DepthToSpace",
+    "SpaceToDepth",
+    "GridSample",
+)
+
+
+def provider_device(provider: str, asked: str) -> str:
+    """Return the device that a provider stands for; its number is that of the device asked for.
+
+    A provider that is not known here is taken to run on the device asked for, unless that is the CPU.
+    """
+    family = asked.partition(":")[0]
+    kind = _PROVIDER_DEVICES.get(provider)
+    if kind is None:
+        return asked if family != "cpu" else provider.removesuffix("ExecutionProvider").lower() or asked
+    if kind == family:
+        return asked
+    return kind if kind in ("cpu", "npu", "metal") else f"{kind}:0"
+
+
+def is_partition(op: str, provider: str) -> bool:
+    """Whether an executed node is a compiled partition, whose inside ONNX Runtime cannot show."""
+    return op == "EPContext" or (bool(provider) and op.startswith(f"{provider}_"))
+
+
+def layout_of(node: NodeView) -> str | None:
+    """Return the layout a spatial operator ran in, from its domain and name; None for others."""
+    if node.domain == "com.microsoft.nchwc":
+        return "nchwc"
+    if node.domain == "com.ms.internal.nhwc" or node.op.startswith("Nhwc"):
+        return "nhwc"
+    return "nchw" if any(word in node.op for word in _SPATIAL) and node.op != "GlobalLpPool" else None
+
+
+def computed_precision(event: NodeEvent, numbers: Mapping[str, int] | None = None) -> str | None:
+    """Return the precision in which a node multiplied; of most, that is what it read and wrote.
+
+    Such as ``"fp16"``, or ``"fp32->uint8"`` where these differ; ``None`` where it is not known.
+    """
+    inputs = (precision_name(tensor.dtype) for tensor in event.inputs)
+    inside = arithmetic_of(event.op, event.provider, inputs, numbers)
+    if inside is not None:
+        return None if inside == "unknown" else inside
+    return read_and_written(_main(event.inputs), _main(event.outputs))
+
+
+def _main(tensors: Sequence[TensorSeen]) -> str | None:
+    return main_precision((precision_name(tensor.dtype), tensor.elements) for tensor in tensors)
+
+
+def of_whole_names(graph: GraphView, events: Sequence[NodeEvent]) -> list[NodeEvent]:
+    """Return the events whose node is known beyond doubt, with its whole name.
+
+    An event of which no node has the name and the operator belongs to the one node of that operator whose name begins
+    so. Where that may be several, or where more events than nodes have a name, they are left out.
+    """
+    nodes = Counter((node.name.partition("#")[0], node.op) for node in graph.nodes)
+    said = Counter((event.name, event.op) for event in events)
+    found = []
+    for event in events:
+        key = (event.name, event.op)
+        if key in nodes or event.name == f"{event.op}_{event.index}":
+            if said[key] <= nodes.get(key, said[key]):
+                found.append(event)
+            continue
+        longer = [name for name, op in nodes if op == event.op and name.startswith(event.name)]
+        if not longer:
+            found.append(event)  # of an operator that the graph calls otherwise
+        elif len(longer) == said[key] == 1 and (longer[0], event.op) not in said:
+            found.append(msgspec.structs.replace(event, name=longer[0]))
+    return found
+
+
+#: What ONNX Runtime numbers in the order in which it inserts it.
+_NUMBERED = re.compile(r"_token_\d+|_\d+$")
+
+
+def settled_order(graph: GraphView) -> list[NodeView]:
+    """Return the nodes in an order that is the same in every load: each after what it reads, then by name.
+
+    ONNX Runtime orders and numbers what it inserts anew each time.
+    """
+    waiting = {node.position: {key for key in node.inputs if key in graph.producers} for node in graph.nodes}
+    readers: dict[str, list[NodeView]] = {}
+    for node in graph.nodes:
+        for key in waiting[node.position]:
+            readers.setdefault(key, []).append(node)
+    ready = [(_settled_name(node), node.position, node) for node in graph.nodes if not waiting[node.position]]
+    heapq.heapify(ready)
+    found: list[NodeView] = []
+    while ready:
+        node = heapq.heappop(ready)[2]
+        found.append(node)
+        for key in node.outputs:
+            for reader in readers.pop(key, ()):
+                waiting[reader.position].discard(key)
+                if not waiting[reader.position]:
+                    heapq.heappush(ready, (_settled_name(reader), reader.position, reader))
+    seen = {node.position for node in found}
+    return found + [node for node in graph.nodes if node.position not in seen]  # none, in a graph without cycles
+
+
+def _settled_name(node: NodeView) -> tuple[str, ...]:
+    """Return what orders nodes: their names without the numbers that ONNX Runtime gives out."""
+    return (*(_NUMBERED.sub("", key) for key in (*node.outputs, *node.inputs)), node.op)

@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.onnxruntime.observing.devices import Devices
-from xpuruntime.engines.onnxruntime.observing.profile import NodeProfile, read_profile
-from xpuruntime.engines.onnxruntime.observing.unattributed import outside
+from xpuruntime.engines.observation import effective_of
+from xpuruntime.engines.onnxruntime.observing.kernels import outside
+from xpuruntime.engines.onnxruntime.observing.profile import Devices, NodeProfile, read_profile
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import assignment
-from xpuruntime.engines.unplaced_units import effective_of
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.facts import RANDOM
-from xpuruntime.engines.onnxruntime.observing.settled_order import settled_order
+from xpuruntime.engines.onnxruntime.observing.graph import settled_order
 
 if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView

@@ -11,8 +11,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from xpuruntime.engines.onnxruntime.observing.graph import settled_order
 from xpuruntime.engines.onnxruntime.observing.node_matching import NO_EFFECT, is_carrier
-from xpuruntime.engines.onnxruntime.observing.settled_order import settled_order
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -12,16 +12,21 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.onnxruntime.observing.boundaries import boundaries_of
-from xpuruntime.engines.onnxruntime.observing.facts import computed_precision, is_partition, layout_of, provider_device
-from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView, view
-from xpuruntime.engines.onnxruntime.observing.live import live_of
+from xpuruntime.engines.observation import UnitIds, check_complete, folded_unit
+from xpuruntime.engines.onnxruntime.observing.graph import (
+    GraphView,
+    NodeView,
+    computed_precision,
+    is_partition,
+    layout_of,
+    of_whole_names,
+    provider_device,
+    view,
+)
 from xpuruntime.engines.onnxruntime.observing.node_matching import is_carrier, match, source_facts
-from xpuruntime.engines.onnxruntime.observing.requested_precision import RequestedPrecision
 from xpuruntime.engines.onnxruntime.observing.submodel import LOST, Shares, share_out
-from xpuruntime.engines.onnxruntime.observing.whole_names import of_whole_names
+from xpuruntime.engines.onnxruntime.observing.unit_facts import RequestedPrecision, boundaries_of, live_of
 from xpuruntime.engines.precision.names import meets
-from xpuruntime.engines.unplaced_units import UnitIds, check_complete, folded_unit
 from xpuruntime.evidence.records import Boundary, Unit
 
 if TYPE_CHECKING:

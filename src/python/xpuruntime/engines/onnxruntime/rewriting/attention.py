@@ -8,9 +8,19 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.graph import normal_domain
-from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES, Dim, Scope, Shape, attributes, number
-from xpuruntime.engines.onnxruntime.rewriting.operands import Terms, operand, same, sizes
-from xpuruntime.engines.onnxruntime.rewriting.records import Form, NewTranspose, RewriteCandidate
+from xpuruntime.engines.onnxruntime.rewriting.graph import (
+    DTYPES,
+    Dim,
+    Scope,
+    Shape,
+    Terms,
+    attributes,
+    number,
+    operand,
+    same,
+    sizes,
+)
+from xpuruntime.engines.onnxruntime.rewriting.rules import Form, NewTranspose, RewriteCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -4,17 +4,33 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.graph import normal_domain, subgraphs, without_weights
+from xpuruntime.engines.onnxruntime.rewriting.rules import DOMAIN, Rewrite
+from xpuruntime.errors import ModelError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Sequence
 
     import numpy as np
     import onnx
 
-__all__ = ["DTYPES", "Dim", "Scope", "Shape", "attributes", "scopes"]
+__all__ = [
+    "DTYPES",
+    "Dim",
+    "Scope",
+    "Shape",
+    "Terms",
+    "attributes",
+    "known_product",
+    "operand",
+    "rewrite",
+    "same",
+    "scopes",
+    "sizes",
+]
 
 #: What is known of one dimension: a number, the names that it goes by, or nothing.
 Dim = frozenset[Any]
@@ -255,3 +271,115 @@ def _captured(graph: onnx.GraphProto) -> Iterator[str]:
             for below in inner.node:
                 yield from below.input
             yield from _captured(inner)
+
+
+_NAMES = {"fp32": "float32", "fp16": "float16", "fp64": "float64", "bf16": "bfloat16", "bool": "bool"}
+
+
+class Terms(NamedTuple):
+    """What holds for every node of a session."""
+
+    device: str
+    allow_tf32: bool = False
+    deterministic: bool = False
+
+    def describe(
+        self, op: str, operands: dict[str, dict[str, Any]], attributes: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return an operation as `KernelRegistry.supports` takes it."""
+        given = dict(attributes or {}, deterministic=self.deterministic)
+        for one in operands.values():
+            one["alignment"] = 256 if self.device.startswith("cuda") else 64
+        return {"op": op, "phase": "infer", "device": self.device, "operands": operands, "attributes": given}
+
+    def rounds(self, dtype: str | None) -> bool:
+        """Whether products of this type may be rounded to TF32."""
+        return self.allow_tf32 and dtype == "fp32" and self.device.startswith("cuda")
+
+
+def operand(dtype: str, shape: Sequence[int], strides: Sequence[int] | None = None) -> dict[str, Any]:
+    """Return one operand, contiguous unless strides are given."""
+    made: dict[str, Any] = {"dtype": _NAMES[dtype], "shape": tuple(shape)}
+    if strides is not None:
+        made["strides"] = tuple(strides)
+    return made
+
+
+def sizes(shape: Shape, stand_in: int) -> list[int]:
+    """Return the sizes of a shape, with `stand_in` for those that are not known."""
+    return [found if (found := number(dim)) is not None else stand_in for dim in shape]
+
+
+def known_product(shape: Shape) -> int | None:
+    """Return the product of all sizes, or ``None`` where one is not known."""
+    numbers = [number(dim) for dim in shape]
+    return math.prod(n for n in numbers if n is not None) if None not in numbers else None
+
+
+def same(a: Dim, b: Dim) -> bool:
+    """Whether two dimensions are known to have one size."""
+    return bool(a & b)
+
+
+def rewrite(model: onnx.ModelProto, rewrites: Iterable[Rewrite], rules: str, *, deterministic: bool) -> onnx.ModelProto:
+    """Return a copy of a model with `rewrites` applied. Node names, and names of what they make, stay."""
+    import onnx
+
+    edited = onnx.ModelProto()
+    edited.CopyFrom(model)
+    by_graph: dict[str, list[Rewrite]] = {}
+    for one in rewrites:
+        by_graph.setdefault(one.graph, []).append(one)
+    if not by_graph:
+        return edited
+
+    def visit(graph: onnx.GraphProto, path: str) -> None:
+        for node in graph.node:  # before the nodes are replaced by copies
+            for attribute, inner in subgraphs(node):
+                visit(inner, f"{path}/{node.name}/{attribute}".lstrip("/"))
+        if path in by_graph:
+            _edit(graph, by_graph[path], {"rules": rules, "deterministic": int(deterministic)})
+
+    visit(edited.graph, "")
+    if all(o.domain != DOMAIN for o in edited.opset_import):
+        edited.opset_import.append(onnx.helper.make_opsetid(DOMAIN, 1))
+    return edited
+
+
+def _edit(graph: onnx.GraphProto, rewrites: list[Rewrite], shared: dict[str, Any]) -> None:
+    import onnx
+
+    names = {node.name for node in graph.node}
+    missing = [name for one in rewrites for name in one.nodes if name not in names]
+    if missing:
+        msg = f"the model has no node {missing[0]!r} any more; it changed since it was loaded: open a new session"
+        raise ModelError(msg)
+    gone = {name for one in rewrites for name in one.nodes}
+    places = {node.name: place for place, node in enumerate(graph.node)}
+    # Where the last of the nodes stood, everything that is read is there, and nothing has read the output yet.
+    at = {max(places[name] for name in one.nodes): one for one in rewrites}
+    nodes: list[onnx.NodeProto] = []
+    for place, node in enumerate(graph.node):
+        if place in at:
+            nodes += _made(at[place], shared)
+        elif node.name not in gone:
+            copy = onnx.NodeProto()
+            copy.CopyFrom(node)
+            nodes.append(copy)
+    left = {name for node in nodes for name in node.output} | {value.name for value in graph.output}
+    known = [value for value in graph.value_info if value.name in left]
+    kept = [onnx.ValueInfoProto.FromString(value.SerializeToString()) for value in known]
+    del graph.value_info[:]
+    graph.value_info.extend(kept)
+    del graph.node[:]
+    graph.node.extend(nodes)
+
+
+def _made(one: Rewrite, shared: dict[str, Any]) -> list[onnx.NodeProto]:
+    import onnx
+
+    make = onnx.helper.make_node
+    nodes = [make("Transpose", [t.source], [t.made], name=t.name, perm=list(t.perm)) for t in one.before]
+    given = {**one.attributes, **shared, "node": one.node}
+    nodes.append(make(one.op, list(one.inputs), [one.output], name=one.node, domain=DOMAIN, **given))
+    return nodes

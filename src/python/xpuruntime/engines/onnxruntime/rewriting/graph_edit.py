@@ -8,12 +8,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model_source import ModelSource
-from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
-from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
+from xpuruntime.engines.onnxruntime.rewriting.graph import Terms, rewrite
 from xpuruntime.engines.onnxruntime.rewriting.pattern_match import find_rewrites
-from xpuruntime.engines.onnxruntime.rewriting.records import DOMAIN, FoundRewrites, Rewrite, UnrewrittenNode
-from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
-from xpuruntime.engines.onnxruntime.rewriting.rules import session_rules
+from xpuruntime.engines.onnxruntime.rewriting.rules import (
+    DOMAIN,
+    FoundRewrites,
+    Rewrite,
+    RuleQuery,
+    UnrewrittenNode,
+    session_rules,
+)
 from xpuruntime.errors import EngineError
 
 if TYPE_CHECKING:
@@ -23,9 +27,9 @@ if TYPE_CHECKING:
 
     from xpuruntime import _core
     from xpuruntime.engines.base import Request
-    from xpuruntime.engines.conversion_log import ConversionLog
+    from xpuruntime.engines.input_binding import ConversionLog
+    from xpuruntime.engines.onnxruntime.options import OnnxRuntimeSettings
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
-    from xpuruntime.engines.onnxruntime.settings import OnnxRuntimeSettings
     from xpuruntime.policies import KernelPolicy
 
 __all__ = ["Rewriting", "begin", "left_alone", "terms_of"]

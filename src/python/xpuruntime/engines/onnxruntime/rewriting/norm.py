@@ -8,9 +8,17 @@ import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from xpuruntime.engines.model.graph import normal_domain
-from xpuruntime.engines.onnxruntime.rewriting.graph import DTYPES, Scope, attributes, number
-from xpuruntime.engines.onnxruntime.rewriting.operands import Terms, operand, same, sizes
-from xpuruntime.engines.onnxruntime.rewriting.records import Form, RewriteCandidate
+from xpuruntime.engines.onnxruntime.rewriting.graph import (
+    DTYPES,
+    Scope,
+    Terms,
+    attributes,
+    number,
+    operand,
+    same,
+    sizes,
+)
+from xpuruntime.engines.onnxruntime.rewriting.rules import Form, RewriteCandidate
 
 if TYPE_CHECKING:
     from collections.abc import Callable

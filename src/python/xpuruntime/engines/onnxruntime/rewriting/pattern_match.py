@@ -8,19 +8,18 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.engines.model.graph import normal_domain
 from xpuruntime.engines.onnxruntime.rewriting.attention import find_attention
-from xpuruntime.engines.onnxruntime.rewriting.conv import find_conv
 from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, scopes
-from xpuruntime.engines.onnxruntime.rewriting.matmul import find_matmul
 from xpuruntime.engines.onnxruntime.rewriting.norm import find_norm
-from xpuruntime.engines.onnxruntime.rewriting.records import (
+from xpuruntime.engines.onnxruntime.rewriting.products import find_conv, find_matmul
+from xpuruntime.engines.onnxruntime.rewriting.rules import (
     Form,
     FoundRewrites,
     KernelRequest,
     Rewrite,
     RewriteCandidate,
     UnrewrittenNode,
+    kernels_of,
 )
-from xpuruntime.engines.onnxruntime.rewriting.rule_query import kernels_of
 from xpuruntime.evidence.model_metadata.policy import OP_OF_NODE
 
 if TYPE_CHECKING:
@@ -28,8 +27,8 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from xpuruntime.engines.onnxruntime.rewriting.operands import Terms
-    from xpuruntime.engines.onnxruntime.rewriting.rule_query import RuleQuery
+    from xpuruntime.engines.onnxruntime.rewriting.graph import Terms
+    from xpuruntime.engines.onnxruntime.rewriting.rules import RuleQuery
 
 __all__ = ["find_rewrites"]
 

@@ -7,8 +7,7 @@ from __future__ import annotations
 import hashlib
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from xpuruntime.engines.onnxruntime.rewriting.editing import rewrite
-from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, number, scopes
+from xpuruntime.engines.onnxruntime.rewriting.graph import Scope, number, rewrite, scopes
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.measuring.rounds import choose, timed
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
     import onnx
 
-    from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite
+    from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite
     from xpuruntime.measuring.rounds import KernelTiming, Replacement
     from xpuruntime.policies import TuningPolicy
 
@@ -121,7 +120,7 @@ def _measure(
     *,
     deterministic: bool,
 ) -> Timed:
-    from xpuruntime.engines.onnxruntime.rewriting.records import Rewrite as Record
+    from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite as Record
 
     alone = Record(**{name: getattr(one, name) for name in one.__struct_fields__ if name != "graph"}, graph="")
     edited = rewrite(part, [alone], rules, deterministic=deterministic)

@@ -12,14 +12,14 @@ import msgspec
 import numpy as np
 
 from xpuruntime.engines.base import Observed
-from xpuruntime.engines.onnxruntime.observing.facts import computed_precision
+from xpuruntime.engines.observation import effective_of
+from xpuruntime.engines.onnxruntime.observing.graph import computed_precision
 from xpuruntime.engines.onnxruntime.observing.profile import read_profile
 from xpuruntime.engines.qnn.observing.records import instrumented, median_cycles, read_cycles, read_records
 from xpuruntime.engines.qnn.observing.units import INSERTED_CASTS, units_of
 from xpuruntime.engines.qnn.opening import PROVIDER, Placed
 from xpuruntime.engines.qnn.recorded_units import read_units
 from xpuruntime.engines.qnn.worker import SessionWorker, WorkerFailed
-from xpuruntime.engines.unplaced_units import effective_of
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint

@@ -11,13 +11,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from xpuruntime.engines.observation import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
 from xpuruntime.engines.onnxruntime.observing.graph import view
 from xpuruntime.engines.onnxruntime.observing.node_matching import match, source_facts
 from xpuruntime.engines.onnxruntime.observing.submodel import LOST, Shares, share_out
 from xpuruntime.engines.precision.names import FLOATS, meets
 from xpuruntime.engines.precision.stated import model_precisions
 from xpuruntime.engines.qnn.opening import PROVIDER
-from xpuruntime.engines.unplaced_units import CONVERSIONS, UnitIds, check_complete, folded_unit, is_product
 from xpuruntime.evidence.records import Unit
 
 if TYPE_CHECKING:

@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.engines.tensorrt.observing.inspector import Layer, TensorSeen, read_engine
 from xpuruntime.engines.tensorrt.observing.instrumented_run import observe
-from xpuruntime.engines.tensorrt.observing.unit_attribution import attribute_units
+from xpuruntime.engines.tensorrt.observing.unit_attribution import Layer, TensorSeen, attribute_units, read_engine
 
 __all__ = ["Layer", "TensorSeen", "attribute_units", "observe", "read_engine"]

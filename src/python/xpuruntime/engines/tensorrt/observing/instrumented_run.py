@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.model.shapes import ShapeRange
-from xpuruntime.engines.tensorrt.observing.inspector import read_engine
-from xpuruntime.engines.tensorrt.observing.unit_attribution import SourceModel, attribute_units
-from xpuruntime.engines.tensorrt.slots import Slot
+from xpuruntime.engines.tensorrt.handle import Slot
+from xpuruntime.engines.tensorrt.observing.unit_attribution import SourceModel, attribute_units, read_engine
 from xpuruntime.errors import EngineError, ModelError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
 

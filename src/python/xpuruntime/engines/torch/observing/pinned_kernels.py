@@ -9,9 +9,8 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 from xpuruntime import _core
-from xpuruntime.engines.torch.kernel_controls import ABSENT
-from xpuruntime.engines.torch.observing.decisions import CallDecisions
-from xpuruntime.engines.torch.observing.seen_calls import SeenCalls
+from xpuruntime.engines.torch.controls import ABSENT
+from xpuruntime.engines.torch.observing.decisions import CallDecisions, SeenCalls
 from xpuruntime.engines.torch.pinning import kernel_names_of
 from xpuruntime.evidence.model_metadata.policy import module_of_node
 from xpuruntime.evidence.records import KeySeen
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.model import NodeInfo
-    from xpuruntime.engines.torch.observing.seen_calls import SeenCall
+    from xpuruntime.engines.torch.observing.decisions import SeenCall
     from xpuruntime.engines.torch.pinning import Pins
     from xpuruntime.evidence.kernels.decisions import KernelDecision
     from xpuruntime.evidence.records import Control

@@ -1,14 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Checks of untrusted ``.pt2`` archives: content that PyTorch would run or unpack without end.
-
-`torch.export.load` unpickles, evaluates the expressions of sizes with SymPy, and writes the names of a graph into
-Python code. Here every pickle is loaded with PyTorch's own list of harmless types (``weights_only=True``), and
-`check_program` checks the rest. What passes can be loaded without running code of the file.
-"""
+"""Checks of untrusted `.pt2` archives: content that PyTorch would run, import, evaluate or unpack without end."""
 
 from __future__ import annotations
 
+import ast
 import io
 import json
 import re
@@ -17,14 +13,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.file import refuse
-from xpuruntime.engines.torch.program.text_checks import Unsafe, check_program
 from xpuruntime.files.reading import unpacked_too_large
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from typing import NoReturn
+    from typing import NoReturn, TypeGuard
 
-__all__ = ["check_archive", "check_sizes"]
+__all__ = [
+    "Unsafe",
+    "check_archive",
+    "check_program",
+    "check_sizes",
+]
 
 _AGAIN = "copy it or export it again with torch.export.save"
 _TRUST = (
@@ -172,3 +172,218 @@ class _whole:  # noqa: N801 - reads as a statement
         if isinstance(error, Exception) and not hasattr(error, "engine"):
             text = " ".join(str(error).split())[:200].rstrip(".") or type(error).__name__
             raise refuse(self._path, f"the archive is damaged: {text}", _AGAIN) from None
+
+
+#: Fields whose texts become names in the Python code of the graph.
+_NAMES = frozenset({"name", "as_name"})
+_NAME_LISTS = frozenset({"forward_arg_names"})
+_NAME_TABLES = frozenset(
+    {"tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values", "custom_obj_values"}
+)
+#: Fields that are never evaluated.
+_PLAIN = frozenset({"metadata", "stack_trace", "guards_code", "as_string", "as_strings", "torch_version"})
+
+#: What SymPy may call in the expression of a size.
+_FUNCTIONS = frozenset(
+    {
+        "Abs", "Add", "And", "CeilDiv", "CeilToInt", "CleanDiv", "Eq", "Equality", "Float", "FloatPow", "FloatTrueDiv",
+        "FloorDiv", "FloorToInt", "Ge", "GreaterThan", "Gt", "Identity", "Integer", "IntInfinity", "IntTrueDiv",
+        "IsNonOverlappingAndDenseIndicator", "LShift", "Le", "LessThan", "Lt", "Max", "Min", "Mod", "ModularIndexing",
+        "Mul", "Ne", "NegativeIntInfinity", "Not", "Or", "Piecewise", "Pow", "PowByNatural", "PythonMod", "RShift",
+        "Rational", "RoundDecimal", "RoundToInt", "StrictGreaterThan", "StrictLessThan", "Symbol", "ToFloat",
+        "TruncToFloat", "TruncToInt", "Unequality", "Where", "ceiling", "floor", "sqrt",
+    }
+)  # fmt: skip
+_WORDS = frozenset({"True", "False", "true", "false", "oo", "int_oo", "nan", "zoo"})
+_SYMBOL = re.compile(r"[a-z]{1,8}_?\d{1,6}")
+_NUMBER = re.compile(r"-?\d{1,40}(\.\d{0,40})?(e[+-]?\d{1,3})?")
+_LONGEST = 20_000
+_LARGEST_POWER = 64
+_NODES = (
+    ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.BoolOp, ast.Call, ast.Name, ast.Constant, ast.Tuple,
+    ast.Load, ast.keyword, ast.operator, ast.unaryop, ast.cmpop, ast.boolop,
+)  # fmt: skip
+
+_OPERATORS = frozenset(
+    {
+        "abs", "add", "and_", "eq", "floordiv", "ge", "getitem", "gt", "index", "invert", "le", "lshift", "lt", "mod",
+        "mul", "ne", "neg", "not_", "or_", "pos", "pow", "rshift", "sub", "truediv", "xor",
+    }
+)  # fmt: skip
+#: Operators that reach for files of the machine.
+_FILES = frozenset({"from_file", "from_file_"})
+_TARGET = re.compile(r"torch\.ops\.(\w+)\.(\w+)(\.\w+)?")
+_TORCH_FUNCTION = re.compile(
+    r"torch\.(sym_\w+|_C\._set_grad_enabled|autograd\.grad_mode\.set_grad_enabled"
+    r"|amp\.autocast_mode\._(enter|exit)_autocast|_functorch\.predispatch\.\w+"
+    r"|export\.custom_ops\._call_custom_autograd_function_in_pre_dispatch"
+    r"|fx\.experimental\.symbolic_shapes\.cast_symbool_to_symint_guardless)"
+)
+#: Modules in which a tree of arguments may look for the default of a dict.
+_FACTORIES = frozenset({"builtins", "collections"})
+
+
+class Unsafe(Exception):  # noqa: N818 - says what it found
+    """A text that could run code, and where it stands."""
+
+
+def check_program(program: Any) -> None:
+    """Look through a serialised program."""
+    if not isinstance(program, dict):
+        raise Unsafe("the program is no object")
+    ranges = program.get("range_constraints") or {}
+    if not isinstance(ranges, dict):
+        raise Unsafe("the ranges of its symbols are no object")
+    for symbol in ranges:
+        _check_expression(symbol)
+    waiting: list[Any] = [program]
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, list):
+            waiting.extend(one)
+            continue
+        if not isinstance(one, dict):
+            continue
+        for key, value in one.items():
+            if key in _PLAIN:
+                continue
+            if isinstance(value, str):
+                _check_text(key, value)
+            elif key in _NAME_LISTS:
+                _check_names(key, value or ())
+            elif key in _NAME_TABLES:
+                _check_names(key, value or ())
+                waiting.append(value)
+            else:
+                waiting.append(value)
+
+
+def _check_text(key: str, text: str) -> None:
+    if key in _NAME_LISTS:
+        raise Unsafe(f"{key} is the text {_shown(text)}")
+    if key in _NAMES:
+        _check_names(key, (text,))
+    elif key == "expr_str":
+        _check_expression(text)
+    elif key in ("target", "as_operator"):
+        _check_target(text)
+    elif key in ("in_spec", "out_spec"):
+        _check_tree(text, 0)
+
+
+def _check_names(key: str, names: Any) -> None:
+    if not isinstance(names, (list, tuple, dict)):
+        raise Unsafe(f"{key} is {_shown(names)}, no names")
+    for name in names:
+        if not isinstance(name, str):
+            raise Unsafe(f"{key} has {_shown(name)}, no name")
+        if name and not (name.isascii() and name.isidentifier()):
+            raise Unsafe(f"the {key} {_shown(name)} is no identifier")
+
+
+def _check_target(text: str) -> None:
+    found = _TARGET.fullmatch(text)
+    if found is not None and found[2] not in _FILES:
+        return
+    module, _, name = text.rpartition(".")
+    if module == "_operator" and name in _OPERATORS:
+        return
+    if module == "math" and name.isidentifier():
+        return
+    if text == "round" or text == "builtins.round" or _TORCH_FUNCTION.fullmatch(text):
+        return
+    raise Unsafe(f"the operator {_shown(text)} is none that a model has")
+
+
+def _check_expression(text: str) -> None:
+    problem = f"the size {_shown(text)} is no plain arithmetic"
+    if not text.isascii() or "\n" in text or len(text) > _LONGEST:
+        raise Unsafe(problem)
+    try:
+        tree = ast.parse(text.strip(), mode="eval")
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        raise Unsafe(problem) from None
+    called = {id(node.func) for node in ast.walk(tree) if isinstance(node, ast.Call)}
+    texts = {id(node.args[0]) for node in ast.walk(tree) if _is_called(node, ("Symbol", "Float")) and node.args}
+    for node in ast.walk(tree):
+        if not isinstance(node, _NODES):
+            raise Unsafe(problem)
+        if isinstance(node, ast.Call) and not (isinstance(node.func, ast.Name) and node.func.id in _FUNCTIONS):
+            raise Unsafe(problem)
+        if isinstance(node, ast.keyword) and not (node.arg and isinstance(node.value, ast.Constant)):
+            raise Unsafe(problem)
+        if isinstance(node, ast.Name) and id(node) not in called and not _may_stand(node.id):
+            raise Unsafe(problem)
+        if isinstance(node, ast.Constant) and not (
+            isinstance(node.value, (int, float)) or (id(node) in texts and _is_text(node.value))
+        ):
+            raise Unsafe(problem)
+        if _grows(node):
+            raise Unsafe(f"the size {_shown(text)} has a power without bound")
+
+
+def _is_called(node: ast.AST, names: tuple[str, ...]) -> TypeGuard[ast.Call]:
+    return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id in names
+
+
+def _is_text(value: object) -> bool:
+    """Say whether a text is the name of a symbol or a number."""
+    return isinstance(value, str) and (_SYMBOL.fullmatch(value) is not None or _NUMBER.fullmatch(value) is not None)
+
+
+def _may_stand(name: str) -> bool:
+    return name in _WORDS or _SYMBOL.fullmatch(name) is not None
+
+
+def _grows(node: ast.AST) -> bool:
+    """Say whether a node is a power or a shift of numbers, or has an exponent that is not small: SymPy computes it."""
+    if isinstance(node, ast.BinOp) and isinstance(node.op, (ast.Pow, ast.LShift)):
+        base, exponent = node.left, node.right
+    elif _is_called(node, ("Pow", "PowByNatural", "FloatPow", "LShift")):
+        if len(node.args) != 2:
+            return True
+        base, exponent = node.args
+    else:
+        return False
+    numbers = [one.value for one in ast.walk(exponent) if isinstance(one, ast.Constant)]
+    plain = all(
+        isinstance(one, (ast.Constant, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Call))
+        for one in ast.walk(exponent)
+    ) and not _is_called(exponent, ("Pow", "PowByNatural", "LShift"))
+    small = plain and all(isinstance(one, (int, float)) and abs(one) <= _LARGEST_POWER for one in numbers)
+    symbols = [
+        one
+        for one in ast.walk(base)
+        if _is_called(one, ("Symbol",)) or (isinstance(one, ast.Name) and _SYMBOL.fullmatch(one.id))
+    ]
+    return not small or not symbols
+
+
+def _check_tree(text: str, depth: int) -> None:
+    """Check the description of a tree of arguments: JSON, with JSON in its contexts."""
+    if depth > 4:
+        raise Unsafe("a tree of arguments is nested too deeply")
+    try:
+        waiting: list[Any] = [json.loads(text)]
+    except ValueError:
+        if depth:
+            return  # a plain text
+        raise Unsafe("a tree of arguments is no JSON") from None
+    while waiting:
+        one = waiting.pop()
+        if isinstance(one, dict):
+            if "__enum__" in one:
+                raise Unsafe(f"a tree of arguments imports {_shown(one.get('fqn'))}")
+            module = one.get("default_factory_module", "builtins")
+            if module not in _FACTORIES:
+                raise Unsafe(f"a tree of arguments imports {_shown(module)}")
+            waiting.extend(one.values())
+        elif isinstance(one, list):
+            waiting.extend(one)
+        elif isinstance(one, str) and one[:1] in ("{", "[", " ", "\t", "\n", "\r", '"'):
+            _check_tree(one, depth + 1)
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:80]}..."

@@ -17,12 +17,11 @@ from xpuruntime.engines.arrays import torch_dtype_name
 from xpuruntime.engines.model.facts import NodeInfo, TensorInfo
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.info import ModelInfo
-from xpuruntime.engines.torch.multi_head import width_by_products
 from xpuruntime.engines.torch.names import op_name
 from xpuruntime.engines.torch.program.archive import check_archive, check_sizes
-from xpuruntime.engines.torch.program.dimensions import given_names, spelled
 from xpuruntime.engines.torch.program.recording import record
-from xpuruntime.engines.torch.program.sources import ExportedSource, ModuleSource, leaves, reading
+from xpuruntime.engines.torch.program.sources import ExportedSource, ModuleSource, given_names, leaves, reading, spelled
+from xpuruntime.engines.torch.uncovered_calls import width_by_products
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.model_metadata.policy import LOCK_KEY
 from xpuruntime.files.paths import folder_of, kind_of

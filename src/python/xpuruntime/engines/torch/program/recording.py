@@ -10,8 +10,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.model.facts import NodeInfo
-from xpuruntime.engines.torch.multi_head import SOFTMAX, head_width
 from xpuruntime.engines.torch.names import op_name
+from xpuruntime.engines.torch.uncovered_calls import SOFTMAX, head_width
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
