@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A session on a CUDA device that is not there, whose engine says that one node ran on the CPU."""
+"""Reports of sessions on what is not there: a CUDA device, nodes that were folded, a model file that was replaced."""
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+import importlib.util
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
+import numpy as np
+import onnx
 import pytest
+from onnx import TensorProto, helper, numpy_helper
 
 import xpuruntime as xrt
 from xpuruntime.engines.base import Observed
@@ -15,6 +19,9 @@ from xpuruntime.engines.null import NullEngine, NullModel
 from xpuruntime.engines.registry import EngineRegistry
 from xpuruntime.evidence.records import Boundary, Unit
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 GPU = CudaFacts(
     index=0, name="some GPU", compute_capability=(9, 0), total_memory=1 << 37, sm_count=132,
@@ -127,3 +134,57 @@ class TestPlanted:
             status = session.explain(runs=1).cuda_graph
         assert status is not None
         assert status.reason.startswith("null refused: This session has control flow nodes")
+
+
+def constant(path: Path) -> Path:
+    value = numpy_helper.from_array(np.array([-1, 2], np.float32))
+    nodes = [
+        helper.make_node("Constant", [], ["k"], name="constant", value=value),
+        helper.make_node("Relu", ["k"], ["y"], name="relu"),
+    ]
+    graph = helper.make_graph(nodes, "constant", [], [helper.make_tensor_value_info("y", TensorProto.FLOAT, [2])])
+    onnx.save(helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=10), path)
+    return path
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_model_of_constants_is_seen_whole(engine: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(engine) is None:
+        pytest.skip(f"the engine {engine} is not installed")
+    with xrt.InferenceSession(constant(tmp_path / "constant.onnx"), device="cpu", engine=engine) as session:
+        report = session.explain()
+        np.testing.assert_array_equal(session.run({})["y"], [0, 2])
+    assert [(unit.relation, unit.source_nodes) for unit in report.units] == [
+        ("folded", ("constant",)),
+        ("folded", ("relu",)),
+    ]
+    assert (report.headline, report.partial) == ("policy honoured", False), report.notes
+    assert not any("generated" in note for note in report.notes), "there are no inputs"
+
+
+def write(path: Path, op: str) -> None:
+    value = helper.make_tensor_value_info
+    node = helper.make_node(op, ["x"], ["y"], name="node")
+    sides = [value("x", TensorProto.FLOAT, [4])], [value("y", TensorProto.FLOAT, [4])]
+    model = helper.make_model(
+        helper.make_graph([node], op, *sides), opset_imports=[helper.make_opsetid("", 17)], ir_version=10
+    )
+    onnx.save(model, path)
+
+
+@pytest.mark.parametrize("engine", ["onnxruntime", "openvino"])
+def test_a_model_that_was_replaced_is_not_taken_for_the_sessions(engine: str, tmp_path: Path) -> None:
+    if importlib.util.find_spec(engine) is None:
+        pytest.skip(f"the engine {engine} is not installed")
+    path = tmp_path / "model.onnx"
+    write(path, "Exp")
+    x = np.zeros(4, np.float32)
+    with xrt.InferenceSession(path, device="cpu", engine=engine) as session:
+        assert session.explain({"x": x}, runs=1).honoured
+        write(path, "HardSwish")
+        report = session.explain({"x": x}, runs=1)
+        np.testing.assert_array_equal(session.run({"x": x})["y"], np.ones(4, np.float32))
+    assert report.partial
+    assert (report.headline, report.units) == ("nothing observed", ())
+    assert any("the file changed since it was inspected" in note for note in report.notes), report.notes
+    assert [node.op for node in report.graph] == ["Exp"]

@@ -7,12 +7,14 @@ from __future__ import annotations
 import re
 import shlex
 from importlib import metadata
+from typing import Any
 
 import msgspec
 import pytest
 from packaging.requirements import Requirement
 from test_real_engines import H200, LAPTOP, MODEL, ORT
 
+import xpuruntime as xrt
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.planning import PlanRequest, resolve
@@ -117,3 +119,23 @@ def test_what_is_missing_is_installed_from_its_own_packages(extra: str) -> None:
 def test_the_package_is_installed_again_from_where_it_came() -> None:
     last = shlex.split(reinstall_command())[-1]
     assert last != "xpuruntime" or metadata.distribution("xpuruntime").read_text("direct_url.json") is None
+
+
+pytest.importorskip("onnxruntime")
+
+
+@pytest.mark.parametrize("rule", [{"precision": "fp32"}, {"use": "cpu"}])
+def test_a_rule_that_names_no_node_is_told(rule: dict[str, str]) -> None:
+    rules = [{"match": {"node": "fcc1"}, **rule}, {"match": {"node": "fc*"}, "precision": "fp32"}]
+    execution = {"precision": "fp16", "device": "cpu", "engine": "onnxruntime"}
+    policy: dict[str, Any] = {"execution": execution, "kernels": {"rules": rules}}
+    plan = xrt.plan(xrt.demo_model_path(), policy=policy)
+    wrong, right = plan.control("kernels.rules[0]"), plan.control("kernels.rules[1]")
+    assert wrong is not None
+    assert right is not None
+    assert wrong.enforceability == "unsupported"
+    assert wrong.reason == "the pattern 'fcc1' names no node of the model; did you mean 'fc1'?"
+    assert right.enforceability == "enforced"
+    assert any("kernels.rules[0]" in line and "correct match.node" in line for line in plan.warnings)
+    with pytest.raises(xrt.UnsupportedOperationError, match="names no node"):
+        xrt.plan(xrt.demo_model_path(), policy={"mode": "strict", **policy})
