@@ -15,7 +15,7 @@ from concurrent.futures import Future, InvalidStateError
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
-from xpuruntime.runtime.interruptible_waits import InterruptibleFuture, uninterrupted
+from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, InterruptibleFuture, uninterrupted
 from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
 from xpuruntime.runtime.session_registry import interpreter_ends
 
@@ -144,7 +144,8 @@ class RunThreads:
 
     def _wait_for_calls(self, caller: int) -> None:
         with self._lock:
-            self._less.wait_for(lambda: not self._calling - {caller})
+            while not self._less.wait_for(lambda: not self._calling - {caller}, LONGEST_WAIT):
+                continue
 
     def _check_room(self, most: int) -> None:
         if self._jobs.qsize() < most:

@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
 
-__all__ = ["BackgroundCall", "ConditionVariable", "InterruptibleFuture", "Latch", "uninterrupted"]
+__all__ = ["LONGEST_WAIT", "BackgroundCall", "ConditionVariable", "InterruptibleFuture", "Latch", "uninterrupted"]
 
 _Result = TypeVar("_Result")
-#: Seconds of one wait for a lock. On Windows such a wait cannot be interrupted.
-_LONGEST_WAIT = 0.1 if sys.platform == "win32" else 3600.0
+#: Seconds of one wait for a lock. A signal that comes as such a wait begins, or on Windows, does not end it.
+LONGEST_WAIT = 0.1 if sys.platform == "win32" else 0.5
 
 
 def uninterrupted(function: Callable[..., _Result], *arguments: Any) -> _Result:
@@ -73,7 +73,7 @@ class Latch:
         end = None if timeout is None else time.monotonic() + timeout
         try:
             while not self._set:
-                left = _LONGEST_WAIT if end is None else min(_LONGEST_WAIT, end - time.monotonic())
+                left = LONGEST_WAIT if end is None else min(LONGEST_WAIT, end - time.monotonic())
                 if left <= 0:
                     break
                 waiter.acquire(timeout=left)
