@@ -189,24 +189,3 @@ def test_a_call_that_a_thread_has_taken_fails_in_a_child_at_once() -> None:
     assert _forked(child) == 0
     threads.go.set()
     assert future.result(30) == {"ran": True}
-
-
-@pytest.mark.filterwarnings("ignore:.*use of fork:DeprecationWarning")
-def test_a_fork_waits_for_calls_so_that_locks_of_an_engine_are_free_in_the_child() -> None:
-    threads, lock, began = RunThreads(1), threading.Lock(), threading.Event()
-
-    def work() -> dict[str, Any]:
-        with lock:
-            began.set()
-            threading.Event().wait(0.3)
-        return {"ran": True}
-
-    future = threads.submit(work)
-    assert began.wait(30)
-
-    def child() -> int:
-        return 0 if lock.acquire(timeout=5) and threads.submit(dict).result(5) == {} else 1
-
-    assert _forked(child) == 0
-    assert future.result(30) == {"ran": True}
-    assert threads.submit(dict).result(30) == {}

@@ -118,10 +118,6 @@ class LoadedModel(ABC):
         found = self._threads
         return self.__dict__.setdefault("_threads", RunThreads(count)) if found is None else found
 
-    def why_not_in_child(self) -> str | None:
-        """Return why the model cannot run in a child of the process that loaded it, and what to do, or ``None``."""
-        return None
-
     def stop_async(self) -> None:
         """Cancel the asynchronous runs that have not begun, and wait for those that have. Called before `close`."""
         self.run_threads(1).close()  # also where there are none yet, so that none are made any more

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from xpuruntime.errors import DeadlineError, EngineError, QueueFullError, XpuRuntimeError
 from xpuruntime.runtime.interruptible_waits import LONGEST_WAIT, InterruptibleFuture, uninterrupted
-from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
+from xpuruntime.runtime.process_forks import reset_in_child
 from xpuruntime.runtime.session_registry import interpreter_ends
 
 if TYPE_CHECKING:
@@ -58,8 +58,7 @@ class RunThreads:
     reported to those who wait for it with `concurrent.futures.wait`, and an interruption of whoever submits or waits
     leaves the queue as it was.
 
-    A fork waits for the calls that have begun, and none begins meanwhile: an engine's locks are free in the child then.
-    There it begins anew: calls that were accepted before fail.
+    In a child of a fork, calls that were accepted before fail.
     """
 
     def __init__(self, count: int) -> None:
@@ -67,15 +66,13 @@ class RunThreads:
         self._open = True
         self._begin()
         reset_in_child(self)
-        rest_for_fork(self)
 
     def _begin(self) -> None:
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
         self._threads = self._idle = 0
-        #: Threads that are inside of a call; how many forks are on the way; notified when either becomes less.
+        #: Threads that are inside of a call; notified when they become less.
         self._calling: set[int] = set()
-        self._forks = 0
         self._less = threading.Condition(self._lock)
         #: Calls that must begin by a time, and what waits for the first of them.
         self._deadlines: list[tuple[float, int, weakref.ref[_Job]]] = []
@@ -117,30 +114,12 @@ class RunThreads:
         uninterrupted(self._cancel_waiting)
         self._wait_for_calls(threading.get_ident())
 
-    def before_fork(self) -> None:
-        """Let no call begin, and wait for those that have; see `xpuruntime.runtime.process_forks`."""
-        self._stop_calls(threading.get_ident())
-
-    def in_parent(self) -> None:
-        """Let calls begin again."""
-        self._resume_calls()
-
     def in_child(self) -> None:
         """Fail what the threads had to do; see `xpuruntime.runtime.process_forks`."""
         futures = [future for one in self._futures.values() if (future := one()) is not None]
         self._begin()
         for future in futures:
             future.lose()
-
-    def _stop_calls(self, caller: int) -> None:
-        with self._lock:
-            self._forks += 1
-        self._wait_for_calls(caller)
-
-    def _resume_calls(self) -> None:
-        with self._lock:
-            self._forks -= 1
-            self._less.notify_all()
 
     def _wait_for_calls(self, caller: int) -> None:
         with self._lock:
@@ -286,7 +265,7 @@ class RunThreads:
                     answer = job.call(*job.arguments)
                 except BaseException as error:
                     failure = error
-                with self._lock:  # before the future is done, whose callbacks may close or fork
+                with self._lock:  # before the future is done, whose callbacks may close
                     self._calling.discard(me)
                     self._less.notify_all()
                 if failure is None:
@@ -298,9 +277,8 @@ class RunThreads:
             del job
 
     def _may_begin(self, job: _Job, me: int) -> bool:
-        """Say whether a call is to be made, which `close` and a fork wait for from then on; or cancel it."""
+        """Say whether a call is to be made, which `close` waits for from then on; or cancel it."""
         with self._lock:
-            self._less.wait_for(lambda: not self._forks)
             if job.expired:
                 return False
             if self._open:

@@ -25,7 +25,7 @@ from xpuruntime.runtime.session_registry import instrumented_method, note_bound,
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
     from concurrent.futures import Future
     from types import TracebackType
     from typing import Never, Unpack
@@ -196,19 +196,17 @@ class InferenceSession:
             raise
 
     def in_child(self) -> None:
-        """Begin anew in a child of a fork; see `xpuruntime.runtime.process_forks`."""
-        loaded = self._loaded
-        if loaded is None or loaded.why_not_in_child() is None:
-            return
-        for owner in (self, *(binding for session, binding in open_bindings() if session is self)):
-            owner.run = self._checked_in_child(owner.run)
+        """Refuse runs in a child of a fork: the engine's threads and locks are those of the parent."""
+        if self._loaded is not None:
+            for owner in (self, *(binding for session, binding in open_bindings() if session is self)):
+                owner.run = self._refuse_in_child
 
-    def _checked_in_child(self, run: Callable[..., Any]) -> Callable[..., Any]:
-        def checked(*args: Any, **keywords: Any) -> Any:
-            self._open()
-            return run(*args, **keywords)
-
-        return checked
+    def _refuse_in_child(self, *_: Any, **__: Any) -> Never:
+        raise EngineError(
+            "this session was opened before the process was forked. Fix: open it in this process again, with a new "
+            "InferenceSession",
+            engine=self.plan.engine,
+        )
 
     @property
     def inputs(self) -> tuple[TensorInfo, ...]:
@@ -468,17 +466,16 @@ class InferenceSession:
     def _close(self) -> None:
         loaded, self._loaded = self._loaded, None
         self.run = closed  # type: ignore[method-assign]
-        if loaded is not None:
+        if loaded is not None and not loaded.forked:
             loaded.stop_async()
-            if not loaded.forked:
-                loaded.close()
+            loaded.close()
 
     def _open(self) -> LoadedModel:
         loaded = self._loaded
         if loaded is None:
             closed()
-        if loaded.forked and (reason := loaded.why_not_in_child()) is not None:
-            raise EngineError(reason, engine=self.plan.engine)
+        if loaded.forked:
+            self._refuse_in_child()
         return loaded
 
     if not TYPE_CHECKING:

@@ -148,10 +148,6 @@ class StaticBatchModel(LoadedModel):
         """Return that of the model."""
         return self._model.graph_refusal()
 
-    def why_not_in_child(self) -> str | None:
-        """Return that of the model."""
-        return self._model.why_not_in_child()
-
     def host_runner(self) -> HostRunner | None:
         """Return that of the model, whose runs are padded and cut."""
         found = self._model.host_runner()

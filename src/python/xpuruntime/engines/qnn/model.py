@@ -118,15 +118,6 @@ class QnnModel(CpuModel):
         """The process that holds the session, where it is not this one."""
         return self._handle.worker if isinstance(self._handle, WorkerSession) else None
 
-    def why_not_in_child(self) -> str | None:
-        """Return why QNN would wait for ever in a child of a fork, unless its session is in a process of its own."""
-        if self.worker is not None:
-            return None  # it says so itself
-        return (
-            "this session was opened before the process was forked, and QNN's threads are in the parent. Fix: open it "
-            "in the child again, or start the child by 'spawn'"
-        )
-
     def _failed(self, error: Exception) -> XpuRuntimeError:
         return translated(error, doing=f"running {self._info.path} for {self._where}")
 

@@ -81,18 +81,6 @@ class TorchModel(LoadedModel):
             closed()
         return self.guard.unowned
 
-    def why_not_in_child(self) -> str | None:
-        """Return why PyTorch would wait for ever in a child of a fork, unless it has one thread there."""
-        import torch
-
-        if self.device == "cpu" and torch.get_num_threads() == 1:
-            return None
-        return (
-            "this session was opened before the process was forked, and PyTorch's threads are in the parent. "
-            "Fix: open it in the child that multiprocessing starts by 'spawn'"
-            + ("" if self.device != "cpu" else ", or call torch.set_num_threads(1) in the child first")
-        )
-
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return `run` with a short way for tensors of torch in shapes that were checked before."""
         slow, seen, names, results = self.checked_run, self.check._seen, self.names, self.outputs
