@@ -19,7 +19,6 @@ from xpuruntime.evidence.sections.memory_over_time import MemorySample
 from xpuruntime.evidence.traces.trace_file import check_trace
 from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.runtime.interruptible_waits import uninterrupted
-from xpuruntime.runtime.process_forks import fork_lock
 from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside
 from xpuruntime.runtime.session_registry import open_bindings, open_sessions, set_call_instrumentation, set_open_hook
 
@@ -39,7 +38,7 @@ __all__ = [
     "profile",
 ]
 
-_lock = fork_lock()
+_lock = threading.Lock()
 #: One at a time in a process.
 _going_on: _Run | None = None
 

@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.pytorch.dispatch.context import CONTEXT
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +23,7 @@ class MethodPatch:
         self._owner = owner
         self._name = name
         self._replacing = replacing
-        self._lock = fork_lock()
+        self._lock = threading.Lock()
         self._original: Any = None
         self._replacement: Any = None
 

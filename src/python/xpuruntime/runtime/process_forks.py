@@ -10,14 +10,10 @@ ends such a model: it is kept until the process is gone, which exits as `os._exi
 from __future__ import annotations
 
 import os
-import threading
 import weakref
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-__all__ = ["Forks", "Rests", "fork_lock", "keep_in_child", "reset_in_child", "rest_for_fork"]
+__all__ = ["Forks", "Rests", "keep_in_child", "reset_in_child", "rest_for_fork"]
 
 
 class Forks(Protocol):
@@ -33,14 +29,10 @@ class Rests(Protocol):
     def before_fork(self) -> None:
         """Come to rest, in the thread that forks."""
 
-    def in_parent(self) -> None:
-        """Go on, in the thread that has forked."""
-
 
 _kept: weakref.WeakSet[Any] = weakref.WeakSet()
 _reset: weakref.WeakSet[Forks] = weakref.WeakSet()
 _rest: weakref.WeakSet[Rests] = weakref.WeakSet()
-_locks: list[Any] = []
 
 
 def keep_in_child(model: Any) -> None:
@@ -48,43 +40,22 @@ def keep_in_child(model: Any) -> None:
     _kept.add(model)
 
 
-def reset_in_child(one: Forks) -> None:
+def reset_in_child(owner: Forks) -> None:
     """Have `in_child` called in a child."""
-    _reset.add(one)
+    _reset.add(owner)
 
 
-def rest_for_fork(one: Rests) -> None:
-    """Have `before_fork` and `in_parent` called around a fork."""
-    _rest.add(one)
-
-
-def fork_lock(make: Callable[[], Any] = threading.Lock) -> Any:
-    """Return a lock of a module that is free in a child, whoever held it when the process was forked."""
-    lock = make()
-    _locks.append(lock)
-    return lock
-
-
-#: What came to rest for the fork that this thread is about to make.
-_resting = threading.local()
+def rest_for_fork(owner: Rests) -> None:
+    """Have `before_fork` called before a fork."""
+    _rest.add(owner)
 
 
 def _before_fork() -> None:
-    _resting.those = []
-    for one in list(_rest):
-        _resting.those.append(one)
-        one.before_fork()
-
-
-def _in_parent() -> None:
-    for one in _resting.__dict__.pop("those", ()):
-        one.in_parent()
+    for owner in list(_rest):
+        owner.before_fork()
 
 
 def _in_child() -> None:
-    _resting.__dict__.pop("those", None)
-    for lock in _locks:
-        lock._at_fork_reinit()
     models = list(_kept)
     if models:
         from xpuruntime import _core  # planning and the doctor import this module without the core
@@ -93,9 +64,9 @@ def _in_child() -> None:
     for model in models:
         _core.keep_forever(model)
         model.forked = True
-    for one in list(_reset):
-        one.in_child()
+    for owner in list(_reset):
+        owner.in_child()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_in_parent, after_in_child=_in_child)
+    os.register_at_fork(before=_before_fork, after_in_child=_in_child)

@@ -12,8 +12,6 @@ import weakref
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from xpuruntime.runtime.process_forks import fork_lock
-
 if TYPE_CHECKING:
     from collections.abc import Callable
     from types import FrameType
@@ -30,7 +28,7 @@ __all__ = [
     "set_open_hook",
 ]
 
-_lock = fork_lock()
+_lock = threading.Lock()
 _noted: weakref.WeakValueDictionary[int, HoldsMemory] = weakref.WeakValueDictionary()
 _bound: weakref.WeakKeyDictionary[Any, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 _open_hook: Callable[[Any, Any], None] | None = None

@@ -11,10 +11,11 @@ executors are used again instead.
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
-from xpuruntime.runtime.process_forks import fork_lock, reset_in_child, rest_for_fork
+from xpuruntime.runtime.process_forks import reset_in_child, rest_for_fork
 
 __all__ = ["process_core"]
 
@@ -26,7 +27,7 @@ class _Kept:
         self.core: Any = None
         #: Cores of the parents of a process that was forked: their locks may be held, and their threads are not here.
         self.parents: list[Any] = []
-        self.lock = fork_lock()
+        self.lock = threading.Lock()
         rest_for_fork(self)
         reset_in_child(self)
 
@@ -48,9 +49,6 @@ class _Kept:
 
         with kept_signal_stack():
             ov.Core().get_property("CPU", "FULL_DEVICE_NAME")  # loads a CPU plugin, which frees them when it is dropped
-
-    def in_parent(self) -> None:
-        """Nothing has stopped."""
 
     def in_child(self) -> None:
         """Begin with another `Core`."""

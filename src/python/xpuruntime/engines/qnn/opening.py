@@ -9,6 +9,7 @@ does not list, and the constructor that retries on the CPU is switched off.
 from __future__ import annotations
 
 import os
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ import msgspec
 
 from xpuruntime.engines.qnn.backend import load_backend
 from xpuruntime.errors import EngineUnavailable
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from xpuruntime.engines.qnn.targets import Target
@@ -25,7 +25,7 @@ __all__ = ["PROVIDER", "Opening", "Placed", "claim", "compile_file", "construct"
 
 PROVIDER = "QNNExecutionProvider"
 _FATAL, _WARNING = 4, 2
-_lock = fork_lock()
+_lock = threading.Lock()
 _claimed: Target | None = None
 _owner = 0
 

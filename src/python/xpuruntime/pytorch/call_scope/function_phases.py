@@ -22,14 +22,13 @@ from xpuruntime.pytorch.call_scope import generation_phases
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
 __all__ = ["CHECKS", "release", "require"]
 
-_lock = fork_lock()
+_lock = threading.Lock()
 _BASE = _private_api.SingleLevelFunction
 _META: Any = type(torch.autograd.Function)
 _SET_UP = _BASE.setup_context

@@ -20,7 +20,6 @@ from xpuruntime import _core
 from xpuruntime.pytorch.dispatch import call_state
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.import_hook import WhenImported
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -31,7 +30,7 @@ _MODULE = "transformers.modeling_utils"
 #: Arguments that hold the queries of a forward, those of a decoder first.
 _QUERIES = ("decoder_input_ids", "decoder_inputs_embeds", "input_ids", "inputs_embeds")
 
-_lock = fork_lock()
+_lock = threading.Lock()
 _undo: list[Callable[[], None]] = []
 #: Caches whose length is on a device, which was asked once.
 _asked: weakref.WeakSet[Any] = weakref.WeakSet()

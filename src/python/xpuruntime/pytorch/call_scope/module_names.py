@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -131,7 +130,7 @@ class ModuleNames:
     """The modules that are known, each with its path. There is one in a process, `NAMES`."""
 
     def __init__(self) -> None:
-        self._lock = fork_lock(threading.RLock)
+        self._lock = threading.RLock()
         #: By `id`; another dict with each change, which is read without the lock.
         self._known: dict[int, Known] = {}
         self._seen: dict[int, _Root] = {}

@@ -21,7 +21,6 @@ from xpuruntime.pytorch.compiler.strict_exports import StrictExports
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -49,7 +48,7 @@ _STEP = re.compile(r"""\[(?:'([^']*)'|"([^"]*)"|([^\]]*))\]""")
 #: That is as it should be.
 _HOOKS_WARNING = r"Using `torch\.compile\(module\)` when there are global hooks"
 
-_lock = fork_lock()
+_lock = threading.Lock()
 _hooks: list[Any] = []
 
 

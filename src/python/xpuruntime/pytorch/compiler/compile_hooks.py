@@ -24,7 +24,6 @@ from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gap
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.import_hook import WhenImported
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -45,7 +44,7 @@ _PACKAGES = "torch.export.pt2_archive._package"
 _MOST_KEPT = 8
 
 
-_lock = fork_lock()
+_lock = threading.Lock()
 
 
 def policy_changed(active: CompiledPolicy | None) -> None:

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -89,7 +88,7 @@ class DispatchContext:
         self.route_costs: dict[tuple[str, str, str], float] = {}
         self.unfused_convs: set[tuple[Any, ...]] = set()
         self.switch_claims: dict[str, Any] = {}
-        self._lock = fork_lock()
+        self._lock = threading.Lock()
 
     def active_policy(self) -> CompiledPolicy | None:
         """Return the policy that decides calls of this thread. None does where ``torch.jit.trace`` records calls."""

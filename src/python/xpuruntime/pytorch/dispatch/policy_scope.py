@@ -24,7 +24,6 @@ from xpuruntime.pytorch.dispatch.overrides import registry
 from xpuruntime.pytorch.dispatch.unmatched_rules import refuse_impossible, report
 from xpuruntime.pytorch.switches.policy_switches import set_switches
 from xpuruntime.runtime.interruptible_waits import uninterrupted
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     import os
@@ -40,7 +39,7 @@ __all__ = [
     "set_kernel_policy",
 ]
 
-_lock = fork_lock(threading.RLock)
+_lock = threading.RLock()
 
 
 class InstalledPolicy:

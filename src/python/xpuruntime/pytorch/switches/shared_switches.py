@@ -4,20 +4,20 @@
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.switches import fp32_precision
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
 __all__ = ["SWITCHES", "SwitchClaim", "SwitchTakenError", "claim"]
 
-_lock = fork_lock()
+_lock = threading.Lock()
 
 
 class SwitchTakenError(Exception):

@@ -29,7 +29,6 @@ from xpuruntime.pytorch.dispatch.overrides.native import (
     skip_in_dynamo,
 )
 from xpuruntime.pytorch.dispatch.overrides.python_functions import Awaited, Higher, InPlace, Replaced, is_there
-from xpuruntime.runtime.process_forks import fork_lock
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -56,7 +55,7 @@ RUNNING = tuple(name for name in _MODULES if name not in ("flex_options", "multi
 #: Before an operation: all operators that compute it and that nothing can stand in for, which ``strict`` refuses.
 _UNSERVED = "unserved_"
 
-_lock = fork_lock(threading.RLock)
+_lock = threading.RLock()
 _COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
 
 
