@@ -21,7 +21,7 @@ import torch
 
 import xpuruntime as xrt
 from xpuruntime.errors import XpuRuntimeError
-from xpuruntime.evidence.sections.determinism import reason_text
+from xpuruntime.evidence.determinism import reason_text
 from xpuruntime.testing import models
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -407,13 +407,13 @@ DESIGN = {
         ),
     ),
     "evidence-packages": Diagram(
-        "engines return records, report_builder makes a report, and the same rows become text and page",
+        "engines return records, report_building makes a report, and the same rows become text and page",
         236,
         {
             "engines": Box(0, 0, "engines", ("units as records; they call", "checkpoint, live_bytes"), "data"),
-            "builder": Box(1, 0, "report_builder", ("a status for each key,", "from plan and records")),
+            "builder": Box(1, 0, "report_building", ("a status for each key,", "from plan and records")),
             "report": Box(2, 0, "Report", ("with its sections and", "kernels; saved as JSON"), "data"),
-            "diff": Box(2, 1, "report_diff", ("two reports, row by row",)),
+            "diff": Box(2, 1, "report_comparing", ("two reports, row by row",)),
             "text": Box(1, 1, "render_text", ("rows and texts, for", "the terminal")),
             "page": Box(0, 1, "page", ("the same rows as HTML",)),
         },

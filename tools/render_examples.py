@@ -13,7 +13,8 @@ from pathlib import Path
 
 import msgspec
 
-from xpuruntime.evidence.page.document import PARTS, assemble
+from xpuruntime.evidence.page.document import assemble
+from xpuruntime.evidence.page.report import PARTS
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "examples"
 _DATA = '<script type="application/json" id="data">'

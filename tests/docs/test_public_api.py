@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import xpuruntime
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.runtime.doctor.facts import FindingCode
 
 ROOT = Path(__file__).resolve().parents[2]

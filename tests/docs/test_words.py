@@ -11,7 +11,7 @@ from typing import Any, get_args
 import pytest
 
 from xpuruntime.evidence import Enforceability, Status
-from xpuruntime.locks.verification.vocabulary import ClaimVerdict
+from xpuruntime.locks.verification.claims import ClaimVerdict
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from xpuruntime.codes import Code
-from xpuruntime.evidence.verdict_codes import VerdictCode
-from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
-from xpuruntime.locks.verification.claim_codes import ClaimCode
+from xpuruntime.evidence.records import VerdictCode
+from xpuruntime.lockfile.drift import DriftCode, ValidatorKind
+from xpuruntime.locks.verification.claims import ClaimCode
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.runtime.doctor.facts import FindingCode
 

@@ -12,7 +12,7 @@ import pytest
 from evidence_records import control, unit
 
 import xpuruntime as xrt
-from xpuruntime.evidence.report_builder.observations import observations
+from xpuruntime.evidence.key_observations import observations
 
 MODEL = xrt.demo_model_path()
 

@@ -7,8 +7,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
-from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample, most_by_owner, most_live
+from xpuruntime.evidence.memory_over_time import (
+    LiveBytes,
+    MemorySample,
+    UnitMemory,
+    live_bytes,
+    most_by_owner,
+    most_live,
+)
 
 
 def figures(found):

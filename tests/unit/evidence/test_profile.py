@@ -13,7 +13,7 @@ import pytest
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.profile import Profile
-from xpuruntime.evidence.traces.trace_file import check_trace
+from xpuruntime.evidence.trace_files import check_trace
 from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, HostCall, Mark, Range
 
 if TYPE_CHECKING:

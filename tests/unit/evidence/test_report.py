@@ -14,7 +14,7 @@ from evidence_records import BOUNDARY, CONVERSION, LATENCY, control, unit
 from xpuruntime.engines.base import Observed
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Report, build_report
-from xpuruntime.evidence.report_builder.environment import environment_facts, influential_variables, machine_facts
+from xpuruntime.evidence.report_building import environment_facts, influential_variables, machine_facts
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, Library, Machine
 
 PLAN = {"schema": "xpuruntime.plan/1", "engine": "onnxruntime", "device": "cpu", "precision": "fp32", "more": (1, (2,))}

@@ -14,9 +14,9 @@ from test_page import Page
 
 from xpuruntime.demo import demo_model_path
 from xpuruntime.evidence import Report, compare_reports
-from xpuruntime.evidence.sections.graph_status import GraphBlocker, GraphStatus
-from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
-from xpuruntime.evidence.sections.shape_coverage import InputCoverage, ShapeCoverage
+from xpuruntime.evidence.cuda_graphs import GraphBlocker, GraphStatus
+from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
+from xpuruntime.evidence.shape_coverage import InputCoverage, ShapeCoverage
 from xpuruntime.inference import InferenceSession
 
 MIB = 1 << 20

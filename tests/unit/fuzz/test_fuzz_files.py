@@ -21,7 +21,7 @@ from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.lockfile.measured import Measured
 from xpuruntime.lockfile.records import Identity, digest_of_part
 from xpuruntime.locks.statement import lock_statement
-from xpuruntime.locks.verification.outputs import FORMATS
+from xpuruntime.locks.verification.formats import FORMATS
 from xpuruntime.ops.tuning_cache import TuningCache
 from xpuruntime.planning import Plan
 from xpuruntime.policies import Policy

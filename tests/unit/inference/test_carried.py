@@ -12,9 +12,15 @@ import onnx
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, pinned_by_rule, read_policy
-from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
-from xpuruntime.lockfile.export_lock import ExportLock
+from xpuruntime.evidence.metadata import (
+    KERNEL_KEY,
+    LOCK_KEY,
+    POLICY_KEY,
+    onnx_digest,
+    pinned_by_rule,
+    read_policy,
+)
+from xpuruntime.lockfile.canonical import ExportLock
 from xpuruntime.lockfile.records import CallEntry
 from xpuruntime.runtime.machine import CpuFacts, CudaFacts, EngineFacts, Machine
 from xpuruntime.testing import models

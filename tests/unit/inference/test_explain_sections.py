@@ -15,7 +15,7 @@ from onnx import TensorProto, helper
 
 import xpuruntime as xrt
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint, observe_checkpoints
-from xpuruntime.evidence.sections.graph_blockers import graph_blockers
+from xpuruntime.evidence.cuda_graphs import graph_blockers
 from xpuruntime.inference.profiling import MemoryWatch
 
 if TYPE_CHECKING:

@@ -19,11 +19,10 @@ import onnxruntime
 import pytest
 
 import xpuruntime as xrt
-from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.differences import compare_identities
-from xpuruntime.lockfile.drift import drift_error
+from xpuruntime.lockfile.drift import ValidatorKind, drift_error
+from xpuruntime.lockfile.entries import compiler_packages, libraries_of
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
-from xpuruntime.lockfile.tables import compiler_packages, libraries_of
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
 from xpuruntime.runtime.libraries.identity import find_file, library_identity, mapped_libraries, path_in_packages
 from xpuruntime.runtime.libraries.search import read_elf

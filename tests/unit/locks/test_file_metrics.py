@@ -17,9 +17,9 @@ from verify_cases import CPU, only_claim
 
 import xpuruntime as xrt
 from xpuruntime.errors import InputError
-from xpuruntime.locks.verification.metric_worker import passed_values
-from xpuruntime.locks.verification.metric_worker.passed_values import read_value, write_value
-from xpuruntime.locks.verification.sections.metrics import Metric
+from xpuruntime.locks.verification import metric_function
+from xpuruntime.locks.verification.metric_function import read_value, write_value
+from xpuruntime.locks.verification.metrics import Metric
 from xpuruntime.locks.worker_side.xrt_session_worker import write_array
 
 HANGS = ["while True: pass", "import ctypes; ctypes.PyDLL(None).sleep(600)", "import time; time.sleep(600)"]
@@ -313,7 +313,7 @@ def test_a_full_disk_is_told(digits, tmp_path, monkeypatch, body, ours):
     monkeypatch.setenv("TMPDIR", str(room))
     monkeypatch.setattr(tempfile, "tempdir", None)
     if ours:
-        monkeypatch.setattr(passed_values, "secrets", types.SimpleNamespace(token_hex=lambda size: "full"))
+        monkeypatch.setattr(metric_function, "secrets", types.SimpleNamespace(token_hex=lambda size: "full"))
     result = verified(digits, tmp_path, body)
     claim = only_claim(result, "accuracy.metric.top1")
     assert (claim.verdict, claim.code, claim.observed) == ("inconclusive", "metric_disk_full", "disk full")

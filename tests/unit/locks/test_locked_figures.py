@@ -15,7 +15,7 @@ from xpuruntime.cli.entry import run
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.measured import LockedRatio
 from xpuruntime.lockfile.records import Lock
-from xpuruntime.locks.verification.sections.controls import open_reference
+from xpuruntime.locks.verification.speed import open_reference
 
 SPEED = {"max_slowdown": "25%", "budget": "4s"}
 POLICY = {

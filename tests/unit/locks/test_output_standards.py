@@ -18,8 +18,7 @@ import pytest
 from claim_records import HOSTILE, claim, result
 
 import xpuruntime as xrt
-from xpuruntime.locks.verification.outputs.junit import to_junit
-from xpuruntime.locks.verification.outputs.sarif import to_sarif
+from xpuruntime.locks.verification.formats import to_junit, to_sarif
 
 
 def one_of(*values: str) -> Any:

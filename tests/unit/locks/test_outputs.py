@@ -15,13 +15,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from xpuruntime.errors import InputError
-from xpuruntime.locks.verification.outputs import FORMATS, write_output
-from xpuruntime.locks.verification.outputs.github import append_summary, escape_data, escape_property, workflow_commands
-from xpuruntime.locks.verification.outputs.in_toto import to_in_toto
-from xpuruntime.locks.verification.outputs.junit import to_junit
-from xpuruntime.locks.verification.outputs.markdown import to_markdown
-from xpuruntime.locks.verification.outputs.openmetrics import to_openmetrics
-from xpuruntime.locks.verification.outputs.sarif import FINGERPRINT, to_sarif
+from xpuruntime.locks.verification.formats import (
+    FINGERPRINT,
+    FORMATS,
+    append_summary,
+    escape_data,
+    escape_property,
+    to_in_toto,
+    to_junit,
+    to_openmetrics,
+    to_sarif,
+    workflow_commands,
+    write_output,
+)
+from xpuruntime.locks.verification.pages import to_markdown
 
 CONTROLS = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e\ud800-\udfff]")
 

@@ -11,8 +11,7 @@ import jsonschema
 import pytest
 from claim_records import HOSTILE, claim, result
 
-from xpuruntime.locks.verification.claim_codes import ClaimCode
-from xpuruntime.locks.verification.claims import VERDICTS
+from xpuruntime.locks.verification.claims import VERDICTS, ClaimCode
 from xpuruntime.locks.verification.schema import verification_schema
 
 #: Word for inconclusive claims to the exit code that one of them brings.

@@ -163,12 +163,12 @@ class TestLock:
     def test_a_lock_of_another_machine_is_not_compared(self, digits, tmp_path, monkeypatch):
         from xpuruntime.lockfile.drift import LockDrift
         from xpuruntime.locks.relock import LockResult
-        from xpuruntime.locks.verification.sections import locked
+        from xpuruntime.locks.verification import evidence
 
         path = tmp_path / "digits.lock"
         made = xrt.lock(digits, CPU, path).lock
         drift = LockDrift(code="cpu_isa", subject="cpu", validator="cpu-1", expected="avx512f", found="avx2")
-        monkeypatch.setattr(locked, "lock", lambda *_, **__: LockResult(lock=made, drifts=(drift,)))
+        monkeypatch.setattr(evidence, "lock", lambda *_, **__: LockResult(lock=made, drifts=(drift,)))
         result = xrt.verify(digits, lock=path, only=["evidence"])
         assert only_claim(result, "evidence.lock.cpu_isa").code == "other_machine"
         assert (result.comparable, result.exit_code) == (False, 3)

@@ -11,7 +11,7 @@ import pytest
 from verify_cases import CPU, only_claim, plain, planted
 
 import xpuruntime as xrt
-from xpuruntime.locks.verification.sections.metrics import Metric
+from xpuruntime.locks.verification.metrics import Metric
 
 
 class TestAccuracy:

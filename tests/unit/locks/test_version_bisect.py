@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from planted_interpreters import UNOPTIMISED
 
 from xpuruntime.errors import EngineError, InputError
-from xpuruntime.locks import fresh_environments
+from xpuruntime.locks import environments
 from xpuruntime.locks.bisect_versions import (
     BisectJournal,
     VersionVerdict,
@@ -31,7 +31,7 @@ from xpuruntime.locks.bisect_versions import (
     read_claim,
 )
 from xpuruntime.locks.diff.result import Diff, DiffRow, Level
-from xpuruntime.locks.fresh_environments import listed_versions, versions_between
+from xpuruntime.locks.environments import listed_versions, versions_between
 from xpuruntime.measuring.statistics import RatioVerdict
 
 
@@ -365,5 +365,5 @@ def test_a_pip_that_is_killed_leaves_no_temporary_files(monkeypatch, tmp_path):
     monkeypatch.setenv("TMPDIR", str(room))
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setattr(sys, "executable", str(script))
-    assert fresh_environments._pip(["list"], 1.0) == (1, "", "pip took more than 1 s")
+    assert environments._pip(["list"], 1.0) == (1, "", "pip took more than 1 s")
     assert not list(room.iterdir())

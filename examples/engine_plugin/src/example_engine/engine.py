@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from xpuruntime.engines.base import Engine, Judgement, LoadedModel, Refusal, Request
 from xpuruntime.engines.control_builder import ControlBuilder, Option, check_options, own_options
 from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts, Machine
 
 if TYPE_CHECKING:

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.base import Refusal
 from xpuruntime.engines.quantisation.judge import calibration_digest
-from xpuruntime.evidence.records import Control, Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:

@@ -113,7 +113,7 @@ def _ended(what: str, failure: WorkerFailure) -> str:
 
 def _with_package(one: EngineFacts, packages: tuple[Package, ...]) -> EngineFacts:
     """Return the facts of an engine whose probe ended the process with the package that brings it, and what to do."""
-    from xpuruntime.lockfile.tables import packages_of
+    from xpuruntime.lockfile.entries import packages_of
 
     if one.loadable or one.version is not None or one.fix is not None:
         return one

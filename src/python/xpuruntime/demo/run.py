@@ -72,7 +72,7 @@ def run_demo(
     from xpuruntime.files.scratch import ScratchFolder
     from xpuruntime.inference import InferenceSession
     from xpuruntime.locks.relock import lock
-    from xpuruntime.locks.verification.sections.metrics import Metric
+    from xpuruntime.locks.verification.metrics import Metric
     from xpuruntime.locks.verification.verify import verify
 
     console = console or Console(quiet=True, force_jupyter=False)

@@ -11,8 +11,7 @@ import msgspec
 
 from xpuruntime.engines.loaded_model import Binding, LoadedModel, Observed, closed
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.evidence.records import Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.policies.compound_kinds import FrozenDict
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.packages import guarded

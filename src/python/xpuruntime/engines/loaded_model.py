@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.host_model import HostRunner
     from xpuruntime.engines.run_threads import QueueLimits
-    from xpuruntime.evidence.kernels.decisions import KernelDecision
+    from xpuruntime.evidence.kernel_records import KernelDecision
+    from xpuruntime.evidence.memory_over_time import LiveBytes
     from xpuruntime.evidence.records import Boundary, Conversion, KeySeen, Unit
-    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
 
 __all__ = ["Binding", "LoadedModel", "Observed", "closed"]
 

@@ -27,8 +27,7 @@ from xpuruntime.engines.input_binding import (
     type_name,
 )
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.evidence.records import Control, Time, Unit, Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Control, Time, Unit, Verdict, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 
 if TYPE_CHECKING:

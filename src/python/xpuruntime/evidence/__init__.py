@@ -9,7 +9,10 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
-    from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision
+    from xpuruntime.evidence.cuda_graphs import GraphBlocker, GraphStatus
+    from xpuruntime.evidence.kernel_records import KernelCandidate, KernelDecision
+    from xpuruntime.evidence.key_observations import observations
+    from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
     from xpuruntime.evidence.records import (
         Boundary,
         Control,
@@ -24,13 +27,10 @@ if TYPE_CHECKING:
         Verdict,
     )
     from xpuruntime.evidence.report import Report
-    from xpuruntime.evidence.report_builder.build import build_report
-    from xpuruntime.evidence.report_builder.observations import observations
+    from xpuruntime.evidence.report_building import build_report
+    from xpuruntime.evidence.report_comparing import compare_reports
     from xpuruntime.evidence.report_comparison import ReportComparison
-    from xpuruntime.evidence.report_diff.comparing import compare_reports
-    from xpuruntime.evidence.sections.graph_status import GraphBlocker, GraphStatus
-    from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
-    from xpuruntime.evidence.sections.shape_coverage import InputCoverage, ShapeCoverage
+    from xpuruntime.evidence.shape_coverage import InputCoverage, ShapeCoverage
 
 __all__ = [
     "Boundary",
@@ -65,26 +65,26 @@ _LAZY = {
     "Control": "records",
     "Conversion": "records",
     "Enforceability": "records",
-    "GraphBlocker": "sections.graph_status",
-    "GraphStatus": "sections.graph_status",
-    "InputCoverage": "sections.shape_coverage",
-    "KernelCandidate": "kernels.decisions",
-    "KernelDecision": "kernels.decisions",
+    "GraphBlocker": "cuda_graphs",
+    "GraphStatus": "cuda_graphs",
+    "InputCoverage": "shape_coverage",
+    "KernelCandidate": "kernel_records",
+    "KernelDecision": "kernel_records",
     "Latency": "records",
-    "LiveBytes": "sections.memory_over_time",
-    "MemorySample": "sections.memory_over_time",
+    "LiveBytes": "memory_over_time",
+    "MemorySample": "memory_over_time",
     "Observation": "records",
     "Report": "report",
     "ReportComparison": "report_comparison",
-    "ShapeCoverage": "sections.shape_coverage",
+    "ShapeCoverage": "shape_coverage",
     "SourceNode": "records",
     "Status": "records",
     "Time": "records",
     "Unit": "records",
     "Verdict": "records",
-    "build_report": "report_builder.build",
-    "compare_reports": "report_diff.comparing",
-    "observations": "report_builder.observations",
+    "build_report": "report_building",
+    "compare_reports": "report_comparing",
+    "observations": "key_observations",
 }
 
 if not TYPE_CHECKING:

@@ -7,9 +7,8 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from xpuruntime.evidence.kernels.names import short_name
-from xpuruntime.evidence.traces.chrome_trace import chrome_trace
-from xpuruntime.evidence.traces.trace_file import trace_path, write_trace
+from xpuruntime.evidence.kernel_records import short_name
+from xpuruntime.evidence.trace_files import chrome_trace, trace_path, write_trace
 
 if TYPE_CHECKING:
     import os

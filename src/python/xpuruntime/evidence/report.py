@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.kernels.decisions import KernelDecision
-from xpuruntime.evidence.latency_detail import check_detail
-from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit
-from xpuruntime.evidence.sections.determinism import DeterminismTests
-from xpuruntime.evidence.sections.graph_status import GraphStatus
-from xpuruntime.evidence.sections.memory_over_time import LiveBytes, MemorySample
-from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
+from xpuruntime.evidence.cuda_graphs import GraphStatus
+from xpuruntime.evidence.determinism import DeterminismTests
+from xpuruntime.evidence.kernel_records import KernelDecision
+from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
+from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit, check_detail
+from xpuruntime.evidence.shape_coverage import ShapeCoverage
 from xpuruntime.evidence.writing import write_whole
 from xpuruntime.files.paths import json_bytes, json_text, reason_of, user_path
 from xpuruntime.files.reading import decode_json, read_regular

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import LockError, ModelError, PolicyError
-from xpuruntime.evidence.model_metadata.policy import (
+from xpuruntime.evidence.metadata import (
     LOCK_KEY,
     OP_OF_NODE,
     OP_OF_TORCH,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.evidence.records import Unit
-    from xpuruntime.lockfile.export_lock import ExportLock
+    from xpuruntime.lockfile.canonical import ExportLock
     from xpuruntime.planning import Plan
     from xpuruntime.policies import Policy
 
@@ -77,7 +77,7 @@ def check_export_lock(info: ModelInfo, plan: Plan) -> Plan:
     text = info.metadata.get(LOCK_KEY)
     if text is None:
         return plan
-    from xpuruntime.lockfile.export_lock import ExportLock
+    from xpuruntime.lockfile.canonical import ExportLock
 
     warnings: list[str] = []
     notes: list[str] = []
@@ -105,7 +105,7 @@ def _place(lock: ExportLock) -> str:
 
 def compare_kernels(info: ModelInfo, plan: Plan, arch: str | None, units: Sequence[Unit]) -> tuple[str, ...]:
     """Return notes on kernels that ran here and others that the model's lock has."""
-    from xpuruntime.lockfile.export_lock import ExportLock
+    from xpuruntime.lockfile.canonical import ExportLock
 
     try:
         lock = ExportLock.from_json(info.metadata[LOCK_KEY], info.path)

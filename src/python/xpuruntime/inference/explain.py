@@ -16,12 +16,17 @@ from xpuruntime.engines.control_builder import PROBED
 from xpuruntime.errors import InputError, XpuRuntimeError
 from xpuruntime.evidence import Latency, SourceNode, build_report
 from xpuruntime.evidence.checkpoints import checkpoint, observe_checkpoints
+from xpuruntime.evidence.cuda_graphs import graph_status
+from xpuruntime.evidence.determinism import determinism_seen
 from xpuruntime.evidence.records import KeySeen
-from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, profiler_overhead_note
-from xpuruntime.evidence.report_builder.environment import environment_facts, machine_facts
-from xpuruntime.evidence.sections.determinism import determinism_seen
-from xpuruntime.evidence.sections.graph_blockers import graph_status
-from xpuruntime.evidence.sections.shape_coverage import shape_coverage
+from xpuruntime.evidence.report_building import (
+    coverage_note,
+    environment_facts,
+    instrumented,
+    machine_facts,
+    profiler_overhead_note,
+)
+from xpuruntime.evidence.shape_coverage import shape_coverage
 from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.embedded_policy import compare_kernels
 from xpuruntime.inference.profiling import MemoryWatch
@@ -35,9 +40,9 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.evidence import Report
+    from xpuruntime.evidence.cuda_graphs import GraphStatus
     from xpuruntime.evidence.records import Status, Unit
-    from xpuruntime.evidence.sections.graph_status import GraphStatus
-    from xpuruntime.evidence.sections.shape_coverage import ShapeCoverage
+    from xpuruntime.evidence.shape_coverage import ShapeCoverage
     from xpuruntime.inference.session import InferenceSession
 
 __all__ = ["explain_session", "measure", "source_graph"]

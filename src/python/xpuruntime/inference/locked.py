@@ -18,7 +18,6 @@ from xpuruntime.errors import InputError, LockError, OutOfMemoryError, PolicyErr
 from xpuruntime.evidence.records import Control, KeySeen
 from xpuruntime.files.paths import json_bytes, with_home
 from xpuruntime.lockfile.canonical import load_lock
-from xpuruntime.lockfile.codes import DriftCode
 from xpuruntime.lockfile.consistency import session_records
 from xpuruntime.lockfile.differences import (
     compare_calls,
@@ -28,7 +27,7 @@ from xpuruntime.lockfile.differences import (
     samples_agree,
     unseen,
 )
-from xpuruntime.lockfile.drift import LockDrift, drift_error, shown
+from xpuruntime.lockfile.drift import DriftCode, LockDrift, drift_error, shown
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import OutputSample
 from xpuruntime.lockfile.records import SHAPES_ID, LockedModel, LockedOutput, LockedPlan
@@ -44,7 +43,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.quantisation import Calibration
     from xpuruntime.errors import XpuRuntimeError
-    from xpuruntime.evidence.kernels.decisions import KernelDecision
+    from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Unit
     from xpuruntime.inference.session import InferenceSession
     from xpuruntime.lockfile.records import Identity, Lock, LockedShapes

@@ -14,9 +14,9 @@ from xpuruntime import _core
 from xpuruntime.engines.base import LoadedModel, closed
 from xpuruntime.engines.observation import DeviceRecorder
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.memory_over_time import MemorySample
 from xpuruntime.evidence.profile import Profile
-from xpuruntime.evidence.sections.memory_over_time import MemorySample
-from xpuruntime.evidence.traces.trace_file import check_trace
+from xpuruntime.evidence.trace_files import check_trace
 from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import ModelInfo, TensorInfo
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.evidence import Report
-    from xpuruntime.evidence.sections.determinism import DeterminismTests
+    from xpuruntime.evidence.determinism import DeterminismTests
     from xpuruntime.inference.locked import LockInForce
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
     from xpuruntime.lockfile.records import Lock

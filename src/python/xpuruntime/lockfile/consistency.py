@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import PolicyError
-from xpuruntime.lockfile.codes import ValidatorKind
+from xpuruntime.lockfile.drift import ValidatorKind
 from xpuruntime.lockfile.records import stable_id
 from xpuruntime.lockfile.rules import rules_of_calls
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
-from xpuruntime.lockfile.drift import NOT_IN_LOCK, LockDrift, shown
+from xpuruntime.lockfile.drift import NOT_IN_LOCK, DriftCode, LockDrift, ValidatorKind, shown
+from xpuruntime.lockfile.entries import variables_of
 from xpuruntime.lockfile.records import (
     SHAPES_ID,
     CallEntry,
@@ -22,7 +22,6 @@ from xpuruntime.lockfile.records import (
     LockedPolicy,
     UnitEntry,
 )
-from xpuruntime.lockfile.tables import variables_of
 from xpuruntime.lockfile.validators import validator_drift, within_threads
 
 if TYPE_CHECKING:

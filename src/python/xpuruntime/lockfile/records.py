@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import msgspec
 
-from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
+from xpuruntime.lockfile.drift import DriftCode, ValidatorKind
 from xpuruntime.lockfile.measured import Measured
 
 if TYPE_CHECKING:

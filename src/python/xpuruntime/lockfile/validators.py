@@ -15,11 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
-from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.lockfile.consistency import model_facts
-from xpuruntime.lockfile.drift import LockDrift, shown
-from xpuruntime.lockfile.records import Validator, stable_id
-from xpuruntime.lockfile.tables import (
+from xpuruntime.lockfile.drift import DriftCode, LockDrift, ValidatorKind, shown
+from xpuruntime.lockfile.entries import (
     CORE,
     OWN_KERNELS,
     compiler_packages,
@@ -30,6 +28,7 @@ from xpuruntime.lockfile.tables import (
     quantiser_packages,
     variables_of,
 )
+from xpuruntime.lockfile.records import Validator, stable_id
 from xpuruntime.runtime.cpu_and_memory import cpu_cores, cpu_quota
 from xpuruntime.runtime.libraries.identity import (
     find_file,

@@ -26,8 +26,15 @@ from xpuruntime.files.paths import json_bytes, json_text, kind_of, reason_of, us
 from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines, read_regular
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.diff.diffing import compare_environments
-from xpuruntime.locks.diff.side import PythonSide, call, start_worker
-from xpuruntime.locks.fresh_environments import InstallError, listed_versions, make_environment, versions_between
+from xpuruntime.locks.environments import (
+    InstallError,
+    PythonSide,
+    call,
+    listed_versions,
+    make_environment,
+    start_worker,
+    versions_between,
+)
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.measuring.statistics import RatioVerdict
 from xpuruntime.policies.document import nearest

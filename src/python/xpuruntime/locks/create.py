@@ -21,8 +21,7 @@ from xpuruntime.lockfile.measured import LatencyFigures, Measured, OutputSample
 from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedShapes, Provenance
 from xpuruntime.lockfile.rules import locked_policy, policy_record, stated_keys, without_lock
 from xpuruntime.lockfile.validators import collect_validators
-from xpuruntime.locks.batch_figures import check_batches, memory_of_session, times_of_batches
-from xpuruntime.locks.figures import measure_ratios, peak_of_process
+from xpuruntime.locks.figures import check_batches, measure_ratios, memory_of_session, peak_of_process, times_of_batches
 from xpuruntime.measuring.conditions import between, moment
 from xpuruntime.measuring.rounds import rounds_of
 from xpuruntime.policies import Policy

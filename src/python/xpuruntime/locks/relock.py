@@ -14,9 +14,8 @@ from xpuruntime.argument_types import ARRAYS, COUNTS, FLAG, MAPPING, NAMES, TEXT
 from xpuruntime.errors import InputError
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
-from xpuruntime.lockfile.codes import DriftCode, ValidatorKind
 from xpuruntime.lockfile.differences import compare_identities
-from xpuruntime.lockfile.drift import LockDrift, drift_error
+from xpuruntime.lockfile.drift import DriftCode, LockDrift, ValidatorKind, drift_error
 from xpuruntime.lockfile.records import AcceptedDrift, Lock, utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.create import create_lock

@@ -10,7 +10,7 @@ import msgspec
 
 from xpuruntime import _core
 from xpuruntime.argument_types import TEXT, check_types
-from xpuruntime.evidence.kernels.decisions import DecisionSource, KernelCandidate, KernelDecision
+from xpuruntime.evidence.kernel_records import DecisionSource, KernelCandidate, KernelDecision
 from xpuruntime.ops.call_context import prepare
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ class Decisions(tuple[Decision, ...]):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.decision_tables import decision_tables
+        from xpuruntime.evidence.render_text.sections import decision_tables
 
         if not self:
             return Text("no decision: no xpuruntime kernel was called since the start, or since clear_decisions()")

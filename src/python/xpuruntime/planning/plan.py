@@ -12,8 +12,7 @@ import msgspec
 from xpuruntime.argument_types import ArgumentType, check_types
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.records import Control, Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.files.paths import json_bytes, json_text
 from xpuruntime.files.reading import decode_json
 from xpuruntime.printable import printable

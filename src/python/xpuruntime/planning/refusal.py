@@ -19,8 +19,7 @@ from xpuruntime.errors import (
     UnsupportedOperationError,
     XpuRuntimeError,
 )
-from xpuruntime.evidence.records import Control
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Control, VerdictCode
 from xpuruntime.planning.candidates import chooses_among_all_engines, devices_of, find_engine
 from xpuruntime.policies.call_facts import NameSet
 from xpuruntime.runtime.packages import reinstall_command

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.errors import PlanError, PolicyError, XpuRuntimeError
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.planning.candidates import (
     EngineCandidate,
     chooses_among_all_engines,

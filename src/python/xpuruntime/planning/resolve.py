@@ -15,8 +15,7 @@ from xpuruntime.engines.known_errors import control_of, not_swept
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Control, Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.planning.candidates import (
     KNOWN_EXTRAS,

@@ -24,7 +24,7 @@ from xpuruntime.engines.quantisation.sample_sources import open_source
 from xpuruntime.errors import InputError, PlanError, PolicyError, UnsupportedOperationError
 from xpuruntime.evidence.tolerances import RANDOM_FIX, Tolerance, compare_within
 from xpuruntime.inference.plan_request import PlannedModel, plan_session
-from xpuruntime.locks.determinism.batches import NoBatch, other_inputs
+from xpuruntime.locks.determinism.grades import NoBatch, other_inputs
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 from xpuruntime.policies import Policy
 from xpuruntime.runtime.cpu_and_memory import CpuCores, cpu_cores

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from xpuruntime.evidence.kernels.names import parse_kernel_name, short_name
+from xpuruntime.evidence.kernel_records import parse_kernel_name, short_name
 
 #: Name, whether on tensor cores, in which precision.
 NAMES = [

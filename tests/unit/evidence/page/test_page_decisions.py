@@ -10,7 +10,7 @@ from page_models import HOSTILE
 from test_page import Page, data_of
 
 from xpuruntime.evidence import KernelCandidate, KernelDecision, Report, compare_reports
-from xpuruntime.evidence.kernels.decisions import merged
+from xpuruntime.evidence.kernel_records import merged
 
 
 def candidate(name, *, reason="", us=None):

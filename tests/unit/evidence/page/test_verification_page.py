@@ -4,8 +4,7 @@
 
 from __future__ import annotations
 
-from xpuruntime.locks.verification.claim_codes import ClaimCode
-from xpuruntime.locks.verification.claims import Claim, VerificationResult
+from xpuruntime.locks.verification.claims import Claim, ClaimCode, VerificationResult
 
 HOSTILE = "<b id='bad'>x</b> \x1b[31m"
 

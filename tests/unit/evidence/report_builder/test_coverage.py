@@ -7,7 +7,7 @@ from __future__ import annotations
 import pytest
 
 from xpuruntime.evidence.render_text.tables import outside_text
-from xpuruntime.evidence.report_builder.coverage import coverage_note, instrumented, profiler_overhead_note
+from xpuruntime.evidence.report_building import coverage_note, instrumented, profiler_overhead_note
 
 
 def test_the_median_of_the_shares_of_single_runs():

@@ -8,7 +8,7 @@ import pytest
 from evidence_records import BOUNDARY, unit
 
 from xpuruntime.evidence import Boundary, SourceNode
-from xpuruntime.evidence.sections.graph_blockers import graph_blockers, graph_status
+from xpuruntime.evidence.cuda_graphs import graph_blockers, graph_status
 
 CUDA = "cuda:0"
 

@@ -8,7 +8,7 @@ import pytest
 from test_page_decisions import decision
 
 from xpuruntime.engines.model.facts import TensorInfo
-from xpuruntime.evidence.sections.shape_coverage import shape_coverage
+from xpuruntime.evidence.shape_coverage import shape_coverage
 
 
 def tensor(shape, limits=(), name="x", **more):

@@ -22,7 +22,7 @@ torch = pytest.importorskip("torch")
 import planted  # noqa: E402 - it needs PyTorch
 
 if TYPE_CHECKING:
-    from xpuruntime.evidence.sections.determinism import DeterminismTests
+    from xpuruntime.evidence.determinism import DeterminismTests
 
 ROOT = Path(__file__).resolve().parents[4]
 GRADES = ("run_to_run", "concurrency", "restart", "batch_position", "batch_invariant")

@@ -23,7 +23,7 @@ from google.protobuf import text_format
 from test_servers import model_config
 
 import xpuruntime as xrt
-from xpuruntime.locks.export.kserve import service_name
+from xpuruntime.locks.export.targets import service_name
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.testing import models
 

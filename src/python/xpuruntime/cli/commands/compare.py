@@ -155,7 +155,7 @@ def diff(
     from xpuruntime.cli.session import prepare, report_probe_inputs
     from xpuruntime.files.paths import kind_of, refuse_overwriting
     from xpuruntime.locks.diff.diffing import compare_environments
-    from xpuruntime.locks.diff.side import LockSide, read_side
+    from xpuruntime.locks.environments import LockSide, read_side
     from xpuruntime.policies.quantities import read_duration
 
     check_target("--output", output)

@@ -302,7 +302,7 @@ def profile(
     from xpuruntime.cli.output import check_outputs, console, print_json, refuse_other_kinds
     from xpuruntime.cli.session import open_session, prepare
     from xpuruntime.errors import InputError
-    from xpuruntime.evidence.traces.trace_file import check_trace
+    from xpuruntime.evidence.trace_files import check_trace
     from xpuruntime.inference import profile as profiling
 
     if trace is not None:

@@ -125,7 +125,7 @@ def verify(
     from xpuruntime.cli.results import check_target
     from xpuruntime.cli.session import prepare
     from xpuruntime.files.paths import refuse_overwriting
-    from xpuruntime.locks.verification.outputs import FORMATS, GITLAB_REPORTS
+    from xpuruntime.locks.verification.formats import FORMATS, GITLAB_REPORTS
     from xpuruntime.locks.verification.verify import verify as verified
     from xpuruntime.policies.memory_and_artifacts import read_size
     from xpuruntime.policies.quantities import read_duration
@@ -182,7 +182,7 @@ def _outputs(out: Sequence[str] | None, formats: Sequence[str]) -> list[tuple[st
 
 def _github(result: VerificationResult, *, as_json: bool) -> None:
     """Print annotations, which GitHub reads from both streams; under ``--json`` on stderr. Append the summary."""
-    from xpuruntime.locks.verification.outputs.github import append_summary, workflow_commands
+    from xpuruntime.locks.verification.formats import append_summary, workflow_commands
 
     stream = sys.stderr if as_json else sys.stdout
     for line in workflow_commands(result):

@@ -28,8 +28,7 @@ from xpuruntime.engines.model.facts import (
 from xpuruntime.engines.model.file import parse, read, refuse
 from xpuruntime.engines.model.graph import NamedNode, fix_shapes, name_nodes, normal_domain, sort_nodes, tensors
 from xpuruntime.engines.model.limits import check_limits
-from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, RESULT_KEY
-from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
+from xpuruntime.evidence.metadata import KERNEL_KEY, LOCK_KEY, RESULT_KEY, onnx_digest
 from xpuruntime.files.digests import open_file_digest
 from xpuruntime.files.paths import folder_of
 from xpuruntime.files.reading import open_regular

@@ -24,7 +24,7 @@ from xpuruntime.engines.onnxruntime.options import (
     OnnxRuntimeSettings,
 )
 from xpuruntime.errors import EngineError
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.files.paths import kind_of, not_private, with_home
 
 if TYPE_CHECKING:

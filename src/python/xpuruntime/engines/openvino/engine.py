@@ -10,8 +10,7 @@ from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
 from xpuruntime.engines.openvino.options import GRAPH_OPTIONS, NAMES, options_of
 from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.runtime.packages import install_command
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from xpuruntime.engines.openvino.unit_attribution import Shares, requested_preci
 from xpuruntime.engines.precision.names import FLOATS, meets, precision_name
 from xpuruntime.engines.precision.stated import model_precisions, precision_of
 from xpuruntime.engines.quantisation.style import HEAVY
-from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
+from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time, Unit
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.base import Request
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.openvino.settings import OpenVinoSettings
-    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
+    from xpuruntime.evidence.memory_over_time import LiveBytes
 
 __all__ = ["observe", "units_of"]
 

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from xpuruntime.engines.base import Engine, Judgement, Refusal
 from xpuruntime.engines.qnn.options import NAMES
 from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Verdict, VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.engines.base import Refusal
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 
 if TYPE_CHECKING:
     from xpuruntime.engines.base import Request

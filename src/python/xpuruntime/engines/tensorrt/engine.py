@@ -10,8 +10,7 @@ from xpuruntime.engines.base import Engine, Judgement, Refusal, Request
 from xpuruntime.engines.tensorrt.options import runtime_keys
 from xpuruntime.engines.tensorrt.products import RTX, TENSORRT, TensorRtProduct
 from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Verdict, VerdictCode
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -17,7 +17,7 @@ from xpuruntime.engines.tensorrt.building import build
 from xpuruntime.engines.tensorrt.messages import logger
 from xpuruntime.engines.tensorrt.products import bindings, compute_capabilities
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import VerdictCode
 from xpuruntime.files.reading import decode_json
 
 if TYPE_CHECKING:

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 from xpuruntime.engines.base import Engine, Judgement, Refusal, Request, missing_cuda_device
 from xpuruntime.engines.torch.names import NAMES, OPTIONS
 from xpuruntime.errors import PolicyError
-from xpuruntime.evidence.records import Verdict
-from xpuruntime.evidence.verdict_codes import VerdictCode
+from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.engines.torch.names import CELLS, RECURRENT, RECURRENT_KERNELS
 from xpuruntime.errors import EngineError
-from xpuruntime.evidence.model_metadata.policy import OP_OF_TORCH, module_of_node
+from xpuruntime.evidence.metadata import OP_OF_TORCH, module_of_node
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, NameSet, escape, unknown_sizes
 from xpuruntime.policies.kernel_rules import KernelRule, RuleMatch

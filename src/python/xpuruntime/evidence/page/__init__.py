@@ -4,10 +4,8 @@
 
 from __future__ import annotations
 
-from xpuruntime.evidence.page.changes import render_changes
-from xpuruntime.evidence.page.comparison import render_comparison
-from xpuruntime.evidence.page.document import render_page
-from xpuruntime.evidence.page.fragment import render_fragment
-from xpuruntime.evidence.page.serving import render_serving
+from xpuruntime.evidence.page.comparisons import render_changes, render_comparison
+from xpuruntime.evidence.page.document import render_serving
+from xpuruntime.evidence.page.report import render_fragment, render_page
 
 __all__ = ["render_changes", "render_comparison", "render_fragment", "render_page", "render_serving"]

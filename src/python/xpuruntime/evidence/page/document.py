@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`render_page`: a page as one file. Style, script and data are in it, and its own policy lets nothing else in."""
+"""`assemble`: a page as one file. Style, script and data are in it, and its own policy lets nothing else in."""
 
 from __future__ import annotations
 
@@ -10,35 +10,22 @@ import hashlib
 import html
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from xpuruntime.evidence.page.data import model_name, page_data
-from xpuruntime.evidence.page.fragment import render_fragment
 from xpuruntime.files.paths import json_bytes
-from xpuruntime.notebook import fragment_style
+from xpuruntime.notebook import escaped, fragment, fragment_style, fragment_table
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from xpuruntime.evidence.report import Report
+    from collections.abc import Mapping
 
-__all__ = ["PARTS", "assemble", "render_page"]
+__all__ = ["assemble", "render_serving"]
 
 _HERE = Path(__file__).parent
 #: How each template begins; the frame says it for the whole page.
 _LICENCE = "<!-- SPDX-License-Identifier: Apache-2.0 -->\n<!-- SPDX-FileCopyrightText: The xpuruntime developers -->\n"
-#: The parts of the script of a report, in the order in which they build on each other.
-PARTS = (
-    "elements", "core", "overview", "charts", "timeline", "sorting", "units", "memory", "sections", "tables", "groups",
-    "columns", "layout", "paint", "graph", "inspector", "shell", "main",
-)  # fmt: skip
 #: In JSON these may stand as escapes only: inside of HTML they could end the block that holds them.
 _ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
-
-
-def render_page(report: Report) -> str:
-    """Return the whole page. It loads nothing, from nowhere, and shows all text of the report as text."""
-    title = f"{report.headline} - {model_name(report)}"
-    return assemble("page.html", "report", PARTS, title, page_data(report), render_fragment(report))
 
 
 def assemble(template: str, kind: str, scripts: tuple[str, ...], title: str, data: object, fragment: str) -> str:
@@ -75,3 +62,22 @@ def _content_policy(style: str, script: str) -> str:
 
 def _digest(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+_PARTS = ("elements", "served", "shell", "serving")
+
+
+def render_serving(plain: Mapping[str, Any]) -> str:
+    """Return the page of a server."""
+    state = "ready" if plain["ready"] else "not ready"
+    rows = [
+        (one["name"], one["version"] or "-", one["state"], one["reason"] or one["engine"]) for one in plain["models"]
+    ]
+    kind = "honoured" if plain["ready"] else "substituted"
+    told = fragment(
+        (
+            f"<p class='xrt-headline xrt-{kind}'>{escaped(state)} {escaped(plain['reason'])}</p>",
+            fragment_table("Models", ("model", "version", "state", "engine"), rows),
+        )
+    )
+    return assemble("serving.html", "status", _PARTS, f"{state} - xpuruntime", dict(plain), told)

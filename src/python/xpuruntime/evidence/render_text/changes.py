@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.render_text.decision_tables import changed_decisions
-from xpuruntime.evidence.render_text.section_tables import changed_graph, changed_memory, changed_shapes
+from xpuruntime.evidence.render_text.sections import changed_decisions, changed_graph, changed_memory, changed_shapes
 from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, table
 
 if TYPE_CHECKING:

@@ -8,10 +8,14 @@ import shlex
 from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.evidence.kernels.device_kernels import summed, tensor_cores_text
-from xpuruntime.evidence.render_text.decision_tables import decision_tables
-from xpuruntime.evidence.render_text.operators import by_operator
-from xpuruntime.evidence.render_text.section_tables import graph_tables, memory_tables, shape_tables
+from xpuruntime.evidence.kernel_records import summed, tensor_cores_text
+from xpuruntime.evidence.render_text.sections import (
+    by_operator,
+    decision_tables,
+    graph_tables,
+    memory_tables,
+    shape_tables,
+)
 from xpuruntime.evidence.render_text.tables import bytes_text as _bytes
 from xpuruntime.evidence.render_text.tables import duration_text, plain
 from xpuruntime.evidence.render_text.tables import table as _table

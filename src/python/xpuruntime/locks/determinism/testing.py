@@ -13,13 +13,12 @@ import numpy as np
 from xpuruntime.argument_types import ARRAYS, COUNT, COUNTS, FLAG, TEXT, check_types
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.evidence.sections.determinism import DeterminismTests, GradeTest
+from xpuruntime.evidence.determinism import DeterminismTests, GradeTest
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.determinism import grades
-from xpuruntime.locks.determinism.batches import Batch, find_batch, other_inputs
 from xpuruntime.locks.determinism.bits import differing, kept
-from xpuruntime.locks.determinism.fresh_process import fresh_job, run_fresh, why_not_fresh
-from xpuruntime.locks.determinism.locating import locate
+from xpuruntime.locks.determinism.grades import Batch, find_batch, other_inputs
+from xpuruntime.locks.determinism.locating import fresh_job, locate, run_fresh, why_not_fresh
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
 from xpuruntime.runtime.worker import FailureKind, WorkerFailure
 

@@ -19,11 +19,9 @@ from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.evidence.tolerances import Tolerance, compare_within
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.files.scratch import ScratchFolder
-from xpuruntime.locks.diff.causes import environment_rows, plan_rows, possible_causes, restoring
-from xpuruntime.locks.diff.result import Diff, DiffRow, Level
-from xpuruntime.locks.diff.side import FileSide, LockSide, PythonSide, call, read_side, start_worker
-from xpuruntime.locks.diff.with_lock import compare_with_lock
-from xpuruntime.locks.session_worker import MODULE
+from xpuruntime.locks.diff.locked import compare_with_lock
+from xpuruntime.locks.diff.result import Diff, DiffRow, Level, environment_rows, plan_rows, possible_causes, restoring
+from xpuruntime.locks.environments import MODULE, FileSide, LockSide, PythonSide, call, read_side, start_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import read_array, write_arrays
 from xpuruntime.measuring.rounds import in_worker, measure
 from xpuruntime.measuring.statistics import Margin, RatioVerdict

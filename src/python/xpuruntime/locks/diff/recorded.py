@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
-from xpuruntime.evidence.report_builder.environment import influential_variables
-from xpuruntime.lockfile.codes import ValidatorKind
-from xpuruntime.lockfile.entries import call_entries, unit_entries
+from xpuruntime.evidence.report_building import influential_variables
+from xpuruntime.lockfile.drift import ValidatorKind
+from xpuruntime.lockfile.entries import CORE, call_entries, compilers_of, packages_of, unit_entries, variables_of
 from xpuruntime.lockfile.records import SHAPES_ID, Identity, Lock, LockedPlan, LockedShapes, Validator
 from xpuruntime.lockfile.rules import PLACES, policy_record
-from xpuruntime.lockfile.tables import CORE, compilers_of, packages_of, variables_of
 from xpuruntime.policies import Policy
 
 if TYPE_CHECKING:

@@ -4,10 +4,12 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.evidence.report_comparison import ReportComparison
 from xpuruntime.evidence.writing import write_whole
 from xpuruntime.files.paths import json_bytes, json_text
@@ -16,11 +18,25 @@ from xpuruntime.measuring.statistics import RatioComparison
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable, Sequence
     from pathlib import Path
 
     from rich.console import RenderableType
 
-__all__ = ["LEVELS", "SCHEMA", "Diff", "DiffRow", "Level"]
+    from xpuruntime.evidence.report_comparison import SurroundingChange
+
+__all__ = [
+    "LEVELS",
+    "SCHEMA",
+    "Diff",
+    "DiffRow",
+    "Level",
+    "environment_rows",
+    "plan_rows",
+    "possible_causes",
+    "render",
+    "restoring",
+]
 
 SCHEMA = "xpuruntime.diff/1"
 #: The levels in the order in which a cause comes before its effect.
@@ -156,11 +172,176 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
 
     def __str__(self) -> str:
         from xpuruntime.evidence.render_text.tables import plain
-        from xpuruntime.locks.diff.text import render
 
         return plain(render(self), 100)
 
     def __rich__(self) -> RenderableType:
-        from xpuruntime.locks.diff.text import render
 
         return render(self)
+
+
+_STYLE = {
+    "same": "green",
+    "differs": "bold yellow",
+    "undecided": "yellow",
+    "unobservable": "yellow",
+    "not compared": "",
+}
+_HEAD = {0: "bold green", 1: "bold yellow", 4: "bold yellow"}
+#: Rows of a level and node names that are shown; all of them are in the JSON.
+_ROWS, _NAMES = 12, 3
+
+
+def render(diff: Diff) -> RenderableType:
+    """Return the headline, and the levels with their rows, causes and pins."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [
+        Text(diff.headline, style=_HEAD[diff.exit_code]),
+        Text(f"before: {diff.before}, after: {diff.after}, model: {diff.model}"),
+    ]
+    for number, level in enumerate(diff.levels):
+        reason = f": {level.reason}" if level.reason else ""
+        parts.append(Text(f"L{number} {level.name}: {level.verdict}{reason}", style=_STYLE[level.verdict]))
+        if level.rows:
+            parts += _rows(level)
+    parts += [Text(f"note: {note}") for note in diff.notes]
+    return Group(*parts)
+
+
+def _rows(level: Level) -> list[RenderableType]:
+    from rich.text import Text
+
+    if level.name == "environment":
+        shown = table(level.name, ("what", "before", "after", "restored by"), widths={"what": 30})
+    else:
+        shown = table(level.name, ("what", "before", "after"), widths={"what": 44})
+    for row in level.rows[:_ROWS]:
+        cells = (_subject(row), row.before, row.after, *([row.restore or "-"] if level.name == "environment" else ()))
+        shown.add_row(*map(Text, cells))
+    found: list[RenderableType] = [shown]
+    if len(level.rows) > _ROWS:
+        found.append(Text(f"and {len(level.rows) - _ROWS} more rows: all of them are in the JSON"))
+    if level.name != "environment":
+        for causes, restore in dict.fromkeys((row.causes, row.restore) for row in level.rows):
+            cause = (
+                f"may be caused by {', '.join(causes)}" if causes else "no difference of the environment explains it"
+            )
+            found.append(Text(f"{cause}{f'; restored by {restore}' if restore else ''}"))
+    return found
+
+
+def _subject(row: DiffRow) -> str:
+    names = ", ".join(row.nodes[:_NAMES]) + (f" and {len(row.nodes) - _NAMES} more" if len(row.nodes) > _NAMES else "")
+    subject = names or row.id
+    return f"{row.what}: {subject}" if row.what else subject
+
+
+#: Packages that an engine is made of, by how their names begin; and libraries, by how theirs do.
+_PACKAGES = {
+    "onnxruntime": ("onnxruntime",),
+    "qnn": ("onnxruntime",),
+    "openvino": ("openvino",),
+    "tensorrt": ("tensorrt", "nvidia"),
+    "torch": ("torch", "nvidia"),
+}
+_LIBRARIES = {
+    "onnxruntime": ("libonnxruntime", "onnxruntime"),
+    "qnn": ("libonnxruntime", "onnxruntime", "libQnn"),
+    "openvino": ("libopenvino", "libtbb"),
+    "tensorrt": ("libnvinfer", "libtensorrt"),
+    "torch": ("libtorch", "libc10", "libmkl", "libgomp"),
+}
+_CUDA = ("libcu", "libnv", "libcudnn")
+#: What takes part in every run: it makes the plan and prepares the graph.
+_ALWAYS = ("packages.xpuruntime", "packages.onnx", "cpu", "machine", "driver")
+_DISTRIBUTION = re.compile(r".*?/(?:site|dist)-packages/")
+
+
+def environment_rows(comparison: ReportComparison) -> tuple[DiffRow, ...]:
+    """Return what differs in the environment, without paths that differ by the folder of the environment alone."""
+    rows = []
+    for one in comparison.surroundings:
+        if one.name.startswith("settings.") or one.name in ("plan.policy_source",):
+            continue
+        before, after = (None if value is None else _DISTRIBUTION.sub("", value) for value in (one.before, one.after))
+        if before != after:
+            rows.append(DiffRow(id=one.name, before=before or "-", after=after or "-", restore=_pin(one)))
+    versions = {(row.before, row.after) for row in rows if row.id.startswith("packages.")}
+    return tuple(row for row in rows if row.id != "plan.engine_version" or (row.before, row.after) not in versions)
+
+
+def plan_rows(
+    comparison: ReportComparison, defaults: Sequence[dict[str, str]], environment: Iterable[DiffRow]
+) -> tuple[DiffRow, ...]:
+    """Return what differs in the plan: candidate, settings, status of policy keys, defaults of the engine."""
+    engine = comparison.after.engine
+    causes = possible_causes(environment, engine, comparison.after.device)
+    restore = restoring(causes, environment)
+    rows = [
+        DiffRow(id=f"plan.{name}", what="chosen", before=before, after=after, restore=f"execution.{name}: {before}")
+        for name in ("engine", "device", "precision")
+        if (before := getattr(comparison.before, name)) != (after := getattr(comparison.after, name))
+    ]
+    rows += [
+        DiffRow(id=one.name, what="setting", before=one.before or "-", after=one.after or "-", causes=causes,
+                restore=restore)
+        for one in comparison.surroundings
+        if one.name.startswith("settings.") and one.name != "settings.computes"
+    ]  # fmt: skip
+    rows += [
+        DiffRow(
+            id=one.key,
+            what="policy key",
+            before=f"{one.requested_before or '-'}, {one.status_before or 'not stated'}",
+            after=f"{one.requested_after or '-'}, {one.status_after or 'not stated'}",
+            causes=causes,
+            restore=restore,
+        )
+        for one in comparison.keys
+    ]
+    before, after = defaults
+    names = dict.fromkeys((*before, *after)) if before and after else {}
+    rows += [
+        DiffRow(id=f"default {name}", what="default", before=before.get(name, "-"), after=after.get(name, "-"),
+                causes=causes, restore=restore)
+        for name in names
+        if before.get(name) != after.get(name)
+    ]  # fmt: skip
+    return tuple(rows)
+
+
+def possible_causes(environment: Iterable[DiffRow], engine: str, device: str) -> tuple[str, ...]:
+    """Return the rows of the environment that can change what an engine does on a device."""
+    packages, libraries = _PACKAGES.get(engine, (engine,)), _LIBRARIES.get(engine, (f"lib{engine}",))
+    cuda = device.startswith("cuda")
+    found = []
+    for row in environment:
+        kind, _, name = row.id.partition(".")
+        if (
+            row.id in (*_ALWAYS, "plan.engine_version")
+            or (kind == "packages" and name.startswith((*packages, *(("nvidia",) if cuda else ()))))
+            or (kind == "libraries" and name.startswith((*libraries, *(_CUDA if cuda else ()))))
+            or kind == "variables"
+            or (kind == "devices" and name == device)
+        ):
+            found.append(row.id)
+    return tuple(found)
+
+
+def restoring(causes: Iterable[str], environment: Iterable[DiffRow]) -> str:
+    """Return the pins of several rows as one text."""
+    wanted = set(causes)
+    return "; ".join(dict.fromkeys(row.restore for row in environment if row.id in wanted and row.restore))
+
+
+def _pin(change: SurroundingChange) -> str:
+    kind, _, name = change.name.partition(".")
+    if kind == "packages":
+        return f"pip install {name}=={change.before}" if change.before else f"pip uninstall {name}"
+    if kind == "variables":
+        return f"export {name}={change.before}" if change.before is not None else f"unset {name}"
+    if kind == "driver":
+        return f"install the driver of {change.before}" if change.before else ""
+    return ""

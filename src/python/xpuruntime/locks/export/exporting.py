@@ -22,15 +22,12 @@ from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import publish_folder, staging
 from xpuruntime.inference.locked import surroundings
 from xpuruntime.lockfile.canonical import load_lock
-from xpuruntime.lockfile.codes import ValidatorKind
 from xpuruntime.lockfile.consistency import session_records
-from xpuruntime.lockfile.drift import drift_error
+from xpuruntime.lockfile.drift import ValidatorKind, drift_error
 from xpuruntime.lockfile.rules import policy_of, stated_keys
 from xpuruntime.lockfile.validators import compare_validators
-from xpuruntime.locks.export.kserve import KServeExporter
-from xpuruntime.locks.export.oci_layout import OciLayoutExporter
 from xpuruntime.locks.export.result import ExportResult
-from xpuruntime.locks.export.triton_python import TritonPythonExporter
+from xpuruntime.locks.export.targets import KServeExporter, OciLayoutExporter, TritonPythonExporter
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.runtime.snapshot import machine_snapshot
 
@@ -132,7 +129,7 @@ def export_lock(
     result = _write(made, target, job, place, strict=strict, overwrite=overwrite)
     if not prove:
         return result
-    from xpuruntime.locks.export.proving import prove_export
+    from xpuruntime.locks.export.result import prove_export
 
     interpreter = None if python is None else os.fspath(python)
     return msgspec.structs.replace(result, proof=prove_export(made, target, place, locked, str(source), interpreter))

@@ -8,18 +8,156 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 
+from xpuruntime.codes import Code
+from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.files.paths import json_bytes, json_text
-from xpuruntime.locks.verification.claim_codes import ClaimCode
-from xpuruntime.locks.verification.vocabulary import SECTIONS, VERDICTS, ClaimVerdict, Section
 from xpuruntime.policies.verify_policy import Inconclusive
 
 if TYPE_CHECKING:
     import os
     from pathlib import Path
+    from typing import Self
 
     from rich.console import RenderableType
 
-__all__ = ["SCHEMA", "SECTIONS", "VERDICTS", "Claim", "ClaimVerdict", "VerificationResult"]
+__all__ = [
+    "SCHEMA",
+    "SECTIONS",
+    "VERDICTS",
+    "Claim",
+    "ClaimCode",
+    "ClaimVerdict",
+    "Section",
+    "VerificationResult",
+    "place_text",
+    "render",
+    "worst_first",
+]
+
+Section = Literal["evidence", "accuracy", "determinism", "speed", "memory", "start", "audit"]
+ClaimVerdict = Literal["pass", "fail", "inconclusive", "unobservable", "skipped"]
+
+#: In the order in which they are checked.
+SECTIONS: tuple[Section, ...] = ("evidence", "accuracy", "determinism", "memory", "start", "audit", "speed")
+#: The worst first.
+VERDICTS: tuple[ClaimVerdict, ...] = ("fail", "inconclusive", "unobservable", "skipped", "pass")
+
+
+class ClaimCode(Code):
+    """Why a claim has its verdict.
+
+    Attributes
+    ----------
+    rule : str
+        Identifier, such as ``"XRT1001"``. It is never given to another code.
+    rule_name : str
+        Name of the rule in camel case.
+    """
+
+    rule: str
+    rule_name: str
+
+    def __new__(cls, word: str, rule: str = "", rule_name: str = "", meaning: str = "") -> Self:
+        """Make a member of its word, its rule and its meaning."""
+        code = str.__new__(cls, word)
+        code._value_ = word
+        code.rule, code.rule_name, code.meaning = rule, rule_name, meaning
+        return code
+
+    OK = "ok", "XRT0000", "Ok", "The claim holds."
+    SUBSTITUTED = "substituted", "XRT1001", "KeySubstituted", "Something else ran than a policy key asks for."
+    UNSUPPORTED = "unsupported", "XRT1002", "KeyUnsupported", "The engine cannot honour a policy key."
+    KEY_INCONCLUSIVE = (
+        "key_inconclusive",
+        "XRT1003",
+        "KeyInconclusive",
+        "A policy key was tested without a value to compare.",
+    )
+    UNOBSERVABLE = "unobservable", "XRT1004", "KeyUnobservable", "Nothing shows whether a policy key was honoured."
+    NOT_OBSERVED = (
+        "not_observed",
+        "XRT1005",
+        "RequiredEvidenceMissing",
+        "Evidence that the policy requires was not observed.",
+    )
+    MISPLACED = "misplaced", "XRT1006", "UnitMisplaced", "A unit ran on another device than the plan's."
+    INCOMPLETE = "incomplete", "XRT1007", "EvidenceIncomplete", "The instrumented pass broke off or lacks records."
+    NOT_OPENED = "not_opened", "XRT1008", "SessionNotOpened", "The model could not be opened under the policy."
+    LOCK_DIFFERS = "lock_differs", "XRT1009", "LockEntryDiffers", "Something else ran than the lock records."
+    LOCK_STALE = "lock_stale", "XRT1010", "LockStale", "A validator of the lock does not hold here."
+    OTHER_MACHINE = (
+        "other_machine",
+        "XRT1011",
+        "OtherMachine",
+        "The lock was made on another machine: nothing can be compared.",
+    )
+    OUT_OF_TOLERANCE = "out_of_tolerance", "XRT2001", "OutputOutOfTolerance", "An output is too far from the reference."
+    NOT_COMPARED = "not_compared", "XRT2002", "OutputNotCompared", "An output could not be compared with the reference."
+    BELOW_FLOOR = "below_floor", "XRT2003", "MetricBelowFloor", "A metric of the user is below its least value."
+    METRIC_FAILED = "metric_failed", "XRT2004", "MetricFailed", "A metric of the user raised, or returned no number."
+    METRIC_CRASHED = (
+        "metric_crashed",
+        "XRT2005",
+        "MetricCrashed",
+        "A metric of the user ended its process before it returned.",
+    )
+    METRIC_TIMEOUT = "metric_timeout", "XRT2006", "MetricTimeout", "A metric of the user did not return in time."
+    METRIC_NOT_GIVEN = (
+        "metric_not_given",
+        "XRT2007",
+        "MetricNotGiven",
+        "The policy has the least value of a metric whose function was not given.",
+    )
+    METRIC_MEMORY = "metric_memory", "XRT2008", "MetricMemory", "A metric of the user held more memory than it may."
+    METRIC_DISK_FULL = (
+        "metric_disk_full",
+        "XRT2009",
+        "MetricDiskFull",
+        "A disk was full while a metric of the user ran.",
+    )
+    NONDETERMINISTIC = (
+        "nondeterministic",
+        "XRT3001",
+        "Nondeterministic",
+        "Results do not repeat bit for bit in the grade asked for.",
+    )
+    NOT_TESTED = "not_tested", "XRT3002", "DeterminismNotTested", "A grade of determinism could not be tested."
+    SLOWER = "slower", "XRT4001", "Slower", "The session is slower than its control, beyond the margin."
+    UNDECIDED = (
+        "undecided",
+        "XRT4002",
+        "SpeedUndecided",
+        "The interval of the slowdown holds the margin after the budget.",
+    )
+    NOISY = "noisy", "XRT4003", "MachineTooNoisy", "The control differs from itself by too much to compare with."
+    WORKER_FAILED = "worker_failed", "XRT4004", "WorkerFailed", "A worker process gave no measurement."
+    NO_CONTROL = "no_control", "XRT4005", "NoControl", "There is no control to compare the speed with."
+    MEMORY_GROWTH = "memory_growth", "XRT5001", "MemoryGrowth", "The memory of the process grew over repeated runs."
+    MEMORY_PEAK = "memory_peak", "XRT5002", "MemoryPeak", "The process held more memory than is allowed."
+    SLOW_START = "slow_start", "XRT6001", "SlowStart", "Opening the session took longer than is allowed."
+    START_UNDECIDED = (
+        "start_undecided",
+        "XRT6002",
+        "StartUndecided",
+        "Times to open the session are too noisy to compare.",
+    )
+    OTHER_WORK = (
+        "other_work",
+        "XRT7001",
+        "OtherWorkWhenTimed",
+        "Outputs of timed runs differ from those of untimed runs.",
+    )
+    CACHED = "cached", "XRT7002", "ResultsCached", "Repeated inputs are faster than new ones: results are cached."
+    CACHE_UNDECIDED = (
+        "cache_undecided",
+        "XRT7003",
+        "CacheUndecided",
+        "Times of new and repeated inputs are too noisy to compare.",
+    )
+    RAISED = "raised", "XRT8001", "CheckRaised", "The engine or the check itself raised an error."
+    ALLOWED = "allowed", "XRT9001", "DeviationAllowed", "The policy allows this deviation."
+    NOT_APPLICABLE = "not_applicable", "XRT9002", "NotApplicable", "There is nothing to test."
+
 
 SCHEMA = "xpuruntime.verification/1"
 
@@ -187,7 +325,7 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
-        from xpuruntime.locks.verification.outputs.page import render_page
+        from xpuruntime.locks.verification.pages import render_page
 
         return render_page(self)
 
@@ -196,7 +334,7 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
         return self.save(path, "html")
 
     def save(self, path: str | os.PathLike[str], format: str = "json") -> Path:
-        """Write the result in a format: a name of `xpuruntime.locks.verification.outputs.FORMATS`.
+        """Write the result in a format: a name of `xpuruntime.locks.verification.formats.FORMATS`.
 
         The file is replaced as a whole or not at all.
 
@@ -205,7 +343,7 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
         InputError
             There is no such format, or the file cannot be written.
         """
-        from xpuruntime.locks.verification.outputs import write_output
+        from xpuruntime.locks.verification.formats import write_output
 
         return write_output(self, format, path)
 
@@ -220,9 +358,50 @@ class VerificationResult(msgspec.Struct, frozen=True, kw_only=True):
         return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
-        from xpuruntime.locks.verification.text import render
 
         return render(self)
 
 
 _WORDS = {"fail": "failed", "inconclusive": "inconclusive", "unobservable": "unobservable"}
+
+
+_STYLE = {"pass": "green", "fail": "bold red", "inconclusive": "bold yellow", "unobservable": "yellow", "skipped": ""}
+_HEAD = {"pass": "bold green", "warn": "bold yellow", "fail": "bold red", "inconclusive": "bold yellow"}
+_WIDTHS = {"claim": 24, "verdict": 12}
+
+
+def worst_first(claims: tuple[Claim, ...]) -> list[Claim]:
+    """Return claims by verdict, the worst first, otherwise in their order."""
+    return sorted(claims, key=lambda one: VERDICTS.index(one.verdict))
+
+
+def place_text(result: VerificationResult, claim: Claim) -> str:
+    """Return where the policy states a claim, such as ``"policy.yaml:7:3"``; empty where no file does."""
+    return f"{result.policy}:{claim.line}:{claim.column}" if result.policy and claim.line else ""
+
+
+def render(result: VerificationResult) -> RenderableType:
+    """Return headline, a table of all claims, and the reasons of those that did not pass."""
+    from rich.console import Group
+    from rich.text import Text
+
+    parts: list[RenderableType] = [Text(result.headline, style=_HEAD[result.verdict])]
+    where = f"{result.model} on {result.engine}@{result.device}" if result.engine else result.model
+    parts.append(Text(where + (f", lock {result.lock}" if result.lock else "")))
+    claims = worst_first(result.claims)
+    if claims:
+        shown = table("claims", ("claim", "requested", "observed", "verdict"), widths=_WIDTHS)
+        for one in claims:
+            shown.add_row(
+                Text(one.id), Text(one.requested), Text(one.observed), Text(one.verdict, style=_STYLE[one.verdict])
+            )
+        parts.append(shown)
+    for one in claims:
+        if one.verdict == "pass":
+            continue
+        place = place_text(result, one)
+        parts.append(Text(f"{one.verdict}: {one.id}: {one.reason}{f' ({place})' if place else ''}"))
+        if one.fix:
+            parts.append(Text(f"  fix: {one.fix}"))
+    parts += [Text(f"note: {note}") for note in result.notes]
+    return Group(*parts)

@@ -4,6 +4,9 @@
 
 from __future__ import annotations
 
+import os
+import platform
+import sys
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -20,7 +23,7 @@ if TYPE_CHECKING:
     from xpuruntime.measuring.statistics import RatioComparison
     from xpuruntime.policies import VerifySpeed
 
-__all__ = ["SMALLEST", "TimedMetric", "time_metric"]
+__all__ = ["SMALLEST", "TimedMetric", "machine_conditions", "time_metric"]
 
 #: Rounds of medians, the fewest and the most, also of a ratio that is kept; and of percentiles, looked at once.
 _ROUNDS, _KEPT_ROUNDS, _TAIL_ROUNDS = (9, 121), (41, 1000), 15
@@ -168,3 +171,16 @@ def _percentiles(found: RoundTimes) -> tuple[list[float], list[float], list[floa
     control = np.asarray(found.calls["control"]).reshape(rounds, 2, -1)
     both = np.percentile(control, 99, axis=2)
     return np.percentile(session, 99, axis=1).tolist(), both[:, 0].tolist(), both[:, 1].tolist()
+
+
+def machine_conditions() -> dict[str, str]:
+    """Return the processor, the load, and the versions of Python and NumPy."""
+    import numpy as np
+
+    facts = {"platform": platform.platform(), "python": sys.version.split()[0], "numpy": np.__version__}
+    facts["processors"] = str(os.cpu_count() or "unknown")
+    try:
+        facts["load average"] = " ".join(f"{load:.2f}" for load in os.getloadavg())
+    except (OSError, AttributeError):
+        facts["load average"] = "unknown"
+    return facts

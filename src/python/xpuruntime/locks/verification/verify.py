@@ -31,19 +31,16 @@ from xpuruntime.files.paths import json_bytes
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.lockfile.rules import policy_of
-from xpuruntime.locks.session_worker import MODULE, session_worker
-from xpuruntime.locks.verification.claim_codes import ClaimCode
-from xpuruntime.locks.verification.claims import Claim, VerificationResult
-from xpuruntime.locks.verification.conditions import machine_conditions
-from xpuruntime.locks.verification.sections.accuracy import accuracy_claims
-from xpuruntime.locks.verification.sections.audit import audit_claims
-from xpuruntime.locks.verification.sections.determinism import determinism_claims
-from xpuruntime.locks.verification.sections.evidence import evidence_claims
-from xpuruntime.locks.verification.sections.memory import memory_claims, start_claims
-from xpuruntime.locks.verification.sections.metrics import FileMetric, Metric, read_metric
-from xpuruntime.locks.verification.sections.speed import speed_claims
-from xpuruntime.locks.verification.sections.subject import Subject
-from xpuruntime.locks.verification.vocabulary import SECTIONS, Section
+from xpuruntime.locks.environments import MODULE, session_worker
+from xpuruntime.locks.verification.accuracy import accuracy_claims, determinism_claims
+from xpuruntime.locks.verification.audit import audit_claims
+from xpuruntime.locks.verification.claims import SECTIONS, Claim, ClaimCode, Section, VerificationResult
+from xpuruntime.locks.verification.evidence import evidence_claims
+from xpuruntime.locks.verification.memory import memory_claims, start_claims
+from xpuruntime.locks.verification.metrics import FileMetric, Metric, read_metric
+from xpuruntime.locks.verification.speed import speed_claims
+from xpuruntime.locks.verification.subject import Subject
+from xpuruntime.locks.verification.timing import machine_conditions
 from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.policies.memory_and_artifacts import read_size

@@ -16,7 +16,7 @@ import torch
 
 import xpuruntime
 from xpuruntime.errors import XpuRuntimeWarning
-from xpuruntime.lockfile.export_lock import ExportLock, locked_kernels
+from xpuruntime.lockfile.canonical import ExportLock, locked_kernels
 from xpuruntime.policies import ExecutionPolicy, Policy
 from xpuruntime.policies.call_facts import NameSet
 from xpuruntime.policies.kernel_rules import FAMILIES

@@ -14,8 +14,7 @@ import torch
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError, XpuRuntimeError
-from xpuruntime.evidence.model_metadata.policy import KERNEL_KEY, LOCK_KEY, POLICY_KEY, RESULT_KEY, pinned_by_rule
-from xpuruntime.evidence.model_metadata.weight_digest import onnx_digest
+from xpuruntime.evidence.metadata import KERNEL_KEY, LOCK_KEY, POLICY_KEY, RESULT_KEY, onnx_digest, pinned_by_rule
 from xpuruntime.files.paths import reason_of
 from xpuruntime.files.writing import files_beside
 from xpuruntime.pytorch.dispatch import context

@@ -12,8 +12,7 @@ import torch
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import ModelError
-from xpuruntime.evidence.model_metadata.policy import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY
-from xpuruntime.evidence.model_metadata.weight_digest import digest_tensors
+from xpuruntime.evidence.metadata import DIMENSIONS_KEY, LOCK_KEY, POLICY_KEY, digest_tensors
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.exporter.exported import (
     Exported,

@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any
 
-from xpuruntime.evidence.model_metadata.policy import module_of_node
+from xpuruntime.evidence.metadata import module_of_node
 
 __all__ = ["ModuleOutputs"]
 

@@ -12,7 +12,7 @@ from xpuruntime.engines.onnxruntime.observing.graph import provider_device
 from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent, TensorSeen
 from xpuruntime.engines.onnxruntime.observing.unit_attribution import attribute_units
 from xpuruntime.engines.onnxruntime.opening import Assigned
-from xpuruntime.evidence.sections.graph_blockers import graph_status
+from xpuruntime.evidence.cuda_graphs import graph_status
 
 CUDA, CPU = "CUDAExecutionProvider", "CPUExecutionProvider"
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from xpuruntime.evidence.kernels.decisions import KernelCandidate, KernelDecision, merged
+from xpuruntime.evidence.kernel_records import KernelCandidate, KernelDecision, merged
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.onnxruntime.rewriting.graph_edit import Rewriting
     from xpuruntime.engines.onnxruntime.rewriting.rules import Rewrite, UnrewrittenNode
     from xpuruntime.engines.onnxruntime.rewriting.tuning import Timed
-    from xpuruntime.evidence.kernels.decisions import DecisionSource
+    from xpuruntime.evidence.kernel_records import DecisionSource
     from xpuruntime.ops.decision_log import Decision
 
 __all__ = ["rewrite_decisions", "unreplaced_decisions"]

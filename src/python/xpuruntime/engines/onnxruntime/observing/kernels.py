@@ -20,7 +20,7 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import (
     kernels_of,
     xpuruntime_threads,
 )
-from xpuruntime.evidence.kernels.names import parse_kernel_name
+from xpuruntime.evidence.kernel_records import parse_kernel_name
 from xpuruntime.evidence.records import BESIDE, Boundary, DeviceKernel, KeySeen, Time
 
 if TYPE_CHECKING:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.engines.onnxruntime.opening import Assigned
-    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
+    from xpuruntime.evidence.memory_over_time import LiveBytes
 
 __all__ = ["Attribution", "attribute_units"]
 

@@ -12,7 +12,7 @@ from xpuruntime.engines.onnxruntime.observing.graph import provider_device
 from xpuruntime.engines.onnxruntime.observing.node_matching import COPIES
 from xpuruntime.engines.precision.names import FLOATS, precision_name
 from xpuruntime.engines.precision.stated import model_precisions
-from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
+from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 from xpuruntime.evidence.records import Boundary, Time
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.onnxruntime.observing.graph import GraphView, NodeView
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
-    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
+    from xpuruntime.evidence.memory_over_time import LiveBytes
 
 __all__ = [
     "RequestedPrecision",

@@ -20,7 +20,7 @@ from xpuruntime.engines.onnxruntime.rewriting.rules import (
     UnrewrittenNode,
     kernels_of,
 )
-from xpuruntime.evidence.model_metadata.policy import OP_OF_NODE
+from xpuruntime.evidence.metadata import OP_OF_NODE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

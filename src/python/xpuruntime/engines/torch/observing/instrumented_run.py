@@ -19,7 +19,7 @@ from xpuruntime.engines.torch.pinning import read_back
 from xpuruntime.engines.torch.program.recording import ProgramRecorder
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
-from xpuruntime.evidence.kernels.names import parse_kernel_name
+from xpuruntime.evidence.kernel_records import parse_kernel_name
 from xpuruntime.evidence.records import DeviceKernel, Time, Unit
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from xpuruntime import _core
 from xpuruntime.engines.torch.controls import ABSENT
 from xpuruntime.engines.torch.observing.decisions import CallDecisions, SeenCalls
 from xpuruntime.engines.torch.pinning import kernel_names_of
-from xpuruntime.evidence.model_metadata.policy import module_of_node
+from xpuruntime.evidence.metadata import module_of_node
 from xpuruntime.evidence.records import KeySeen
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.observing.decisions import SeenCall
     from xpuruntime.engines.torch.pinning import Pins
-    from xpuruntime.evidence.kernels.decisions import KernelDecision
+    from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Control
     from xpuruntime.policies import KernelPolicy
     from xpuruntime.pytorch.dispatch.route import Route

@@ -6,13 +6,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from xpuruntime.evidence.live_bytes import UnitMemory, live_bytes
+from xpuruntime.evidence.memory_over_time import UnitMemory, live_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
     from xpuruntime.engines.model import NodeInfo
-    from xpuruntime.evidence.sections.memory_over_time import LiveBytes
+    from xpuruntime.evidence.memory_over_time import LiveBytes
 
 __all__ = ["TensorSizes"]
 

@@ -23,7 +23,7 @@ from xpuruntime.engines.torch.program.recording import record
 from xpuruntime.engines.torch.program.sources import ExportedSource, ModuleSource, given_names, leaves, reading, spelled
 from xpuruntime.engines.torch.uncovered_calls import width_by_products
 from xpuruntime.errors import InputError, ModelError
-from xpuruntime.evidence.model_metadata.policy import LOCK_KEY
+from xpuruntime.evidence.metadata import LOCK_KEY
 from xpuruntime.files.paths import folder_of, kind_of
 from xpuruntime.runtime.packages import install_command
 

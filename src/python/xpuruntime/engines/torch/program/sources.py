@@ -16,7 +16,7 @@ from torch.fx import Interpreter, Node
 from xpuruntime.engines.model.file import refuse
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, ModelError, UnsupportedOperationError
-from xpuruntime.evidence.model_metadata.policy import DIMENSIONS_KEY
+from xpuruntime.evidence.metadata import DIMENSIONS_KEY
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch._private_api import pytree
 

@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Tables of the sections of a report beside units: decisions, operators, CUDA graphs, memory, shapes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from xpuruntime.evidence.cuda_graphs import status_text
+from xpuruntime.evidence.memory_over_time import most_by_owner, most_live
+from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, table
+from xpuruntime.evidence.shape_coverage import covered_text
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from xpuruntime.evidence.cuda_graphs import GraphStatus
+    from xpuruntime.evidence.kernel_records import KernelDecision
+    from xpuruntime.evidence.records import Unit
+    from xpuruntime.evidence.report import Report
+    from xpuruntime.evidence.report_comparison import DecisionChange, GraphChange, MemoryChange, ShapeChange
+    from xpuruntime.evidence.shape_coverage import ShapeCoverage
+
+__all__ = [
+    "by_operator",
+    "call_at",
+    "call_text",
+    "changed_decisions",
+    "changed_graph",
+    "changed_memory",
+    "changed_shapes",
+    "decision_tables",
+    "graph_change_rows",
+    "graph_rows",
+    "graph_tables",
+    "live_text",
+    "memory_change_rows",
+    "memory_rows",
+    "memory_tables",
+    "shape_change_rows",
+    "shape_rows",
+    "shape_tables",
+    "why_text",
+]
+
+_OWN = "the engine's own"
+_ROWS = 12
+_SOURCE_STYLE = {"fallback": "bold red"}
+_WHY = {
+    "pinned": "as asked",
+    "rule": "as a rule asks",
+    "tuned": "by measured times",
+    "first": "the first that can",
+    "fallback": "instead of what was asked",
+}
+
+
+def decision_tables(decisions: Sequence[KernelDecision], title: str) -> list[RenderableType]:
+    """Return a table of what served, and one of the kernels that did not, with the reasons."""
+    from rich.text import Text
+
+    if not decisions:
+        return []
+    served = table(title, ("call", "asked", "ran", "why", ">calls"))
+    order = sorted(decisions, key=lambda one: (one.source != "fallback", -(one.count or 0)))
+    for one in order[:_ROWS]:
+        served.add_row(
+            Text(call_text(one)),
+            Text(", ".join(one.asked)),
+            Text(one.kernel or _OWN),
+            Text(why_text(one), style=_SOURCE_STYLE.get(one.source, "")),
+            "-" if one.count is None else f"{one.count:,}",
+        )
+    parts: list[RenderableType] = [served]
+    if len(order) > _ROWS:
+        parts.append(Text(f"and {len(order) - _ROWS} more kinds of calls: all of them are in the JSON"))
+    return [*parts, *_others(order)]
+
+
+def changed_decisions(changes: Sequence[DecisionChange]) -> list[RenderableType]:
+    """Return a table of the calls that another kernel serves, and why."""
+    from rich.text import Text
+
+    made = table("calls that another kernel serves", ("call", "before", "after", "asked"))
+    for one in changes[:_ROWS]:
+        asked = [f"{words} ({key})" for words, key in _asked(one)]
+        made.add_row(
+            Text(call_at(one.description or one.op, one.nodes)),
+            Text(one.kernel_before),
+            Text(one.kernel_after),
+            Text(" -> ".join(dict.fromkeys(asked))),
+        )
+    parts: list[RenderableType] = [made]
+    if len(changes) > _ROWS:
+        parts.append(Text(f"and {len(changes) - _ROWS} more: all of them are in the JSON"))
+    return [*parts, *(Text(text) for text in dict.fromkeys(one.reason for one in changes[:_ROWS]) if text)]
+
+
+def _asked(one: DecisionChange) -> list[tuple[str, str]]:
+    return [(one.asked_before, one.asked_by_before), (one.asked_after, one.asked_by_after)]
+
+
+def call_text(one: KernelDecision) -> str:
+    """Return operation, operands and the first node of a decision in one line."""
+    return call_at(one.description, one.nodes or ((one.module,) if one.module else ()))
+
+
+def call_at(text: str, places: Sequence[str]) -> str:
+    """Return what a call is, with the first of the places where it is made."""
+    if not places:
+        return text
+    return f"{text}; {places[0]}" + (f" + {len(places) - 1} more" if len(places) > 1 else "")
+
+
+def why_text(one: KernelDecision) -> str:
+    """Return by which key and how the choice was made."""
+    return f"{_WHY[one.source]} ({one.asked_by})"
+
+
+def _others(decisions: Sequence[KernelDecision]) -> list[RenderableType]:
+    """Return why the other kernels did not run: what was measured first, then what cannot serve."""
+    from rich.text import Text
+
+    found: dict[tuple[str, str, str, float | None], None] = {}
+    for one in decisions:
+        for other in one.candidates:
+            if other.reason or other.measured_us is not None:
+                found[other.kernel, one.op, other.reason or "ran", other.measured_us] = None
+    if not found:
+        return []
+    asked = {word.partition("@")[0] for one in decisions for word in one.asked}
+
+    def weight(row: tuple[str, str, str, float | None]) -> tuple[bool, bool]:
+        kernel = row[0].partition("@")[0]
+        return row[3] is None, not {kernel, kernel.partition(".")[0]} & asked
+
+    order = sorted(found, key=weight)
+    others = table("what else was considered, and what was measured", ("kernel", "of", "what became of it", ">us"))
+    for kernel, op, reason, spent in order[:_ROWS]:
+        others.add_row(Text(kernel), op, Text(reason), "-" if spent is None else f"{spent:,.2f}")
+    if len(order) <= _ROWS:
+        return [others]
+    return [others, Text(f"and {len(order) - _ROWS} more: all of them are in the JSON")]
+
+
+_STYLE = {"captured": "green", "possible": "green", "blocked": "bold red", "refused": "bold red", "unknown": "yellow"}
+
+
+def memory_rows(report: Report) -> list[tuple[str, ...]]:
+    """Return a row for each owner: held before the pass, at most, at which checkpoint, and after the pass."""
+    samples = report.memory_over_time
+    if not samples:
+        return []
+    first, last = samples[0].owners, samples[-1].owners
+    return [
+        (owner, _held(first.get(owner)), bytes_text(most), moment, _held(last.get(owner)))
+        for owner, (most, moment) in most_by_owner(samples).items()
+    ]
+
+
+def live_text(report: Report) -> str | None:
+    """Return in one sentence how much the tensors between units need, where; ``None`` where that is not reported."""
+    most = most_live(report.live)
+    if most is None:
+        return None
+    place = report.live.index(most) + 1
+    return (
+        f"tensors between units: at most {bytes_text(most.during)}, around {most.unit} (unit {place} of "
+        f"{len(report.live)}); weights and the model's inputs are not counted"
+    )
+
+
+def memory_tables(report: Report) -> list[RenderableType]:
+    """Return who held how much during the pass, and what is live between units."""
+    from rich.text import Text
+
+    parts: list[RenderableType] = []
+    rows = memory_rows(report)
+    if rows:
+        made = table(
+            f"memory over time, at {len(report.memory_over_time)} checkpoints (owners overlap)",
+            ("owner", ">before", ">most", "after what", ">at last"),
+        )
+        for owner, before, most, moment, after in rows:
+            made.add_row(Text(owner), before, most, Text(moment), after)
+        parts.append(made)
+    live = live_text(report)
+    if live is not None:
+        parts.append(Text(("" if rows else "\n") + live))
+    return parts
+
+
+def graph_rows(status: GraphStatus) -> list[tuple[str, ...]]:
+    """Return a row for each blocker of a graph."""
+    return [(one.node, one.op, one.kind.replace("_", " "), one.reason) for one in status.blockers]
+
+
+def graph_tables(status: GraphStatus | None) -> list[RenderableType]:
+    """Return the status in a line, and what prevents a graph."""
+    from rich.text import Text
+
+    if status is None:
+        return []
+    if status.status == "not_applicable":
+        return [Text(f"\ncuda graph: {status.reason}")]
+    line = Text.assemble(
+        ("\ncuda graph: ", "bold"), (status_text(status), _STYLE[status.status]), f" (asked: {status.asked}). ",
+        status.reason,
+    )  # fmt: skip
+    parts: list[RenderableType] = [line]
+    if status.blockers:
+        made = table("what prevents a graph", ("node", "op", "what", "why"))
+        rows = graph_rows(status)
+        for row in rows[:_ROWS]:
+            made.add_row(*(Text(cell) for cell in row))
+        parts.append(made)
+        if len(rows) > _ROWS:
+            parts.append(Text(f"and {len(rows) - _ROWS} more: all of them are in the JSON"))
+    parts += [Text(f"a graph holds for {text}") for text in status.holds_for]
+    return parts
+
+
+def shape_rows(coverage: ShapeCoverage) -> list[tuple[str, ...]]:
+    """Return a row for each input: what the model has, what is allowed, what was seen, whether that is all, and why."""
+    return [(one.input, one.model, one.allowed, one.observed, covered_text(one), one.reason) for one in coverage.inputs]
+
+
+def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
+    """Return the shapes that the report covers."""
+    from rich.text import Text
+
+    if coverage is None or not coverage.inputs:
+        return []
+    made = table("shapes that this report covers", ("input", "allowed", "observed", "all of them", "why"))
+    rows = shape_rows(coverage)
+    for name, _, allowed, observed, covered, reason in rows[:_ROWS]:
+        made.add_row(
+            Text(name), Text(allowed), Text(observed), Text(covered, "" if covered == "yes" else "yellow"), Text(reason)
+        )
+    parts: list[RenderableType] = [made]
+    if len(rows) > _ROWS:
+        parts.append(Text(f"and {len(rows) - _ROWS} more inputs: all of them are in the JSON"))
+    return [*parts, *(Text(text) for text in coverage.by_shape)]
+
+
+def memory_change_rows(changes: Sequence[MemoryChange]) -> list[tuple[str, ...]]:
+    """Return a row for each owner: before and after."""
+    return [(one.owner, _held(one.before), _held(one.after)) for one in changes]
+
+
+def changed_memory(changes: Sequence[MemoryChange], title: str) -> list[RenderableType]:
+    """Return a table of owners that hold another number of bytes."""
+    return _table(title, ("owner", ">before", ">after"), memory_change_rows(changes))
+
+
+def graph_change_rows(change: GraphChange | None) -> list[tuple[str, ...]]:
+    """Return the status, and what came into the way of a graph or left it."""
+    if change is None:
+        return []
+    words = [one.replace("not_applicable", "does not apply") for one in (change.status_before, change.status_after)]
+    rows: list[tuple[str, ...]] = [("status", arrow_text(*words), change.reason)]
+    rows += [("no longer a blocker", node, "") for node in change.blockers_gone]
+    return rows + [("new blocker", node, "") for node in change.blockers_new]
+
+
+def changed_graph(change: GraphChange | None) -> list[RenderableType]:
+    """Return a table of what differs about CUDA graphs."""
+    return _table("cuda graph", ("what", "", "why"), graph_change_rows(change))
+
+
+def shape_change_rows(changes: Sequence[ShapeChange]) -> list[tuple[str, ...]]:
+    """Return a row for each input: allowed and observed."""
+    return [
+        (
+            one.input,
+            arrow_text(one.allowed_before, one.allowed_after),
+            arrow_text(one.observed_before, one.observed_after),
+        )
+        for one in changes
+    ]
+
+
+def changed_shapes(changes: Sequence[ShapeChange]) -> list[RenderableType]:
+    """Return a table of inputs of which other shapes are allowed, or were run."""
+    return _table("shapes", ("input", "allowed", "observed"), shape_change_rows(changes))
+
+
+def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[RenderableType]:
+    from rich.text import Text
+
+    if not rows:
+        return []
+    made = table(title, columns)
+    for row in rows[:_ROWS]:
+        made.add_row(*(Text(cell) for cell in row))
+    more = len(rows) - _ROWS
+    return [made, *([Text(f"and {more} more: all of them are in the JSON")] if more > 0 else [])]
+
+
+def _held(value: int | None) -> str:
+    return "-" if value is None else bytes_text(value)
+
+
+_TOP = 8
+
+
+def by_operator(units: Sequence[Unit]) -> RenderableType:
+    """Return a table of operators on devices, those with the most time first. Units without a time are left out."""
+    from rich.text import Text
+
+    groups: dict[tuple[str, str, str], list[float]] = {}
+    for unit in units:
+        if unit.time is not None:
+            groups.setdefault((unit.op, unit.device, unit.time.unit), []).append(unit.time.value)
+    total: dict[str, float] = {}
+    for (_, _, measure), values in groups.items():
+        total[measure] = total.get(measure, 0.0) + sum(values)
+    made = table("where the time goes, by operator", ("op", "on", ">units", ">time", ">share"))
+    order = sorted(groups.items(), key=lambda item: -sum(item[1]) / (total[item[0][2]] or 1.0))
+    for (op, device, measure), values in order[:_TOP]:
+        spent = sum(values)
+        share = spent / total[measure] if total[measure] else 0.0
+        made.add_row(Text(op), Text(device), str(len(values)), f"{spent:,.1f} {measure}", f"{share:.0%}")
+    rest = order[_TOP:]
+    if rest:
+        sums = {measure: 0.0 for (_, _, measure), _ in rest}
+        for (_, _, measure), values in rest:
+            sums[measure] += sum(values)
+        spent_text = ", ".join(f"{value:,.1f} {measure}" for measure, value in sums.items())
+        count = sum(len(values) for _, values in rest)
+        made.add_row(Text(f"{len(rest)} others"), "", str(count), spent_text, "")
+    return made

@@ -1,3 +1,0 @@
-# SPDX-License-Identifier: Apache-2.0
-# SPDX-FileCopyrightText: The xpuruntime developers
-"""Differences between two reports."""

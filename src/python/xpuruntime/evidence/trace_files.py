@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Traces for Perfetto and chrome://tracing: a recording as events, and the file."""
+
+from __future__ import annotations
+
+import gzip
+import os
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from xpuruntime.errors import InputError
+from xpuruntime.files.paths import json_bytes, reason_of, user_path
+from xpuruntime.files.writing import check_writable, replace_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, Mark, Range
+
+__all__ = ["cannot_write", "check_trace", "chrome_trace", "trace_path", "write_trace"]
+
+_Span = TypeVar("_Span", "Mark", "Range")
+
+#: Processes of devices in the trace: this and their index. Those of the system are far below.
+_DEVICES = 1_000_000_000
+#: Tracks of the host for ranges that overlap others of their thread: from this on. Those of threads are far below.
+_ROWS = 1_000_000_000
+#: The process of what engines have recorded.
+_ENGINES = 2_000_000_000
+
+
+def chrome_trace(
+    recording: DeviceRecording, marks: Iterable[Mark] = (), metadata: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """Return a trace."""
+    return _Trace(recording).made(marks, dict(metadata or {}))
+
+
+class _Trace:
+    def __init__(self, recording: DeviceRecording) -> None:
+        self._recording = recording
+        self._base = recording.start_ns
+        self._host = os.getpid()
+        self._events: list[dict[str, Any]] = []
+        self._flows = 0
+
+    def made(self, marks: Iterable[Mark], metadata: dict[str, Any]) -> dict[str, Any]:
+        self._ranges()
+        self._calls()
+        self._work()
+        self._marks(marks)
+        return {
+            "schemaVersion": 1,
+            "baseTimeNanoseconds": self._base,
+            "displayTimeUnit": "ms",
+            "traceEvents": self._events,
+            "metadata": {"source": self._recording.source, "notes": list(self._recording.notes), **metadata},
+        }
+
+    def _at(self, ns: int) -> float:
+        return (ns - self._base) / 1000
+
+    def _slice(
+        self, process: int, thread: int, category: str, name: str, start: int, end: int, args: Mapping[str, Any]
+    ) -> None:
+        self._events.append(
+            {
+                "ph": "X",
+                "cat": category,
+                "name": name,
+                "pid": process,
+                "tid": thread,
+                "ts": self._at(start),
+                "dur": max(0, end - start) / 1000,
+                "args": dict(args),
+            }
+        )
+
+    def _named(self, what: str, process: int, thread: int, **args: Any) -> None:
+        self._events.append({"ph": "M", "name": what, "pid": process, "tid": thread, "ts": 0, "args": args})
+
+    def _ranges(self) -> None:
+        self._named("process_name", self._host, 0, name="host")
+        self._named("process_sort_index", self._host, 0, sort_index=0)
+        for thread in sorted({one.thread for one in self._recording.ranges}):
+            self._named("thread_name", self._host, thread, name=f"thread {thread}")
+        threads: dict[int, list[Range]] = defaultdict(list)
+        for one in self._recording.ranges:
+            threads[one.thread].append(one)
+        more = _ROWS
+        for thread, held in threads.items():
+            for number, row in enumerate(_rows(held)):
+                track = more if number else thread
+                if number:  # ranges of tasks that take turns on one thread
+                    self._named("thread_name", self._host, more, name=f"thread {thread}, row {number + 1}")
+                    more += 1
+                for one in row:
+                    args: dict[str, Any] = {"range": one.id}
+                    if not one.finished:
+                        args["unfinished"] = True
+                    self._slice(self._host, track, one.category, one.name, one.start_ns, one.end_ns, args)
+
+    def _calls(self) -> None:
+        known = {one.thread for one in self._recording.ranges}
+        others = sorted({one.thread for one in self._recording.calls} - known)
+        for thread in others:
+            name = f"thread {thread}" if thread else "threads without ranges"
+            self._named("thread_name", self._host, thread, name=name)
+        for one in self._recording.calls:
+            args = {"correlation": one.correlation}
+            self._slice(self._host, one.thread, "cuda", one.name, one.start_ns, one.end_ns, args)
+
+    def _work(self) -> None:
+        calls = {one.correlation: one for one in self._recording.calls}
+        names = {one.id: one.name for one in self._recording.ranges}
+        tracks: dict[tuple[int, int], set[str]] = defaultdict(set)
+        for one in self._recording.work:
+            process = _DEVICES + one.device
+            tracks[process, one.stream].add(one.kind)
+            args = _details(one)
+            if one.range in names:
+                args["started in"] = names[one.range]
+            if one.kind in ("allocation", "release"):
+                self._events.append(
+                    {
+                        "ph": "i",
+                        "s": "t",
+                        "cat": one.kind,
+                        "name": one.name,
+                        "pid": process,
+                        "tid": one.stream,
+                        "ts": self._at(one.start_ns),
+                        "args": args,
+                    }
+                )
+                continue
+            self._slice(process, one.stream, one.kind, one.name, one.start_ns, one.end_ns, args)
+            call = calls.get(one.correlation) if one.correlation else None
+            if call is not None and one.kind != "wait":
+                self._flows += 1  # one call may start many, as that of a graph does: each arrow has its own number
+                flow = {"cat": "launch", "name": "launch", "id": self._flows}
+                start = self._at(call.start_ns)
+                self._events.append({"ph": "s", **flow, "pid": self._host, "tid": call.thread, "ts": start})
+                end = max(start, self._at(one.start_ns))
+                self._events.append({"ph": "f", "bp": "e", **flow, "pid": process, "tid": one.stream, "ts": end})
+        for process in sorted({process for process, _ in tracks}):
+            self._named("process_name", process, 0, name=f"cuda:{process - _DEVICES}")
+            self._named("process_sort_index", process, 0, sort_index=10 + process - _DEVICES)
+        for process, stream in sorted(tracks):
+            self._named("thread_name", process, stream, name=f"stream {stream}")
+
+    def _marks(self, marks: Iterable[Mark]) -> None:
+        tracks: dict[tuple[str, int], list[Mark]] = defaultdict(list)
+        for one in marks:
+            tracks[one.track, one.thread].append(one)
+        if not tracks:
+            return
+        self._named("process_name", _ENGINES, 0, name="engines and xpuruntime")
+        self._named("process_sort_index", _ENGINES, 0, sort_index=5)
+        number = 0
+        for (track, _), held in tracks.items():
+            for row in _rows(held):
+                number += 1
+                self._named("thread_name", _ENGINES, number, name=track)
+                for one in row:
+                    self._slice(_ENGINES, number, track, one.name, one.start_ns, one.end_ns, one.details)
+
+
+def _rows(spans: Iterable[_Span]) -> list[list[_Span]]:
+    """Return spans of time in rows: on one, each is after the one before, or inside it. Others cannot be drawn."""
+    rows: list[list[_Span]] = []
+    open_: list[list[int]] = []
+    for one in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+        for row, ends in zip(rows, open_, strict=True):
+            while ends and ends[-1] <= one.start_ns:
+                ends.pop()
+            if not ends or one.end_ns <= ends[-1]:
+                row.append(one)
+                ends.append(one.end_ns)
+                break
+        else:
+            rows.append([one])
+            open_.append([one.end_ns])
+    return rows
+
+
+def _details(work: DeviceWork) -> dict[str, Any]:
+    args: dict[str, Any] = {"correlation": work.correlation, "stream": work.stream}
+    if work.bytes:
+        args["bytes"] = work.bytes
+    if work.bytes and work.kind == "copy" and work.end_ns > work.start_ns:
+        args["GB/s"] = round(work.bytes / (work.end_ns - work.start_ns), 3)
+    for name in ("source", "destination"):
+        if getattr(work, name):
+            args[name] = getattr(work, name)
+    if work.graph:
+        args["graph"] = work.graph
+    return args
+
+
+def trace_path(path: str | os.PathLike[str]) -> Path:
+    """Return where a trace goes."""
+    target = user_path(path, "the trace")
+    if not target.name.endswith((".json", ".json.gz")):
+        msg = f"a trace is written as '.json' or '.json.gz', and the path is '{target}': end it so"
+        raise InputError(msg)
+    return target
+
+
+def check_trace(path: str | os.PathLike[str]) -> None:
+    """Refuse a path to which no trace can be written."""
+    target = trace_path(path)
+    try:
+        check_writable(target)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+
+
+def write_trace(target: Path, document: dict[str, Any]) -> None:
+    """Write a trace, compressed if its name ends in ``.gz``. A crash or a full disk leaves the old file, or none."""
+    data = json_bytes(document)
+    try:
+        replace_file(target, gzip.compress(data, 6) if target.name.endswith(".gz") else data, private=False)
+    except OSError as error:
+        raise cannot_write(target, error) from error
+
+
+def cannot_write(target: Path, error: Exception) -> InputError:
+    """Return the error for a trace that cannot be written."""
+    return InputError(
+        f"cannot write the trace to '{target}': {reason_of(error)}. Give the path of a file, in a folder that "
+        "exists, is writable and has free space."
+    )

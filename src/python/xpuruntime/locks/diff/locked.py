@@ -1,0 +1,335 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Two environments compared where a side is a lock: the levels of recorded sides."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+
+from xpuruntime.engines.model import read_model
+from xpuruntime.errors import InputError
+from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.inference.locked import shapes_that_fit
+from xpuruntime.lockfile.differences import compare_identities, compare_stated, samples_agree
+from xpuruntime.lockfile.drift import DriftCode
+from xpuruntime.lockfile.entries import of_kernel
+from xpuruntime.lockfile.records import Lock
+from xpuruntime.lockfile.rules import policy_of
+from xpuruntime.locks.diff.recorded import narrowed, of_lock, of_report
+from xpuruntime.locks.diff.result import Diff, DiffRow, Level, restoring
+from xpuruntime.locks.environments import FileSide, LockSide, call, start_worker
+from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from xpuruntime.lockfile.drift import LockDrift
+    from xpuruntime.lockfile.records import Identity, LockedOutput, UnitEntry
+    from xpuruntime.locks.diff.recorded import RecordedSide
+    from xpuruntime.locks.environments import PythonSide
+
+__all__ = ["compare_with_lock", "locked_levels"]
+
+_PLACEMENT = (DriftCode.PLACEMENT, DriftCode.FUSION, DriftCode.GONE, DriftCode.NEW)
+_KERNELS = (
+    DriftCode.KERNEL,
+    DriftCode.CONFIGURATION,
+    DriftCode.PRECISION,
+    DriftCode.ACCUMULATE,
+    DriftCode.LAYOUT,
+    DriftCode.UNOBSERVABLE,
+)
+#: Validators that a note names.
+_NAMED = 6
+
+
+def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Level, ...], tuple[str, ...]]:
+    """Return the levels of a difference between two sides as a lock has them, and notes on what was not compared."""
+    sides = narrowed(before, after), narrowed(after, before)
+    one, other = (side.identity for side, _ in sides)
+    drifts = [drift for drift in compare_identities(one, other) if not _of_kernels_that_did_not_run(drift, one, other)]
+    environment = tuple(_environment_row(drift) for drift in drifts if drift.validator)
+    keys = _key_rows(one, other)
+    plan = (*keys, *_plan_rows(drifts, environment, keys))
+    rows = _Rows(one, other, drifts, environment, keys)
+    notes = tuple(
+        f"{side.name} does not record {', '.join(untold[:_NAMED])}"
+        + (f" and {len(untold) - _NAMED} more validators" if len(untold) > _NAMED else "")
+        + ": not compared"
+        for (_, untold), side in zip(sides, (after, before), strict=True)
+        if untold
+    )
+    levels = (
+        _level("environment", environment),
+        _level("plan", plan),
+        _level("placement", rows.of(_PLACEMENT, calls=False)),
+        _kernels(rows, one, other),
+        _numerics(before, after, rows),
+        _time(before, after),
+    )
+    return levels, notes
+
+
+def _of_kernels_that_did_not_run(drift: LockDrift, one: Identity, other: Identity) -> bool:
+    """Whether a drift is of the build of kernels or of a library of theirs, and they ran on one side alone."""
+    if all(any(validator.id == drift.validator for validator in side.validators) for side in (one, other)):
+        return False
+    kernels = {*one.kernels, *other.kernels}
+    return drift.code == DriftCode.KERNEL_SOURCE or (
+        drift.code == DriftCode.LIBRARY and any(of_kernel(drift.subject, kernel) for kernel in kernels)
+    )
+
+
+def _level(name: str, rows: Sequence[DiffRow]) -> Level:
+    return Level(name=name, verdict="differs" if rows else "same", rows=tuple(rows))
+
+
+def _environment_row(drift: LockDrift) -> DiffRow:
+    return DiffRow(id=f"{drift.code}.{drift.subject}", before=drift.expected, after=drift.found, restore=drift.restore)
+
+
+def _key_rows(one: Identity, other: Identity) -> tuple[DiffRow, ...]:
+    return tuple(
+        DiffRow(id=drift.subject, what="policy key", before=drift.expected, after=drift.found, restore=drift.restore)
+        for drift in compare_stated(one.policy, other.policy)
+    )
+
+
+def _plan_rows(
+    drifts: Sequence[LockDrift], environment: tuple[DiffRow, ...], keys: tuple[DiffRow, ...]
+) -> tuple[DiffRow, ...]:
+    """Return what differs in the plan, which follows from the environment and from stated keys; and the shapes."""
+    causes = tuple(row.id for row in (*environment, *keys))
+    restore = restoring(causes, (*environment, *keys))
+    return tuple(
+        DiffRow(
+            id=drift.subject,
+            what="shapes" if drift.code == DriftCode.SHAPES else "plan",
+            before=drift.expected,
+            after=drift.found,
+            causes=() if drift.code == DriftCode.SHAPES else causes,
+            restore=drift.restore if drift.code == DriftCode.SHAPES else restore,
+        )
+        for drift in drifts
+        if drift.code in (DriftCode.PLAN, DriftCode.SHAPES)
+    )
+
+
+class _Rows:
+    """Rows of entries, each with those validators that it depends on and that differ."""
+
+    def __init__(
+        self,
+        one: Identity,
+        other: Identity,
+        drifts: Sequence[LockDrift],
+        environment: tuple[DiffRow, ...],
+        keys: tuple[DiffRow, ...],
+    ) -> None:
+        self._drifts, self._all, self._keys = drifts, (*environment, *keys), tuple(row.id for row in keys)
+        self._calls = {call.name for identity in (one, other) for call in identity.calls}
+        self._changed = {d.validator: f"{d.code}.{d.subject}" for d in drifts if d.validator}
+        self._units: dict[str, UnitEntry] = {}
+        self._depends: dict[str, set[str]] = {}
+        for identity in (other, one):
+            self._units |= {entry.unit: entry for entry in identity.entries}
+            for name, ids in (
+                *((entry.unit, entry.depends_on) for entry in identity.entries),
+                *((entry.name, entry.depends_on) for entry in identity.calls),
+            ):
+                self._depends.setdefault(name, set()).update(ids)
+
+    def of(self, codes: tuple[DriftCode, ...], *, calls: bool | None = None) -> tuple[DiffRow, ...]:
+        """Return the rows of some codes: of units, of calls that xpuruntime dispatched, or of both."""
+        return tuple(
+            self._row(drift)
+            for drift in self._drifts
+            if drift.code in codes
+            and not drift.validator
+            and (calls is None or (drift.subject in self._calls) == calls)
+        )
+
+    def _row(self, drift: LockDrift) -> DiffRow:
+        name = drift.entries[0] if drift.entries else drift.subject
+        entry = self._units.get(name)
+        causes, restore = self.caused(self._depends.get(name, set()))
+        return DiffRow(
+            id=drift.subject,
+            what=drift.code,
+            before=drift.expected,
+            after=drift.found,
+            nodes=() if entry is None else entry.sources,
+            causes=causes,
+            restore=restore,
+        )
+
+    def caused(self, depends_on: set[str] | None = None) -> tuple[tuple[str, ...], str]:
+        """Return the rows that may have caused a difference, and what restores them; ``None``: of any entry."""
+        wanted = set().union(*self._depends.values()) if depends_on is None else depends_on
+        causes = (*(row for id, row in self._changed.items() if id in wanted), *self._keys)
+        return causes, restoring(causes, self._all)
+
+
+def _kernels(rows: _Rows, one: Identity, other: Identity) -> Level:
+    found = (*rows.of(_KERNELS), *rows.of(_PLACEMENT, calls=True))
+    silent, units = max(
+        (identity.unobservable, sum(entry.relation != "folded" for entry in identity.entries))
+        for identity in (one, other)
+    )
+    reason = ""
+    if silent:
+        held = "differs" if rows.caused()[0] else "is the same"
+        reason = f"the engine does not report the kernels of {silent} of {units} units; what they depend on {held}"
+    if (not found and units and silent == units) or (found and all(row.what == "unobservable" for row in found)):
+        return Level(name="kernels", verdict="unobservable", reason=reason, rows=found)
+    return Level(name="kernels", verdict="differs" if found else "same", reason=reason, rows=found)
+
+
+def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
+    """Compare the outputs that both sides have, of the same inputs."""
+    sides = [{one.name: one for one in side.identity.outputs} for side in (before, after)]
+    for side, outputs in zip((before, after), sides, strict=True):
+        if not outputs:
+            what = "a report" if side.partial else f"{side.name}"
+            return Level(name="numerics", verdict="unobservable", reason=f"{what} has no digests of outputs")
+    if before.identity.shapes != after.identity.shapes:
+        reason = "the outputs are of inputs of other shapes"
+        return Level(name="numerics", verdict="not compared", reason=reason)
+    causes, restore = rows.caused()
+    found, untold = [], []
+    for name in sorted({*sides[0], *sides[1]}):
+        one, other = sides[0].get(name), sides[1].get(name)
+        samples = [side.samples.get(name) for side in (before, after)]
+        if one is not None and other is not None and "tolerance" == one.grade == other.grade and None in samples:
+            untold.append(name)
+        elif (said := _output(one, other, samples)) is not None:
+            row = DiffRow(
+                id=f"output {name}", what=said[0], before=said[1], after=said[2], causes=causes, restore=restore
+            )
+            found.append(row)
+    if untold and not found:
+        reason = f"the bits of {', '.join(untold)} do not repeat, and a side has no samples of them"
+        return Level(name="numerics", verdict="unobservable", reason=reason)
+    if not found:
+        number = len(sides[0])
+        return Level(name="numerics", verdict="same", reason=f"{number} output{'s' * (number > 1)} of probe inputs")
+    reason = "a lock has digests: by how much outputs differ, and from which node on, is not observable"
+    return Level(name="numerics", verdict="differs", reason=reason, rows=tuple(found))
+
+
+def _output(
+    one: LockedOutput | None, other: LockedOutput | None, samples: Sequence[tuple[float, ...] | None]
+) -> tuple[str, str, str] | None:
+    """Return what differs about an output, and both values; ``None`` where it is the same."""
+    if one is None or other is None:
+        first, second = ("missing" if side is None else "there" for side in (one, other))
+        return "", first, second
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return "type", f"{one.dtype} {list(one.shape)}", f"{other.dtype} {list(other.shape)}"
+    if one.grade != other.grade:
+        first, second = ("repeats" if side.grade == "bitwise" else "does not repeat" for side in (one, other))
+        return "bits", first, second
+    if one.grade == "bitwise":
+        return None if one.sha256 == other.sha256 else ("bits", one.sha256[:16], other.sha256[:16])
+    if samples_agree(samples[0] or (), samples[1] or (), one.rtol, one.atol):
+        return None
+    return f"beyond rtol {one.rtol:g}, atol {one.atol:g}", "samples", "other samples"
+
+
+def _time(before: RecordedSide, after: RecordedSide) -> Level:
+    """Show what was measured; times of different jobs are not compared."""
+    said = "; ".join(
+        f"{side.name}: "
+        + (
+            f"{side.latency_us:,.1f} us{' (bound)' * (side.call == 'bind')}, {side.created}"
+            if side.latency_us is not None
+            else "no time was measured"
+        )
+        for side in (before, after)
+    )
+    reason = f"{said}. Times that were measured at different times are not compared; give two interpreters"
+    return Level(name="time", verdict="not compared", reason=reason)
+
+
+def compare_with_lock(
+    sides: Sequence[FileSide | LockSide | PythonSide],
+    model: str | os.PathLike[str] | None,
+    *,
+    inputs: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+) -> Diff:
+    """Say what differs between two sides of which one is a lock."""
+    read = {place: side.lock() for place, side in enumerate(sides) if isinstance(side, LockSide)}
+    first, lock = next(iter(read.items()))
+    like = lock.identity
+    found: list[RecordedSide] = []
+    with ScratchFolder("diff") as folder:
+        for place, side in enumerate(sides):
+            if isinstance(side, LockSide):
+                found.append(of_lock(side.name, read[place]))
+                continue
+            if like.subject != "inference":
+                msg = f"a lock of {like.subject} can be compared with another lock alone. Fix: give two locks"
+                raise InputError(msg)
+            if isinstance(side, FileSide):
+                found.append(of_report(side.name, side.report(), like))
+            else:
+                assert model is not None
+                found.append(_locked_there(side, model, sides[first].name, like, inputs, arguments, Path(folder)))
+    _check_comparable(found)
+    levels, notes = locked_levels(*found)
+    return Diff(
+        before=sides[0].name,
+        after=sides[1].name,
+        model=os.fspath(model) if model is not None else like.model.name if like.model is not None else "",
+        levels=levels,
+        notes=notes,
+    )
+
+
+def _locked_there(
+    side: PythonSide,
+    model: str | os.PathLike[str],
+    where: str,
+    like: Identity,
+    inputs: Mapping[str, Any] | None,
+    arguments: Mapping[str, Any],
+    folder: Path,
+) -> RecordedSide:
+    """Lock the model in an interpreter as the lock `like`, of the file `where`, was made."""
+    stated = dict(arguments)
+    if like.policy is not None and all(
+        stated.get(name) is None for name in ("policy", "device", "engine", "precision")
+    ):
+        stated["policy"] = policy_of(like.policy, where).to_dict()
+    written = None
+    if inputs is not None:
+        written = str(folder / "inputs")
+        write_arrays(Path(written), inputs)
+    elif like.shapes:
+        stated["shapes"] = shapes_that_fit(read_model(model), dict(like.shapes[0].inputs)) or None
+    place = os.path.abspath(model)  # noqa: PTH100  a link stays the name that was given
+    with start_worker(side, folder) as worker:
+        plain = call(worker, side.name, "lock", model=place, inputs=written, arguments=stated)
+    return of_lock(side.name, msgspec.convert(plain, Lock))
+
+
+def _check_comparable(found: Sequence[RecordedSide]) -> None:
+    """Refuse locks of different subjects, and of models that have nothing in common."""
+    one, other = (side.identity for side in found)
+    if one.subject != other.subject:
+        msg = (
+            f"'{found[0].name}' is a lock of {one.subject}, '{found[1].name}' of {other.subject}: give two of one kind"
+        )
+        raise InputError(msg)
+    nodes = [
+        {node for entry in side.entries for node in entry.sources} | {call.node or call.op for call in side.calls}
+        for side in (one, other)
+    ]
+    if all(nodes) and nodes[0].isdisjoint(nodes[1]):
+        msg = f"'{found[0].name}' and '{found[1].name}' are of different models and have no source node in common"
+        raise InputError(f"{msg}. Fix: give two locks of one model")

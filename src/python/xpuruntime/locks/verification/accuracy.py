@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Claims of accuracy and determinism."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.evidence.tolerances import RANDOM_FIX
+from xpuruntime.inference.comparing import compare_session
+from xpuruntime.locks.determinism import session_determinism
+from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict
+from xpuruntime.locks.verification.metrics import metric_claim, metric_not_given
+from xpuruntime.policies.execution_policy import DETERMINISM_GRADES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xpuruntime.evidence.determinism import GradeTest
+    from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
+    from xpuruntime.locks.verification.subject import Subject
+
+__all__ = ["accuracy_claims", "determinism_claims"]
+
+_FIX = "find the node with `xrt compare`, keep it in fp32 by a rule in kernels.rules, or widen `accuracy` in the policy"
+_OTHER_INPUTS = "give inputs with --input for which the output has other values"
+
+
+def accuracy_claims(subject: Subject) -> Iterator[Claim]:
+    """Compare each output with the reference, then compute the metrics."""
+    key = "accuracy" if subject.policy.accuracy is not None else "execution.precision"
+    for claim in _outputs(subject):
+        yield subject.placed(claim, key)
+    for metric in subject.metrics:
+        yield subject.placed(metric_claim(metric, subject.session), f"verify.metrics.{metric.name}")
+    given = {metric.name for metric in subject.metrics}
+    for name in (one for one in subject.limits.metrics if one not in given):
+        yield subject.placed(metric_not_given(name, subject.limits.metrics[name]), f"verify.metrics.{name}")
+
+
+def _outputs(subject: Subject) -> Iterator[Claim]:
+    try:
+        found = compare_session(subject.session, subject.feeds)
+    except XpuRuntimeError as error:  # the reference does not run: nothing is known of the outputs
+        requested = "every output within the tolerance of its precision"
+        yield _not_compared("outputs", requested, error.reason, "give inputs that the model takes with --input")
+        return
+    if found.not_run is not None or not found.outputs:
+        reason = found.not_run or "the model has no output"
+        yield _not_compared("outputs", _requested(found.tolerance), reason, _OTHER_INPUTS)
+    for one in found.outputs:
+        if one.name in subject.session.model.random_outputs:
+            yield _not_compared(one.name, _requested(found.tolerance), f"{one.undecided} in this output", RANDOM_FIX)
+        else:
+            yield _output(one, found.tolerance)
+
+
+def _output(one: OutputFigures, tolerance: Tolerance) -> Claim:
+    stated = {"max_abs": one.max_abs, "max_rel": one.max_rel, "cosine": one.cosine}
+    observed = f"max {one.max_abs:.3g}, rel {one.max_rel:.3g}, cosine "
+    observed += "undefined" if one.cosine is None else f"{one.cosine:.6f}"
+    figures = {name: value for name, value in stated.items() if value is not None and value < float("inf")}
+    requested = _requested(tolerance)
+    if one.undecided:
+        claim = _not_compared(one.name, requested, f"{one.undecided} in this output", _OTHER_INPUTS)
+        return msgspec.structs.replace(claim, observed=observed, figures=figures)
+    return Claim(
+        id=f"accuracy.{one.name}",
+        section="accuracy",
+        requested=requested,
+        observed=observed,
+        verdict="pass" if one.passed else "fail",
+        code=ClaimCode.OK if one.passed else ClaimCode.OUT_OF_TOLERANCE,
+        reason="within the tolerance of fp32 on the CPU" if one.passed else one.reason,
+        fix=None if one.passed else _FIX,
+        figures=figures,
+    )
+
+
+def _not_compared(name: str, requested: str, reason: str, fix: str) -> Claim:
+    return Claim(
+        id=f"accuracy.{name}",
+        section="accuracy",
+        requested=requested,
+        observed="not compared",
+        verdict="inconclusive",
+        code=ClaimCode.NOT_COMPARED,
+        reason=reason,
+        fix=fix,
+    )
+
+
+def _requested(tolerance: Tolerance) -> str:
+    return f"rtol {tolerance.rtol:g}, atol {tolerance.atol:g}, cosine {tolerance.cosine:g}"
+
+
+_DETERMINISM_FIX = "find the node with `xrt determinism`, or ask for a lower grade"
+
+
+def determinism_claims(subject: Subject) -> Iterator[Claim]:
+    """Test the higher of the grades of ``verify.determinism`` and ``execution.determinism``, and those below it."""
+    stated = {
+        "verify.determinism": subject.limits.determinism,
+        "execution.determinism": subject.policy.execution.determinism,
+    }
+    key, grade = max(stated.items(), key=lambda one: DETERMINISM_GRADES.index(one[1]))
+    if grade == "none":
+        return
+    inputs = subject.feeds if subject.given else None
+    found = session_determinism(subject.session, grade, inputs=inputs, trust=subject.trust)
+    broken = any(test.verdict == "failed" for test in found.tests)
+    for test in found.tests:
+        yield subject.placed(_grade_claim(test, broken=broken), key)
+
+
+def _grade_claim(test: GradeTest, *, broken: bool) -> Claim:
+    untested: tuple[ClaimVerdict, ClaimCode] = (
+        ("skipped", ClaimCode.NOT_APPLICABLE) if broken else ("inconclusive", ClaimCode.NOT_TESTED)
+    )
+    verdicts: dict[str, tuple[ClaimVerdict, ClaimCode]] = {
+        "passed": ("pass", ClaimCode.OK),
+        "failed": ("fail", ClaimCode.NONDETERMINISTIC),
+        "not_applicable": ("skipped", ClaimCode.NOT_APPLICABLE),
+        "not_tested": untested,
+    }
+    verdict, code = verdicts[test.verdict]
+    first = test.first_difference
+    figures = {"trials": float(test.trials)}
+    if first is not None and first.ulp_max is not None:
+        figures["ulp_max"] = float(first.ulp_max)
+    return Claim(
+        id=f"determinism.{test.grade}",
+        section="determinism",
+        requested="the same bits",
+        observed=f"{test.verdict.replace('_', ' ')}, {test.trials} results compared",
+        verdict=verdict,
+        code=code,
+        reason=test.reason if first is None else f"{test.reason}; first difference: {first}",
+        fix=_DETERMINISM_FIX if verdict == "fail" else None,
+        figures=figures,
+    )

@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Claims of evidence: policy keys, what was observed, and what differs from a lock."""
+
+from __future__ import annotations
+
+import shlex
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from xpuruntime.evidence.key_observations import computing
+from xpuruntime.lockfile.drift import DriftCode
+from xpuruntime.locks.relock import lock
+from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict
+from xpuruntime.locks.verification.subject import MACHINE
+from xpuruntime.policies.call_facts import Glob
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from xpuruntime.evidence import Report
+    from xpuruntime.evidence.records import Observation, Unit
+    from xpuruntime.lockfile.drift import LockDrift
+    from xpuruntime.locks.verification.subject import Subject
+
+__all__ = ["evidence_claims", "lock_claims", "observed_claims"]
+
+_NAMED = 4
+
+
+def lock_claims(subject: Subject) -> Iterator[Claim]:
+    """Check the lock as ``xrt lock --check`` does, and yield a claim for each code of what differs."""
+    found = lock(subject.model, output=subject.lock, check=True, **subject.options)
+    groups: dict[DriftCode, list[LockDrift]] = {}
+    for drift in found.drifts:
+        groups.setdefault(drift.code, []).append(drift)
+    identity = found.lock.identity
+    if not groups:
+        entries, blind = len(identity.entries) + len(identity.calls), identity.unobservable
+        yield Claim(
+            id="evidence.lock",
+            section="evidence",
+            requested=f"as in {subject.lock}",
+            observed=f"the same; {blind} kernels are not reported" if blind else "the same",
+            verdict="pass",
+            code=ClaimCode.OK,
+            reason=f"{entries} entries and {len(identity.validators)} validators hold"
+            + (f"; only validators stand for the kernels of {blind} entries, which are not reported" if blind else "")
+            + "".join(f"; {one.code} {one.subject} is not in the lock" for one in found.lacking),
+            figures={
+                "entries": float(entries),
+                "unobservable": float(blind),
+                "validators": float(len(identity.validators)),
+            },
+        )
+    elsewhere = not groups.keys().isdisjoint(MACHINE)
+    for code, drifts in groups.items():
+        first, more = drifts[0], len(drifts) - _NAMED
+        take = f"`xrt lock MODEL -o {shlex.quote(str(subject.lock))} --accept {code} --why TEXT`"
+        if code == DriftCode.PLAN and DriftCode.POLICY in groups:
+            take = "as for evidence.lock.policy, from which it follows"
+        differs = ClaimCode.LOCK_STALE if first.validator else ClaimCode.LOCK_DIFFERS
+        yield Claim(
+            id=f"evidence.lock.{code}",
+            section="evidence",
+            requested=first.expected,
+            observed=first.found,
+            verdict="inconclusive" if elsewhere else "fail",
+            code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
+            reason="; ".join(one.difference for one in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
+            fix=first.restore or take,
+            figures={"differences": float(len(drifts))},
+        )
+
+
+#: Parts that a policy may require, to the policy keys that they are about.
+_PARTS = {
+    "engine": ("execution.engine",),
+    "device": ("execution.device",),
+    "precision": ("execution.precision",),
+    "kernels": ("kernels.",),
+}
+_VERDICTS: dict[str, tuple[ClaimVerdict, ClaimCode]] = {
+    "honoured": ("pass", ClaimCode.OK),
+    "fallback": ("pass", ClaimCode.OK),
+    "substituted": ("fail", ClaimCode.SUBSTITUTED),
+    "unsupported": ("fail", ClaimCode.UNSUPPORTED),
+    "inconclusive": ("inconclusive", ClaimCode.KEY_INCONCLUSIVE),
+    "unobservable": ("unobservable", ClaimCode.UNOBSERVABLE),
+}
+#: Units that a reason names.
+_UNITS = 4
+_RUNS = 5
+
+
+def evidence_claims(subject: Subject) -> Iterator[Claim]:
+    """Run an instrumented copy of the session, and yield what its report shows; then what differs from the lock."""
+    yield from observed_claims(subject, subject.session.explain(subject.feeds, runs=_RUNS))
+    if subject.lock is not None:
+        yield from lock_claims(subject)
+
+
+def observed_claims(subject: Subject, report: Report) -> Iterator[Claim]:
+    """Yield the claims of a report. Each key of the policy is one, and so is each part that ``verify`` requires."""
+    checks = subject.limits.evidence
+    required = tuple(key for part in checks.require for key in _PARTS.get(part, ()))
+    allowed = [(pattern, Glob(pattern)) for pattern in checks.allow]
+    fixes = {control.key: control.fix for control in subject.session.plan.controls}
+    for one in report.observations:
+        claim = _claim(one, fixes.get(one.key))
+        if claim.verdict == "unobservable" and _is_of(one.key, required):
+            claim = msgspec.structs.replace(
+                claim,
+                verdict="fail",
+                code=ClaimCode.NOT_OBSERVED,
+                reason=f"verify.evidence.require names it, and it was not observed: {one.reason}",
+                fix="run on an engine that reports it, or leave it out of verify.evidence.require",
+            )
+        pattern = next((text for text, matches in allowed if matches(one.key)), None)
+        if claim.verdict == "fail" and pattern is not None:
+            reason = f"verify.evidence.allow has {pattern!r}: {claim.reason}"
+            claim = msgspec.structs.replace(claim, verdict="skipped", code=ClaimCode.ALLOWED, reason=reason)
+        yield subject.placed(claim, one.key)
+    if "placement" in checks.require:
+        yield subject.placed(_placement(subject, report), "verify.evidence.require")
+    if "kernels" in checks.require and not any(one.key.startswith("kernels.") for one in report.observations):
+        yield subject.placed(_kernels(report), "verify.evidence.require")
+    yield from _whole(report)
+
+
+def _claim(one: Observation, fix: str | None) -> Claim:
+    verdict, code = _VERDICTS[one.status]
+    return Claim(
+        id=f"evidence.{one.key}",
+        section="evidence",
+        requested=one.requested,
+        observed=one.observed,
+        verdict=verdict,
+        code=code,
+        reason=one.reason,
+        fix=None if verdict == "pass" else fix,
+    )
+
+
+def _is_of(key: str, parts: tuple[str, ...]) -> bool:
+    return any(key == part or (part.endswith(".") and key.startswith(part)) for part in parts)
+
+
+def _placement(subject: Subject, report: Report) -> Claim:
+    """Return whether every unit that computes ran on the device of the plan, or is allowed elsewhere."""
+    device, permitted = subject.session.plan.device, set(subject.policy.execution.allow_cpu_ops)
+    units = computing(report.units)
+    away = [unit for unit in units if unit.device != device and unit.op not in permitted]
+    claim = Claim(
+        id="evidence.placement",
+        section="evidence",
+        requested=f"every unit on {device}",
+        observed=f"{len(units) - len(away)} of {len(units)} units on {device}",
+        verdict="pass",
+        code=ClaimCode.OK,
+        reason=f"every unit that computes ran on {device}",
+        figures={"units": len(units), "misplaced": len(away)},
+    )
+    if not units:
+        return msgspec.structs.replace(
+            claim,
+            verdict="fail",
+            code=ClaimCode.NOT_OBSERVED,
+            reason="the engine reported no units",
+            observed="no units",
+        )
+    if not away:
+        return claim
+    return msgspec.structs.replace(
+        claim,
+        verdict="fail",
+        code=ClaimCode.MISPLACED,
+        reason=f"not on {device}: {_named(away, lambda unit: unit.device)}",
+        fix="name the operators in execution.allow_cpu_ops, or choose an engine that runs them there",
+    )
+
+
+def _kernels(report: Report) -> Claim:
+    units = computing(report.units)
+    unknown = [unit for unit in units if unit.kernel is None and not unit.device_kernels]
+    known = bool(units) and not unknown
+    return Claim(
+        id="evidence.kernels",
+        section="evidence",
+        requested="the kernel of every unit",
+        observed=f"known of {len(units) - len(unknown)} of {len(units)} units",
+        verdict="pass" if known else "fail",
+        code=ClaimCode.OK if known else ClaimCode.NOT_OBSERVED,
+        reason="the kernel of every unit is known" if known else f"unknown kernels: {_named(unknown)}",
+        fix=None if known else "run on an engine that reports kernels, or leave kernels out of verify.evidence.require",
+        figures={"units": len(units), "unknown": len(unknown)},
+    )
+
+
+def _whole(report: Report) -> Iterator[Claim]:
+    """Yield a claim where the pass says less than it should."""
+    if report.observations and len(report.unobservable) == len(report.observations):
+        yield Claim(
+            id="evidence.observed",
+            section="evidence",
+            requested="at least one key observed",
+            observed="none",
+            verdict="inconclusive",
+            code=ClaimCode.UNOBSERVABLE,
+            reason="no key of the policy could be observed",
+            fix="run on an engine that reports what it ran",
+        )
+    if report.partial:
+        yield Claim(
+            id="evidence.complete",
+            section="evidence",
+            requested="a whole instrumented pass",
+            observed="incomplete",
+            verdict="unobservable",
+            code=ClaimCode.INCOMPLETE,
+            reason="; ".join(report.notes) or "the instrumented pass broke off, or a source of records was missing",
+        )
+
+
+def _named(units: list[Unit], more: object = None) -> str:
+    shown = [f"{unit.id!r} ({unit.op}{f', {more(unit)}' if callable(more) else ''})" for unit in units[:_UNITS]]
+    rest = f" and {len(units) - _UNITS} more" if len(units) > _UNITS else ""
+    return (", ".join(shown) or "the engine reported no units") + rest

@@ -1,0 +1,319 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`FORMATS`: a verification for tools (JUnit, SARIF, OpenMetrics, in-toto, annotations of GitHub) and for people."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import xml.etree.ElementTree as ET
+from pathlib import PurePath
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from xpuruntime.errors import InputError
+from xpuruntime.evidence.writing import write_whole
+from xpuruntime.files.paths import reason_of, user_path
+from xpuruntime.locks.statement import descriptor, statement_text
+from xpuruntime.locks.verification.claims import SECTIONS, VERDICTS, place_text, worst_first
+from xpuruntime.locks.verification.pages import render_page, to_markdown
+from xpuruntime.printable import printable
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from pathlib import Path
+
+    from xpuruntime.locks.verification.claims import Claim, ClaimCode, VerificationResult
+
+__all__ = [
+    "FINGERPRINT",
+    "FORMATS",
+    "GITLAB_REPORTS",
+    "append_summary",
+    "escape_data",
+    "escape_property",
+    "to_in_toto",
+    "to_junit",
+    "to_openmetrics",
+    "to_sarif",
+    "workflow_commands",
+    "write_output",
+]
+
+#: What XML 1.0 has no way to hold.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def to_junit(result: VerificationResult) -> str:
+    """Return the XML: failures, and inconclusive, unobservable and skipped claims as skipped with the reason.
+
+    A claim that is inconclusive where that fails the verification is a failure, too. It is valid by the schema
+    ``junit-10.xsd`` of Jenkins's xUnit plugin, which has no properties of test cases: figures are those of the suite.
+    """
+    counts = _counts(result, result.claims)
+    counts.pop("skipped")  # which the schema has in suites alone
+    root = ET.Element("testsuites", {"name": "xrt verify", **counts})
+    for section in SECTIONS:
+        claims = [one for one in result.claims if one.section == section]
+        if not claims:
+            continue
+        facts = {"name": f"xrt.{section}", **_counts(result, claims), "timestamp": result.created.removesuffix("Z")}
+        suite = ET.SubElement(root, "testsuite", {**facts, "hostname": "localhost"})
+        properties = ET.SubElement(suite, "properties")
+        for name in ("model", "policy", "lock", "engine", "device"):
+            if value := getattr(result, name):
+                ET.SubElement(properties, "property", {"name": name, "value": _text(value)})
+        for one in claims:
+            for name, figure in one.figures.items():
+                facts = {"name": _text(f"{one.name}: {name}"), "value": f"{figure:.17g}"}
+                ET.SubElement(properties, "property", facts)
+        for one in claims:
+            _case(suite, result, one)
+    ET.indent(root)
+    return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
+
+
+def _case(suite: ET.Element, result: VerificationResult, claim: Claim) -> None:
+    case = ET.SubElement(
+        suite, "testcase", {"classname": f"xrt.{claim.section}", "name": _text(claim.name), "time": "0"}
+    )
+    if result.effect(claim) == "fail":
+        failure = ET.SubElement(case, "failure", {"type": claim.code, "message": _text(claim.reason)})
+        failure.text = _text(_story(result, claim))
+    elif claim.verdict != "pass":
+        ET.SubElement(case, "skipped", {"message": _text(f"{claim.verdict}: {claim.reason}")})
+
+
+def _story(result: VerificationResult, claim: Claim) -> str:
+    lines = [f"requested: {claim.requested}", f"observed: {claim.observed}", f"reason: {claim.reason}"]
+    lines += [f"fix: {claim.fix}"] if claim.fix else []
+    place = place_text(result, claim)
+    return "\n".join([*lines, f"policy: {place}"] if place else lines)
+
+
+def _counts(result: VerificationResult, claims: Sequence[Claim]) -> dict[str, str]:
+    failed = sum(result.effect(one) == "fail" for one in claims)
+    skipped = sum(one.verdict != "pass" and result.effect(one) != "fail" for one in claims)
+    return {"tests": str(len(claims)), "failures": str(failed), "errors": "0", "skipped": str(skipped), "time": "0"}
+
+
+def _text(text: str) -> str:
+    return _NOT_XML.sub(lambda found: f"\\u{ord(found[0]):04x}", printable(text))
+
+
+SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
+#: Names the fingerprint, which identifies the same finding in another run.
+FINGERPRINT = "xrtClaim/v1"
+_LEVELS = {"fail": "error", "inconclusive": "warning", "unobservable": "note"}
+
+
+def to_sarif(result: VerificationResult) -> str:
+    """Return the JSON text. Claims that passed or were skipped are no results."""
+    found = [one for one in result.claims if one.verdict in _LEVELS]
+    codes = sorted({one.code for one in found}, key=lambda code: code.rule)
+    places = {code: place for place, code in enumerate(codes)}
+    driver = {
+        "name": "xrt verify",
+        "version": result.version,
+        "rules": [_rule(code) for code in codes],
+    }
+    run: dict[str, Any] = {
+        "tool": {"driver": driver},
+        "invocations": [{"executionSuccessful": True, "exitCode": result.exit_code}],
+        "columnKind": "unicodeCodePoints",
+        "results": [_result(result, one, places[one.code]) for one in found],
+    }
+    return json.dumps({"$schema": SCHEMA, "version": "2.1.0", "runs": [run]}, indent=2, ensure_ascii=False) + "\n"
+
+
+def _rule(code: ClaimCode) -> dict[str, Any]:
+    return {"id": code.rule, "name": code.rule_name, "shortDescription": {"text": code.meaning}}
+
+
+def _result(result: VerificationResult, claim: Claim, index: int) -> dict[str, Any]:
+    fix = f" Fix: {claim.fix}" if claim.fix else ""
+    text = printable(f"{claim.id}: {claim.reason}; requested {claim.requested}, observed {claim.observed}.{fix}")
+    level = "error" if result.effect(claim) == "fail" else _LEVELS[claim.verdict]
+    return {
+        "ruleId": claim.code.rule,
+        "ruleIndex": index,
+        "level": level,
+        "message": {"text": text},
+        "locations": [_location(result, claim)],
+        "partialFingerprints": {FINGERPRINT: _fingerprint(claim.code.rule, claim)},
+        "properties": {"verdict": claim.verdict, "claim": printable(claim.id), "figures": claim.figures},
+    }
+
+
+def _location(result: VerificationResult, claim: Claim) -> dict[str, Any]:
+    """Return the policy key, else the first line of the policy, else the model, where no line can be named."""
+    file = result.policy or result.model
+    physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(file)}}
+    physical["region"] = {"startLine": claim.line or 1, "startColumn": claim.column or 1}
+    return {"physicalLocation": physical, "logicalLocations": [{"fullyQualifiedName": printable(claim.id)}]}
+
+
+def _uri(path: str) -> str:
+    pure = PurePath(path)
+    text = quote(pure.as_posix(), errors="backslashreplace")
+    return f"file://{text}" if pure.is_absolute() else text
+
+
+def _fingerprint(rule: str, claim: Claim) -> str:
+    return hashlib.sha256(f"{rule}|{claim.key or ''}|{claim.id}".encode(errors="surrogatepass")).hexdigest()
+
+
+def to_openmetrics(result: VerificationResult) -> str:
+    """Return the text, which ends in ``# EOF``."""
+    counts = [({"verdict": verdict}, len(result.of(verdict))) for verdict in VERDICTS]
+    passed = [
+        ({"claim": one.id, "section": one.section, "verdict": one.verdict}, int(one.verdict == "pass"))
+        for one in result.claims
+    ]
+    figures = [
+        ({"claim": one.id, "figure": name}, value) for one in result.claims for name, value in one.figures.items()
+    ]
+    lines = [
+        *_family("xrt_verify_claims", "Claims by verdict.", counts),
+        *_family("xrt_verify_claim_passed", "Whether a claim passed.", passed),
+        *_family("xrt_verify_figure", "Measured figures of claims.", figures),
+        *_family("xrt_verify_exit_code", "Exit code of xrt verify.", [({}, result.exit_code)]),
+    ]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _family(name: str, text: str, samples: Iterable[tuple[Mapping[str, str], float]]) -> Iterable[str]:
+    lines = [f"{name}{_labels(labels)} {_number(value)}" for labels, value in samples]
+    return [f"# TYPE {name} gauge", f"# HELP {name} {text}", *lines] if lines else []
+
+
+def _labels(labels: Mapping[str, str]) -> str:
+    shown = ",".join(f'{name}="{_escaped(value)}"' for name, value in labels.items())
+    return f"{{{shown}}}" if shown else ""
+
+
+def _escaped(text: str) -> str:
+    return printable(text).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def _number(value: float) -> str:
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "+Inf" if value > 0 else "-Inf"
+    return f"{value:.17g}" if isinstance(value, float) else str(value)
+
+
+_PREDICATE = "https://in-toto.io/attestation/test-result/v0.1"
+
+
+def to_in_toto(result: VerificationResult) -> str:
+    """Return the JSON text of the statement: the model is its subject, policy and lock its configuration."""
+    if result.model_sha256 is None:
+        raise InputError(f"{result.model} has no digest, and an in-toto statement is about a file: verify a model file")
+    configuration = [("policy", result.policy, result.policy_sha256), ("lock", result.lock, result.lock_sha256)]
+    return statement_text(
+        _PREDICATE,
+        [descriptor(result.model, result.model_sha256)],
+        {
+            "result": {"pass": "PASSED", "warn": "WARNED", "inconclusive": "WARNED", "fail": "FAILED"}[result.verdict],
+            "configuration": [descriptor(file or what, digest) for what, file, digest in configuration if digest],
+            "passedTests": [printable(one.id) for one in result.of("pass")],
+            "warnedTests": [
+                printable(one.id) for one in result.of("inconclusive", "unobservable") if result.effect(one) != "fail"
+            ],
+            "failedTests": [printable(one.id) for one in result.claims if result.effect(one) == "fail"],
+        },
+    )
+
+
+#: GitHub shows ten annotations of a kind in a step; the last says how many more there are.
+_SHOWN = 9
+#: Bytes that the summary of a step may have.
+_SUMMARY = 1 << 20
+_CUT = "\n\nThe rest was cut off, since a summary may have 1 MiB.\n"
+
+
+def workflow_commands(result: VerificationResult) -> list[str]:
+    """Return workflow commands, one a line: errors for what fails, warnings for what is inconclusive otherwise."""
+    claims = worst_first(result.claims)
+    kinds = {"error": [one for one in claims if result.effect(one) == "fail"]}
+    kinds["warning"] = [one for one in claims if result.effect(one) in ("undecided", "warn")]
+    return [line for kind, found in kinds.items() for line in _lines(kind, found, result)]
+
+
+def _lines(kind: str, claims: list[Claim], result: VerificationResult) -> Iterable[str]:
+    shown = claims if len(claims) <= _SHOWN + 1 else claims[:_SHOWN]
+    for one in shown:
+        facts = {"title": one.id}
+        if result.policy and one.line:
+            facts = {"file": result.policy, "line": str(one.line), "col": str(one.column or 1), **facts}
+        fix = f"\nFix: {one.fix}" if one.fix else ""
+        yield _command(kind, facts, f"{one.reason} (requested {one.requested}, observed {one.observed}){fix}")
+    if len(shown) < len(claims):
+        more = len(claims) - len(shown)
+        yield _command(kind, {"title": "xrt verify"}, f"{more} more in the summary of the job")
+
+
+def _command(kind: str, facts: dict[str, str], text: str) -> str:
+    named = ",".join(f"{name}={escape_property(value)}" for name, value in facts.items())
+    return f"::{kind} {named}::{escape_data(printable(text))}"
+
+
+def escape_data(text: str) -> str:
+    """Escape the message of a workflow command."""
+    return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
+
+
+def escape_property(text: str) -> str:
+    """Escape a property of a workflow command, such as a file name."""
+    return escape_data(text).replace(":", "%3A").replace(",", "%2C")
+
+
+def append_summary(result: VerificationResult, path: str | os.PathLike[str]) -> None:
+    """Append the Markdown of a verification to the file that ``GITHUB_STEP_SUMMARY`` names.
+
+    The file is that of the step, which its other commands append to, so it is not replaced. What would make it larger
+    than GitHub accepts is cut off.
+    """
+    target = user_path(path, "GITHUB_STEP_SUMMARY")
+    text = to_markdown(result).encode("utf-8", "backslashreplace")
+    try:
+        room = _SUMMARY - (target.stat().st_size if target.is_file() else 0)
+        if len(text) > room:
+            kept = text[: max(room - len(_CUT), 0)].decode("utf-8", "ignore")
+            text = (kept.rpartition("\n")[0] + _CUT).encode() if kept else b""
+        with target.open("ab") as file:
+            file.write(text)
+    except OSError as error:
+        fix = "unset GITHUB_STEP_SUMMARY, or leave --github out"
+        raise InputError(f"cannot write the summary to '{target}': {reason_of(error)}. Fix: {fix}") from error
+
+
+def _to_json(result: VerificationResult) -> str:
+    return printable(result.to_json()) + "\n"
+
+
+#: Name of a format to what writes a verification as text.
+FORMATS: dict[str, Callable[[VerificationResult], str]] = {
+    "json": _to_json,
+    "md": to_markdown,
+    "junit": to_junit,
+    "sarif": to_sarif,
+    "openmetrics": to_openmetrics,
+    "html": render_page,
+    "intoto": to_in_toto,
+}
+
+#: Format to the file that GitLab reads it from: ``artifacts:reports:junit`` and ``artifacts:reports:metrics`` of a job.
+GITLAB_REPORTS = {"junit": "xrt-junit.xml", "openmetrics": "metrics.txt"}
+
+
+def write_output(result: VerificationResult, format: str, path: str | os.PathLike[str]) -> Path:
+    """Write a verification to a file, which is replaced as a whole or not at all."""
+    if format not in FORMATS:
+        raise InputError(f"{format!r} is not a format of verifications; formats: {', '.join(FORMATS)}")
+    return write_whole(path, FORMATS[format](result), f"the verification as {format}")

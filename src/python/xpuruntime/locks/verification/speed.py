@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Claims of speed, and the controls that a session is timed against in the same rounds."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+import warnings
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
+
+from xpuruntime.errors import XpuRuntimeError, XpuRuntimeWarning
+from xpuruntime.files.scratch import ScratchFolder
+from xpuruntime.locks.environments import MODULE, session_worker
+from xpuruntime.locks.verification.claims import Claim, ClaimCode
+from xpuruntime.locks.verification.subject import elsewhere, expected_ratio
+from xpuruntime.locks.verification.timing import SMALLEST, time_metric
+from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
+from xpuruntime.measuring.rounds import in_worker, timed
+from xpuruntime.measuring.statistics import RatioVerdict, holm
+from xpuruntime.policies import Policy, VerifySpeed
+from xpuruntime.policies.quantities import share_text
+from xpuruntime.runtime.worker import WorkerFailure
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from xpuruntime.inference import InferenceSession
+    from xpuruntime.lockfile.measured import LockedRatio
+    from xpuruntime.locks.verification.subject import Subject
+    from xpuruntime.locks.verification.timing import TimedMetric
+    from xpuruntime.measuring.rounds import Sampler
+    from xpuruntime.policies.verify_policy import Control
+
+__all__ = ["ControlError", "Pair", "decide", "open_control", "open_pair", "open_reference", "speed_claims"]
+
+#: Products of the anchor, so that they take about as long as its copy.
+_PRODUCTS = 20
+
+
+class Pair(NamedTuple):
+    """The session and its control, each as `xpuruntime.measuring.rounds.measure` takes it; and what the control is."""
+
+    session: Sampler
+    control: Sampler
+    what: str
+
+
+class ControlError(XpuRuntimeError):
+    """There is no control to compare with. Private to the sections: it becomes a claim."""
+
+
+def open_pair(subject: Subject, stack: ExitStack) -> Pair:
+    """Open the control of a subject, and whatever the session is timed in. `stack` closes them."""
+    if subject.against is not None:
+        return _workers(subject, subject.against, stack)
+    stated = subject.limits.speed
+    control = "reference" if stated is None else stated.control
+    if control == "anchor" and subject.locked is None:
+        raise ControlError("an anchor says how fast a machine is, and only a lock has a ratio to it to compare with")
+    feeds, session = subject.feeds, subject.session.run
+    beside, what = open_control(control, subject.session, subject.model, feeds, stack, trust=subject.trust)
+    return Pair(timed(lambda: session(feeds)), beside, what)
+
+
+def open_control(
+    control: Control, session: InferenceSession, model: Any, feeds: dict[str, Any], stack: ExitStack, *, trust: bool
+) -> tuple[Sampler, str]:
+    """Return a control in this process, and what it is. `stack` closes it."""
+    if control == "anchor":
+        return timed(_anchor()), "the anchor, a fixed NumPy workload"
+    try:
+        reference = stack.enter_context(open_reference(session, model, trust=trust))
+        reference.run(feeds)
+    except XpuRuntimeError as error:
+        msg = f"the model does not run as a reference, on the CPU: {error.reason}"
+        raise ControlError(msg, fix=error.fix) from None
+    run = reference.run
+    threads = session.policy.execution.threads
+    stated = "without a policy" if threads is None else f"with execution.threads {threads} alone"
+    return timed(lambda: run(feeds)), f"{reference.plan.engine}@cpu {stated}"
+
+
+def open_reference(session: InferenceSession, model: Any, *, trust: bool) -> InferenceSession:
+    """Open the model of a session on the CPU with its number of threads, and nothing else of its policy."""
+    from xpuruntime.inference import InferenceSession
+
+    engine = "onnxruntime" if session.model.format == "onnx" else session.plan.engine
+    threads = session.policy.execution.threads
+    policy = Policy.coerce({"execution": {"engine": engine, "device": "cpu", "threads": threads}})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", XpuRuntimeWarning)
+        return InferenceSession(model, policy=policy, trust=trust)
+
+
+def _anchor() -> Callable[[], None]:
+    """Return a fixed workload: products of matrices too small for threads, and a copy too large for small caches."""
+    import numpy as np
+
+    factor = np.random.default_rng(0).standard_normal((64, 64), np.float32)
+    product, source, target = np.empty_like(factor), np.ones(1 << 19, np.float32), np.empty(1 << 19, np.float32)
+
+    def run() -> None:
+        for _ in range(_PRODUCTS):
+            np.matmul(factor, factor, out=product)
+        np.copyto(target, source)
+
+    return run
+
+
+def _workers(subject: Subject, python: str, stack: ExitStack) -> Pair:
+    """Return the session in a process of this interpreter beside one of another."""
+    if not isinstance(subject.model, (str, os.PathLike)):
+        raise ControlError("another interpreter needs the file of a model, and this is a module in memory")
+    inputs = Path(stack.enter_context(ScratchFolder("verify")), "inputs")
+    write_arrays(inputs, subject.feeds)
+    model = str(Path(subject.model).resolve())
+    arguments = {"policy": subject.policy.replace(verify=None).to_dict(), "trust": subject.trust}
+    samplers, what = [], python
+    for interpreter in (sys.executable, python):
+        worker = stack.enter_context(session_worker(interpreter))
+        facts = worker.call(f"{MODULE}:open_session", model=model, inputs=str(inputs), arguments=arguments)
+        samplers.append(in_worker(worker, f"{MODULE}:time_session"))
+        what = f"{interpreter} ({facts['engine']} {facts['engine_version']}, xpuruntime {facts['xpuruntime']})"
+    return Pair(samplers[0], samplers[1], what)
+
+
+_QUIETER = "run on a quieter machine, or state a wider verify.speed.max_slowdown"
+_MEASURED_AGAIN = (
+    "`xrt lock MODEL --upgrade` on a quiet machine, with a longer verify.speed.budget, measures it again; "
+    "or state a wider verify.speed.max_slowdown"
+)
+_WORKER_FIX = "install xpuruntime and the engine for that interpreter, or leave --against out"
+
+
+def speed_claims(subject: Subject) -> Iterator[Claim]:
+    """Time the session beside its control until every metric is decided or the budget is used up.
+
+    With a lock, what is expected is the ratio to the control that the lock has. Where that is itself uncertain, only
+    what is slower than its upper end is decided.
+    """
+    stated = subject.limits.speed
+    if stated is None and subject.against is None:
+        return
+    checks = stated or VerifySpeed()
+    ratios: dict[str, LockedRatio] = {}
+    if subject.locked is not None and subject.against is None:
+        for metric in checks.metric:
+            found = elsewhere(subject, f"speed.{metric}", "speed") or expected_ratio(subject, metric, checks)
+            if isinstance(found, Claim):
+                yield subject.placed(found, "verify.speed")
+            else:
+                ratios[metric] = found
+        if not ratios:
+            return
+        checks = checks.replace(metric=tuple(ratios))
+    ends = time.monotonic() + (checks.budget if subject.budget is None else subject.budget)
+    with ExitStack() as stack:
+        try:
+            pair = open_pair(subject, stack)
+            findings = [_found(one, pair, checks, ends - time.monotonic(), ratios.get(one)) for one in checks.metric]
+        except (ControlError, WorkerFailure) as error:
+            for metric in checks.metric:
+                claim = _unmeasured(metric, error.reason, checks, "the control")
+                claim = msgspec.structs.replace(claim, code=ClaimCode.NO_CONTROL, fix=error.fix)
+                if isinstance(error, WorkerFailure):  # nothing was measured, which is a fault and no doubt
+                    claim = msgspec.structs.replace(
+                        claim, verdict="fail", code=ClaimCode.WORKER_FAILED, reason=str(error), fix=_WORKER_FIX
+                    )
+                yield subject.placed(claim, "verify.speed")
+            return
+    for claim in decide(findings, checks, pair.what, subject.lock or ""):
+        yield subject.placed(claim, "verify.speed.max_slowdown")
+
+
+def _found(metric: str, pair: Pair, checks: VerifySpeed, left: float, locked: LockedRatio | None) -> TimedMetric:
+    if locked is None:
+        return time_metric(metric, pair.session, pair.control, checks, left)
+    found = time_metric(metric, pair.session, pair.control, checks, left, expected=locked.high)
+    return found._replace(locked=locked, figures={**found.figures, "locked_ratio": locked.ratio})
+
+
+def decide(findings: Sequence[TimedMetric], checks: VerifySpeed, control: str, lock: str = "") -> list[Claim]:
+    """Return the claims. All of them are decided together, by the method of Holm."""
+    known = {one.metric: one.comparison for one in findings if one.comparison is not None}
+    slower = holm([one.p_slower for one in known.values()], confidence=checks.confidence)
+    within = holm([one.p_within_limit for one in known.values()], confidence=checks.confidence)
+    flags = dict(zip(known, zip(slower, within, strict=True), strict=True))
+    return [_claim(one, flags.get(one.metric, (False, False)), checks, control, lock) for one in findings]
+
+
+def _unmeasured(metric: str, reason: str, checks: VerifySpeed, control: str) -> Claim:
+    return Claim(
+        id=f"speed.{metric}",
+        section="speed",
+        requested=f"at most {share_text(checks.max_slowdown)} slower than {control}",
+        observed="not measured",
+        verdict="inconclusive",
+        code=ClaimCode.UNDECIDED,
+        reason=reason,
+        inconclusive=checks.inconclusive,
+    )
+
+
+def _claim(found: TimedMetric, flags: tuple[bool, bool], checks: VerifySpeed, control: str, lock: str) -> Claim:
+    locked = found.locked
+    if locked is not None:
+        control = f"{locked.ratio:.3f} [{locked.low:.3f}, {locked.high:.3f}] of {control}, as locked"
+    claim = _unmeasured(found.metric, found.reason, checks, control)
+    one = found.comparison
+    if one is None:
+        return msgspec.structs.replace(claim, figures=found.figures)
+    figures = {**found.figures, "ratio": one.ratio, "low": one.low, "high": one.high, "rounds": float(one.rounds)}
+    scale = 1.0 if locked is None else locked.high
+    observed = f"{one.ratio * scale:.3f} [{one.low * scale:.3f}, {one.high * scale:.3f}] of the control"
+    claim = msgspec.structs.replace(claim, observed=observed, figures={**figures, "margin": one.margin})
+    if one.margin > checks.max_slowdown:
+        smallest = f"or {SMALLEST * 1e6:g} us, which are {share_text(one.margin)} here, slower"
+        claim = msgspec.structs.replace(claim, requested=claim.requested.replace("slower", smallest, 1))
+    limit, remarks = 1 + one.margin, "".join(f"; {remark}" for remark in found.remarks)
+    if one.too_noisy and one.verdict is not RatioVerdict.SLOWER and not one.within_limit:
+        split = one.control_split
+        apart = "" if split is None else f", {split.ratio:.3f} [{split.low:.3f}, {split.high:.3f}]"
+        reason = f"the control differs from itself by more than half of the margin{apart}{remarks}"
+        return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=_QUIETER)
+    if found.busy:
+        reason = f"the medians and the fastest calls lie on different sides of {limit:.3f}: {found.busy}{remarks}"
+        return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=reason, fix=_QUIETER)
+    if flags[0] and one.low > limit:
+        reason = f"slower by {share_text(one.ratio - 1)}, where {share_text(one.margin)} are allowed{remarks}"
+        fix = "find what changed with two reports: `xrt explain before.json after.json`"
+        if locked is not None:
+            fix = f"find what changed: `xrt diff {lock} here MODEL`"
+        return msgspec.structs.replace(claim, verdict="fail", code=ClaimCode.SLOWER, reason=reason, fix=fix)
+    if locked is not None and (doubt := locked.doubt(found.metric, one.margin)):
+        return msgspec.structs.replace(claim, code=ClaimCode.NOISY, reason=doubt, fix=_MEASURED_AGAIN)
+    if flags[1] and one.high < limit:
+        what = "the control" if locked is None else "what was locked"
+        reason = f"within {share_text(one.margin)} of {what} at a confidence of {checks.confidence:g}{remarks}"
+        return msgspec.structs.replace(claim, verdict="pass", code=ClaimCode.OK, reason=reason)
+    reason = f"after {one.rounds} rounds ({found.ended}) the interval still holds the limit {limit:.3f}{remarks}"
+    fix = "state a longer verify.speed.budget, or run on a quieter machine"
+    return msgspec.structs.replace(claim, reason=reason, fix=fix)
