@@ -12,14 +12,24 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from xpuruntime.evidence.schemas import comparison_schema, report_schema
-from xpuruntime.lockfile.schema import lock_schema
-from xpuruntime.locks.verification.schema import verification_schema
+from xpuruntime.evidence.report import Report
+from xpuruntime.evidence.report_comparison import ReportComparison
+from xpuruntime.evidence.schemas import schema_of
+from xpuruntime.lockfile.records import Lock
+from xpuruntime.locks.verification.result import VerificationResult
 from xpuruntime.tuning.spec.tune_spec import tune_schema
-from xpuruntime.tuning.tune_result import tune_result_schema
+from xpuruntime.tuning.tune_result import TuneResult
 
 FOLDER = Path(__file__).resolve().parent.parent / "docs" / "reference"
 PAGE = FOLDER / "report-keys.md"
+#: File to the type that it describes, and the title.
+TYPES = {
+    "report": (Report, "A report of xpuruntime"),
+    "report_comparison": (ReportComparison, "A comparison of two reports of xpuruntime"),
+    "verification": (VerificationResult, "A verification of xpuruntime"),
+    "lock": (Lock, "A lock of xpuruntime"),
+    "tune_result": (TuneResult, "A search of xpuruntime for a policy"),
+}
 BEGIN, END = "<!-- schema: begin -->\n", "<!-- schema: end -->\n"
 
 
@@ -66,10 +76,7 @@ def table_of(one: dict[str, Any]) -> str:
 
 def tables() -> str:
     """Return the tables of all schemas, each type once."""
-    tops = {"Report": report_schema(), "ReportComparison": comparison_schema()}
-    tops["VerificationResult"] = verification_schema()
-    tops["Lock"] = lock_schema()
-    tops["TuneResult"] = tune_result_schema()
+    tops = {kind.__name__: schema_of(kind, title) for kind, title in TYPES.values()}
     parts = [*tops.items(), *sorted({name: one for top in tops.values() for name, one in top["$defs"].items()}.items())]
     return "".join(f"\n### {name}\n\n{one['description']}\n\n{table_of(one)}" for name, one in parts)
 
@@ -79,12 +86,11 @@ def main() -> int:
     head, rest = PAGE.read_text(encoding="utf-8").split(BEGIN)
     fresh = {
         PAGE: f"{head}{BEGIN}{tables()}\n{END}{rest.split(END)[1]}",
-        FOLDER / "report.schema.json": json.dumps(report_schema(), indent=2) + "\n",
-        FOLDER / "report_comparison.schema.json": json.dumps(comparison_schema(), indent=2) + "\n",
-        FOLDER / "lock.schema.json": json.dumps(lock_schema(), indent=2) + "\n",
-        FOLDER / "verification.schema.json": json.dumps(verification_schema(), indent=2) + "\n",
         FOLDER / "tune.schema.json": json.dumps(tune_schema(), indent=2) + "\n",
-        FOLDER / "tune_result.schema.json": json.dumps(tune_result_schema(), indent=2) + "\n",
+        **{
+            FOLDER / f"{name}.schema.json": json.dumps(schema_of(kind, title), indent=2) + "\n"
+            for name, (kind, title) in TYPES.items()
+        },
     }
     stale = 0
     for path, text in fresh.items():

@@ -283,12 +283,12 @@ def test_engines_do_not_import_each_other():
 
 #: What the parts of evidence may use of each other, and the values that are told.
 SECTIONS = {"cuda_graphs", "determinism", "memory_over_time", "shape_coverage"}
-TOLD = {"records", "report", "report_comparison", "kernel_records", "writing", *SECTIONS}
+TOLD = {"records", "report", "report_comparison", "kernel_records", "documents", *SECTIONS}
 EVIDENCE = {
     "metadata": set(),
     "trace_files": set(),
     "kernel_records": {"records"},
-    **{name: {"records", "kernel_records"} for name in SECTIONS},
+    **{name: {"records", "kernel_records", "documents"} for name in SECTIONS},
     "key_observations": TOLD,
     "report_building": TOLD | {"key_observations"},
     "section_comparing": TOLD,

@@ -228,8 +228,10 @@ def records_of_the_source() -> dict[str, set[str]]:
             if isinstance(node, ast.ClassDef):
                 methods = {one.name: one for one in node.body if isinstance(one, ast.FunctionDef)}
                 text = ast.unparse(methods["__str__"]) if "__str__" in methods else ""
-                if "__rich__" in methods or "'\\n'.join" in text:
-                    found[f"{path.relative_to(SOURCE).with_suffix('')}:{node.name}"] = set(methods)
+                inherited = {ast.unparse(base) for base in node.bases} & {"Shown", "Document", "Page"}
+                if node.name != "Shown" and ("__rich__" in methods or "'\\n'.join" in text):
+                    name = f"{path.relative_to(SOURCE).with_suffix('')}:{node.name}"
+                    found[name] = {*methods, *(("__str__", "_repr_html_") if inherited else ())}
     return found
 
 

@@ -82,7 +82,7 @@ if TYPE_CHECKING:
     from xpuruntime.locks.relock import LockResult as LockResult
     from xpuruntime.locks.relock import lock
     from xpuruntime.locks.verification.claims import Claim as Claim
-    from xpuruntime.locks.verification.claims import VerificationResult
+    from xpuruntime.locks.verification.result import VerificationResult
     from xpuruntime.locks.verification.verify import verify
     from xpuruntime.measuring.tuning_watch import watch_tuning as watch_tuning
     from xpuruntime.ops import clear_decisions as clear_decisions
@@ -219,7 +219,7 @@ _LAZY = {
     "Tensor": "runtime.stream",
     "TuneResult": "tuning.tune_result",
     "TuneSpec": "tuning.spec",
-    "VerificationResult": "locks.verification.claims",
+    "VerificationResult": "locks.verification.result",
     "clear_decisions": "ops",
     "compare_engines": "inference",
     "compare_environments": "locks.diff.diffing",

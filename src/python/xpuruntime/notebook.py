@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""HTML representation of records for Jupyter: tables and lines in one style, without a script.
+"""Records as text, and as HTML for Jupyter: tables and lines in one style, without a script.
 
 All text is escaped, and the style holds for the fragment alone, so that names from a model cannot become markup.
 """
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import functools
 import html
+import io
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
-from xpuruntime.printable import printable
+from xpuruntime.printable import escape_console, printable
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -20,7 +21,17 @@ if TYPE_CHECKING:
     from rich.console import Console, RenderableType
     from rich.table import Table
 
-__all__ = ["Badge", "escaped", "fragment", "fragment_lines", "fragment_style", "fragment_table", "rich_fragment"]
+__all__ = [
+    "Badge",
+    "Shown",
+    "escaped",
+    "fragment",
+    "fragment_lines",
+    "fragment_style",
+    "fragment_table",
+    "plain",
+    "rich_fragment",
+]
 
 #: Colour of the terminal to the class that says the same.
 _CLASSES = {"green": "xrt-honoured", "red": "xrt-substituted", "yellow": "xrt-unobservable"}
@@ -34,10 +45,48 @@ class Badge(str):
     __slots__ = ()
 
 
+class Shown:
+    """What `__rich__` shows in a terminal, also as text and in a notebook."""
+
+    __slots__ = ()
+    #: Columns of the text.
+    WIDTH: ClassVar[int] = 100
+
+    def __rich__(self) -> RenderableType:
+        """Return tables and text."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return plain(self.__rich__(), self.WIDTH)
+
+    def _repr_html_(self) -> str:
+        return rich_fragment(self.__rich__())
+
+
 @functools.cache
 def fragment_style() -> str:
     """Return the style of a fragment, which takes colours and fonts of the page around it."""
     return (Path(__file__).parent / "notebook.css").read_text(encoding="utf-8")
+
+
+def plain(shown: RenderableType, width: int = 80) -> str:
+    """Return what rich shows as text without colours or control codes, `width` columns wide at most."""
+    from rich.console import Console
+
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=width,
+        color_system=None,
+        force_terminal=False,
+        legacy_windows=False,
+        highlight=False,
+        markup=False,
+        emoji=False,
+        force_jupyter=False,  # it would show the text as the result of the cell, and leave the stream empty
+    )
+    escape_console(console).print(shown)
+    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
 def fragment(parts: Iterable[str]) -> str:
@@ -80,8 +129,6 @@ def _cell(value: str, column: str) -> str:
 
 
 def _console() -> Console:
-    import io
-
     from rich.console import Console
 
     return Console(file=io.StringIO(), width=120, markup=False, highlight=False, emoji=False, force_jupyter=False)

@@ -16,7 +16,7 @@ from onnx import helper, numpy_helper
 
 import xpuruntime
 from xpuruntime.errors import ModelError, XpuRuntimeWarning
-from xpuruntime.evidence.render_text.tables import plain
+from xpuruntime.notebook import plain
 from xpuruntime.printable import escape_console, printable
 
 if TYPE_CHECKING:

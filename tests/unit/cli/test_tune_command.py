@@ -17,8 +17,9 @@ import pytest
 
 import xpuruntime
 from xpuruntime.cli.commands.tune import _table
-from xpuruntime.evidence.render_text.tables import plain
-from xpuruntime.tuning.tune_result import CandidateResult, TuneProgress, tune_result_schema
+from xpuruntime.evidence.schemas import schema_of
+from xpuruntime.notebook import plain
+from xpuruntime.tuning.tune_result import CandidateResult, TuneProgress, TuneResult
 
 Xrt = Any
 CALL = [sys.executable, "-c", "from xpuruntime.cli import main; main()"]
@@ -41,7 +42,7 @@ def test_a_tie_writes_policy_page_and_lock(xrt: Xrt, digits: str, spec: Path, tm
     options = ("-t", spec, "--input", "random", "-d", "cpu", "-o", "tuned.yaml", "--html", "t.html", "--lock", "d.lock")
     found = xrt("tune", digits, *options, "--json")
     result = found.json()
-    jsonschema.Draft202012Validator(tune_result_schema()).validate(result)
+    jsonschema.Draft202012Validator(schema_of(TuneResult, "")).validate(result)
     assert (found.code, result["verdict"], result["exit_code"]) == (0, "tied", 0), result["reason"]
     assert result["headline"] == "tied: nothing is better by 90%"
     assert {one["code"] for one in result["candidates"]} <= {"control", "duplicate", "not_faster", "slower"}

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 import jsonschema
 import pytest
 
-from xpuruntime.locks.verification.schema import verification_schema
+from xpuruntime.evidence.schemas import schema_of
+from xpuruntime.locks.verification.result import VerificationResult
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -34,7 +35,7 @@ def test_a_policy_that_holds(xrt: Xrt, digits: str, policy: Path) -> None:
     assert (shown.code, shown.err) == (0, "")
     assert shown.out.startswith("verified: ")
     result = xrt("verify", digits, "-p", policy, "--only", "evidence", "--json").json()
-    jsonschema.Draft202012Validator(verification_schema()).validate(result)
+    jsonschema.Draft202012Validator(schema_of(VerificationResult, "")).validate(result)
     assert (result["verdict"], result["exit_code"]) == ("pass", 0)
     assert result["notes"][0].startswith("probe inputs were generated (seed 0)")
 

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from xpuruntime.locks.verification.claims import Claim, ClaimCode, VerificationResult
+from xpuruntime.locks.verification.claims import Claim, ClaimCode
+from xpuruntime.locks.verification.result import VerificationResult
 
 #: Text that means something to XML, HTML, Markdown, JSON, OpenMetrics, GitHub and terminals.
 HOSTILE = 'a|b`c`<b>&amp;"q" %0A::error::x\r\n\x1b[31m\x00 \ud800 ]]> \\n @team, e:f {x} 가 \U0001f600 \u202e #1'

@@ -8,7 +8,7 @@ import pytest
 from claim_records import HOSTILE, claim, result
 
 from xpuruntime.demo import demo_model_path
-from xpuruntime.locks.verification.claims import VerificationResult
+from xpuruntime.locks.verification.result import VerificationResult
 
 
 @pytest.fixture(scope="session")

@@ -4,12 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
+from xpuruntime.evidence.documents import Document
 from xpuruntime.evidence.records import KeySeen
-from xpuruntime.files.paths import json_text
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ class GradeTest(msgspec.Struct, frozen=True, kw_only=True):
     first_difference: FirstDifference | None = None
 
 
-class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
+class DeterminismTests(Document, frozen=True, kw_only=True):
     """The grades of determinism of one session, as tested.
 
     Attributes
@@ -110,6 +110,8 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
     tests : tuple of GradeTest
         In the order of the grades.
     """
+
+    STATED: ClassVar = ("reached",)
 
     schema: str = SCHEMA
     model: str
@@ -143,25 +145,11 @@ class DeterminismTests(msgspec.Struct, frozen=True, kw_only=True):
         asked = "" if self.requested == "none" else f", asked for {self.requested}"
         return f"determinism: {self.observed}{asked}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values, with `reached` in it."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return {"schema": plain.pop("schema"), "reached": self.reached, **plain}
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return JSON text; `indent` ``None`` gives one line."""
-        return json_text(self.to_dict(), indent=indent)
-
     def __str__(self) -> str:
         """Return it as plain text, one grade a line."""
         lines = [f"{self.headline} ({self.model} on {self.engine}@{self.device}, {self.precision})"]
         lines += [f"  {test.grade}: {_verdict_text(test)}: {reason_text(test)}" for test in self.tests]
         return printable("\n".join(lines))
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         """Return it as a table."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from xpuruntime.evidence.kernel_records import short_name
 from xpuruntime.evidence.trace_files import chrome_trace, trace_path, write_trace
+from xpuruntime.notebook import Shown
 
 if TYPE_CHECKING:
     import os
@@ -45,7 +46,7 @@ class Share(NamedTuple):
     bytes: int
 
 
-class Profile:
+class Profile(Shown):
     """What ran in a block of `xpuruntime.profile`; see there.
 
     Parameters
@@ -53,6 +54,8 @@ class Profile:
     recording : DeviceRecording
     marks : sequence of Mark
     """
+
+    WIDTH = 120
 
     def __init__(self, recording: DeviceRecording, marks: tuple[Mark, ...] = ()) -> None:
         self._recording, self._marks = recording, marks
@@ -141,16 +144,6 @@ class Profile:
         target = trace_path(path)
         write_trace(target, chrome_trace(self._recording, self._marks, metadata))
         return target
-
-    def __str__(self) -> str:
-        from xpuruntime.evidence.render_text.tables import plain
-
-        return plain(self.__rich__(), 120)
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

@@ -4,25 +4,24 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import msgspec
 
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.cuda_graphs import GraphStatus
 from xpuruntime.evidence.determinism import DeterminismTests
+from xpuruntime.evidence.documents import Page
 from xpuruntime.evidence.kernel_records import KernelDecision
 from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
 from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit, check_detail
 from xpuruntime.evidence.shape_coverage import ShapeCoverage
-from xpuruntime.evidence.writing import write_whole
-from xpuruntime.files.paths import json_bytes, json_text, reason_of, user_path
+from xpuruntime.files.paths import reason_of, user_path
 from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.runtime.machine import Library
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -36,7 +35,7 @@ MAX_REPORT = 1 << 30
 _ALWAYS = frozenset({"plan", "observations", "units"})
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
+class Report(Page, frozen=True, kw_only=True):
     """The evidence of one session.
 
     Attributes
@@ -91,17 +90,20 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
         ran.
     """
 
+    NOUN: ClassVar = "the report"
+    STATED: ClassVar = ("headline", "honoured", "fallback")
+
     schema: str = SCHEMA
     created: str = ""
     command: str = ""
-    plan: dict[str, Any] = {}
+    plan: dict[str, Any] = msgspec.field(default_factory=dict)
     observations: tuple[Observation, ...] = ()
     units: tuple[Unit, ...] = ()
     boundaries: tuple[Boundary, ...] = ()
     conversions: tuple[Conversion, ...] = ()
     latency: Latency | None = None
-    memory: dict[str, int] = {}
-    environment: dict[str, Any] = {}
+    memory: dict[str, int] = msgspec.field(default_factory=dict)
+    environment: dict[str, Any] = msgspec.field(default_factory=dict)
     libraries: tuple[Library, ...] = ()
     notes: tuple[str, ...] = ()
     partial: bool = False
@@ -149,7 +151,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def headline(self) -> str:
-        """``"policy honoured"`` or ``"N deviations"``.
+        """The verdict in a few words: ``"policy honoured"`` or ``"N deviations"``.
 
         A fallback that ran adds ``"by fallback openvino@cpu"``, and a pass that broke off ``"as far as observed"``.
         Where nothing deviates and a key is inconclusive, the headline is ``"N keys inconclusive"``; where no key could
@@ -168,41 +170,11 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
             text += f"{'' if text == 'policy honoured' else ','} by fallback {self.fallback}"
         return f"{text} as far as observed" if self.partial and not count else text
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists and scalars, with `headline`, `honoured` and `fallback` in them."""
-        found: dict[str, Any] = msgspec.json.decode(json_bytes(self))
-        said = {"headline": self.headline, "honoured": self.honoured, "fallback": self.fallback}
-        return {"schema": found.pop("schema"), **said, **found}
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return JSON text; `indent` ``None`` gives one line."""
-        return json_text(self.to_dict(), indent=indent)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the report as JSON. A crash or a full disk leaves the old file, or none.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
-        return write_whole(path, self.to_json() + "\n", "the report")
-
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
         from xpuruntime.evidence.page import render_page
 
         return render_page(self)
-
-    def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page of `to_html`. A crash or a full disk leaves the old file, or none.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
-        return write_whole(path, self.to_html(), "the page of the report")
 
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Report:

@@ -4,18 +4,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
+from xpuruntime.evidence.documents import Page
 from xpuruntime.evidence.records import Status, Time
-from xpuruntime.evidence.writing import write_whole
-from xpuruntime.files.paths import json_bytes, json_text
 
 if TYPE_CHECKING:
-    import os
-    from pathlib import Path
-
     from rich.console import RenderableType
 
 __all__ = [
@@ -237,7 +233,7 @@ class SurroundingChange(_Change, frozen=True, kw_only=True):
     after: str | None
 
 
-class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
+class ReportComparison(Page, frozen=True, kw_only=True):
     """What differs between two reports; `compare_reports` makes it.
 
     Attributes
@@ -271,6 +267,10 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
     shapes : tuple of ShapeChange
         Inputs of which other shapes are allowed, or were run.
     """
+
+    WIDTH: ClassVar = 80
+    NOUN: ClassVar = "the comparison"
+    STATED: ClassVar = ("headline", "same")
 
     schema: str = COMPARISON_SCHEMA
     before: ReportSide
@@ -317,41 +317,11 @@ class ReportComparison(msgspec.Struct, frozen=True, kw_only=True):
 
         return headline(self)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists and scalars, with `headline` and `same` in them."""
-        found: dict[str, Any] = msgspec.json.decode(json_bytes(self))
-        return {"schema": found.pop("schema"), "headline": self.headline, "same": self.same, **found}
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return JSON text; `indent` ``None`` gives one line."""
-        return json_text(self.to_dict(), indent=indent)
-
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
         from xpuruntime.evidence.page import render_changes
 
         return render_changes(self)
-
-    def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page of `to_html`. A crash or a full disk leaves the old file, or none.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
-        return write_whole(path, self.to_html(), "the page of the comparison")
-
-    def __str__(self) -> str:
-        from xpuruntime.evidence.render_text.changes import render
-        from xpuruntime.evidence.render_text.tables import plain
-
-        return plain(render(self))
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         from xpuruntime.evidence.render_text.changes import render

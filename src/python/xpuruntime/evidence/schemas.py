@@ -1,56 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The JSON Schemas of what reports and comparisons of reports are written as, made of the types themselves."""
+"""`schema_of`: the JSON Schema of a type that is written as JSON, made of the type itself."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from typing import Any
+from typing import Any, get_type_hints
 
 import msgspec
 
 from xpuruntime.codes import Code
-from xpuruntime.evidence.report import SCHEMA, Report
-from xpuruntime.evidence.report_comparison import COMPARISON_SCHEMA, ReportComparison
 
-__all__ = ["comparison_schema", "report_schema", "schema_of"]
+__all__ = ["schema_of"]
 
 _DIALECT = "https://json-schema.org/draft/2020-12/schema"
 _SECTION = re.compile(r"\n\s*\n?(?:Attributes|Examples|Notes)\n\s*-+\n")
 
 
-def report_schema() -> dict[str, Any]:
-    """Return the JSON Schema of `Report.to_dict`."""
-    added = {
-        "headline": {"type": "string", "description": "The first line of the report, in words."},
-        "honoured": {"type": "boolean", "description": "Whether no policy key deviates, and none is inconclusive."},
-        "fallback": {
-            "anyOf": [{"type": "string"}, {"type": "null"}],
-            "description": "The candidate of execution.fallback that ran; null where none was needed.",
-        },
-    }
-    return schema_of(Report, SCHEMA, "A report of xpuruntime", added)
-
-
-def comparison_schema() -> dict[str, Any]:
-    """Return the JSON Schema of `ReportComparison.to_dict`."""
-    added = {
-        "headline": {"type": "string", "description": "What differs, in one sentence."},
-        "same": {"type": "boolean", "description": "Whether the same ran."},
-    }
-    return schema_of(ReportComparison, COMPARISON_SCHEMA, "A comparison of two reports of xpuruntime", added)
-
-
-def schema_of(kind: type, version: str, title: str, added: dict[str, Any]) -> dict[str, Any]:
-    """Return the JSON Schema of what a type is written as."""
+def schema_of(kind: type[msgspec.Struct], title: str) -> dict[str, Any]:
+    """Return the JSON Schema of what a type is written as; properties that its JSON states are told by their own."""
     (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     top = parts.pop(root["$ref"].rpartition("/")[2])
     _describe(top, kind)
     types = {one.__name__: one for one in _named_types(kind)}
     for name, part in parts.items():
         _describe(part, types[name])
-    properties = {"schema": {"const": version}, **added}
+    stated = {name: _property_schema(getattr(kind, name)) for name in getattr(kind, "STATED", ())}
+    versions = {field.name: field.default for field in msgspec.structs.fields(kind)}
+    properties = {"schema": {"const": versions["schema"]}, **stated}
     properties |= {name: one for name, one in top["properties"].items() if name != "schema"}
     return {
         "$schema": _DIALECT,
@@ -58,9 +36,15 @@ def schema_of(kind: type, version: str, title: str, added: dict[str, Any]) -> di
         "description": top["description"],
         "type": "object",
         "properties": properties,
-        "required": [name for name in properties if name in ("schema", *added, *top["required"])],
+        "required": [name for name in properties if name in ("schema", *stated, *top["required"])],
         "$defs": dict(sorted(parts.items())),
     }
+
+
+def _property_schema(stated: property) -> dict[str, Any]:
+    returned = get_type_hints(stated.fget)["return"]
+    summary = inspect.cleandoc(stated.__doc__ or "").partition("\n\n")[0]
+    return {**msgspec.json.schema(returned), "description": " ".join(summary.split())}
 
 
 def _describe(part: dict[str, Any], kind: type) -> None:

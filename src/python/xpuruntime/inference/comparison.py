@@ -5,21 +5,19 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
+from xpuruntime.evidence.documents import Page
 from xpuruntime.evidence.tolerances import OutputFigures, Tolerance, compare_within
-from xpuruntime.files.paths import json_text
 from xpuruntime.inference.intermediates import Divergence, Inside
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Mapping, Sequence
-    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -58,7 +56,7 @@ class EngineRow(msgspec.Struct, frozen=True, kw_only=True):
     drift: DriftReport | None = None
 
 
-class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+class Comparison(Page, frozen=True, kw_only=True):
     """One model on several engines.
 
     Attributes
@@ -73,6 +71,9 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     layers : bool
         Whether the drift of each layer was asked for.
     """
+
+    NOUN: ClassVar = "the comparison"
+    STATED: ClassVar = ("agreed",)
 
     model: str
     reference: str
@@ -101,32 +102,11 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
         words = " and ".join(f"{number} {one if number == 1 else many}" for number, many, one in found if number)
         return f"of {len(ran)} engines, {words}" if len(ran) > 1 else f"the engine {words.removeprefix('1 ')}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        return {"schema": plain.pop("schema"), "agreed": self.agreed, **plain}
-
-    def to_json(self, *, indent: int = 2) -> str:
-        """Return it as JSON text."""
-        return json_text(self.to_dict(), indent=indent)
-
     def to_html(self) -> str:
         """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
         from xpuruntime.evidence.page import render_comparison
 
-        return render_comparison({"headline": self.headline, **self.to_dict()})
-
-    def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the page of `to_html`. A crash or a full disk leaves the old file, or none.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
-        from xpuruntime.evidence.writing import write_whole
-
-        return write_whole(path, self.to_html(), "the page of the comparison")
+        return render_comparison({"headline": self.headline, "agreed": self.agreed, **msgspec.to_builtins(self)})
 
     def __str__(self) -> str:
         """Return it as plain text, one engine a line."""
@@ -138,11 +118,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
             if row.drift is not None:
                 lines.append(f"    {row.drift}")
         return printable("\n".join(lines))
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         """Return it as a table, and the divergences below."""

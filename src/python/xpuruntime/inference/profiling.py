@@ -17,6 +17,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.memory_over_time import MemorySample
 from xpuruntime.evidence.profile import Profile
 from xpuruntime.evidence.trace_files import check_trace
+from xpuruntime.notebook import Shown
 from xpuruntime.runtime.cpu_and_memory import process_memory
 from xpuruntime.runtime.interruptible_waits import uninterrupted
 from xpuruntime.runtime.profiler import LIMIT, Mark, Marks, RecordedBlock, profiled, record_marks, tell, warn_beside
@@ -91,7 +92,7 @@ def refuse_a_second() -> None:
         raise InputError(msg)
 
 
-class profile(RecordedBlock[_Run]):  # noqa: N801 - used like a function
+class profile(Shown, RecordedBlock[_Run]):  # noqa: N801 - used like a function
     """Record what the host and the CUDA devices do in a ``with`` block.
 
     Ranges of the host are runs of sessions and bindings, kernels that `xpuruntime.ops` and xpuruntime operators inside
@@ -183,11 +184,6 @@ class profile(RecordedBlock[_Run]):  # noqa: N801 - used like a function
 
     __enter__ = _core.guarded(_enter, RecordedBlock._abandon, _check)
     __exit__ = _core.guarded(_exit, RecordedBlock._abandon)
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         return self.result.__rich__() if self._result is not None else repr(self)

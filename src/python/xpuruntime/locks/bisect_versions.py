@@ -14,15 +14,15 @@ import re
 import shutil
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from xpuruntime.engines.model import read_model
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
-from xpuruntime.evidence.writing import write_whole
+from xpuruntime.evidence.documents import Document
 from xpuruntime.files.digests import file_digest
-from xpuruntime.files.paths import json_bytes, json_text, kind_of, reason_of, user_path
+from xpuruntime.files.paths import kind_of, reason_of, user_path
 from xpuruntime.files.reading import DamagedLineError, journal_line, read_journal_lines, read_regular
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.diff.diffing import compare_environments
@@ -96,7 +96,7 @@ class VersionVerdict(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
 
 
-class VersionBisect(msgspec.Struct, frozen=True, kw_only=True):
+class VersionBisect(Document, frozen=True, kw_only=True):
     """The version of a package that changed a claim.
 
     Attributes
@@ -115,6 +115,8 @@ class VersionBisect(msgspec.Struct, frozen=True, kw_only=True):
     untested : int
         Versions of the range that did not have to be judged.
     """
+
+    STATED: ClassVar = ("headline", "exit_code")
 
     schema: str = _SCHEMA
     package: str
@@ -145,29 +147,6 @@ class VersionBisect(msgspec.Struct, frozen=True, kw_only=True):
         if self.outcome == "nothing changed":
             return f"the claim holds with {self.package} {self.bad} as with {self.good}: nothing to find"
         return f"{self.package} {self.bad} could not be judged"
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists and scalars, with `headline` and `exit_code` in them."""
-        fields: dict[str, Any] = msgspec.json.decode(json_bytes(self))
-        return {"schema": fields.pop("schema"), "headline": self.headline, "exit_code": self.exit_code, **fields}
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return JSON text; `indent` ``None`` gives one line."""
-        return json_text(self.to_dict(), indent=indent)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write it as JSON. A crash or a full disk leaves the old file, or none. Raises `InputError`."""
-        return write_whole(path, self.to_json() + "\n", "the result")
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
-
-    def __str__(self) -> str:
-        from xpuruntime.evidence.render_text.tables import plain
-
-        return plain(self.__rich__(), 100)
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

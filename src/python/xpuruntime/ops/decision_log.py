@@ -11,6 +11,7 @@ import msgspec
 from xpuruntime import _core
 from xpuruntime.argument_types import TEXT, check_types
 from xpuruntime.evidence.kernel_records import DecisionSource, KernelCandidate, KernelDecision
+from xpuruntime.notebook import Shown
 from xpuruntime.ops.call_context import prepare
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return plain
 
 
-class Decisions(tuple[Decision, ...]):
+class Decisions(Shown, tuple[Decision, ...]):
     """Decisions, oldest first. ``print`` shows what served and what became of the other kernels; each has all of it.
 
     Attributes
@@ -108,14 +109,9 @@ class Decisions(tuple[Decision, ...]):
     dropped = 0
 
     def __str__(self) -> str:
-        from xpuruntime.evidence.render_text.tables import plain
+        from xpuruntime.notebook import plain
 
         return plain(self.__rich__()).lstrip("\n")
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group

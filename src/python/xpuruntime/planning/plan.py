@@ -15,6 +15,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Control, Verdict, VerdictCode
 from xpuruntime.files.paths import json_bytes, json_text
 from xpuruntime.files.reading import decode_json
+from xpuruntime.notebook import Shown
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class ModelFacts(msgspec.Struct, frozen=True, kw_only=True):
         )
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
+class Plan(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """What will run, decided from facts alone, before anything is loaded.
 
     Attributes
@@ -244,11 +245,6 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     def __str__(self) -> str:
         """Return the plan as plain text, one fact a line."""
         return plan_text(self)
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         """Return the plan as rich tables."""

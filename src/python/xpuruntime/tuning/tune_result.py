@@ -4,13 +4,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
 from xpuruntime.errors import UnsupportedOperationError
-from xpuruntime.evidence.schemas import schema_of
-from xpuruntime.files.paths import json_bytes
+from xpuruntime.evidence.documents import Page, write_whole
 from xpuruntime.measuring.statistics import CandidateCode
 from xpuruntime.policies import Policy
 from xpuruntime.policies.quantities import share_text
@@ -28,7 +27,6 @@ __all__ = [
     "Ratio",
     "TuneProgress",
     "TuneResult",
-    "tune_result_schema",
 ]
 
 SCHEMA = "xpuruntime.tune_result/1"
@@ -106,7 +104,7 @@ class CandidateResult(msgspec.Struct, frozen=True, kw_only=True):
     cuda_graph: str | None = None
 
 
-class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
+class TuneResult(Page, frozen=True, kw_only=True):
     """What a search found.
 
     Attributes
@@ -152,6 +150,8 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
         What limits the result.
     """
 
+    STATED: ClassVar = ("headline", "exit_code")
+
     schema: str = SCHEMA
     created: str = ""
     version: str = ""
@@ -163,18 +163,18 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
     call: Literal["run", "bind"] = "run"
     inputs: str = ""
     devices: tuple[str, ...] = ()
-    hardware: dict[str, Any] = {}
+    hardware: dict[str, Any] = msgspec.field(default_factory=dict)
     verdict: Literal["winner", "tied", "none", "undecided"]
     reason: str
     winner: str | None = None
     gain: Ratio | None = None
-    changes: dict[str, Any] = {}
-    policy: dict[str, Any] = {}
+    changes: dict[str, Any] = msgspec.field(default_factory=dict)
+    policy: dict[str, Any] = msgspec.field(default_factory=dict)
     min_effect: float
     confidence: float
     candidates: tuple[CandidateResult, ...] = ()
     front: tuple[str, ...] = ()
-    stages: dict[str, int] = {}
+    stages: dict[str, int] = msgspec.field(default_factory=dict)
     elapsed: float = 0.0
     budget: float = 0.0
     notes: tuple[str, ...] = ()
@@ -225,8 +225,6 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
         InputError
             The file cannot be written.
         """
-        from xpuruntime.evidence.writing import write_whole
-
         policy = self.tuned_policy()
         named = ", ".join(self.changes) or "nothing"
         lines = [
@@ -236,45 +234,17 @@ class TuneResult(msgspec.Struct, frozen=True, kw_only=True):
         text = "".join(f"{' '.join(line.split())}\n" for line in lines)
         return write_whole(path, text + policy.dumps("yaml"), "the policy")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, with headline and exit code."""
-        plain: dict[str, Any] = msgspec.to_builtins(self)
-        head = {"schema": plain.pop("schema"), "headline": self.headline, "exit_code": self.exit_code}
-        return {**head, **plain}
-
-    def to_json(self, *, indent: int = 2) -> str:
-        """Return JSON text."""
-        return msgspec.json.format(json_bytes(self.to_dict()), indent=indent).decode()
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result as JSON and return the path. Raises InputError."""
-        from xpuruntime.evidence.writing import write_whole
-
-        return write_whole(path, self.to_json() + "\n", "the result")
-
-    def save_html(self, path: str | os.PathLike[str]) -> Path:
-        """Write the result as one HTML page and return the path. Raises InputError."""
-        from xpuruntime.evidence.writing import write_whole
+    def to_html(self) -> str:
+        """Return one page for a browser, which loads nothing from elsewhere: style, script and data are in it."""
         from xpuruntime.tuning.result_text import render_page
 
-        return write_whole(path, render_page(self), "the page")
-
-    def __str__(self) -> str:
-        """Return the result as plain text."""
-        from xpuruntime.evidence.render_text.tables import plain
-
-        return plain(self.__rich__(), width=100)
+        return render_page(self)
 
     def __rich__(self) -> RenderableType:
         """Return headline and tables."""
         from xpuruntime.tuning.result_text import render
 
         return render(self)
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
 
 class TuneProgress(NamedTuple):
@@ -300,12 +270,3 @@ class TuneProgress(NamedTuple):
     live: tuple[str, ...] = ()
     round: int = 0
     rounds: int = 0
-
-
-def tune_result_schema() -> dict[str, Any]:
-    """Return the JSON Schema of `TuneResult.to_dict`."""
-    added = {
-        "headline": {"type": "string", "description": "The result in one line."},
-        "exit_code": {"type": "integer", "description": "0 a winner or a proven tie, 1 no candidate, 4 undecided."},
-    }
-    return schema_of(TuneResult, SCHEMA, "A search of xpuruntime for a policy", added)

@@ -4,7 +4,8 @@
 
 from __future__ import annotations
 
-from xpuruntime.locks.verification.claims import Claim, ClaimCode, VerificationResult
+from xpuruntime.locks.verification.claims import Claim, ClaimCode
+from xpuruntime.locks.verification.result import VerificationResult
 
 HOSTILE = "<b id='bad'>x</b> \x1b[31m"
 

@@ -15,8 +15,9 @@ from rich.console import Console
 import xpuruntime as xrt
 from xpuruntime.engines.base import Observed
 from xpuruntime.evidence import Report, build_report
-from xpuruntime.evidence.render_text.tables import plain, table
+from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.evidence.render_text.terminal import plain_text
+from xpuruntime.notebook import plain
 
 
 @pytest.fixture

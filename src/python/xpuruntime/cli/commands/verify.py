@@ -26,7 +26,7 @@ from xpuruntime.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from xpuruntime.locks.verification.claims import VerificationResult
+    from xpuruntime.locks.verification.result import VerificationResult
 
 __all__ = [
     "determinism",

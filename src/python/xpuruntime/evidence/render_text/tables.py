@@ -5,42 +5,19 @@
 from __future__ import annotations
 
 import functools
-import io
 from typing import TYPE_CHECKING, Any
-
-from xpuruntime.printable import escape_console
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
     from xpuruntime.evidence.records import Time
 
-__all__ = ["arrow_text", "bytes_text", "duration_text", "outside_text", "plain", "table", "time_text"]
+__all__ = ["arrow_text", "bytes_text", "duration_text", "outside_text", "table", "time_text"]
 
 _WIDTHS = {"key": 19, "observed": 11, "status": 12}
-
-
-def plain(shown: RenderableType, width: int = 80) -> str:
-    """Return what rich shows as text without colours or control codes, `width` columns wide at most."""
-    from rich.console import Console
-
-    stream = io.StringIO()
-    console = Console(
-        file=stream,
-        width=width,
-        color_system=None,
-        force_terminal=False,
-        legacy_windows=False,
-        highlight=False,
-        markup=False,
-        emoji=False,
-        force_jupyter=False,  # it would show the text as the result of the cell, and leave the stream empty
-    )
-    escape_console(console).print(shown)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines())
 
 
 def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _WIDTHS, dense: bool = False) -> Table:

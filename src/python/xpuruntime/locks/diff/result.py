@@ -5,21 +5,18 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
+from xpuruntime.evidence.documents import Document
 from xpuruntime.evidence.render_text.tables import table
 from xpuruntime.evidence.report_comparison import ReportComparison
-from xpuruntime.evidence.writing import write_whole
-from xpuruntime.files.paths import json_bytes, json_text
 from xpuruntime.measuring.conditions import Conditions
 from xpuruntime.measuring.statistics import RatioComparison
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     from rich.console import RenderableType
 
@@ -92,7 +89,7 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     rows: tuple[DiffRow, ...] = ()
 
 
-class Diff(msgspec.Struct, frozen=True, kw_only=True):
+class Diff(Document, frozen=True, kw_only=True):
     """What differs between two environments for one model.
 
     Attributes
@@ -111,6 +108,9 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
         Of the machine during these.
     notes : tuple of str
     """
+
+    NOUN: ClassVar = "the difference"
+    STATED: ClassVar = ("headline", "exit_code")
 
     schema: str = SCHEMA
     before: str
@@ -143,37 +143,6 @@ class Diff(msgspec.Struct, frozen=True, kw_only=True):
         open_ = [one.name for one in self.levels if one.verdict in ("undecided", "unobservable", "not compared")]
         said = f"{', '.join(differ)} {'differs' if len(differ) == 1 else 'differ'}" if differ else "nothing differs"
         return said + (f"; not known: {', '.join(open_)}" if open_ else "")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists and scalars, with `headline` and `exit_code` in them."""
-        found: dict[str, Any] = msgspec.json.decode(json_bytes(self))
-        said = {"headline": self.headline, "exit_code": self.exit_code}
-        comparison = None if self.comparison is None else self.comparison.to_dict()
-        return {"schema": found.pop("schema"), **said, **found, "comparison": comparison}
-
-    def to_json(self, indent: int | None = 2) -> str:
-        """Return JSON text; `indent` ``None`` gives one line."""
-        return json_text(self.to_dict(), indent=indent)
-
-    def save(self, path: str | os.PathLike[str]) -> Path:
-        """Write it as JSON. A crash or a full disk leaves the old file, or none.
-
-        Raises
-        ------
-        InputError
-            The file cannot be written.
-        """
-        return write_whole(path, self.to_json() + "\n", "the difference")
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
-
-    def __str__(self) -> str:
-        from xpuruntime.evidence.render_text.tables import plain
-
-        return plain(render(self), 100)
 
     def __rich__(self) -> RenderableType:
 

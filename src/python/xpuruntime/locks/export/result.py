@@ -6,18 +6,19 @@ from __future__ import annotations
 
 import shlex
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, ClassVar
 
 import msgspec
 
 from xpuruntime.engines.native_export.native_config import KeyOutcome
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.documents import Document
 from xpuruntime.evidence.render_text.tables import table
-from xpuruntime.files.paths import json_bytes
 from xpuruntime.inference.locked import compare_observed, compare_results, probe_at
 from xpuruntime.lockfile.drift import DriftCode
 from xpuruntime.lockfile.records import utc_now
-from xpuruntime.locks.verification.claims import Claim, ClaimCode, VerificationResult
+from xpuruntime.locks.verification.claims import Claim, ClaimCode
+from xpuruntime.locks.verification.result import VerificationResult
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,7 +36,7 @@ __all__ = ["SCHEMA", "ExportResult", "prove_export", "render"]
 SCHEMA = "xpuruntime.export.result/1"
 
 
-class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
+class ExportResult(Document, frozen=True, kw_only=True):
     """What `xpuruntime.export_lock` did.
 
     Attributes
@@ -60,6 +61,8 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
         What a run without xpuruntime showed, where one was asked for.
     """
 
+    STATED: ClassVar = ("exit_code",)
+
     schema: str = SCHEMA
     target: str
     folder: str
@@ -67,7 +70,7 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     engine: str
     device: str
-    files: dict[str, str] = {}
+    files: dict[str, str] = msgspec.field(default_factory=dict)
     entry: str
     command: str
     keys: tuple[KeyOutcome, ...] = ()
@@ -83,22 +86,6 @@ class ExportResult(msgspec.Struct, frozen=True, kw_only=True):
     def exit_code(self) -> int:
         """The exit code of ``xrt export``: that of the proof, as ``xrt verify`` has it; 0 without one."""
         return 0 if self.proof is None else self.proof.exit_code
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain dicts, lists and scalars, with `exit_code` in them."""
-        found: dict[str, Any] = msgspec.json.decode(json_bytes(self))
-        found["proof"] = None if self.proof is None else self.proof.to_dict()
-        return {"schema": found.pop("schema"), "exit_code": self.exit_code, **found}
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
-
-    def __str__(self) -> str:
-        from xpuruntime.evidence.render_text.tables import plain
-
-        return plain(self.__rich__(), 100)
 
     def __rich__(self) -> RenderableType:
 

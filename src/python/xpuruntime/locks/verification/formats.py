@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.writing import write_whole
+from xpuruntime.evidence.documents import write_whole
 from xpuruntime.files.paths import reason_of, user_path
 from xpuruntime.locks.statement import descriptor, statement_text
 from xpuruntime.locks.verification.claims import SECTIONS, VERDICTS, place_text, worst_first
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
     from pathlib import Path
 
-    from xpuruntime.locks.verification.claims import Claim, ClaimCode, VerificationResult
+    from xpuruntime.locks.verification.claims import Claim, ClaimCode
+    from xpuruntime.locks.verification.result import VerificationResult
 
 __all__ = [
     "FINGERPRINT",

@@ -13,7 +13,8 @@ from xpuruntime.notebook import Badge, escaped, fragment, fragment_table
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    from xpuruntime.locks.verification.claims import Claim, VerificationResult
+    from xpuruntime.locks.verification.claims import Claim
+    from xpuruntime.locks.verification.result import VerificationResult
 
 __all__ = ["render_page", "to_markdown"]
 

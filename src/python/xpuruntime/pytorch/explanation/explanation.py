@@ -10,6 +10,7 @@ import msgspec
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.files.paths import json_text
+from xpuruntime.notebook import Shown
 from xpuruntime.pytorch.explanation.summary import Coverage, Row
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ class ExplanationData(msgspec.Struct, frozen=True, kw_only=True):
     fast_path: str = ""
 
 
-class Explanation:
+class Explanation(Shown):
     """Which kernels the code inside an `explain` block ran, who asked for them, how often, and how long.
 
     It has everything after the block; before that, each attribute raises `InputError`. ``str(found)`` is a table.
@@ -145,11 +146,6 @@ class Explanation:
         from xpuruntime.pytorch.explanation.text_table import plain_text
 
         return repr(self) if self._found is None else plain_text(self)
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         from xpuruntime.pytorch.explanation.text_table import render

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from msgspec import structs
 
-from xpuruntime.evidence.render_text.tables import duration_text, plain, table
+from xpuruntime.evidence.render_text.tables import duration_text, table
+from xpuruntime.notebook import plain
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

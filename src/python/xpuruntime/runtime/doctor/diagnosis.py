@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.files.paths import json_text
+from xpuruntime.notebook import Shown
 from xpuruntime.policies.advisories import Platform, holding
 from xpuruntime.printable import printable
 from xpuruntime.runtime.doctor import cuda, packages
@@ -33,7 +34,7 @@ _COLOUR = {"error": "bold red", "warning": "yellow", "info": "dim"}
 _QUIET = frozenset({"LD_LIBRARY_PATH", "CUDA_HOME", "CUDA_PATH", "CUDA_VISIBLE_DEVICES"})
 
 
-class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
+class Diagnosis(Shown, msgspec.Struct, frozen=True, kw_only=True):
     """The findings, worst first, with the facts they were made from."""
 
     facts: Facts
@@ -75,11 +76,6 @@ class Diagnosis(msgspec.Struct, frozen=True, kw_only=True):
         lines.append(f"libraries loaded in this process: {len(self.facts.loaded) or 'none'}")
         lines.extend(f"  {lib.name} {lib.version or '-'} {lib.path}" for lib in self.facts.loaded)
         return printable("\n".join(lines))
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
 
     def __rich__(self) -> RenderableType:
         """Return tables: the engines, the findings, the libraries that are loaded."""

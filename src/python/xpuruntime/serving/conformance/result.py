@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import numpy as np
 
+from xpuruntime.evidence.documents import Document
 from xpuruntime.serving.messages import InferTensor
 from xpuruntime.serving.protocol.datatypes import DATATYPES
 
@@ -56,7 +57,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True):
     detail: str = ""
 
 
-class ConformanceResult(msgspec.Struct, frozen=True, kw_only=True):
+class ConformanceResult(Document, frozen=True, kw_only=True):
     """What was checked of one server."""
 
     schema: str = "xpuruntime.oip-check/1"
@@ -78,21 +79,6 @@ class ConformanceResult(msgspec.Struct, frozen=True, kw_only=True):
             return 1
         answered = (one for one in self.checks if one.outcome == "pass" and one.name.startswith("infer "))
         return 0 if any(one.name.rpartition(": ")[2] in _ANSWERED for one in answered) else 4
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return plain values, as JSON has them."""
-        found: dict[str, Any] = msgspec.to_builtins(self)
-        return found
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import rich_fragment
-
-        return rich_fragment(self.__rich__())
-
-    def __str__(self) -> str:
-        from xpuruntime.evidence.render_text.tables import plain
-
-        return plain(self.__rich__(), 100)
 
     def __rich__(self) -> RenderableType:
         from rich.console import Group
