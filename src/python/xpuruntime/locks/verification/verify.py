@@ -12,7 +12,7 @@ import warnings
 from contextlib import ExitStack
 from importlib import metadata
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any, NamedTuple, get_args
 
 import msgspec
 
@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.registry import EngineRegistry
     from xpuruntime.inference import InferenceSession
     from xpuruntime.inference.session_arguments import ModelLike, PolicyLike
+    from xpuruntime.lockfile.records import Lock
     from xpuruntime.policies.execution_policy import Precision
     from xpuruntime.runtime.machine import Machine
 
@@ -72,7 +73,7 @@ _CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
 _FOREVER = 1e9
 _METRICS = ArgumentType(
     "a list of 'FILE.py:FUNCTION' or Metric",
-    lambda value: isinstance(value, (list, tuple)) and all(isinstance(one, (str, Metric)) for one in value),
+    lambda value: isinstance(value, (list, tuple)) and all(isinstance(item, (str, Metric)) for item in value),
 )
 
 _SIZE = ArgumentType("a number of bytes, or text such as '8GiB'", lambda value: COUNT.fits(value) or TEXT.fits(value))
@@ -172,108 +173,157 @@ def verify(
         {**locals(), "only": None if isinstance(only, str) else only},
         optional=("inputs", "only", "metric_memory", "against", "budget", "lock", "inconclusive"),
     )
-    asked = _sections(only)
-    if inconclusive is not None and inconclusive not in (words := get_args(Inconclusive)):
-        hint = did_you_mean(str(inconclusive), words, "values")
-        raise InputError(f"inconclusive: {inconclusive!r} is not a valid value{hint}")
-    for name, seconds in (("metric_timeout", metric_timeout), ("budget", budget)):
-        if seconds is not None and not seconds > 0:
-            raise InputError(f"{name}: {seconds!r:.40} is not a number of seconds above 0, such as 60")
-    if metrics and asked and "accuracy" not in asked:
-        raise InputError(
-            f"metrics are claims of accuracy, and only names {', '.join(sorted(asked))}. Fix: add accuracy"
+    sections = _sections(only, metrics)
+    _check_limits(inconclusive, metric_timeout=metric_timeout, budget=budget)
+    held = min(metric_timeout, _FOREVER), None if metric_memory is None else read_size(metric_memory, "metric_memory")
+    stated = _stated(policy, lock)
+    if against is not None:
+        _check_interpreter(os.fspath(against))
+    options: dict[str, Any] = {
+        "device": device, "engine": engine, "policy": stated.policy, "precision": precision,
+        "calibration": calibration, "trust": trust, "registry": registry, "machine": machine,
+    }  # fmt: skip
+    result = _nothing_verified(model, stated, inconclusive)
+    with ExitStack() as resources:
+        functions = _read_metrics(metrics, Policy.coerce(stated.policy).verify or VerifyPolicy(), held, resources)
+        start = time.perf_counter()
+        session = _session(model, options)
+        if isinstance(session, Claim):
+            return msgspec.structs.replace(result, claims=(session,))
+        opened_s = time.perf_counter() - start
+        resources.enter_context(session)
+        feeds, notes = _first_run(session, inputs)
+        subject = Subject(
+            session=session,
+            model=model,
+            document=stated.document,
+            feeds=feeds,
+            given=inputs is not None,
+            reopen=lambda: _opened(model, options),
+            opened_s=opened_s,
+            metrics=functions,
+            asked=sections,
+            budget=None if budget is None else min(budget, _FOREVER),
+            against=None if against is None else os.fspath(against),
+            lock=result.lock,
+            locked=stated.locked,
+            options=options,
         )
-    memory_limit = None if metric_memory is None else read_size(metric_memory, "metric_memory")
-    metric_timeout = min(metric_timeout, _FOREVER)
-    budget = None if budget is None else min(budget, _FOREVER)
+        claims = tuple(claim for section in SECTIONS for claim in _claims(section, subject))
+        return _verified(result, subject, claims, notes)
+
+
+class _Stated(NamedTuple):
+    """What must hold: a policy, the file that it is of, and a lock."""
+
+    policy: PolicyLike | None
+    document: files.Document | None
+    lock: str | None
+    locked: Lock | None
+
+
+def _stated(policy: PolicyLike | None, lock: str | os.PathLike[str] | None) -> _Stated:
     document = _document(policy)
     stated = policy if document is None else Policy.from_document(document)
     locked = None if lock is None else load_lock(lock)
     if stated is None and locked is not None and locked.identity.policy is not None:
         stated = policy_of(locked.identity.policy, str(lock))
-    limits = Policy.coerce(stated).verify or VerifyPolicy()
-    if against is not None:
-        _check_interpreter(os.fspath(against))
-    options = {"device": device, "engine": engine, "policy": stated, "precision": precision, "calibration": calibration}
-    options |= {"trust": trust, "registry": registry, "machine": machine}
-    result = VerificationResult(
+    return _Stated(stated, document, None if lock is None else os.fspath(lock), locked)
+
+
+def _nothing_verified(model: ModelLike, stated: _Stated, inconclusive: Inconclusive | None) -> VerificationResult:
+    return VerificationResult(
         created=utc_now(),
         version=metadata.version("xpuruntime"),
         model=os.fspath(model) if isinstance(model, (str, os.PathLike)) else type(model).__name__,
-        policy=None if document is None else document.name,
-        policy_sha256=_policy_digest(stated, document),
-        lock=None if lock is None else os.fspath(lock),
-        lock_sha256=None if locked is None else locked.digest.removeprefix("sha256:"),
+        policy=None if stated.document is None else stated.document.name,
+        policy_sha256=_policy_digest(stated.policy, stated.document),
+        lock=stated.lock,
+        lock_sha256=None if stated.locked is None else stated.locked.digest.removeprefix("sha256:"),
         inconclusive=inconclusive,
     )
-    with ExitStack() as processes:
-        read: list[Metric | FileMetric] = []
-        for one in metrics:
-            found = one if isinstance(one, Metric) else read_metric(one, limits.metrics, metric_timeout, memory_limit)
-            if isinstance(found, FileMetric):
-                processes.callback(found.process.close)
-            if any(found.name == other.name for other in read):
-                raise InputError(f"two metrics are named {found.name!r}, and claims have their names. Fix: rename one")
-            read.append(found)
-        start = time.perf_counter()
-        try:
-            session = _opened(model, options)
-        except (UnsupportedOperationError, AccuracyError, LockError) as error:
-            return msgspec.structs.replace(result, claims=(_not_opened(error),))
-        except EngineError as error:
-            if not _plans(model, options):
-                raise
-            return msgspec.structs.replace(result, claims=(_not_opened(error),))
-        opened_s = time.perf_counter() - start
-        from xpuruntime.engines.precision import probing
-
-        with session:
-            feeds, notes = _feeds(session, inputs)
-            if locked is not None and not locked.sealed:
-                unsealed = f"an edit of the figures of {result.lock} is not detected: `xrt lock --upgrade` seals them"
-                notes = (*notes, unsealed)
-            with probing(session.model, feeds, made=inputs is None):
-                session.run(feeds)  # inputs that do not fit are refused here, and fail no claim
-            subject = Subject(
-                session=session,
-                model=model,
-                document=document,
-                feeds=feeds,
-                given=inputs is not None,
-                reopen=lambda: _opened(model, options),
-                opened_s=opened_s,
-                metrics=tuple(read),
-                asked=asked,
-                budget=budget,
-                against=None if against is None else os.fspath(against),
-                lock=result.lock,
-                locked=locked,
-                options=options,
-            )
-            claims = tuple(one for section in SECTIONS for one in _claims(section, subject))
-            return msgspec.structs.replace(
-                result,
-                model_sha256=session.plan.model.sha256,
-                engine=session.plan.engine,
-                device=session.plan.device,
-                claims=claims,
-                comparable=all(one.code != ClaimCode.OTHER_MACHINE for one in claims),
-                notes=(*notes, *session.plan.warnings),
-                facts=machine_conditions(),
-            )
 
 
-def _sections(only: Sequence[str] | None) -> frozenset[str]:
+def _read_metrics(
+    metrics: Sequence[str | Metric], limits: VerifyPolicy, held: tuple[float, int | None], resources: ExitStack
+) -> tuple[Metric | FileMetric, ...]:
+    """Read metrics; `resources` closes the processes of those that are of files."""
+    read: dict[str, Metric | FileMetric] = {}
+    for metric in metrics:
+        function = metric if isinstance(metric, Metric) else read_metric(metric, limits.metrics, *held)
+        if isinstance(function, FileMetric):
+            resources.callback(function.process.close)
+        if function.name in read:
+            raise InputError(f"two metrics are named {function.name!r}, and claims have their names. Fix: rename one")
+        read[function.name] = function
+    return tuple(read.values())
+
+
+def _session(model: ModelLike, options: dict[str, Any]) -> InferenceSession | Claim:
+    """Open the session, or return the claim that it could not be opened; what is no claim is raised."""
+    try:
+        return _opened(model, options)
+    except (UnsupportedOperationError, AccuracyError, LockError) as error:
+        return _not_opened(error)
+    except EngineError as error:
+        if not _plans(model, options):
+            raise
+        return _not_opened(error)
+
+
+def _first_run(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Run the session once, so that inputs that do not fit are refused here, and fail no claim."""
+    from xpuruntime.engines.precision import probing
+
+    feeds, notes = _feeds(session, inputs)
+    with probing(session.model, feeds, made=inputs is None):
+        session.run(feeds)
+    return feeds, notes
+
+
+def _verified(
+    result: VerificationResult, subject: Subject, claims: tuple[Claim, ...], notes: tuple[str, ...]
+) -> VerificationResult:
+    plan = subject.session.plan
+    if subject.locked is not None and not subject.locked.sealed:
+        unsealed = f"an edit of the figures of {result.lock} is not detected: `xrt lock --upgrade` seals them"
+        notes = (*notes, unsealed)
+    return msgspec.structs.replace(
+        result,
+        model_sha256=plan.model.sha256,
+        engine=plan.engine,
+        device=plan.device,
+        claims=claims,
+        comparable=all(claim.code != ClaimCode.OTHER_MACHINE for claim in claims),
+        notes=(*notes, *plan.warnings),
+        facts=machine_conditions(),
+    )
+
+
+def _sections(only: Sequence[str] | None, metrics: Sequence[object]) -> frozenset[str]:
     if only is None:
         return frozenset()
     if isinstance(only, str) or not only:
         raise InputError(f"only is a list of sections, such as ['evidence', 'accuracy'], got {only!r}")
-    for one in only:
-        if one not in SECTIONS:
+    for name in only:
+        if name not in SECTIONS:
             raise InputError(
-                f"{one!r} is not a section of a verification{did_you_mean(str(one), SECTIONS, 'sections')}"
+                f"{name!r} is not a section of a verification{did_you_mean(str(name), SECTIONS, 'sections')}"
             )
+    if metrics and "accuracy" not in only:
+        raise InputError(
+            f"metrics are claims of accuracy, and only names {', '.join(sorted({*only}))}. Fix: add accuracy"
+        )
     return frozenset(only)
+
+
+def _check_limits(inconclusive: Inconclusive | None, **limits: float | None) -> None:
+    if inconclusive is not None and inconclusive not in (words := get_args(Inconclusive)):
+        hint = did_you_mean(str(inconclusive), words, "values")
+        raise InputError(f"inconclusive: {inconclusive!r} is not a valid value{hint}")
+    for name, seconds in limits.items():
+        if seconds is not None and not seconds > 0:
+            raise InputError(f"{name}: {seconds!r:.40} is not a number of seconds above 0, such as 60")
 
 
 def _check_interpreter(python: str) -> None:
@@ -343,24 +393,24 @@ def _feeds(session: InferenceSession, inputs: Mapping[str, Any] | None) -> tuple
     from xpuruntime.engines.cuda_arrays import host_copies
     from xpuruntime.engines.precision import probe_feeds, shapes_text
 
-    made = host_copies(probe_feeds(session.model))
-    note = f"inputs were generated (seed 0) for {shapes_text(made)}: give your own with inputs, or --input"
-    return made, (note,) if made else ()
+    feeds = host_copies(probe_feeds(session.model))
+    note = f"inputs were generated (seed 0) for {shapes_text(feeds)}: give your own with inputs, or --input"
+    return feeds, (note,) if feeds else ()
 
 
 def _claims(section: Section, subject: Subject) -> Iterator[Claim]:
     """Yield the claims of a section. What fails in it, an engine above all, is a claim that failed."""
     if subject.asked and section not in subject.asked:
         return
-    found = 0
+    nothing = True
     try:
         for claim in _CHECKS[section](subject):
-            found += 1
+            nothing = False
             yield claim
     except Exception as error:  # an engine of someone else's may raise anything
         yield _raised(section, error)
         return
-    if not found and section in subject.asked:
+    if nothing and section in subject.asked:
         yield Claim(
             id=section,
             section=section,
