@@ -16,6 +16,7 @@ from xpuruntime.engines.model.digests import part_digests
 from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.errors import InputError, LockError, OutOfMemoryError, PolicyError
 from xpuruntime.evidence.records import Control, KeySeen
+from xpuruntime.evidence.tolerances import samples_agree
 from xpuruntime.files.paths import json_bytes, with_home
 from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.consistency import session_records
@@ -24,7 +25,6 @@ from xpuruntime.lockfile.differences import (
     compare_entries,
     compare_outputs,
     compare_plans,
-    samples_agree,
     unseen,
 )
 from xpuruntime.lockfile.drift import DriftCode, LockDrift, drift_error, shown

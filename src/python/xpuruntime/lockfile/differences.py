@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import math
 import shlex
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +28,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "compare_calls", "compare_entries", "compare_identities", "compare_outputs", "compare_plans", "compare_stated",
-    "samples_agree", "unseen",
+    "unseen",
 ]  # fmt: skip
 
 #: Field of an entry to the code of its drift, in the order in which they are looked at.
@@ -146,16 +145,6 @@ def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> t
                 LockDrift(code=DriftCode.POLICY, subject=key, expected=shown(before), found=shown(now), restore=fix)
             )
     return tuple(drifts)
-
-
-def samples_agree(expected: Sequence[float], found: Sequence[float], rtol: float, atol: float) -> bool:
-    """Whether samples of an output agree within a tolerance; NaN agrees with NaN."""
-    if len(expected) != len(found):
-        return False
-    return all(
-        (math.isnan(one) and math.isnan(other)) or one == other or abs(one - other) <= atol + rtol * abs(one)
-        for one, other in zip(expected, found, strict=True)
-    )
 
 
 def compare_outputs(

@@ -11,8 +11,8 @@ import numpy as np
 
 from xpuruntime.engines.model.shapes import batch_axes
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.tolerances import differing, kept
 from xpuruntime.inference.calls import poison
-from xpuruntime.locks.determinism.bits import differing, kept
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -13,7 +13,7 @@ import numpy as np
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.determinism import FirstDifference
-from xpuruntime.locks.determinism.bits import differing, ulp_distance
+from xpuruntime.evidence.tolerances import differing, ulp_distance
 from xpuruntime.locks.worker_side.xrt_session_worker import read_arrays, write_arrays
 from xpuruntime.runtime.worker import Worker
 

@@ -14,9 +14,9 @@ from xpuruntime.argument_types import ARRAYS, COUNT, COUNTS, FLAG, TEXT, check_t
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.determinism import DeterminismTests, GradeTest
+from xpuruntime.evidence.tolerances import differing, kept
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.determinism import grades
-from xpuruntime.locks.determinism.bits import differing, kept
 from xpuruntime.locks.determinism.grades import Batch, find_batch, other_inputs
 from xpuruntime.locks.determinism.locating import fresh_job, locate, run_fresh, why_not_fresh
 from xpuruntime.policies.execution_policy import DETERMINISM_GRADES

@@ -12,9 +12,10 @@ import msgspec
 
 from xpuruntime.engines.model import read_model
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.tolerances import samples_agree
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.locked import shapes_that_fit
-from xpuruntime.lockfile.differences import compare_identities, compare_stated, samples_agree
+from xpuruntime.lockfile.differences import compare_identities, compare_stated
 from xpuruntime.lockfile.drift import DriftCode
 from xpuruntime.lockfile.entries import of_kernel
 from xpuruntime.lockfile.records import Lock

@@ -8,7 +8,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from xpuruntime.locks.determinism.bits import differing, same_bits, ulp_distance
+from xpuruntime.evidence.tolerances import differing, same_bits, ulp_distance
 
 
 @pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
