@@ -289,6 +289,7 @@ EVIDENCE = {
     "trace_files": set(),
     "kernel_records": {"records"},
     **{name: {"records", "kernel_records", "documents"} for name in SECTIONS},
+    "determinism": {"records", "documents", "render_text"},
     "key_observations": TOLD,
     "report_building": TOLD | {"key_observations"},
     "section_comparing": TOLD,

@@ -153,18 +153,19 @@ class DeterminismTests(Document, frozen=True, kw_only=True):
 
     def __rich__(self) -> RenderableType:
         """Return it as a table."""
-        from rich.box import SIMPLE_HEAD
         from rich.console import Group
-        from rich.table import Table
         from rich.text import Text
 
+        from xpuruntime.evidence.render_text.tables import rows_table
+
         head = f"{self.headline} ({self.model} on {self.engine}@{self.device}, {self.precision}, {self.inputs})"
-        made = Table(box=SIMPLE_HEAD, title=f"determinism, tested: {self.observed}", title_justify="left")
-        for column in ("grade", "verdict", "trials", "why"):
-            made.add_column(column, overflow="fold", justify="right" if column == "trials" else "left")
-        for one, (grade, word, trials, why) in zip(self.tests, determinism_rows(self), strict=True):
-            made.add_row(Text(grade), Text(word, _STYLE[one.verdict]), trials, Text(why))
-        return Group(Text(head, style="green" if self.reached else "bold red"), made)
+        rows = [
+            (grade, (word, _STYLE[test.verdict]), trials, why)
+            for test, (grade, word, trials, why) in zip(self.tests, determinism_rows(self), strict=True)
+        ]
+        title = f"determinism, tested: {self.observed}"
+        shown = rows_table(title, ("grade", "verdict", ">trials", "why"), rows, most=None)
+        return Group(Text(head, style="green" if self.reached else "bold red"), *shown)
 
 
 def determinism_rows(tests: DeterminismTests) -> list[tuple[str, str, str, str]]:

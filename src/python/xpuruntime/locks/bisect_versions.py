@@ -152,17 +152,17 @@ class VersionBisect(Document, frozen=True, kw_only=True):
         from rich.console import Group
         from rich.text import Text
 
-        from xpuruntime.evidence.render_text.tables import table
+        from xpuruntime.evidence.render_text.tables import rows_table
 
-        shown = table("versions", ("version", "verdict", ">seconds", "why"))
-        for version in self.versions:
-            verdict = Text(version.verdict, style=_STYLE[version.verdict])
-            shown.add_row(Text(version.version), verdict, Text(f"{version.seconds:.1f}"), Text(version.reason))
+        rows = [
+            (one.version, (one.verdict, _STYLE[one.verdict]), f"{one.seconds:.1f}", one.reason) for one in self.versions
+        ]
+        shown = rows_table("versions", ("version", "verdict", ">seconds", "why"), rows, most=None)
         head = Text(self.headline, style="bold green" if self.exit_code == 0 else "bold yellow")
         what = Text(f"claim: {self.claim}, model: {self.model}, {self.package} {self.good}..{self.bad}")
         number = f"{self.untested} version{'s' * (self.untested != 1)}"
         rest = Text(f"{number} of the range did not have to be judged")
-        return Group(head, what, shown, *([rest] if self.untested else []))
+        return Group(head, what, *shown, *([rest] if self.untested else []))
 
 
 def bisect_versions(

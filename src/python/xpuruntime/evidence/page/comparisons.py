@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from xpuruntime.evidence.page.document import assemble
-from xpuruntime.evidence.render_text.changes import change_text, units_text
+from xpuruntime.evidence.render_text.changes import boundary_row, change_text, units_text
 from xpuruntime.evidence.render_text.sections import call_at, graph_change_rows, memory_change_rows, shape_change_rows
-from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text
+from xpuruntime.evidence.render_text.tables import arrow_text
 from xpuruntime.notebook import escaped, fragment, fragment_table
 
 if TYPE_CHECKING:
@@ -67,16 +67,7 @@ def _data(comparison: ReportComparison) -> dict[str, Any]:
             ]
             for one in comparison.decisions
         ],
-        "boundaries": [
-            [
-                one.kind,
-                one.where,
-                arrow_text(str(one.count_before), str(one.count_after)),
-                arrow_text(_size(one.count_before, one.bytes_before), _size(one.count_after, one.bytes_after)),
-                change_text(one.time),
-            ]
-            for one in comparison.boundaries
-        ],
+        "boundaries": [list(boundary_row(border)) for border in comparison.boundaries],
         "memory": [list(row) for row in memory_change_rows(comparison.memory)],
         "peaks": [list(row) for row in memory_change_rows(comparison.peaks)],
         "cuda_graph": [list(row) for row in graph_change_rows(comparison.cuda_graph)],
@@ -106,10 +97,6 @@ def _group(group: GroupChange) -> dict[str, Any]:
         "change": None if time is None else time.change,
         "verdict": "unknown" if time is None else time.verdict,
     }
-
-
-def _size(count: int, size: int | None) -> str:
-    return "0 B" if not count else bytes_text(size)
 
 
 def _fragment(comparison: ReportComparison, data: dict[str, Any]) -> str:

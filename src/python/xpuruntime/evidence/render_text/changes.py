@@ -7,14 +7,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.render_text.sections import changed_decisions, changed_graph, changed_memory, changed_shapes
-from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, table
+from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rich.console import RenderableType
 
+    from xpuruntime.evidence.render_text.tables import Cell
     from xpuruntime.evidence.report_comparison import (
+        BoundaryChange,
         GroupChange,
         ReportComparison,
         ReportSide,
@@ -23,7 +25,7 @@ if TYPE_CHECKING:
         What,
     )
 
-__all__ = ["arrow_text", "change_text", "headline", "render", "units_text"]
+__all__ = ["arrow_text", "boundary_row", "change_text", "headline", "render", "units_text"]
 
 #: What differs, as the sentence counts it: of one node, of several.
 _COUNTED: tuple[tuple[What, str, str], ...] = (
@@ -85,45 +87,40 @@ def render(comparison: ReportComparison) -> RenderableType:
     for word, nodes in (("before", comparison.only_before), ("after", comparison.only_after)):
         if nodes:
             parts.append(Text(f"\nonly in {word}: {_listed(nodes, 8)}"))
-    if comparison.keys:
-        made = table("policy", ("key", "asked", "observed", "status"))
-        for key in comparison.keys:
-            made.add_row(
-                Text(key.key),
-                Text(arrow_text(key.requested_before, key.requested_after)),
-                Text(arrow_text(key.observed_before, key.observed_after)),
-                Text(arrow_text(key.status_before, key.status_after), "bold red" if key.deviates else ""),
-            )
-        parts.append(made)
-        parts += [Text(f"{one.key}: {one.reason}") for one in comparison.keys if one.deviates and one.reason]
-    if comparison.decisions:
-        parts += changed_decisions(comparison.decisions)
-    if comparison.boundaries:
-        made = table("boundaries, in one run", ("kind", "where", ">count", ">bytes", ">time"))
-        for border in comparison.boundaries:
-            sizes = [
-                "0 B" if not count else bytes_text(size)
-                for count, size in (
-                    (border.count_before, border.bytes_before),
-                    (border.count_after, border.bytes_after),
-                )
-            ]
-            counts = arrow_text(str(border.count_before), str(border.count_after))
-            made.add_row(Text(border.kind), Text(border.where), counts, arrow_text(*sizes), change_text(border.time))
-        parts.append(made)
+    keys = [
+        (
+            key.key,
+            arrow_text(key.requested_before, key.requested_after),
+            arrow_text(key.observed_before, key.observed_after),
+            (arrow_text(key.status_before, key.status_after), "bold red" if key.deviates else ""),
+        )
+        for key in comparison.keys
+    ]
+    parts += rows_table("policy", ("key", "asked", "observed", "status"), keys, most=None)
+    parts += [Text(f"{key.key}: {key.reason}") for key in comparison.keys if key.deviates and key.reason]
+    parts += changed_decisions(comparison.decisions)
+    columns = ("kind", "where", ">count", ">bytes", ">time")
+    parts += rows_table("boundaries, in one run", columns, map(boundary_row, comparison.boundaries), most=None)
     parts += changed_graph(comparison.cuda_graph)
     parts += changed_memory(comparison.memory, "memory")
     parts += changed_memory(comparison.peaks, "memory at its most, during the pass")
     parts += changed_shapes(comparison.shapes)
-    if comparison.surroundings:
-        made = table("surroundings", ("what", "before", "after"))
-        for one in comparison.surroundings:
-            made.add_row(Text(one.name), Text(_cut(one.before)), Text(_cut(one.after)))
-        parts.append(made)
+    surroundings = [(one.name, _cut(one.before), _cut(one.after)) for one in comparison.surroundings]
+    parts += rows_table("surroundings", ("what", "before", "after"), surroundings, most=None)
     if comparison.notes:
         parts.append(Text("\nnotes", style="bold"))
         parts += [Text(f"- {note}") for note in comparison.notes]
     return Group(*parts)
+
+
+def boundary_row(border: BoundaryChange) -> tuple[str, ...]:
+    """Return kind, place, number, bytes and time of a boundary."""
+    sizes = [
+        "0 B" if not count else bytes_text(size)
+        for count, size in ((border.count_before, border.bytes_before), (border.count_after, border.bytes_after))
+    ]
+    counts = arrow_text(str(border.count_before), str(border.count_after))
+    return border.kind, border.where, counts, arrow_text(*sizes), change_text(border.time)
 
 
 def _identity(word: str, side: ReportSide) -> str:
@@ -150,25 +147,24 @@ def _groups(comparison: ReportComparison) -> list[RenderableType]:
     """Return the groups that differ: first those in which something else ran, then by how much the time differs."""
     from rich.text import Text
 
+    def row(group: GroupChange) -> tuple[Cell, ...]:
+        verdict = group.time.verdict if group.time else "same"
+        return (
+            _listed(group.nodes, 2) if group.nodes else "(inserted)",
+            ", ".join(group.what) or verdict,
+            _cut(units_text(group, group.before)),
+            _cut(units_text(group, group.after)),
+            (change_text(group.time), _STYLE[verdict]),
+        )
+
     def weight(group: GroupChange) -> tuple[bool, float]:
         return not group.what, -abs(group.time.after - group.time.before) if group.time else 0.0
 
-    order = sorted(comparison.groups, key=weight)
-    made = table("source nodes about which something differs", ("nodes", "what", "before", "after", ">time"))
-    for group in order[:_ROWS]:
-        time = change_text(group.time)
-        verdict = group.time.verdict if group.time else "same"
-        made.add_row(
-            Text(_listed(group.nodes, 2) if group.nodes else "(inserted)"),
-            Text(", ".join(group.what) or verdict),
-            Text(_cut(units_text(group, group.before))),
-            Text(_cut(units_text(group, group.after))),
-            Text(time, style=_STYLE[verdict]),
-        )
-    parts: list[RenderableType] = [made]
-    others = len(order) - _ROWS
-    if others > 0:
-        parts.append(Text(f"and {others} more groups of nodes: all of them are in the JSON"))
+    rows = map(row, sorted(comparison.groups, key=weight))
+    columns = ("nodes", "what", "before", "after", ">time")
+    parts = rows_table(
+        "source nodes about which something differs", columns, rows, most=_ROWS, more="more groups of nodes"
+    )
     parts.append(Text(f"about {comparison.unchanged} other source nodes nothing differs"))
     return parts
 

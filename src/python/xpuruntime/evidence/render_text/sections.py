@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.cuda_graphs import status_text
 from xpuruntime.evidence.memory_over_time import most_by_owner, most_live
-from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, table
+from xpuruntime.evidence.render_text.tables import ROWS, arrow_text, bytes_text, rows_table, table
 from xpuruntime.evidence.shape_coverage import covered_text
 
 if TYPE_CHECKING:
@@ -46,7 +46,6 @@ __all__ = [
 ]
 
 _OWN = "the engine's own"
-_ROWS = 12
 _SOURCE_STYLE = {"fallback": "bold red"}
 _WHY = {
     "pinned": "as asked",
@@ -59,47 +58,40 @@ _WHY = {
 
 def decision_tables(decisions: Sequence[KernelDecision], title: str) -> list[RenderableType]:
     """Return a table of what served, and one of the kernels that did not, with the reasons."""
-    from rich.text import Text
-
-    if not decisions:
-        return []
-    served = table(title, ("call", "asked", "ran", "why", ">calls"))
     order = sorted(decisions, key=lambda one: (one.source != "fallback", -(one.count or 0)))
-    for one in order[:_ROWS]:
-        served.add_row(
-            Text(call_text(one)),
-            Text(", ".join(one.asked)),
-            Text(one.kernel or _OWN),
-            Text(why_text(one), style=_SOURCE_STYLE.get(one.source, "")),
+    rows = [
+        (
+            call_text(one),
+            ", ".join(one.asked),
+            one.kernel or _OWN,
+            (why_text(one), _SOURCE_STYLE.get(one.source, "")),
             "-" if one.count is None else f"{one.count:,}",
         )
-    parts: list[RenderableType] = [served]
-    if len(order) > _ROWS:
-        parts.append(Text(f"and {len(order) - _ROWS} more kinds of calls: all of them are in the JSON"))
-    return [*parts, *_others(order)]
+        for one in order
+    ]
+    columns = ("call", "asked", "ran", "why", ">calls")
+    return [*rows_table(title, columns, rows, more="more kinds of calls"), *_others(order)]
 
 
 def changed_decisions(changes: Sequence[DecisionChange]) -> list[RenderableType]:
     """Return a table of the calls that another kernel serves, and why."""
     from rich.text import Text
 
-    made = table("calls that another kernel serves", ("call", "before", "after", "asked"))
-    for one in changes[:_ROWS]:
-        asked = [f"{words} ({key})" for words, key in _asked(one)]
-        made.add_row(
-            Text(call_at(one.description or one.op, one.nodes)),
-            Text(one.kernel_before),
-            Text(one.kernel_after),
-            Text(" -> ".join(dict.fromkeys(asked))),
+    rows = [
+        (
+            call_at(one.description or one.op, one.nodes),
+            one.kernel_before,
+            one.kernel_after,
+            " -> ".join(
+                dict.fromkeys(
+                    (f"{one.asked_before} ({one.asked_by_before})", f"{one.asked_after} ({one.asked_by_after})")
+                )
+            ),
         )
-    parts: list[RenderableType] = [made]
-    if len(changes) > _ROWS:
-        parts.append(Text(f"and {len(changes) - _ROWS} more: all of them are in the JSON"))
-    return [*parts, *(Text(text) for text in dict.fromkeys(one.reason for one in changes[:_ROWS]) if text)]
-
-
-def _asked(one: DecisionChange) -> list[tuple[str, str]]:
-    return [(one.asked_before, one.asked_by_before), (one.asked_after, one.asked_by_after)]
+        for one in changes
+    ]
+    parts = rows_table("calls that another kernel serves", ("call", "before", "after", "asked"), rows)
+    return [*parts, *(Text(text) for text in dict.fromkeys(one.reason for one in changes[:ROWS]) if text)]
 
 
 def call_text(one: KernelDecision) -> str:
@@ -121,28 +113,23 @@ def why_text(one: KernelDecision) -> str:
 
 def _others(decisions: Sequence[KernelDecision]) -> list[RenderableType]:
     """Return why the other kernels did not run: what was measured first, then what cannot serve."""
-    from rich.text import Text
-
-    found: dict[tuple[str, str, str, float | None], None] = {}
+    others: dict[tuple[str, str, str, float | None], None] = {}
     for one in decisions:
         for other in one.candidates:
             if other.reason or other.measured_us is not None:
-                found[other.kernel, one.op, other.reason or "ran", other.measured_us] = None
-    if not found:
-        return []
+                others[other.kernel, one.op, other.reason or "ran", other.measured_us] = None
     asked = {word.partition("@")[0] for one in decisions for word in one.asked}
 
     def weight(row: tuple[str, str, str, float | None]) -> tuple[bool, bool]:
         kernel = row[0].partition("@")[0]
         return row[3] is None, not {kernel, kernel.partition(".")[0]} & asked
 
-    order = sorted(found, key=weight)
-    others = table("what else was considered, and what was measured", ("kernel", "of", "what became of it", ">us"))
-    for kernel, op, reason, spent in order[:_ROWS]:
-        others.add_row(Text(kernel), op, Text(reason), "-" if spent is None else f"{spent:,.2f}")
-    if len(order) <= _ROWS:
-        return [others]
-    return [others, Text(f"and {len(order) - _ROWS} more: all of them are in the JSON")]
+    rows = [
+        (kernel, op, reason, "-" if spent is None else f"{spent:,.2f}")
+        for kernel, op, reason, spent in sorted(others, key=weight)
+    ]
+    title = "what else was considered, and what was measured"
+    return rows_table(title, ("kernel", "of", "what became of it", ">us"), rows)
 
 
 _STYLE = {"captured": "green", "possible": "green", "blocked": "bold red", "refused": "bold red", "unknown": "yellow"}
@@ -176,19 +163,11 @@ def memory_tables(report: Report) -> list[RenderableType]:
     """Return who held how much during the pass, and what is live between units."""
     from rich.text import Text
 
-    parts: list[RenderableType] = []
-    rows = memory_rows(report)
-    if rows:
-        made = table(
-            f"memory over time, at {len(report.memory_over_time)} checkpoints (owners overlap)",
-            ("owner", ">before", ">most", "after what", ">at last"),
-        )
-        for owner, before, most, moment, after in rows:
-            made.add_row(Text(owner), before, most, Text(moment), after)
-        parts.append(made)
+    title = f"memory over time, at {len(report.memory_over_time)} checkpoints (owners overlap)"
+    parts = rows_table(title, ("owner", ">before", ">most", "after what", ">at last"), memory_rows(report), most=None)
     live = live_text(report)
     if live is not None:
-        parts.append(Text(("" if rows else "\n") + live))
+        parts.append(Text(("" if parts else "\n") + live))
     return parts
 
 
@@ -209,17 +188,8 @@ def graph_tables(status: GraphStatus | None) -> list[RenderableType]:
         ("\ncuda graph: ", "bold"), (status_text(status), _STYLE[status.status]), f" (asked: {status.asked}). ",
         status.reason,
     )  # fmt: skip
-    parts: list[RenderableType] = [line]
-    if status.blockers:
-        made = table("what prevents a graph", ("node", "op", "what", "why"))
-        rows = graph_rows(status)
-        for row in rows[:_ROWS]:
-            made.add_row(*(Text(cell) for cell in row))
-        parts.append(made)
-        if len(rows) > _ROWS:
-            parts.append(Text(f"and {len(rows) - _ROWS} more: all of them are in the JSON"))
-    parts += [Text(f"a graph holds for {text}") for text in status.holds_for]
-    return parts
+    blockers = rows_table("what prevents a graph", ("node", "op", "what", "why"), graph_rows(status))
+    return [line, *blockers, *(Text(f"a graph holds for {text}") for text in status.holds_for)]
 
 
 def shape_rows(coverage: ShapeCoverage) -> list[tuple[str, ...]]:
@@ -233,15 +203,12 @@ def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
 
     if coverage is None or not coverage.inputs:
         return []
-    made = table("shapes that this report covers", ("input", "allowed", "observed", "all of them", "why"))
-    rows = shape_rows(coverage)
-    for name, _, allowed, observed, covered, reason in rows[:_ROWS]:
-        made.add_row(
-            Text(name), Text(allowed), Text(observed), Text(covered, "" if covered == "yes" else "yellow"), Text(reason)
-        )
-    parts: list[RenderableType] = [made]
-    if len(rows) > _ROWS:
-        parts.append(Text(f"and {len(rows) - _ROWS} more inputs: all of them are in the JSON"))
+    rows = [
+        (name, allowed, observed, (covered, "" if covered == "yes" else "yellow"), reason)
+        for name, _, allowed, observed, covered, reason in shape_rows(coverage)
+    ]
+    columns = ("input", "allowed", "observed", "all of them", "why")
+    parts = rows_table("shapes that this report covers", columns, rows, more="more inputs")
     return [*parts, *(Text(text) for text in coverage.by_shape)]
 
 
@@ -252,7 +219,7 @@ def memory_change_rows(changes: Sequence[MemoryChange]) -> list[tuple[str, ...]]
 
 def changed_memory(changes: Sequence[MemoryChange], title: str) -> list[RenderableType]:
     """Return a table of owners that hold another number of bytes."""
-    return _table(title, ("owner", ">before", ">after"), memory_change_rows(changes))
+    return rows_table(title, ("owner", ">before", ">after"), memory_change_rows(changes))
 
 
 def graph_change_rows(change: GraphChange | None) -> list[tuple[str, ...]]:
@@ -267,7 +234,7 @@ def graph_change_rows(change: GraphChange | None) -> list[tuple[str, ...]]:
 
 def changed_graph(change: GraphChange | None) -> list[RenderableType]:
     """Return a table of what differs about CUDA graphs."""
-    return _table("cuda graph", ("what", "", "why"), graph_change_rows(change))
+    return rows_table("cuda graph", ("what", "", "why"), graph_change_rows(change))
 
 
 def shape_change_rows(changes: Sequence[ShapeChange]) -> list[tuple[str, ...]]:
@@ -284,19 +251,7 @@ def shape_change_rows(changes: Sequence[ShapeChange]) -> list[tuple[str, ...]]:
 
 def changed_shapes(changes: Sequence[ShapeChange]) -> list[RenderableType]:
     """Return a table of inputs of which other shapes are allowed, or were run."""
-    return _table("shapes", ("input", "allowed", "observed"), shape_change_rows(changes))
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[RenderableType]:
-    from rich.text import Text
-
-    if not rows:
-        return []
-    made = table(title, columns)
-    for row in rows[:_ROWS]:
-        made.add_row(*(Text(cell) for cell in row))
-    more = len(rows) - _ROWS
-    return [made, *([Text(f"and {more} more: all of them are in the JSON")] if more > 0 else [])]
+    return rows_table("shapes", ("input", "allowed", "observed"), shape_change_rows(changes))
 
 
 def _held(value: int | None) -> str:

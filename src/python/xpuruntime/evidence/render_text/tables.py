@@ -5,18 +5,31 @@
 from __future__ import annotations
 
 import functools
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Union
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping, Sequence
 
-    from rich.console import Console, ConsoleOptions, RenderResult
+    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
     from xpuruntime.evidence.records import Time
 
-__all__ = ["arrow_text", "bytes_text", "duration_text", "outside_text", "table", "time_text"]
+__all__ = [
+    "ROWS",
+    "Cell",
+    "arrow_text",
+    "bytes_text",
+    "duration_text",
+    "outside_text",
+    "rows_table",
+    "table",
+    "time_text",
+]
 
+#: Rows that a table shows; all of them are in the JSON.
+ROWS = 12
+Cell = Union[str, "tuple[str, str]"]
 _WIDTHS = {"key": 19, "observed": 11, "status": 12}
 
 
@@ -42,6 +55,31 @@ def table(title: str, columns: tuple[str, ...], *, widths: Mapping[str, int] = _
             min_width=widths.get(name),
         )
     return made
+
+
+def rows_table(
+    title: str,
+    columns: tuple[str, ...],
+    rows: Iterable[Sequence[Cell]],
+    *,
+    most: int | None = ROWS,
+    more: str = "more",
+    widths: Mapping[str, int] = _WIDTHS,
+) -> list[RenderableType]:
+    """Return a table of rows, and where these are more than `most` how many are left out; nothing without any row.
+
+    A cell is text, or text with its style.
+    """
+    from rich.text import Text
+
+    every = list(rows)
+    if not every:
+        return []
+    shown = table(title, columns, widths=widths)
+    for row in every[:most]:
+        shown.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
+    left = 0 if most is None else len(every) - most
+    return [shown, *([Text(f"and {left} {more}: all of them are in the JSON")] if left > 0 else [])]
 
 
 @functools.cache

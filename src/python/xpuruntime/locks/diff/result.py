@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import msgspec
 
 from xpuruntime.evidence.documents import Document
-from xpuruntime.evidence.render_text.tables import table
+from xpuruntime.evidence.render_text.tables import rows_table
 from xpuruntime.evidence.report_comparison import ReportComparison
 from xpuruntime.measuring.conditions import Conditions
 from xpuruntime.measuring.statistics import RatioComparison
@@ -157,8 +157,8 @@ _STYLE = {
     "not compared": "",
 }
 _HEAD = {0: "bold green", 1: "bold yellow", 4: "bold yellow"}
-#: Rows of a level and node names that are shown; all of them are in the JSON.
-_ROWS, _NAMES = 12, 3
+#: Node names that are shown; all of them are in the JSON.
+_NAMES = 3
 
 
 def render(diff: Diff) -> RenderableType:
@@ -182,23 +182,17 @@ def render(diff: Diff) -> RenderableType:
 def _rows(level: Level) -> list[RenderableType]:
     from rich.text import Text
 
-    if level.name == "environment":
-        shown = table(level.name, ("what", "before", "after", "restored by"), widths={"what": 30})
-    else:
-        shown = table(level.name, ("what", "before", "after"), widths={"what": 44})
-    for row in level.rows[:_ROWS]:
-        cells = (_subject(row), row.before, row.after, *([row.restore or "-"] if level.name == "environment" else ()))
-        shown.add_row(*map(Text, cells))
-    found: list[RenderableType] = [shown]
-    if len(level.rows) > _ROWS:
-        found.append(Text(f"and {len(level.rows) - _ROWS} more rows: all of them are in the JSON"))
-    if level.name != "environment":
+    environment = level.name == "environment"
+    columns = ("what", "before", "after", "restored by")[: 4 if environment else 3]
+    rows = [(_subject(row), row.before, row.after, row.restore or "-")[: len(columns)] for row in level.rows]
+    shown = rows_table(level.name, columns, rows, more="more rows", widths={"what": 30 if environment else 44})
+    if not environment:
         for causes, restore in dict.fromkeys((row.causes, row.restore) for row in level.rows):
             cause = (
                 f"may be caused by {', '.join(causes)}" if causes else "no difference of the environment explains it"
             )
-            found.append(Text(f"{cause}{f'; restored by {restore}' if restore else ''}"))
-    return found
+            shown.append(Text(f"{cause}{f'; restored by {restore}' if restore else ''}"))
+    return shown
 
 
 def _subject(row: DiffRow) -> str:

@@ -13,7 +13,7 @@ import msgspec
 from xpuruntime.engines.native_export.native_config import KeyOutcome
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.documents import Document
-from xpuruntime.evidence.render_text.tables import table
+from xpuruntime.evidence.render_text.tables import rows_table
 from xpuruntime.inference.locked import compare_observed, compare_results, probe_at
 from xpuruntime.lockfile.drift import DriftCode
 from xpuruntime.lockfile.records import utc_now
@@ -106,12 +106,12 @@ def render(result: ExportResult) -> RenderableType:
         Text(f"{result.folder}: {result.model} on {result.engine}@{result.device} as {result.target}"),
         Text(f"policy keys: {summary}"),
     ]
-    if result.keys:
-        shown = table("keys", ("key", "requested", "in xpuruntime", "here", "why"), widths={"key": 18, "here": 8})
-        for one in result.keys:
-            row = (Text(one.key), Text(one.requested), Text(one.enforceability))
-            shown.add_row(*row, Text(one.outcome, style=_STYLE[one.outcome]), Text(one.reason))
-        parts.append(shown)
+    rows = [
+        (key.key, key.requested, key.enforceability, (key.outcome, _STYLE[key.outcome]), key.reason)
+        for key in result.keys
+    ]
+    columns = ("key", "requested", "in xpuruntime", "here", "why")
+    parts += rows_table("keys", columns, rows, most=None, widths={"key": 18, "here": 8})
     parts += [Text(f"note: {note}") for note in result.notes]
     parts.append(Text(f"run it: cd {shlex.quote(result.folder)} && {result.command}"))
     if result.proof is not None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import msgspec
 
 from xpuruntime.evidence.documents import Page
-from xpuruntime.evidence.render_text.tables import table
+from xpuruntime.evidence.render_text.tables import rows_table
 from xpuruntime.locks.verification.claims import VERDICTS, Claim, ClaimVerdict, place_text, worst_first
 from xpuruntime.policies.verify_policy import Inconclusive
 
@@ -168,13 +168,9 @@ class VerificationResult(Page, frozen=True, kw_only=True):
         where = f"{self.model} on {self.engine}@{self.device}" if self.engine else self.model
         parts.append(Text(where + (f", lock {self.lock}" if self.lock else "")))
         claims = worst_first(self.claims)
-        if claims:
-            shown = table("claims", ("claim", "requested", "observed", "verdict"), widths=_WIDTHS)
-            for one in claims:
-                shown.add_row(
-                    Text(one.id), Text(one.requested), Text(one.observed), Text(one.verdict, style=_STYLE[one.verdict])
-                )
-            parts.append(shown)
+        rows = [(one.id, one.requested, one.observed, (one.verdict, _STYLE[one.verdict])) for one in claims]
+        columns = ("claim", "requested", "observed", "verdict")
+        parts += rows_table("claims", columns, rows, most=None, widths=_WIDTHS)
         for one in claims:
             if one.verdict == "pass":
                 continue
