@@ -72,7 +72,7 @@ DOMAINS = {
 #: results no rounding could be compared of: a softmax of scores in the thousands, a gate of terms that cancel out.
 NO_EDGES = {
     *("Attention", "ConstantOfShape", "DequantizeLinear", "GroupNormalization", "NegativeLogLikelihoodLoss", "OneHot"),
-    *("QuantizeLinear", "Range", "Resize", "SoftmaxCrossEntropyLoss", *RECURRENT),
+    *("QuantizeLinear", "Range", "Resize", "RoiAlign", "SoftmaxCrossEntropyLoss", *RECURRENT),
 }
 #: Results that are rounded to an integer: one unit apart, they are equal.
 UNITS = {"DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "Resize"}

@@ -38,8 +38,8 @@ _NAMED = 4
 _ELSEWHERE = "take another engine (execution: {engine: onnxruntime, device: cpu})"
 #: Operators that make sizes, and those that keep elements.
 _OF_SIZES, _MOVING = ("Shape", "Size"), ("Identity", "Reshape", "Squeeze", "Unsqueeze")
-#: ONNX's codes of integers, the elements of a constant that is looked into, and the integers before fp32's gaps.
-_INTEGERS, _FEW, _EXACT = (2, 3, 4, 5, 6, 7, 12, 13), 64, (-(2**24), 2**24)
+#: ONNX's codes of float and integers, the elements of a constant that is looked into, and integers before fp32's gaps.
+_NUMBERS, _FEW, _EXACT = (1, 2, 3, 4, 5, 6, 7, 12, 13), 64, (-(2**24), 2**24)
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -232,7 +232,13 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
     if error.large and all(values.get(name, _UNKNOWN).lies_in(_EXACT) for name in node.input if name):
         return False
     bounds = error.right_within
-    if fixed and bounds and all(values.get(node.input[k], _UNKNOWN).lies_in(both) for k, both in bounds.items()):
+    if (
+        fixed
+        and bounds
+        and all(
+            _there(node.input, k) and values.get(node.input[k], _UNKNOWN).lies_in(both) for k, both in bounds.items()
+        )
+    ):
         return False
     if error.where == "subgraph" and not inside:
         return False
@@ -360,14 +366,14 @@ def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
 
 
 def _span(tensor: onnx.TensorProto) -> tuple[int, int] | None:
-    """Return the least and the largest of a constant's few integers."""
+    """Return the least and the largest of a constant's few integers, which may be floats."""
     from onnx import numpy_helper
 
     count = math.prod(tensor.dims)
-    if tensor.data_type not in _INTEGERS or tensor.data_location == tensor.EXTERNAL or not 0 < count <= _FEW:
+    if tensor.data_type not in _NUMBERS or tensor.data_location == tensor.EXTERNAL or not 0 < count <= _FEW:
         return None
     elements = numpy_helper.to_array(tensor)
-    return int(elements.min()), int(elements.max())
+    return (int(elements.min()), int(elements.max())) if (elements % 1 == 0).all() else None
 
 
 def _inferred(proto: onnx.ModelProto) -> onnx.GraphProto:
