@@ -78,9 +78,10 @@ NO_EDGES = {
 UNITS = {"DynamicQuantizeLinear", "QLinearConv", "QLinearMatMul", "QuantizeLinear", "Resize"}
 #: Of a float outside of the range of an integer, ONNX does not define the cast.
 CASTS = {"Cast", "CastLike"}
-#: ONNX's reference ignores their input sequence_lens, and interpolates integers with integer weights: it computes only
-#: what ONNX Runtime refuses.
-SIMPLIFIED = {*RECURRENT, "GridSample"}
+#: ONNX's reference ignores their input sequence_lens: it computes only what ONNX Runtime refuses.
+SIMPLIFIED = set(RECURRENT)
+#: ONNX's reference interpolates integers with integer weights.
+WITHOUT_REFERENCE = {"GridSample"}
 #: Made of random numbers, or of more than their inputs.
 UNCOMPARED = {"RandomNormalLike", "RandomUniformLike", "Bernoulli", "Multinomial", "Dropout"}
 #: Engines that take no open sizes, and engines without infinities and NaN.
@@ -317,7 +318,7 @@ def truths(case: Case) -> Iterator[list[Any]]:
         lambda: directly("onnxruntime", case.model)(list(case.feeds.values())),
         lambda: onnx.reference.ReferenceEvaluator(case.model).run(None, case.feeds),
     ]
-    for compute in ways:
+    for compute in ways[:1] if case.model.graph.node[0].op_type in WITHOUT_REFERENCE else ways:
         try:
             found = [np.asarray(one) for one in compute()]
         except Exception:

@@ -202,6 +202,9 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
     "gemm-of-integers-with-fractions": lambda: [
         typed("Gemm", [np.int32([[1, 2], [3, 5]]), np.int32([[3, 1], [2, 7]])], alpha=0.5)
     ],
+    "lp-normalization-of-small-numbers": lambda: [
+        typed("LpNormalization", [np.float32([[size, size / 2]])], axis=1, p=p) for size, p in ((1e-3, 2), (1e-5, 1))
+    ],
     "mod-of-floats": lambda: [typed("Mod", [np.float32([33, 6, 1]), np.float32([-1e-3, 0.1, 0.1])], fmod=1)],
     "tile-with-variable-repeats": lambda: [typed("Tile", [X4, (np.int64([1, 2, 2, 2]),)])],
     "top-k-of-equal-values": lambda: [
