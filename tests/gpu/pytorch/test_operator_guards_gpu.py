@@ -13,7 +13,7 @@ import xpuruntime as xrt
 import xpuruntime.pytorch as xt
 from xpuruntime.pytorch import build_addon
 from xpuruntime.pytorch.dispatch import fast_path
-from xpuruntime.pytorch.dispatch.overrides import attention, norm_routes
+from xpuruntime.pytorch.dispatch.overrides import attention, norms
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -51,7 +51,7 @@ def asked(monkeypatch: Any) -> list[int]:
 
         return current
 
-    for module in (norm_routes, attention):
+    for module in (norms, attention):
         monkeypatch.setattr(module, "active_policy", count(module.active_policy))
     return seen
 

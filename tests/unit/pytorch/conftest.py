@@ -125,24 +125,24 @@ def route(request):
 @pytest.fixture
 def asked(monkeypatch):
     """The phase of each call that came to Python, or of which Python was asked for its call_context."""
-    from xpuruntime.pytorch.dispatch import call_state, compiled_policy
-    from xpuruntime.pytorch.dispatch.overrides import attention, norm_routes
+    from xpuruntime.pytorch.dispatch import compiled_policy, context
+    from xpuruntime.pytorch.dispatch.overrides import attention, norms
 
     seen = []
     real = compiled_policy.CompiledPolicy.call_context
 
     def call_context(self):
-        seen.append(call_state.phase())
+        seen.append(context.phase())
         return real(self)
 
     def looks(current):
         def look():
-            seen.append(call_state.phase())
+            seen.append(context.phase())
             return current()
 
         return look
 
     monkeypatch.setattr(compiled_policy.CompiledPolicy, "call_context", call_context)
-    for module in (norm_routes, attention):  # products ask for their call_context
+    for module in (norms, attention):  # products ask for their call_context
         monkeypatch.setattr(module, "active_policy", looks(module.active_policy))
     return seen

@@ -17,7 +17,7 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.fast_path import VARIABLE
 
@@ -196,7 +196,7 @@ class Served(contextlib.ContextDecorator):
         from xpuruntime.pytorch.call_scope import module_paths
 
         tensors = tuple(tuple(x.shape) for x in args if isinstance(x, torch.Tensor))
-        seen = (module_paths.current(), call_state.phase(), route.kernel if route else None, tensors)
+        seen = (module_paths.current(), context.phase(), route.kernel if route else None, tensors)
         result = run(*args, **kwargs)
         self.seen.append(seen)
         return result

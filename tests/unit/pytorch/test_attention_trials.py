@@ -14,8 +14,8 @@ from xpuruntime import _core  # noqa: E402
 from xpuruntime.measuring.rounds import KernelTiming, replacing  # noqa: E402
 from xpuruntime.policies import TuningPolicy  # noqa: E402
 from xpuruntime.pytorch import _private_api  # noqa: E402
+from xpuruntime.pytorch.attention import selection  # noqa: E402
 from xpuruntime.pytorch.attention import selection as attention_selection  # noqa: E402
-from xpuruntime.pytorch.attention import timed_calls  # noqa: E402
 from xpuruntime.pytorch.attention.call import AttentionCall  # noqa: E402
 from xpuruntime.pytorch.dispatch import tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import active_policy  # noqa: E402
@@ -50,9 +50,9 @@ def test_ours_gives_the_result_and_the_gradients(causal, scale, masked, kv_heads
     def native():
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal, scale=scale, enable_gqa=grouped)
 
-    timed_calls.call_native(call, native)
+    selection.call_native(call, native)
     with xt.kernel_policy(xrt.KernelPolicy(matmul="cpu.blas")):
-        timed_calls.call_xrt_kernel(call, place(), (q, k, v))
+        selection.call_xrt_kernel(call, place(), (q, k, v))
     (expected, gradients), (found, ours) = seen
     torch.testing.assert_close(found, expected)
     for one, other in zip(ours, gradients, strict=True):
@@ -70,8 +70,8 @@ def test_without_a_gradient_none_is_computed(monkeypatch):
     monkeypatch.setattr(_core, "op_attention_backward", never)
     monkeypatch.setattr(torch.autograd, "grad", never)
     with xt.kernel_policy(xrt.KernelPolicy(matmul="cpu.blas")):
-        timed_calls.call_xrt_kernel(call, place(), (q, k, v))
-    timed_calls.call_native(call, lambda: F.scaled_dot_product_attention(q, k, v))
+        selection.call_xrt_kernel(call, place(), (q, k, v))
+    selection.call_native(call, lambda: F.scaled_dot_product_attention(q, k, v))
 
 
 @pytest.mark.usefixtures("nothing_is_tuned")

@@ -12,7 +12,7 @@ from xpuruntime.policies.call_facts import UNKNOWN
 torch = pytest.importorskip("torch")
 pytest.importorskip("xpuruntime.pytorch")
 
-from xpuruntime.pytorch.dispatch import call_state  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch.dispatch import context  # noqa: E402 - it needs PyTorch
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
 from xpuruntime.pytorch.dispatch.route import facts_of_call  # noqa: E402
 from xpuruntime.pytorch.explanation import call_recorder  # noqa: E402
@@ -37,7 +37,7 @@ pytestmark = pytest.mark.torch
 def test_a_recorded_call_without_a_route_is_bypassed(monkeypatch, match, sure):
     """A rule by architecture or by node, which the recorder once left out of the facts of a call."""
     policy = xrt.Policy(kernels=xrt.KernelPolicy(rules=[{"match": match, "use": "cudnn"}]))
-    monkeypatch.setattr(call_state, "_arch", lambda index: "sm90")
+    monkeypatch.setattr(context, "_arch", lambda index: "sm90")
     held = CompiledPolicy(policy)
     monkeypatch.setattr(call_recorder, "active_policy", lambda: held)
     tensors = [torch.empty(2, 2, 4, 8, dtype=torch.float16, device="meta")]

@@ -16,7 +16,7 @@ from fast_kernel_calls import F  # noqa: E402 - it needs PyTorch
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.measuring.rounds import KernelTiming, replacing  # noqa: E402
-from xpuruntime.pytorch.dispatch import call_state, fast_path, tuning  # noqa: E402
+from xpuruntime.pytorch.dispatch import context, fast_path, tuning  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import attention  # noqa: E402
 
 pytestmark = pytest.mark.torch
@@ -48,25 +48,25 @@ class Doubled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        Doubled.seen.append(call_state.phase())
+        Doubled.seen.append(context.phase())
         return 2 * grad
 
 
 @pytest.mark.usefixtures("route")
 def test_the_phase_of_a_call_is_known_on_each_route():
-    assert call_state.phase() == "train"
+    assert context.phase() == "train"
     with torch.no_grad():
-        assert call_state.phase() == "infer"
+        assert context.phase() == "infer"
     Doubled.seen.clear()
     x = torch.ones(3, requires_grad=True)
     hooked = []
-    x.register_hook(lambda grad: hooked.append(call_state.phase()))
+    x.register_hook(lambda grad: hooked.append(context.phase()))
     torch.autograd.grad(Doubled.apply(x).sum(), x, create_graph=True)
     torch.autograd.grad(Doubled.apply(x).sum(), x)
     assert Doubled.seen == ["train", "backward"]
     assert hooked == Doubled.seen
     elsewhere = []
-    thread = threading.Thread(target=lambda: elsewhere.append(call_state.phase()))
+    thread = threading.Thread(target=lambda: elsewhere.append(context.phase()))
     thread.start()
     thread.join()
     assert elsewhere == ["train"]

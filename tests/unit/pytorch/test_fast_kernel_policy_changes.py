@@ -12,7 +12,7 @@ from fast_kernel_calls import call  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch.dispatch import call_state, context  # noqa: E402
+from xpuruntime.pytorch.dispatch import context  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards")]
 
@@ -45,7 +45,7 @@ def forget_routes():
 def test_it_is_obeyed_by_the_next_call(form, at, monkeypatch):
     run = RUNS[form]()
     asked = []
-    real = call_state.phase
+    real = context.phase
 
     def phase():  # which is asked for on the way
         asked.append(1)
@@ -53,7 +53,7 @@ def test_it_is_obeyed_by_the_next_call(form, at, monkeypatch):
             context.set_process_policy(ours)
         return real()
 
-    monkeypatch.setattr(call_state, "phase", phase)
+    monkeypatch.setattr(context, "phase", phase)
     with torch.no_grad(), xt.kernel_policy(**OURS):
         ours = context.active_policy()
         with xt.kernel_policy(rules=BACKWARD):

@@ -19,7 +19,7 @@ from many_threads import at_work  # noqa: E402
 
 import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
-from xpuruntime.pytorch.dispatch.overrides import norm_routes, registry  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import norms, registry  # noqa: E402
 
 pytestmark = [pytest.mark.torch, pytest.mark.usefixtures("nothing_is_watched_afterwards", "decisions_of_this_test")]
 
@@ -141,8 +141,8 @@ def test_gradients_without_columns_ask_python_only_in_the_first_step(columns, mo
     weight, bias = (torch.randn(8, requires_grad=True) if one else None for one in columns)
     given = [one for one in (x, weight, bias) if one is not None]
     asked = []
-    real = norm_routes.active_policy
-    monkeypatch.setattr(norm_routes, "active_policy", lambda: (asked.append(1), real())[1])
+    real = norms.active_policy
+    monkeypatch.setattr(norms, "active_policy", lambda: (asked.append(1), real())[1])
 
     def gradients():
         return torch.autograd.grad(F.layer_norm(x, (8,), weight, bias).square().sum(), given)

@@ -16,7 +16,7 @@ import xpuruntime as xrt  # noqa: E402
 import xpuruntime.pytorch as xt  # noqa: E402
 from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning  # noqa: E402
 from xpuruntime.pytorch.dispatch import context  # noqa: E402
-from xpuruntime.pytorch.dispatch.overrides import attention, norm_routes, registry  # noqa: E402
+from xpuruntime.pytorch.dispatch.overrides import attention, norms, registry  # noqa: E402
 
 pytestmark = [
     pytest.mark.torch,
@@ -40,7 +40,7 @@ def asked(monkeypatch):
 
         return current
 
-    for module in (norm_routes, attention):
+    for module in (norms, attention):
         monkeypatch.setattr(module, "active_policy", count(module.active_policy))
     return seen
 
@@ -236,7 +236,7 @@ def test_a_strict_refusal_and_an_interrupt_come_through_as_they_are(monkeypatch)
     def interrupt():
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(norm_routes, "active_policy", interrupt)
+    monkeypatch.setattr(norms, "active_policy", interrupt)
     with xt.kernel_policy(rules=ELSEWHERE), pytest.raises(KeyboardInterrupt):
         F.layer_norm(x, (8,))
 

@@ -19,7 +19,7 @@ xt = pytest.importorskip("xpuruntime.pytorch")
 from attention_calls import rule, sdpa, strict  # noqa: E402 - it needs PyTorch
 from torch.nn.attention import flex_attention as torch_flex  # noqa: E402
 
-from xpuruntime.pytorch.attention import flex_choices  # noqa: E402
+from xpuruntime.pytorch.attention import flash_impl  # noqa: E402
 from xpuruntime.pytorch.dispatch.context import thread_policy  # noqa: E402
 from xpuruntime.pytorch.dispatch.overrides import flex_options, python_functions, registry  # noqa: E402
 
@@ -201,10 +201,10 @@ def test_other_options_of_the_call_stay(x):
     ],
 )
 def test_a_call_keeps_the_backend_that_it_states(x, options, status):
-    flex_choices.forget()
+    flash_impl.forget()
     with xt.kernel_policy(strict(TRITON)):
         (found,) = options_of(lambda x: attend(x, kernel_options=options), x)
-        (choice,) = flex_choices.choices("")
+        (choice,) = flash_impl.choices("")
     assert found["BACKEND"] == options.get("BACKEND", "AUTO")
     assert (choice.asked, choice.source, choice.status) == ((TRITON,), "kernels.attention", status)
     assert "the call states its own backend" in choice.reason
@@ -212,7 +212,7 @@ def test_a_call_keeps_the_backend_that_it_states(x, options, status):
 
 @pytest.mark.usefixtures("backends_run_here")
 def test_each_policy_has_code_of_its_own(x):
-    flex_choices.forget()
+    flash_impl.forget()
     keeping = Keeping()
     compiled = torch.compile(attend, backend=keeping, fullgraph=True)
     compiled(x)
@@ -220,7 +220,7 @@ def test_each_policy_has_code_of_its_own(x):
         with xt.kernel_policy(attention=word):
             compiled(x)
             compiled(x)
-            assert {choice.kernel for choice in flex_choices.choices("")} == {word}
+            assert {choice.kernel for choice in flash_impl.choices("")} == {word}
     compiled(x)
     assert [options["BACKEND"] for options in keeping.options] == ["AUTO", "TRITON", "TRITON_DECODE"]
 
@@ -232,7 +232,7 @@ def test_code_that_a_reset_drops_is_forgotten(x, reset):
         reset()
         with xt.kernel_policy(attention=TRITON):
             options_of(lambda x, stated=stated: attend(x, kernel_options=stated), x)
-            assert {choice.kernel for choice in flex_choices.choices("")} == {expected}
+            assert {choice.kernel for choice in flash_impl.choices("")} == {expected}
 
 
 @pytest.mark.usefixtures("backends_run_here")

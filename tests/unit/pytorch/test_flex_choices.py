@@ -11,8 +11,8 @@ import xpuruntime as xrt
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 
-from xpuruntime.pytorch.attention import flex_choices  # noqa: E402 - it needs PyTorch
-from xpuruntime.pytorch.attention.flex_choices import FlexChoice  # noqa: E402
+from xpuruntime.pytorch.attention import flash_impl  # noqa: E402 - it needs PyTorch
+from xpuruntime.pytorch.attention.flash_impl import FlexChoice  # noqa: E402
 from xpuruntime.pytorch.coverage.operation_table import FLEX, uncovered_kernel  # noqa: E402
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy  # noqa: E402
 from xpuruntime.pytorch.explanation.attribution import AttributedTime, TimeAttribution, UnattributedCalls  # noqa: E402
@@ -30,14 +30,14 @@ STATED = FlexChoice("torch.flex_flash", ("torch.flex_triton",), "kernels.attenti
 @pytest.fixture(autouse=True)
 def _nothing_is_chosen():
     xt.clear_kernel_policy()
-    flex_choices.forget()
+    flash_impl.forget()
     yield
-    flex_choices.forget()
+    flash_impl.forget()
 
 
 def row_of(module, *chosen):
     for choice in chosen:
-        flex_choices.note(choice)
+        flash_impl.note(choice)
     share = AttributedTime()
     share.add(KERNEL, 2000)
     escape = uncovered_kernel(KERNEL)
@@ -69,7 +69,7 @@ def test_several_choices_cannot_be_told_apart():
     assert (row.requested, row.resolved, row.status) == (("torch.flex_triton",), "", "opaque")
     assert "torch.flex_triton and torch.flex_decode" in row.reason
     same = TRITON._replace(module="layers.1.attn")
-    flex_choices.forget()
+    flash_impl.forget()
     assert row_of("", TRITON, same).status == "honoured"
 
 
@@ -79,6 +79,6 @@ def test_what_was_compiled_without_a_policy_has_escaped():
 
 
 def test_another_policy_forgets():
-    flex_choices.note(TRITON)
+    flash_impl.note(TRITON)
     with xt.kernel_policy(attention="torch.flash"):
-        assert flex_choices.choices("") == ()
+        assert flash_impl.choices("") == ()

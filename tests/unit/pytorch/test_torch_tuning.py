@@ -22,7 +22,6 @@ from xpuruntime.policies import TuningPolicy
 torch = pytest.importorskip("torch")
 xt = pytest.importorskip("xpuruntime.pytorch")
 tuning = pytest.importorskip("xpuruntime.pytorch.dispatch.tuning")
-call_timing = pytest.importorskip("xpuruntime.pytorch.dispatch.call_timing")
 CONTEXT = pytest.importorskip("xpuruntime.pytorch.dispatch.context").CONTEXT
 
 pytestmark = pytest.mark.torch
@@ -141,7 +140,7 @@ def test_nothing_is_measured_during_a_capture_and_it_is_asked_again(monkeypatch)
     a = torch.randn(4, 4)
     with xt.kernel_policy(policy()):
         with monkeypatch.context() as capturing:
-            capturing.setattr(tuning.call_state, "capturing", lambda: True)
+            capturing.setattr(tuning.context, "capturing", lambda: True)
             a @ a
         assert routes() == asked == []
         a @ a
@@ -217,10 +216,8 @@ def test_a_measured_kernel_that_is_no_candidate_any_more_is_out():
 
 def chosen(monkeypatch, times, *, eager, route, device=CUDA):
     """Return what is chosen where calls take these microseconds of the host and of the device."""
-    monkeypatch.setattr(call_timing, "time_on_cuda", lambda run, *_: tuple(1e-6 * one for one in times[run()]))
-    monkeypatch.setattr(
-        call_timing, "time_calls", lambda run, calls, samples: [1e-6 * times[run()][0] * calls] * samples
-    )
+    monkeypatch.setattr(tuning, "time_on_cuda", lambda run, *_: tuple(1e-6 * one for one in times[run()]))
+    monkeypatch.setattr(tuning, "time_calls", lambda run, calls, samples: [1e-6 * times[run()][0] * calls] * samples)
     candidates = [(name, lambda name=name: name) for name in times]
     found = tuning._measure(candidates, device, eager, {"auto": route * 1e-6}, TuningPolicy())
     assert found.rounds < 15 or route == math.inf
@@ -291,7 +288,7 @@ def test_inside_replayed_the_times_of_replays_decide(monkeypatch):
         assert tuning.pick("matmul", "x", candidates, cuda) == "auto"
     assert tuning.pick("matmul", "x", candidates, cuda) == "torch.mm"
     with monkeypatch.context() as by_hand:
-        by_hand.setattr(tuning.call_state, "capturing", lambda: True)
+        by_hand.setattr(tuning.context, "capturing", lambda: True)
         assert tuning.pick("matmul", "x", candidates, cuda) == "auto"
     assert runs == [True, False]
 
@@ -315,7 +312,7 @@ def test_what_is_chosen_for_a_graph_is_not_kept_for_eager_calls(monkeypatch):
         a @ a
         CONTEXT.forget_tuned_routes()  # as where a capture begins
         with monkeypatch.context() as capturing:
-            capturing.setattr(tuning.call_state, "capturing", lambda: True)
+            capturing.setattr(tuning.context, "capturing", lambda: True)
             a @ a
             assert routes() == []
         a @ a

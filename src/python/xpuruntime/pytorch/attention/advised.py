@@ -16,7 +16,7 @@ from xpuruntime.errors import XpuRuntimeWarning
 from xpuruntime.policies.advisories import AdvisedCall, Advisory, Platform, holding
 from xpuruntime.pytorch.attention.call import sizes_of
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend, choice, is_enabled
-from xpuruntime.pytorch.dispatch.call_state import arch_of
+from xpuruntime.pytorch.dispatch.context import arch_of
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.sdpa_backends import whole
-from xpuruntime.pytorch.dispatch.call_state import DTYPES
+from xpuruntime.pytorch.dispatch.context import DTYPES
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 
 if TYPE_CHECKING:

@@ -1,16 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""xpuruntime's flash attention in PyTorch's own registry: ``activate_flash_attention_impl("xpuruntime")``.
-
-PyTorch lets another library stand in for its FlashAttention 2 (``torch.nn.attention.list_flash_attention_impls``).
-xpuruntime does so below autograd: `torch.flash` then means ``cuda_raw.flash_attention_v2``, without a policy and at
-PyTorch's own cost per call. An xpuruntime policy needs none of this.
-"""
+"""Attention that PyTorch names by itself: its registry of flash attention, and flex_attention's choices."""
 
 from __future__ import annotations
 
+import threading
 import warnings
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -18,7 +14,7 @@ from xpuruntime.errors import UnsupportedOperationError, XpuRuntimeWarning
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import AttentionCall
 from xpuruntime.pytorch.attention.selection import xrt_rejection
-from xpuruntime.pytorch.dispatch.call_state import call_key
+from xpuruntime.pytorch.dispatch.context import CONTEXT, call_key
 from xpuruntime.pytorch.dispatch.overrides.native import Native
 from xpuruntime.pytorch.dispatch.overrides.registry import quiet_override_warning
 from xpuruntime.pytorch.ops.attention_operator import run_backward, run_forward
@@ -26,7 +22,8 @@ from xpuruntime.pytorch.ops.attention_operator import run_backward, run_forward
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["KERNEL", "FlashAttentionImpl", "register_flash_attention"]
+__all__ = ["KERNEL", "FlashAttentionImpl", "FlexChoice", "choices", "forget", "note", "register_flash_attention"]
+
 
 #: What serves.
 KERNEL = "cuda_raw.flash_attention_v2"
@@ -153,3 +150,41 @@ class FlashAttentionImpl:
         return run_backward(
             grad_out, query, key, value, out, lse, None, rng, dropout_p, is_causal, scale, self.kernel, ""
         )
+
+
+class FlexChoice(NamedTuple):
+    """What was chosen while code was compiled, for `explain` to tell when that code runs."""
+
+    kernel: str
+    asked: tuple[str, ...]
+    source: str
+    status: str
+    reason: str
+    module: str
+
+
+_lock = threading.Lock()
+#: Choices that are kept; with one more, all are forgotten.
+_MOST = 4096
+
+
+def note(choice: FlexChoice) -> None:
+    """Keep what was chosen for code that may run from now on."""
+    with _lock:
+        if len(CONTEXT.flex_choices) >= _MOST:
+            CONTEXT.flex_choices.clear()
+        CONTEXT.flex_choices[CONTEXT.compiled_for, choice] = None
+
+
+def forget() -> None:
+    """Forget all, since all code is dropped."""
+    with _lock:
+        CONTEXT.flex_choices.clear()
+
+
+def choices(module: str) -> tuple[FlexChoice, ...]:
+    """Return the active policy's choice for code inside a module, or for all code where it has none there."""
+    with _lock:
+        every = tuple(choice for key, choice in CONTEXT.flex_choices if key == CONTEXT.compiled_for)
+    inside = tuple(one for one in every if one.module == module or one.module.startswith(f"{module}."))
+    return inside if module and inside else every

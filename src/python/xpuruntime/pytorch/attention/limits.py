@@ -10,7 +10,7 @@ import torch
 
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.selection import four
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,11 +24,11 @@ _KIND = _private_api.transform_kinds
 
 def transforms_and_tangents(tensors: tuple[Tensor | None, ...] = ()) -> tuple[Any, ...]:
     """Return the transforms of ``torch.func`` active, outermost first, and which tensors have forward derivatives."""
-    stack = call_state.transforms()
+    stack = context.transforms()
     level = _private_api.forward_level()
     if not stack and level < 0:
         return ()
-    return (level, *(call_state.has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack))
+    return (level, *(context.has_tangent(x) for x in tensors if level >= 0), *(one.key() for one in stack))
 
 
 def xrt_call_rejection(call: AttentionCall) -> str:
@@ -57,10 +57,10 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
 
 
 def _reason_by_transform(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
-    kinds = [one.key() for one in call_state.transforms()]
+    kinds = [one.key() for one in context.transforms()]
     if _KIND.Jvp in kinds:
         return "xpuruntime kernels have no forward-mode derivative"
-    if _private_api.forward_level() >= 0 and any(call_state.has_tangent(x) for x in (*tensors, call.mask)):
+    if _private_api.forward_level() >= 0 and any(context.has_tangent(x) for x in (*tensors, call.mask)):
         return "xpuruntime kernels have no forward-mode derivative"
     if kinds.count(_KIND.Grad) > 1:
         return "a gradient of a gradient by torch.func needs one that PyTorch can differentiate again"

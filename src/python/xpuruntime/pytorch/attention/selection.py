@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Selection of the kernel of a call of attention: the route by its policy, and why other kernels do not serve."""
+"""Selection of the kernel of a call of attention: the route by its policy, and calls to be measured."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from xpuruntime import _core
 from xpuruntime.ops.call_context import prepare
 from xpuruntime.policies import KernelPolicy, Policy
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention import advised, timed_calls
+from xpuruntime.pytorch.attention import advised, sdpa_backends
 from xpuruntime.pytorch.attention.call import AttentionCall, last_of_range
 from xpuruntime.pytorch.attention.entry_points import SDPA, EntryPoint
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, is_enabled, rejection, whole
-from xpuruntime.pytorch.dispatch import call_state, tuning
+from xpuruntime.pytorch.dispatch import context, tuning
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
@@ -29,10 +29,78 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from xpuruntime.ops.call_context import CallContext
 
 __all__ = [
-    "default_policy", "deterministic", "find_route", "four", "native_rejection", "policy_for_xrt", "xrt_rejection",
-]  # fmt: skip
+    "call_by_backend",
+    "call_native",
+    "call_xrt_kernel",
+    "default_policy",
+    "deterministic",
+    "find_route",
+    "four",
+    "native_rejection",
+    "policy_for_xrt",
+    "xrt_rejection",
+]
+
+
+def call_native(call: AttentionCall, run: Callable[[], Tensor]) -> None:
+    """Do a call by `run`, PyTorch's own choice."""
+    call_by_backend(call, None, run)
+
+
+def call_by_backend(call: AttentionCall, kernel: str | None, run: Callable[[], Tensor]) -> None:
+    """Do a call by `run`, where PyTorch can choose nothing but one of its kernels; ``None``: what it has enabled."""
+
+    def by_this_one() -> Tensor:
+        with sdpa_backends.by_backend(kernel):
+            return run()
+
+    _with_gradient(call, by_this_one)
+
+
+def call_xrt_kernel(call: AttentionCall, place: CallContext, operands: tuple[Tensor, Tensor, Tensor]) -> None:
+    """Do a call by the kernel at a place; `operands` are query, key and value in four dimensions.
+
+    Its gradient comes by way of autograd, as the native one's does: going there costs either of them the same.
+    """
+    _with_gradient(call, lambda: _XrtCall.apply(*operands, call, place))
+
+
+def _with_gradient(call: AttentionCall, run: Callable[[], Tensor]) -> None:
+    with torch.set_grad_enabled(call.needs_grad):
+        out = run()
+        if call.needs_grad:
+            torch.autograd.grad(out, [x for x in call[:3] if x.requires_grad], torch.ones_like(out))
+
+
+class _XrtCall(_private_api.SingleLevelFunction):  # type: ignore[misc]
+    @staticmethod
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, call: AttentionCall, place: CallContext) -> Tensor:
+        out = torch.empty_like(q)
+        done = _core.op_attention(
+            place, q, k, v, call.mask, None, out, call.needs_grad, _causal(call), call.scale, 0.0, None, None
+        )
+        if call.needs_grad:
+            ctx.save_for_backward(q, k, v, out, done[1])
+            ctx.options = (call, place)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        q, k, v, out, lse = ctx.saved_tensors
+        call, place = ctx.options
+        of_q, of_k, of_v = (torch.empty_like(x) for x in (q, k, v))
+        _core.op_attention_backward(
+            place, grads[0], q, k, v, out, lse, call.mask, None, of_q, of_k, of_v, _causal(call), call.scale, 0.0, None
+        )
+        return of_q, of_k, of_v, None, None
+
+
+def _causal(call: AttentionCall) -> Any:
+    return "top_left" if call.is_causal else False
+
 
 #: What serves `fused_attention` and compiled graphs without a policy: xpuruntime where it can, else PyTorch's.
 DEFAULT_NAMES = ("cuda_raw.flash_attention_v2", "auto")
@@ -239,7 +307,7 @@ def _settle(
     so does one under `torch.func`.
     """
     # Inside of transforms nothing can be measured.
-    moved = bool(call_state.transforms()) or _private_api.forward_level() >= 0
+    moved = bool(context.transforms()) or _private_api.forward_level() >= 0
     fixed = bool(call.unfit) or call.dropout_p > 0 or moved
     xrt_kernel = [] if fixed else [id_ for id_ in _xpuruntime_kernels_for(call, exact) if id_ not in skip]
     others = [] if fixed or call.backward else [id_ for id_ in others_of_pytorch(call) if id_ != route.kernel]
@@ -253,10 +321,10 @@ def _settle(
             for id_ in xrt_kernel
         }
         own = route.kernel if route.kernel in BACKENDS else None
-        candidates = [(route.kernel, lambda: timed_calls.call_by_backend(call, own, natively))]
-        candidates += [(id_, lambda id_=id_: timed_calls.call_by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
+        candidates = [(route.kernel, lambda: call_by_backend(call, own, natively))]
+        candidates += [(id_, lambda id_=id_: call_by_backend(call, id_, natively)) for id_ in others]  # type: ignore[misc]
         candidates += [
-            (id_, lambda place=place: timed_calls.call_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
+            (id_, lambda place=place: call_xrt_kernel(call, place, tuple(map(four, call[:3]))))  # type: ignore[misc]
             for id_, place in places.items()
         ]
         pin = CONTEXT.thread.route_pin

@@ -19,7 +19,7 @@ import torch
 from xpuruntime import _core
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.call_scope import generation_phases
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import skip_in_dynamo
 
@@ -64,7 +64,7 @@ def _apply(cls: Any, /, *args: Any, **kwargs: Any) -> Any:
     apply = super(_BASE, cls).apply
     if torch.compiler.is_dynamo_compiling():
         return apply(*args, **kwargs)
-    _core.enter_function(call_state.phase(), _private_api.running_backward())
+    _core.enter_function(context.phase(), _private_api.running_backward())
     try:
         _refuse(cls, args)
         found = apply(*args, **kwargs)
@@ -108,7 +108,7 @@ def _look_up(cls: Any, name: str) -> Any:
     """
     found = type.__getattribute__(cls, name)
     if name == _private_api.NODE_CLASS:
-        _call.begun = (cls, id(sys._getframe(1)), call_state.phase(), _private_api.running_backward())
+        _call.begun = (cls, id(sys._getframe(1)), context.phase(), _private_api.running_backward())
         _call.forwarded = None
     elif name == "forward" and _call.begun is not None:
         (owner, frame, phase, backward), _call.begun = _call.begun, None

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.import_hook import WhenImported
 
@@ -105,7 +105,7 @@ def _phase_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
 
 
 def _holds_something(cache: Any) -> bool:
-    if cache in _asked or call_state.capturing():
+    if cache in _asked or context.capturing():
         return True
     length = cache.get_seq_length()
     if isinstance(length, torch.Tensor):

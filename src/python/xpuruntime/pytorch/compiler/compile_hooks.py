@@ -19,7 +19,7 @@ import torch
 
 from xpuruntime.policies import KernelPolicy
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention import flex_choices
+from xpuruntime.pytorch.attention import flash_impl
 from xpuruntime.pytorch.coverage.gaps import gaps_in_graph, gaps_in_package, gaps_in_settings, report_gaps
 from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
@@ -220,7 +220,7 @@ def _forget_with_code(module: Any) -> None:
         before()
         with _lock:
             CONTEXT.compiled_keys = {CONTEXT.compiled_for}
-        flex_choices.forget()
+        flash_impl.forget()
 
     module.reset = reset
 

@@ -20,7 +20,7 @@ from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.pytorch.attention.advised import rows_here
 from xpuruntime.pytorch.attention.entry_points import SDPA
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
 from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse, impossible_rules
@@ -129,7 +129,7 @@ class CompiledPolicy:
 
     def call_context(self) -> tuple[str, str]:
         """Return phase and module of the call that runs in this thread; empty where no rule asks for it."""
-        return call_state.phase() if self.by_phase else "", module_paths.current() if self.by_module else ""
+        return context.phase() if self.by_phase else "", module_paths.current() if self.by_module else ""
 
     def decides(self, op: str) -> bool:
         """Say whether calls of `op` have to be looked at one by one."""

@@ -15,7 +15,7 @@ from xpuruntime.policies.call_facts import UNKNOWN, CallFacts, Fact, unknown_siz
 from xpuruntime.policies.document import nearest
 from xpuruntime.policies.kernel_rules import FAMILIES, KERNEL_IDS
 from xpuruntime.pytorch.attention.sdpa_backends import backend_request
-from xpuruntime.pytorch.dispatch.call_state import DTYPES, arch_of
+from xpuruntime.pytorch.dispatch.context import DTYPES, arch_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Tuning of PyTorch's operators: its own kernel and xpuruntime's on the operands of a real call."""
+"""Tuning of PyTorch's operators: its own kernel and xpuruntime's on the operands of a real call, and their clocks."""
 
 from __future__ import annotations
 
 import functools
 import math
+import statistics
 import threading
+import time
 from contextlib import contextmanager, nullcontext
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, UnsupportedOperationError
-from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose
+from xpuruntime.measuring.rounds import KernelTiming, Replacement, choose, time_calls
 from xpuruntime.measuring.tuning_watch import TuningStep
 from xpuruntime.ops import tuned_records
 from xpuruntime.policies import TuningPolicy
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.call_timing import StepCost, host_sampler, on_device
-from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes
+from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch.context import CONTEXT, forget_tuned_routes, thread_policy
 from xpuruntime.pytorch.dispatch.route import Route
 from xpuruntime.pytorch.dispatch.route_cost import route_cost
 from xpuruntime.runtime import profiler as trace_events
@@ -32,10 +33,123 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
     from types import TracebackType
 
+    from xpuruntime.measuring.rounds import Sampler
     from xpuruntime.ops.call_context import CallContext
     from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 
-__all__ = ["keep_tuned", "may_measure", "measured", "measuring", "pick", "replayed", "settle"]
+__all__ = [
+    "StepCost",
+    "host_sampler",
+    "keep_tuned",
+    "may_measure",
+    "measured",
+    "measuring",
+    "on_device",
+    "pick",
+    "replayed",
+    "settle",
+    "time_on_cuda",
+]
+
+
+#: Fewest and most launches that are queued before the device may begin with them.
+_FEWEST, _MOST = 3, 50
+#: How many times as long as the host PyTorch's own kernel has to take on the device for the step to surely wait for the
+#: device: such a call has some others beside it, casts and additions, that need the host more than the device.
+_AHEAD = 4.0
+#: Launches by which that is found out.
+_PROBE = 10
+
+
+def host_sampler(run: Callable[[], Any], route: float) -> Sampler:
+    """Return a sampler of the seconds that a call takes here, and `route` on its way. No policy holds inside of it."""
+
+    def sample(calls: int, samples: int) -> Sequence[float]:
+        with thread_policy(None):
+            return [seconds + route * calls for seconds in time_calls(run, calls, samples)]
+
+    return sample
+
+
+def on_device(run: Callable[[], Any], device: Any) -> Sampler:
+    """Return a sampler of the seconds that a call takes on a CUDA device, whatever the host needs."""
+    return _sampler(run, device, lambda _, on_device: on_device)
+
+
+def _sampler(run: Callable[[], Any], device: Any, cost: Callable[[float, float], float]) -> Sampler:
+    def sample(calls: int, samples: int) -> Sequence[float]:
+        with thread_policy(None):
+            host, seconds = time_on_cuda(run, device, calls * samples)
+        return [cost(host, seconds) * calls] * samples
+
+    return sample
+
+
+class StepCost(NamedTuple):
+    """What calls cost an eager step on a CUDA device, by how PyTorch's own kernel does.
+
+    Where that one keeps the device for much longer than the host, the step waits for the device, and a call costs the
+    larger of both. Otherwise a step may wait for the host, where a kernel that is faster on the device alone gains
+    nothing: a call costs the host's time, and what it keeps the device for longer than PyTorch's own.
+    """
+
+    native: float
+    ahead: bool
+
+    @classmethod
+    def probe(cls, run: Callable[[], Any], device: Any) -> StepCost:
+        """Find out by PyTorch's own kernel."""
+        with thread_policy(None):
+            host, seconds = time_on_cuda(run, device, _PROBE)
+        return cls(seconds, seconds >= _AHEAD * host)
+
+    def of(self, host: float, on_device: float, route: float = 0.0) -> float:
+        """Return the seconds of a call that takes these, and `route` of the host on its way to a kernel."""
+        host += route
+        return max(host, on_device) if self.ahead else host + max(0.0, on_device - self.native)
+
+    def sampler(self, run: Callable[[], Any], device: Any, route: float) -> Sampler:
+        """Return a sampler of that."""
+        return _sampler(run, device, lambda host, on_device: self.of(host, on_device, route))
+
+
+def time_on_cuda(run: Callable[[], Any], device: Any, count: int) -> tuple[float, float]:
+    """Return the seconds of the host, and those of the device, of a call that is queued about so often.
+
+    The device is timed by events around each call, which finds nothing of the call before in the device's cache, as in
+    a step, where other weights have passed meanwhile. The launches are queued behind a kernel that waits, so that the
+    host's time is not in it.
+    """
+    count = min(max(count, _FEWEST), _MOST)
+    clock = time.perf_counter
+    with torch.cuda.device(device):
+        stream = torch.cuda.current_stream()
+        others = torch.empty(2 * _cache_bytes(device), dtype=torch.int8, device=device)
+        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(count)]
+        stream.synchronize()
+        start = clock()
+        others.zero_()
+        run()
+        seconds = clock() - start
+        stream.synchronize()
+        # The stream waits while the launches are queued: about 2 cycles for each nanosecond that the host needs.
+        _private_api.occupy_stream(int(2e9 * (seconds * (count + 1) + 1e-4)))
+        host = []
+        for before, after in events:
+            others.zero_()
+            before.record(stream)
+            start = clock()
+            run()
+            host.append(clock() - start)
+            after.record(stream)
+        stream.synchronize()
+    on_device = statistics.median(before.elapsed_time(after) for before, after in events)
+    return statistics.median(host), max(on_device * 1e-3, 1e-9)
+
+
+def _cache_bytes(device: Any) -> int:
+    return int(torch.cuda.get_device_properties(device).L2_cache_size)
+
 
 _USUAL = TuningPolicy()
 #: Libraries of PyTorch's own kernels that it loads when it is imported.
@@ -53,7 +167,7 @@ def measuring() -> bool:
 
 def may_measure() -> bool:
     """Say whether a kernel may be measured now: not while a CUDA graph is captured, nor while code is traced."""
-    if torch.compiler.is_compiling() or call_state.capturing():
+    if torch.compiler.is_compiling() or context.capturing():
         return False
     return bool(_private_api.dispatch_modes() == 0)
 
@@ -121,7 +235,7 @@ def keep_tuned(
         route.op, route.asked, route.source, kernel, place=place, passed_over=route.passed_over, module=route.module,
         phase=route.phase, tuned=True, times=times,
     )  # fmt: skip
-    active.keep(key, None if call_state.capturing() else found)
+    active.keep(key, None if context.capturing() else found)
     return found
 
 
@@ -228,7 +342,7 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
 def _mark(op: str, key: str, device: Any, rule: TuningPolicy) -> tuple[str, str, bool]:
     own = ";own" if CONTEXT.thread.policy is not None else ""  # another way to a kernel, which costs more
     text = f"{key};{_device_name(device)}{own}{tuned_records.rule_suffix(rule)}"
-    return op, text, device.type != "cuda" or not (CONTEXT.replays or call_state.capturing())
+    return op, text, device.type != "cuda" or not (CONTEXT.replays or context.capturing())
 
 
 def _measure(

@@ -15,7 +15,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.attention.call import last_of_range, phase_of
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.coverage.unserved import products_of_any_type
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, facts_of_call
@@ -35,14 +35,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.pytorch.dispatch.route import Route
 
-__all__ = [
-    "LEFT",
-    "CallRecorder",
-    "RecordedCalls",
-    "kv_range",
-    "phase_of_call",
-    "ranged",
-]
+__all__ = ["LEFT", "CallRecorder", "RecordedCalls", "kv_range", "phase_of_call", "ranged"]
 
 
 Shapes: TypeAlias = "tuple[tuple[int, ...], ...]"
@@ -110,7 +103,7 @@ class RecordedCalls:
         self.phase = phase
         self.shapes = tuple(tuple(t.shape) for t in tensors)
         self.kv = kv_range(op, name, phase, self.shapes)
-        self.dtypes = tuple(dict.fromkeys(call_state.DTYPES.get(t.dtype) or _plain(t.dtype) for t in tensors))
+        self.dtypes = tuple(dict.fromkeys(context.DTYPES.get(t.dtype) or _plain(t.dtype) for t in tensors))
         self.device = _device_of(tensors)
         self.count = 0
         self.first_ns = 0
@@ -225,7 +218,7 @@ class CallRecorder:
     def _kind(self, name: str, op: str, route: Route | None, args: tuple[Any, ...], kwargs: Any) -> RecordedCalls:
         tensors = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
         shapes = tuple(tuple(t.shape) for t in tensors)
-        module, phase = module_paths.current(), phase_of_call(op, name, call_state.phase(), shapes)
+        module, phase = module_paths.current(), phase_of_call(op, name, context.phase(), shapes)
         active = active_policy() if route is None else None
         why: Any = None if active is None else active.policy.kernels.get(op)
         if route is not None:

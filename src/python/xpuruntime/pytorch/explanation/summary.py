@@ -12,7 +12,7 @@ from msgspec import structs
 from xpuruntime import _core
 from xpuruntime.ops.decision_log import recorded
 from xpuruntime.policies.call_facts import UNKNOWN
-from xpuruntime.pytorch.attention import flex_choices
+from xpuruntime.pytorch.attention import flash_impl
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, kernels_in
 from xpuruntime.pytorch.coverage.operation_table import CUTE, FLEX, unserved_operator
 from xpuruntime.pytorch.coverage.unserved import products_of_any_type, sizes_of_call
@@ -29,13 +29,7 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.call_recorder import RecordedCalls
     from xpuruntime.pytorch.explanation.requested import RequestedKernels
 
-__all__ = [
-    "Coverage",
-    "Row",
-    "RowStatus",
-    "build_rows",
-    "decision_of",
-]
+__all__ = ["Coverage", "Row", "RowStatus", "build_rows", "decision_of"]
 
 
 RowStatus = Literal["honoured", "substituted", "default", "bypassed", "opaque", "other"]
@@ -359,7 +353,7 @@ def _of_flex(
 
     ``None``: it is none, or nothing was chosen for it.
     """
-    found = flex_choices.choices(key.module) if key.reason in (FLEX, CUTE) else ()
+    found = flash_impl.choices(key.module) if key.reason in (FLEX, CUTE) else ()
     if key.reason == CUTE and not any(one.kernel == "torch.flex_flash" for one in found):
         return None
     if not found:

@@ -22,7 +22,7 @@ from xpuruntime.policies.call_facts import NameSet
 from xpuruntime.policies.kernel_rules import FAMILIES
 from xpuruntime.printable import printable
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.dispatch import call_state, context
+from xpuruntime.pytorch.dispatch import context
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
@@ -211,7 +211,7 @@ def lock_of(model: torch.nn.Module, tensors: Any, *, exporter: str, opset: int, 
         weights=weights,
         device=name,
         device_name=torch.cuda.get_device_name(device) if cuda else "",
-        arch=call_state.arch_of(device) or "",
+        arch=context.arch_of(device) or "",
         kernels=locked_kernels(decisions(), name),
     )
 

@@ -1,15 +1,88 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`ModuleOutputs`: the tensors of a graph that are the results of each module, by the names of its nodes."""
+"""Inputs and outputs of the modules of a model, for comparing layers."""
 
 from __future__ import annotations
 
+import inspect
 from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from xpuruntime.evidence.metadata import module_of_node
+import numpy as np
+import torch
 
-__all__ = ["ModuleOutputs"]
+from xpuruntime.errors import InputError
+from xpuruntime.evidence.metadata import module_of_node
+from xpuruntime.pytorch._private_api import pytree
+
+__all__ = ["ModuleOutputs", "feeds_and_call", "for_session"]
+
+
+def feeds_and_call(
+    model: torch.nn.Module, inputs: Any, names: Sequence[str], what: str
+) -> tuple[dict[str, torch.Tensor], tuple[Any, ...], dict[str, Any]]:
+    """Return the tensors that a session is given, by name, and the arguments of the module."""
+    if isinstance(inputs, (torch.Tensor, np.ndarray)):
+        inputs = (inputs,)
+    if not isinstance(inputs, (Mapping, tuple, list)):
+        raise InputError(
+            f"{what}: inputs is a {type(inputs).__name__}; pass a tensor, a tuple of what forward takes, or a mapping"
+        )
+    parameters = inspect.signature(model.forward).parameters
+    flat = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
+    if len(flat) == len(names) and all(_is_array(value) for value in flat):
+        if not isinstance(inputs, Mapping):
+            inputs = dict(zip(names, flat, strict=True))
+        if set(inputs) == set(names):
+            feeds = {name: torch.as_tensor(inputs[name]) for name in names}
+            moved = {name: _on_device_of(model, value) for name, value in feeds.items()}
+            # By the names of its parameters where they are those of the session, in order.
+            return (feeds, (), moved) if all(name in parameters for name in moved) else (feeds, (*moved.values(),), {})
+    args: tuple[Any, ...] = ()
+    kwargs: dict[str, Any] = {}
+    if isinstance(inputs, Mapping):
+        unknown = [str(name) for name in inputs if name not in parameters]
+        if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+            raise InputError(
+                f"{what}: inputs {', '.join(map(str, inputs))} are given, and the session takes {', '.join(names)}"
+            )
+        kwargs = {name: inputs[name] for name in sorted(inputs, key=lambda name: _place(name, names))}
+    else:
+        args = tuple(inputs)
+    found = [torch.as_tensor(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _is_array(leaf)]
+    if len(found) != len(names):
+        raise InputError(f"{what}: {len(found)} inputs are given, and the session takes {', '.join(names)}")
+    args, kwargs = pytree.tree_map(
+        lambda leaf: _on_device_of(model, torch.as_tensor(leaf)) if _is_array(leaf) else leaf, (args, kwargs)
+    )
+    return dict(zip(names, found, strict=True)), args, kwargs
+
+
+def _place(parameter: str, names: Sequence[str]) -> int:
+    """Return where the inputs of a parameter begin; those of a list or dict are called after it, as ``xs_0``."""
+    mine = (i for i, name in enumerate(names) if name == parameter or name.startswith(f"{parameter}_"))
+    return next(mine, len(names))
+
+
+def for_session(value: torch.Tensor, session: Any) -> Any:
+    """Return an input as a session takes it: PyTorch's has types that NumPy lacks, such as bfloat16."""
+    if session.plan.engine == "torch":
+        return value.detach().to(session.plan.device)
+    value = value.detach().cpu()
+    try:
+        return value.numpy()
+    except TypeError:
+        return value
+
+
+def _is_array(value: Any) -> bool:
+    return isinstance(value, (torch.Tensor, np.ndarray))
+
+
+def _on_device_of(model: torch.nn.Module, value: torch.Tensor) -> torch.Tensor:
+    device = next((parameter.device for parameter in model.parameters()), None)
+    return value if device is None else value.to(device)
 
 
 class ModuleOutputs:

@@ -14,8 +14,7 @@ import torch
 from xpuruntime.errors import InputError, ModelError
 from xpuruntime.evidence.tolerances import TOLERANCES, compare_within
 from xpuruntime.printable import printable
-from xpuruntime.pytorch.layer_parity.inputs import feeds_and_call, for_session
-from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs
+from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs, feeds_and_call, for_session
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -21,9 +21,8 @@ from xpuruntime.pytorch.attention.advised import may_concern
 from xpuruntime.pytorch.attention.call import AttentionCall, kind_of, traits
 from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import deterministic, find_route, native_rejection, policy_for_xrt
-from xpuruntime.pytorch.dispatch.call_state import call_key
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-from xpuruntime.pytorch.dispatch.context import CONTEXT, thread_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, call_key, thread_policy
 
 if TYPE_CHECKING:
     from collections.abc import Callable

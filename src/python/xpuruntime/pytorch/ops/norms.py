@@ -15,9 +15,8 @@ from xpuruntime.errors import InputError, PolicyError, UnsupportedOperationError
 from xpuruntime.policies.document import Refused
 from xpuruntime.policies.kernel_rules import check_kernel
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.call_state import has_tangent
-from xpuruntime.pytorch.dispatch.context import active_policy
+from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch.context import active_policy, has_tangent
 from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
 from xpuruntime.pytorch.ops import norm_autograd, norm_operators  # noqa: F401 - the latter defines the operators
 from xpuruntime.pytorch.ops.attention import check_number, traced_for_onnx, warn_dropped_in_onnx
@@ -183,7 +182,7 @@ def _is_native_call(function: str, kernel_name: str, *operands: Tensor | None) -
 def _phase() -> str:
     if torch.compiler.is_compiling():
         return "train" if torch.is_grad_enabled() else "infer"
-    return call_state.phase()
+    return context.phase()
 
 
 def _shape(input: Any, normalized_shape: Any) -> list[int]:

@@ -346,7 +346,7 @@ class SeenCalls:
     def _kind(self, op: str, route: Route | None, args: Iterable[Any]) -> SeenCall:
         import torch
 
-        from xpuruntime.pytorch.dispatch.call_state import DTYPES
+        from xpuruntime.pytorch.dispatch.context import DTYPES
         from xpuruntime.pytorch.explanation.call_recorder import LEFT
 
         tensors = [one for one in args if isinstance(one, torch.Tensor)]

@@ -26,10 +26,9 @@ from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import find_route, four
 from xpuruntime.pytorch.call_scope import module_paths
 from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
-from xpuruntime.pytorch.dispatch import call_state
-from xpuruntime.pytorch.dispatch.call_state import call_key
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
-from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy, call_key
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
 from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
@@ -92,7 +91,7 @@ def attend(
     explicit: bool = False,
 ) -> Tensor:
     """Return scaled dot product attention by the kernel that a policy gives it."""
-    phase = call_state.phase() if active.by_phase else ""
+    phase = context.phase() if active.by_phase else ""
     module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
     seen, flags, plain, needs_grad = _key_of(active, given, phase, module)
     both = needs_grad and active.by_phase  # then the gradient may be another kernel's

@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch import _private_api
-from xpuruntime.pytorch.attention import flex_choices
+from xpuruntime.pytorch.attention import flash_impl
 from xpuruntime.pytorch.attention.entry_points import FLEX
-from xpuruntime.pytorch.attention.flex_choices import FlexChoice
+from xpuruntime.pytorch.attention.flash_impl import FlexChoice
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.native import IN_PYTHON, Override
 from xpuruntime.pytorch.dispatch.route import facts_of_call
@@ -113,7 +113,7 @@ def _chosen(
         "attention", device=device, dtype=dtype, phase=phase if active.by_phase else "",
         module=module if active.by_module else "", sizes={"head_dim": head_dim},
     )  # fmt: skip
-    description = f"compiled flex_attention with head_dim {head_dim} {call_state.DTYPES.get(dtype, dtype)} on {device}"
+    description = f"compiled flex_attention with head_dim {head_dim} {context.DTYPES.get(dtype, dtype)} on {device}"
     if stated:
         _note_stated(active, stated, facts, module)
         return ""
@@ -126,7 +126,7 @@ def _chosen(
         _follow(active, key, route, facts._replace(phase="backward"), f"the gradient of {description}")
     source = route.source if requests_other_kernel("attention", route.asked) else "default"
     status = route.status if source != "default" else "default"
-    flex_choices.note(FlexChoice(route.kernel, route.asked, source, status, route.reasons, module))
+    flash_impl.note(FlexChoice(route.kernel, route.asked, source, status, route.reasons, module))
     return "" if route.kernel == FLEX.default else BACKENDS[route.kernel]
 
 
@@ -156,7 +156,7 @@ def _note_stated(active: CompiledPolicy, stated: str, facts: CallFacts, module: 
     else:
         status = "honoured" if any(FLEX.kernel_names.get(name) == kernel for name in asked) else "bypassed"
         choice = FlexChoice(kernel, asked, source, status, why, module)
-    flex_choices.note(choice)
+    flash_impl.note(choice)
 
 
 def _reasons(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime.pytorch.call_scope import module_paths
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ __all__ = ["call_context", "track_grad_mode"]
 
 def call_context(active: CompiledPolicy) -> tuple[str, str]:
     """Return phase and module of the call that runs in this thread, each empty where no rule asks for it."""
-    phase = call_state.phase() if active.by_phase else ""
+    phase = context.phase() if active.by_phase else ""
     if phase == "infer" and CONTEXT.thread.recorded:
         phase = "train"
     module = module_paths.current(recorded=CONTEXT.thread.recorded or None) if active.by_module else ""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError, UnsupportedOperationError
 from xpuruntime.pytorch._private_api import messages
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import qualified
 from xpuruntime.pytorch.dispatch.route import facts_of_call
@@ -122,4 +122,4 @@ def _set_quick(route: Route, quick: Callable[[], bool] | None) -> None:
 
 
 def _description(name: str, like: Tensor) -> str:
-    return f"{qualified(name)} of {list(like.shape)} {call_state.DTYPES.get(like.dtype, like.dtype)} on {like.device}"
+    return f"{qualified(name)} of {list(like.shape)} {context.DTYPES.get(like.dtype, like.dtype)} on {like.device}"

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Overrides of layer norm and RMS norm, and of their gradients."""
+"""Overrides of norms and of their gradients."""
 
 from __future__ import annotations
 
@@ -10,9 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from xpuruntime import _core
+from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
+from xpuruntime.pytorch.dispatch.overrides.invoke import call_native, invoke, is_native
 from xpuruntime.pytorch.dispatch.overrides.native import Override
-from xpuruntime.pytorch.dispatch.overrides.norm_routes import run_norm
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -23,7 +26,51 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
     from xpuruntime.pytorch.dispatch.overrides.native import Native
 
-__all__ = ["OVERRIDES", "as_rows", "rms_eps", "stats_dtype"]
+__all__ = ["OVERRIDES", "as_rows", "rms_eps", "run_norm", "stats_dtype"]
+
+
+def run_norm(
+    native: Native,
+    op: str,
+    xrt_kernel: Callable[..., Any],
+    args: tuple[Any, ...],
+    x: Tensor,
+    shape: Sequence[int],
+    arrays: tuple[Tensor | None, ...],
+    fits: Callable[[], bool],
+    quick: Callable[[], bool],
+    mask: Sequence[bool] | None = None,
+) -> Any:
+    """Do one call by the kernel of its route, which is found where it is not known."""
+    name = native.name
+    active = active_policy()
+    if active is None:
+        return call_native(name, op, native, args)
+    phase = ""
+    if active.by_phase:
+        phase = context.phase() if mask is None else "backward"
+    module = module_paths.current() if active.by_module else ""
+    wanted = "" if mask is None else "".join("1" if one else "0" for one in mask) + ";"
+    mark = f"{name};{wanted}{';'.join(map(str, shape))}"
+    key: Any = context.call_key(mark, *arrays)
+    if key is None:  # an array that cannot be seen
+        key = (mark, *map(_like, arrays))
+    if active.by_call:
+        key = (key, phase, module)
+    route = active.routes.get(key)
+    if is_native(route):
+        return native(*args)
+    if route is None and not (active.decides(op) and fits()):
+        route = active.keep_native(key, op)
+    return invoke(
+        active, key, route, name, op, x, native, xrt_kernel, args, phase=phase, module=module, quick=quick,
+        text=lambda: f"{mark};{list(map(_like, arrays))};{phase};{module}",
+    )  # fmt: skip
+
+
+def _like(array: Tensor | None) -> Any:
+    return None if array is None else (tuple(array.shape), array.dtype, array.device)
+
 
 _op_norm = _core.op_norm
 _op_norm_backward = _core.op_norm_backward

@@ -38,11 +38,11 @@ __all__ = ["RUNNING", "installed", "overrides_of", "quiet_override_warning", "re
 #: What can be required, each with the modules here that have its overrides: operations of a KernelPolicy, and beside
 #: `scaled_dot_product_attention` the other functions for attention.
 _MODULES = {
-    "matmul": ("matmul", "scaled_mm", "report_only"),
+    "matmul": ("matmul", "report_only"),
     "attention": ("attention",),
     "layer_norm": ("norms", "traced_norms"),
     "rms_norm": ("norms", "traced_norms"),
-    "conv": ("conv", "conv_gradients"),
+    "conv": ("conv",),
     "varlen_attn": ("report_only",),
     "flex_attention": ("report_only",),
     "flex_options": ("flex_options",),

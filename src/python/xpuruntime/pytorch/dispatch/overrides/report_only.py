@@ -19,7 +19,7 @@ from xpuruntime.pytorch.attention.entry_points import left
 from xpuruntime.pytorch.call_scope import function_phases
 from xpuruntime.pytorch.coverage.operation_table import names_operation, operation_of_function, unserved_operator
 from xpuruntime.pytorch.coverage.unserved import UNSERVED, unserved_row
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.grad_mode import call_context, track_grad_mode
 from xpuruntime.pytorch.dispatch.overrides.native import HIGHER_ORDER, IN_PYTHON, Override, skip_in_dynamo
@@ -45,7 +45,7 @@ def _route(one: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
     if found is not None:
         return found
     op = one.entry.op
-    operands = f"{sizes_of(like)} {call_state.DTYPES.get(dtype, dtype)} on {like.device}"
+    operands = f"{sizes_of(like)} {context.DTYPES.get(dtype, dtype)} on {like.device}"
     facts = facts_of_call(
         op, device=like.device, dtype=dtype, phase=phase, module=module,
         sizes=None if sizes is None else dict(sizes),

@@ -11,7 +11,7 @@ import torch
 from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.compiler.program_tracing import is_traced_for_a_program
 from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
-from xpuruntime.pytorch.dispatch import call_state
+from xpuruntime.pytorch.dispatch import context
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.native import TRACING, Override
@@ -85,7 +85,7 @@ def _takes_xrt_kernel(op: str, x: Tensor) -> bool:
 
 def _is_differentiated_by_func() -> bool:
     """Say whether a transform of ``torch.func`` that differentiates is active; ``vmap`` alone is none."""
-    return any(one.key() in (_KIND.Grad, _KIND.Jvp) for one in call_state.transforms())
+    return any(one.key() in (_KIND.Grad, _KIND.Jvp) for one in context.transforms())
 
 
 def _requests_xrt_kernel(active: CompiledPolicy, op: str, x: Tensor, phase: str) -> bool:
