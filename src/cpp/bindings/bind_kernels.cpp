@@ -2,9 +2,11 @@
 // SPDX-FileCopyrightText: The xpuruntime developers
 #include <pybind11/stl.h>
 
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
+#include <set>
 #include <string>
 #include <utility>
 #include <vector>
@@ -292,6 +294,16 @@ void bind_dispatcher(py::module_& module) {
           "function"_a,
           "Before every round, call a function with the operation, candidates, rounds, the most "
           "rounds and seconds; it returns whether to end there. None: nobody.")
+      .def(
+          "set_advisor",
+          [](Dispatcher& self, const py::object& function, std::set<std::string, std::less<>> ids) {
+            KernelAdvisor advisor = make_python_advisor(function, std::move(ids));
+            const ReleaseGil unlocked;
+            self.set_advisor(std::move(advisor));
+          },
+          "function"_a, "kernels"_a,
+          "Call a function with the id, the version of the backend and the operation before one of "
+          "these kernels is chosen; it returns why not, or nothing.")
       .def("forget_measurements", &Dispatcher::forget_measurements, Unlocked(),
            "Forget what was measured in this process.")
       .def(

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "gil.h"
+#include "op_dict.h"
 #include "python_object.h"
 #include "xpuruntime/error.h"
 
@@ -127,6 +128,28 @@ TuningWatch make_python_watch(const py::object& function) {
       } catch (const py::error_already_set& error) {
         raise_later(error);
         return true;
+      }
+    });
+  };
+}
+
+KernelAdvisor make_python_advisor(const py::object& function,
+                                  std::set<std::string, std::less<>> kernels) {
+  if (!PyCallable_Check(function.ptr())) throw InputError("the advisor cannot be called");
+  return [kept = Kept(function), kernels = std::move(kernels)](
+             const KernelDefinition& kernel, const OpDesc& op, const DeviceInfo& device) {
+    if (!kernels.contains(kernel.id())) return Support::yes();
+    const std::string version = kernel.backend().version();
+    return with_gil([&] {
+      try {
+        const auto callee = py::reinterpret_borrow<py::object>(kept.get());
+        const auto why =
+            callee(std::string(kernel.id()), version, to_dict(op, &device)).cast<std::string>();
+        return why.empty() ? Support::yes() : Support::no(why);
+      } catch (const py::error_already_set& error) {
+        Support failed = Support::no("the advisor failed: " + current_reason());
+        raise_later(error);
+        return failed;
       }
     });
   };

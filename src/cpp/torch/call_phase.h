@@ -10,7 +10,7 @@
 
 namespace xpuruntime::bindings {
 
-/// What the call that runs in a thread is part of, as xpuruntime.pytorch.dispatch.call_state.phase
+/// What the call that runs in a thread is part of, as xpuruntime.pytorch.dispatch.context.phase
 /// says it.
 enum class CallPhase : std::uint8_t { kUnknown, kTrain, kBackward, kInfer, kPrefill, kDecode };
 

@@ -4,14 +4,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 from recording_kernel import Recorder
 
-from xpuruntime import InputError, ops
+import xpuruntime as xrt
+from xpuruntime import InputError, UnsupportedOperationError, ops
+from xpuruntime.ops.call_context import use_advisories
+from xpuruntime.policies import advisories
 
 F32 = np.float32
 DRAW = np.random.default_rng(5)
@@ -231,3 +234,28 @@ def test_bad_calls_name_the_argument(what: str) -> None:
     call, said = BAD[what]
     with pytest.raises(InputError, match=said):
         call()
+
+
+@pytest.fixture
+def gradients_of_the_reference_are_wrong(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    row = advisories.Advisory(
+        kernels=("cpu.reference",), wrong="it is off", reference="https://tracker/1", gradient=True, keys=(4, 3)
+    )
+    with monkeypatch.context() as stated:
+        stated.setattr(advisories, "ADVISORIES", (row,))
+        use_advisories()
+        yield
+    use_advisories()
+
+
+@pytest.mark.usefixtures("gradients_of_the_reference_are_wrong")
+def test_a_kernel_that_is_known_to_be_wrong_serves_no_such_call() -> None:
+    q, k = randn(1, 2, 3, 8), randn(1, 2, 11, 8)
+    out, lse = ops.attention(q, k, k, return_lse=True, kernel="cpu.reference")
+    policy = xrt.Policy(kernels={"attention": "cpu.reference"}, mode="strict")
+    for more in ({"kernel": "cpu.reference"}, {"policy": policy}, {}):
+        with pytest.raises(UnsupportedOperationError, match=r"it is off \(https://tracker/1\)"):
+            ops.attention_backward(out, q, k, k, out, lse, **more)
+    k = k[:, :, 1:].copy()
+    out, lse = ops.attention(q, k, k, return_lse=True)
+    ops.attention_backward(out, q, k, k, out, lse, kernel="cpu.reference")

@@ -87,6 +87,11 @@ bool Chooser::fits(Row& row) {
   if (!row.fit) {
     Support fit = fit_without_library(row);
     if (fit.ok) fit = row.kernel->backend().available();
+    if (fit.ok) {
+      if (const KernelAdvisor advisor = dispatcher_.advisor()) {
+        fit = advisor(*row.kernel, op_, device_);
+      }
+    }
     if (!fit.ok && fit.reason.empty()) fit.reason = "it refuses and gives no reason";
     row.fit = std::move(fit);
   }

@@ -47,6 +47,16 @@ TuningWatch Dispatcher::tuning_watch() const {
   return watch_;
 }
 
+void Dispatcher::set_advisor(KernelAdvisor advisor) {
+  const std::lock_guard lock(mutex_);
+  advisor_.swap(advisor);  // what was there goes after the lock
+}
+
+KernelAdvisor Dispatcher::advisor() const {
+  const std::lock_guard lock(mutex_);
+  return advisor_;
+}
+
 void Dispatcher::forget_measurements() {
   const std::lock_guard lock(mutex_);
   measured_.clear();

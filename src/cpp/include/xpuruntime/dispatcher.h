@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -36,6 +37,10 @@ struct Choice {
   /// The strategy asks for measuring, which could not be done now: worth deciding again.
   bool unmeasured = false;
 };
+
+/// Says no to a kernel that is known to compute an operation wrongly on a device. Thread-safe.
+using KernelAdvisor =
+    std::function<Support(const KernelDefinition&, const OpDesc&, const DeviceInfo&)>;
 
 class Dispatcher;
 
@@ -135,6 +140,9 @@ class Dispatcher {
   /// not kept, and is measured when it is asked for again.
   void set_tuning_watch(TuningWatch watch);
   TuningWatch tuning_watch() const;
+  /// Asked of each kernel that could serve, where a choice is made; null: nobody.
+  void set_advisor(KernelAdvisor advisor);
+  KernelAdvisor advisor() const;
   /// Forgets what was measured in this process; stores and choices that were made stay.
   void forget_measurements();
 
@@ -157,6 +165,7 @@ class Dispatcher {
   mutable std::mutex mutex_;
   std::shared_ptr<TuningStore> store_;
   TuningWatch watch_;
+  KernelAdvisor advisor_;
   std::map<std::string, TunedEntry> measured_;
 };
 

@@ -150,6 +150,12 @@ class Dispatcher:
     def set_tuning_store(self, store: TuningStore | None) -> None:
         """Keep measured choices in an object with `find` and `put`; ``None``: in this process only."""
 
+    def set_advisor(self, function: Callable[[str, str, dict[str, Any]], str], kernels: set[str]) -> None:
+        """Call a function with the id, the version of the backend and the operation before one of `kernels` is chosen.
+
+        It returns why not, or nothing.
+        """
+
     def set_tuning_watch(self, function: Callable[[str, int, int, int, float], bool] | None) -> None:
         """Call a function before every round with the operation, candidates, rounds, the most rounds and seconds.
 

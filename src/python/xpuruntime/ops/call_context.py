@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 import threading
 from contextvars import ContextVar
 from functools import lru_cache, wraps
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar, cast
 
 from xpuruntime import _core
 from xpuruntime.errors import InputError, PolicyError
-from xpuruntime.policies import KernelPolicy, Policy, TuningPolicy
+from xpuruntime.policies import KernelPolicy, Policy, TuningPolicy, advisories
 from xpuruntime.policies.call_facts import ANY_CALL, bounds_of
 from xpuruntime.policies.document import Refused
 from xpuruntime.policies.kernel_rules import check_kernel
@@ -34,6 +35,7 @@ __all__ = [
     "current_policy",
     "prepare",
     "tuning_rule",
+    "use_advisories",
     "use_policy",
     "use_vendor_libraries",
 ]
@@ -69,7 +71,7 @@ _prepared = False
 
 
 def prepare() -> None:
-    """Tell the core once where the vendors' libraries and the measured times are."""
+    """Tell the core once where the vendors' libraries and the measured times are, and what is wrong with kernels."""
     global _prepared
     with _ready:
         if _prepared:
@@ -78,6 +80,7 @@ def prepare() -> None:
         from xpuruntime.ops.plugins import load_plugins
         from xpuruntime.ops.tuning_cache import use_tuning_cache
 
+        use_advisories()
         use_vendor_libraries()
         use_tuning_cache()
         load_plugins()
@@ -311,3 +314,25 @@ def use_vendor_libraries() -> None:
     `sys.path` or the environment has changed.
     """
     _core.set_search_folders([place.path for place in search_folders()])
+
+
+def use_advisories() -> None:
+    """Have the core pass over kernels for calls in which they are known to be wrong."""
+    kernels = {kernel for row in advisories.ADVISORIES for kernel in row.kernels if not kernel.startswith("torch.")}
+    _core.Dispatcher.instance().set_advisor(_advice, kernels)
+
+
+def _advice(kernel: str, version: str, call: dict[str, Any]) -> str:
+    number = re.search(r"\d+(\.\d+)+", version)
+    arch = "sm{}{}".format(*call["compute_capability"]) if call["device"] != "cpu" else ""
+    library = tuple(map(int, number[0].split("."))) if number else ()
+    operands, mask = call["operands"], ""
+    if "mask" in operands:
+        kinds = {"bool": "boolean", operands["q"]["dtype"]: "same"}
+        mask = kinds.get(operands["mask"]["dtype"], "other")
+    facts = advisories.AdvisedCall(
+        gradient=call["op"] == "attention_backward", mask=mask, causal=call["attributes"]["causal"] != "none",
+        queries=operands["q"]["shape"][2], keys=operands["k"]["shape"][2],
+    )  # fmt: skip
+    rows = advisories.holding(advisories.Platform((), library, arch))
+    return next((str(row) for row in rows if row.concerns(kernel, facts)), "")
