@@ -83,7 +83,10 @@ def load(case: Any) -> tuple[Any, list[tuple[list[Any], list[Any]]]]:
                     _read(data, "output", [value.type for value in model.graph.output]),
                 )
             )
-    plain = lambda values: [numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for v in values]  # noqa: E731
+
+    def plain(values: Sequence[Any]) -> list[Any]:
+        return [numpy_helper.to_array(v) if isinstance(v, onnx.TensorProto) else v for v in values]
+
     return model, [(plain(inputs), plain(outputs)) for inputs, outputs in sets]
 
 
