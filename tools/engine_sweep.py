@@ -61,7 +61,7 @@ EDGES = {
     "u32": [2**24 + 1, 7, 777777777, 2**31 - 1, 4099, 0, 3, 1, 46341, 2, 1900000000, 5],
 }
 #: What an edge value becomes in an operand that has a domain: operator to the operand and the change.
-DOMAINS = {
+DOMAINS: dict[str, tuple[int, Callable[[Any], Any]]] = {
     "Div": (1, lambda x: np.where((x == 0) | (x == -1), 3, x)),
     "Mod": (1, lambda x: np.where((x == 0) | (x == -1), 3, x)),
     "Pow": (1, lambda x: np.abs(x.astype(np.float64)) % 4),
@@ -122,7 +122,7 @@ def bases() -> list[Base]:
         key = repr((node.op_type, sorted(map(str, node.attribute)), ranks))
         names = [value.name for value in case.model.graph.input]
         found.setdefault(key, Base(case.model, dict(zip(names, values, strict=False))))
-    return [*found.values(), *_recurrent(), _pooling(), _remainder()]
+    return [*found.values(), *_recurrent(), _pooling(), _remainder(), *_shifts()]
 
 
 def _recurrent() -> Iterator[Base]:
@@ -150,6 +150,13 @@ def _remainder() -> Base:
     """Return a base whose dividends are near multiples of their divisors."""
     feeds = {"x": np.array([1, 2, 6], np.float32), "y": np.array([0.2, 0.4, 0.2], np.float32)}
     return _base("Mod", ["x", "y"], ["z"], feeds, fmod=1)
+
+
+def _shifts() -> Iterator[Base]:
+    """Yield bases of so many elements that edge values meet every number of bits."""
+    feeds = {"x": np.arange(128, 256, dtype=np.uint8), "y": np.arange(128, dtype=np.uint8) % 8}
+    for direction in ("LEFT", "RIGHT"):
+        yield _base("BitShift", ["x", "y"], ["z"], feeds, direction=direction)
 
 
 def _base(op: str, inputs: list[str], outputs: list[str], feeds: dict[str, Any], **attributes: Any) -> Base:
@@ -240,7 +247,7 @@ def _feeds(
             if edges is not None:
                 picked = random.choice(edges, value.shape).astype(value.dtype)
                 operand, change = DOMAINS.get(node.op_type, (-1, None))
-                value = change(picked).astype(value.dtype) if operand == place and change else picked
+                value = change(picked).astype(value.dtype) if change is not None and operand == place else picked
         feeds[name] = value
     same = all(
         feeds[name] is own[name] or (feeds[name].dtype == own[name].dtype and np.array_equal(feeds[name], own[name]))

@@ -26,7 +26,7 @@ OPS = ("SpaceToDepth",)
 
 @pytest.fixture(scope="module")
 def found() -> list[dict[str, Any]]:
-    return engine_sweep.sweep("openvino", 1, OPS)
+    return list(engine_sweep.sweep("openvino", 1, OPS))
 
 
 def test_the_rows_explain_every_difference(found: list[dict[str, Any]], capsys: pytest.CaptureFixture[str]) -> None:
@@ -40,7 +40,7 @@ def test_the_rows_explain_every_difference(found: list[dict[str, Any]], capsys: 
 
 
 def with_rows(monkeypatch: pytest.MonkeyPatch, rows: list[known_errors.KnownError]) -> None:
-    monkeypatch.setattr(known_errors, "known_errors", lambda engine: tuple(rows))
+    monkeypatch.setattr(engine_sweep, "known_errors", lambda engine: tuple(rows))
 
 
 def test_a_difference_without_a_row_fails(

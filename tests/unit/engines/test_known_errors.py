@@ -240,7 +240,11 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
     "bit-shift-left-of-8-bits": lambda: [
         integers("BitShift", x, 6, opset=opset, direction="LEFT") for x, opset in ((U8, 18), (S8, 28))
     ],
-    "bit-shift-left-by-31": lambda: [integers("BitShift", np.uint32([2, 4]), 31, direction="LEFT")],
+    "bit-shift-left-by-31": lambda: [
+        integers("BitShift", np.array([2, 4], kind), bits, direction="LEFT")
+        for kind, bits in (("uint32", 31), ("uint64", 63))
+    ],
+    "bit-shift-left-of-signed-by-31": lambda: [integers("BitShift", np.int64([-1, 0]), 31, opset=28, direction="LEFT")],
     "bit-shift-right-of-signed": lambda: [
         integers("BitShift", np.array(S8, kind), 1, opset=28, direction="RIGHT")
         for kind in ("int8", "int16", "int32", "int64")
@@ -480,6 +484,9 @@ INSTEAD = {
         "g (float[1, 2, 4, 8] x, float[1, 2, 6, 8] a, float[1, 2, 6, 8] b) => (float[1, 2, 4, 8] y) "
         "<bool[4, 6] m = {1,1,0,0,0,0, 1,1,1,0,0,0, 0,1,1,1,0,0, 0,0,1,1,1,0}> { y = Attention (x, a, b, m) }"
     ),
+    "bit-shift-left-of-signed-by-31": (
+        'g (int64[2] x, int64 by) => (int64[2] y) { y = BitShift <direction = "LEFT"> (x, by) }'
+    ),
     "bit-shift-right-of-signed": (
         "g (int8[4] x) => (int8[4] y) <float k = {2}> "
         "{ a = Cast <to = 1> (x) b = Div (a, k) c = Floor (b) y = Cast <to = 3> (c) }"
@@ -504,7 +511,7 @@ def test_the_fixes_of_what_no_other_engine_takes_make_it_right(row: str, tmp_pat
     pytest.importorskip("openvino")
     original = OPENVINO[row]()[-1 if row == "recurrent-layout" else 0]
     feeds = feeds_of(original)
-    fixed = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 23]> {INSTEAD[row]}')
+    fixed = onnx.parser.parse_model(f'<ir_version: 10, opset_import: ["" : 28]> {INSTEAD[row]}')
     taken = feeds | {weight.name: nh.to_array(weight) for weight in original.graph.initializer}
     inputs = {value.name: taken[value.name] for value in fixed.graph.input}
     execution = {"engine": "openvino", "device": "cpu", "precision": "fp32"}
@@ -559,6 +566,13 @@ def text_model(text: str, folder: Path) -> list[str]:
             'g (uint8[4] x) => (uint8[4] y) { y = ours.twice (x) } <domain: "ours", opset_import: ["" : 18]> '
             "twice (a) => (b) { b = Add (a, a) }",
             ["saturating-8-bits"],
+        ),
+        *(
+            (f'g (uint32[200] x{more} {{ y = BitShift <direction = "LEFT"> (x, k) }}', rows)
+            for more, rows in (
+                (") => (uint32[200] y) <uint32[200] k = {" + "31, " * 199 + "31}>", ["bit-shift-left-by-31"]),
+                (", uint32[200] k) => (uint32[200] y)", []),
+            )
         ),
     ],
 )

@@ -65,8 +65,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Attributes of which one must be there with an element other than this.
     inputs, outputs : tuple of int
         Optional inputs and outputs that must be there.
-    variable : tuple of int
-        Inputs that must not be constants.
+    constant, variable : tuple of int
+        Inputs that must be constants, and those that must not.
     rank : int
         The least rank of its first input.
     right_within : dict of int to (int, int)
@@ -111,6 +111,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     other_than: dict[str, int] = {}
     inputs: tuple[int, ...] = ()
     outputs: tuple[int, ...] = ()
+    constant: tuple[int, ...] = ()
     variable: tuple[int, ...] = ()
     rank: int = 0
     right_within: dict[int, tuple[int, int]] = {}
@@ -185,7 +186,11 @@ def nodes_with_errors(
         for place in name_nodes(proto):
             place.node.name = place.name
     opset = next((int(o.version) for o in proto.opset_import if normal_domain(o.domain) == ""), 1)
-    nodes = list(_nodes(_inferred(proto)))
+    graph = _inferred(proto)
+    values = _stated(graph)
+    for name in {weight.name for weight in proto.graph.initializer} - {value.name for value in proto.graph.input}:
+        values[name] = values.get(name, _UNKNOWN)._replace(constant=True)  # large ones are inputs of `graph`
+    nodes = list(_nodes(graph, ChainMap(values)))
     integers = {name for node, _, _ in nodes if node.op_type == "DequantizeLinear" for name in node.output}
     return saturated + [
         (str(node.name), error)
@@ -261,6 +266,8 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
         return False
     if any(values.get(node.input[place], _UNKNOWN).constant for place in error.variable):
         return False
+    if not all(values.get(node.input[place], _UNKNOWN).constant for place in error.constant):
+        return False
     if first.dims is not None and len(first.dims) < error.rank:
         return False
     if error.lengths_differ:
@@ -326,14 +333,13 @@ _UNKNOWN = _Value()
 
 
 def _nodes(
-    graph: onnx.GraphProto, outer: ChainMap[str, _Value] | None = None
+    graph: onnx.GraphProto, values: ChainMap[str, _Value], *, inside: bool = False
 ) -> Iterator[tuple[onnx.NodeProto, bool, ChainMap[str, _Value]]]:
     """Yield each node, whether it is inside of a subgraph, and the values in its sight."""
-    values: ChainMap[str, _Value] = ChainMap(_stated(graph), *(outer.maps if outer is not None else ()))
     for node in graph.node:
-        yield node, outer is not None, values
+        yield node, inside, values
         for _, inner in subgraphs(node):
-            yield from _nodes(inner, values)
+            yield from _nodes(inner, values.new_child(_stated(inner)), inside=True)
         read = [values.get(name, _UNKNOWN) for name in node.input if name]
         small = node.op_type in _OF_SIZES or (bool(read) and all(value.lies_in(_EXACT) for value in read))
         span = read[0].span if node.op_type in _MOVING and read else _EXACT if small else None
