@@ -176,4 +176,4 @@ class XpuRuntimeWarning(UserWarning):
     """What a ``prefer`` policy could not enforce."""
 
     def __init__(self, *args: object) -> None:
-        super().__init__(*(printable(one) if isinstance(one, str) else one for one in args))
+        super().__init__(*(printable(arg) if isinstance(arg, str) else arg for arg in args))

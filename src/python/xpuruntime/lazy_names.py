@@ -117,7 +117,7 @@ def refuse_rest(module: str, known: int, error: Exception) -> None:
     ran = {str(frame.f_globals.get("__name__")).partition(".")[0] for frame, _ in walk_tb(error.__traceback__)}
     before = list(sys.modules)[:known]
     others = ran - sys.stdlib_module_names - {__name__.partition(".")[0]}
-    cut = sorted(one for one in others if _is_cut_off(one, before))
+    cut = sorted(other for other in others if _is_cut_off(other, before))
     if not cut:
         return
     raise ImportError(

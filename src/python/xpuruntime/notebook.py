@@ -140,7 +140,7 @@ def _parts(shown: RenderableType, console: Console) -> list[str]:
     from rich.text import Text
 
     if isinstance(shown, Group):
-        return [part for one in shown.renderables for part in _parts(one, console)]
+        return [part for renderable in shown.renderables for part in _parts(renderable, console)]
     if isinstance(shown, Table):
         return [_table(shown, console)]
     if isinstance(shown, str):

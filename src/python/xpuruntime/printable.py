@@ -35,7 +35,7 @@ def escape_console(console: Console) -> Console:
 
 class _Hook:
     def process_renderables(self, renderables: list[ConsoleRenderable]) -> list[ConsoleRenderable]:
-        return [_Escaped(one) for one in renderables]
+        return [_Escaped(renderable) for renderable in renderables]
 
 
 class _Escaped:

@@ -251,14 +251,14 @@ def _unknown(given: Any, read: Any, where: str) -> str | None:
         for key, value in given.items():
             if key not in read:
                 return f"{where}{key}"
-            found = _unknown(value, read[key], f"{where}{key}.")
-            if found is not None:
-                return found
+            unknown = _unknown(value, read[key], f"{where}{key}.")
+            if unknown is not None:
+                return unknown
     elif isinstance(given, list) and isinstance(read, list):
         for index, (value, other) in enumerate(zip(given, read, strict=False)):
-            found = _unknown(value, other, f"{where.rstrip('.')}[{index}].")
-            if found is not None:
-                return found
+            unknown = _unknown(value, other, f"{where.rstrip('.')}[{index}].")
+            if unknown is not None:
+                return unknown
     return None
 
 

@@ -317,7 +317,7 @@ def _facts(path: Path) -> FileFacts:
 def _finite(proof: ProbeResult) -> ProbeResult:
     """Return figures that JSON can hold: against a reference of zeros the relative difference is infinite."""
     largest = sys.float_info.max
-    outputs = tuple(msgspec.structs.replace(one, max_rel=min(one.max_rel, largest)) for one in proof.outputs)
+    outputs = tuple(msgspec.structs.replace(output, max_rel=min(output.max_rel, largest)) for output in proof.outputs)
     return msgspec.structs.replace(proof, outputs=outputs)
 
 

@@ -113,20 +113,20 @@ def broken_import(error: BaseException) -> str | None:
     else:
         return None
     names = sorted(set(metadata.packages_distributions().get(package, ())))
-    what = " ".join((package, *(metadata.version(one) for one in names[:1])))
+    what = " ".join((package, *(metadata.version(name) for name in names[:1])))
     fix = f"python -m pip install --force-reinstall {names[0]}" if names else f"repair or remove {package}"
     return f"{what} cannot be imported: {type(error).__name__}: {error}. Fix: {fix}"
 
 
 def _importer(trace: TracebackType | None) -> str | None:
     """Return the name of the module whose import failed last."""
-    found = None
+    importer = None
     while trace is not None:
         name = trace.tb_frame.f_globals.get("__name__")
         if isinstance(name, str) and name.partition(".")[0] not in _IMPORT_SYSTEM:
-            found = name
+            importer = name
         trace = trace.tb_next
-    return found
+    return importer
 
 
 def _requirement(package: metadata.Distribution, module: str) -> str | None:

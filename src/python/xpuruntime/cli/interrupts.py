@@ -127,7 +127,7 @@ class Terminations:
         self._process = os.getpid()
         here = os.name == "posix" and threading.current_thread() is threading.main_thread()
         names = (signal.SIGTERM, signal.SIGHUP) if here else ()
-        self._watched = [one for one in names if signal.getsignal(one) is signal.SIG_DFL]
+        self._watched = [name for name in names if signal.getsignal(name) is signal.SIG_DFL]
         if self._watched:
             atexit.register(self._end)  # called last, since nothing is registered before
             os.register_at_fork(after_in_child=self._leave)

@@ -70,7 +70,7 @@ def operations(incomplete: str) -> list[str]:
     """Return operations with kernels that begin so."""
     from xpuruntime.ops.decision_log import kernels
 
-    return [op for op in dict.fromkeys(one.op for one in kernels()) if op.startswith(incomplete)]
+    return [op for op in dict.fromkeys(kernel.op for kernel in kernels()) if op.startswith(incomplete)]
 
 
 def text_option(*names: str, metavar: str, help: str) -> Any:

@@ -134,7 +134,7 @@ def run_demo(
 def _lock_line(made: Lock) -> str:
     """Return how much of the run the lock has."""
     identity = made.identity
-    seen = sum(one.known == "observed" for one in identity.entries)
+    seen = sum(entry.known == "observed" for entry in identity.entries)
     return (
         f"{len(identity.entries)} units, the kernels of {seen} observed; {len(identity.validators)} validators; "
         f"{len(identity.outputs)} output of a probe input\n{made.digest}"

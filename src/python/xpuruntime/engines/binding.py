@@ -219,7 +219,7 @@ class HostBuffers(ABC):
         return empty_host_array(name, shape, dtype)
 
     def _is_input(self, array: Array) -> bool:
-        return any(np.may_share_memory(array, one) for one in self.inputs.values())
+        return any(np.may_share_memory(array, input_) for input_ in self.inputs.values())
 
     def _overlapping(self, outputs: Mapping[str, Array]) -> frozenset[str]:
         """Return the outputs that share memory with an input which the engine must not write while it reads."""

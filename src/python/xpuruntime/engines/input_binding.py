@@ -147,7 +147,7 @@ def check_mapping(given: Any, name: str = "input", *, what: str = "inputs") -> N
 def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", more: Sequence[Any] = ()) -> None:
     """Refuse a call of `InferenceSession` that has the form of ONNX Runtime's, or unknown arguments."""
     theirs = {"output_names", "input_feed", "run_options", "callback", "user_data"}.intersection(other)
-    listed = isinstance(feeds, (list, tuple)) and all(isinstance(one, str) for one in feeds)
+    listed = isinstance(feeds, (list, tuple)) and all(isinstance(feed, str) for feed in feeds)
     if theirs or feeds is None or listed or more:
         names = other.get("output_names") or feeds
         chosen = f", outputs={list(names)!r}" if isinstance(names, (list, tuple)) else ""
@@ -379,4 +379,4 @@ class ConversionLog:
 
     def notes(self) -> tuple[str, ...]:
         """Return the log so far as sentences: what was done, and why."""
-        return tuple(f"{one.what}: {one.reason}" for one in self.records())
+        return tuple(f"{record.what}: {record.reason}" for record in self.records())

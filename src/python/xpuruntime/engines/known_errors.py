@@ -231,7 +231,7 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
     first = values.get(node.input[0], _UNKNOWN) if node.input else _UNKNOWN
     if error.types and first.kind not in error.types:
         return False
-    fixed = first.dims is not None and all(isinstance(one, int) for one in first.dims)
+    fixed = first.dims is not None and all(isinstance(dim, int) for dim in first.dims)
     if error.open and fixed:
         return False
     if error.large and all(values.get(name, _UNKNOWN).lies_in(_EXACT) for name in node.input if name):

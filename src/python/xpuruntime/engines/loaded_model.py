@@ -67,9 +67,9 @@ class LoadedModel(ABC):
 
     def __new__(cls, *_: Any, **__: Any) -> Self:
         """Make a model that children of this process keep."""
-        made = super().__new__(cls)
-        keep_in_child(made)
-        return made
+        new = super().__new__(cls)
+        keep_in_child(new)
+        return new
 
     @abstractmethod
     def run(self, feeds: Mapping[str, Any], stream: Any = None) -> dict[str, Any]:
@@ -177,7 +177,8 @@ def _on_device(feeds: Mapping[str, Any]) -> bool:
         return False
     try:
         return any(
-            hasattr(one, "__dlpack_device__") and int(one.__dlpack_device__()[0]) not in _HOST for one in feeds.values()
+            hasattr(feed, "__dlpack_device__") and int(feed.__dlpack_device__()[0]) not in _HOST
+            for feed in feeds.values()
         )
     except Exception:  # of the caller's own class: `run` says what is wrong with it
         return False

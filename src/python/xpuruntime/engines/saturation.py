@@ -43,7 +43,7 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
 
     from xpuruntime.engines.model.graph import graphs
 
-    found: list[str] = []
+    nodes: list[str] = []
     for graph in graphs(model.named_proto()):
         tensors: dict[str, Any] = {one.name: one for one in graph.initializer if one.data_type == _INT8}
         for node in graph.node:
@@ -67,8 +67,8 @@ def saturating_nodes(model: ModelInfo) -> list[str]:
             else:
                 continue
             if weight in large:
-                found.append(str(node.name))
-    return found
+                nodes.append(str(node.name))
+    return nodes
 
 
 def _dequantised(makers: dict[str, Any], name: str) -> str:

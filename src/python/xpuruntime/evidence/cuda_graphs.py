@@ -74,7 +74,7 @@ def status_text(status: GraphStatus) -> str:
 
 def named(blockers: Sequence[GraphBlocker], most: int = 4) -> str:
     """Return the first nodes with their operators, and how many there are beside them."""
-    told = ", ".join(f"{one.node} ({one.op})" for one in blockers[:most])
+    told = ", ".join(f"{blocker.node} ({blocker.op})" for blocker in blockers[:most])
     return told + (f" and {len(blockers) - most} more" if len(blockers) > most else "")
 
 
@@ -155,8 +155,8 @@ def graph_blockers(
 ) -> tuple[GraphBlocker, ...]:
     """Return what cannot be captured, each source node once, in the order of the units."""
     ops = {node.name: node.op for node in graph}
-    boundaries = [one for one in boundaries if not one.where.endswith(BESIDE)]
-    copied = any(one.kind == "copy" for one in boundaries) or any(unit.op in _COPIES for unit in units)
+    boundaries = [boundary for boundary in boundaries if not boundary.where.endswith(BESIDE)]
+    copied = any(boundary.kind == "copy" for boundary in boundaries) or any(unit.op in _COPIES for unit in units)
     found: dict[str, GraphBlocker] = {}
     for unit in units:
         if unit.relation == "folded":

@@ -170,7 +170,7 @@ class DeterminismTests(Document, frozen=True, kw_only=True):
 
 def determinism_rows(tests: DeterminismTests) -> list[tuple[str, str, str, str]]:
     """Return grade, verdict, number of trials and reason of each test."""
-    return [(one.grade, _verdict_text(one), str(one.trials), reason_text(one)) for one in tests.tests]
+    return [(test.grade, _verdict_text(test), str(test.trials), reason_text(test)) for test in tests.tests]
 
 
 def determinism_seen(tests: DeterminismTests, requested: str) -> dict[str, KeySeen]:

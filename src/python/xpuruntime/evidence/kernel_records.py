@@ -183,14 +183,16 @@ class KernelDecision(msgspec.Struct, frozen=True, kw_only=True):
 def merged(decisions: Iterable[KernelDecision]) -> tuple[KernelDecision, ...]:
     """Return decisions that differ in nothing but their nodes as one, with the calls of all of them."""
     found: dict[bytes, KernelDecision] = {}
-    for one in decisions:
-        key = msgspec.json.encode(msgspec.structs.replace(one, nodes=(), count=None if one.count is None else 0))
+    for decision in decisions:
+        key = msgspec.json.encode(
+            msgspec.structs.replace(decision, nodes=(), count=None if decision.count is None else 0)
+        )
         known = found.get(key)
         if known is None:
-            found[key] = one
+            found[key] = decision
             continue
-        nodes = tuple(dict.fromkeys((*known.nodes, *one.nodes)))
-        count = None if known.count is None or one.count is None else known.count + one.count
+        nodes = tuple(dict.fromkeys((*known.nodes, *decision.nodes)))
+        count = None if known.count is None or decision.count is None else known.count + decision.count
         found[key] = msgspec.structs.replace(known, nodes=nodes, count=count)
     return tuple(found.values())
 
@@ -213,8 +215,8 @@ def summed(units: Iterable[Unit]) -> tuple[KernelSum, ...]:
     """Return what devices ran, the longest first; empty where no profiler of devices watched."""
     held: dict[tuple[str, str], list[tuple[DeviceKernel, str]]] = defaultdict(list)
     for unit in units:
-        for one in unit.device_kernels:
-            held[one.kind, one.name].append((one, unit.id))
+        for kernel in unit.device_kernels:
+            held[kernel.kind, kernel.name].append((kernel, unit.id))
     total = sum(one.us for ones in held.values() for one, _ in ones)
     found = []
     for (kind, name), ones in held.items():
@@ -240,7 +242,7 @@ def reported_kernel(unit: Unit) -> str | None:
     """Return which kernel ran: as the engine reports it, else short names of the device's; ``None``: not reported."""
     if unit.kernel is not None:
         return unit.kernel if unit.kernel_source == "reported" else None
-    names = dict.fromkeys(short_name(one.name) for one in unit.device_kernels if one.kind == "kernel")
+    names = dict.fromkeys(short_name(kernel.name) for kernel in unit.device_kernels if kernel.kind == "kernel")
     return ", ".join(names) or None
 
 

@@ -103,8 +103,8 @@ class Profile(Shown):
     def shares(self) -> tuple[Share, ...]:
         """Return what each range, kernel, kind of copy and so on took, the longest first within a kind."""
         sums: dict[tuple[Any, str], list[tuple[float, int]]] = defaultdict(list)
-        for one in self.ranges:
-            sums["range", one.name].append(((one.end_ns - one.start_ns) / 1000, 0))
+        for range_ in self.ranges:
+            sums["range", range_.name].append(((range_.end_ns - range_.start_ns) / 1000, 0))
         for work in self.work:
             name = f"{work.source or '?'} -> {work.destination or '?'}" if work.kind == "copy" else work.name
             sums[work.kind, name].append((work.us, work.bytes))
@@ -123,7 +123,7 @@ class Profile(Shown):
             "notes": list(self.notes),
             "duration_us": self.duration_us,
             "dropped": self.dropped,
-            "shares": [one._asdict() for one in self.shares()],
+            "shares": [share._asdict() for share in self.shares()],
         }
 
     def save_trace(self, path: str | os.PathLike[str], metadata: dict[str, Any] | None = None) -> Path:
@@ -161,12 +161,12 @@ class Profile(Shown):
             if not rows:
                 continue
             shown = table(title, ("what", "name", ">times", ">us", ">share", ">bytes"))
-            for one in rows[:_SHOWN]:
-                counts = one.what in ("kernel", "copy", "fill") and device > 0
-                share = f"{one.us / device:.0%}" if counts else ""
-                size = f"{one.bytes:,}" if one.bytes else ""
-                name = short_name(one.name) if one.what == "kernel" else one.name
-                shown.add_row(one.what, Text(name), str(one.times), f"{one.us:.1f}", share, size)
+            for row in rows[:_SHOWN]:
+                counts = row.what in ("kernel", "copy", "fill") and device > 0
+                share = f"{row.us / device:.0%}" if counts else ""
+                size = f"{row.bytes:,}" if row.bytes else ""
+                name = short_name(row.name) if row.what == "kernel" else row.name
+                shown.add_row(row.what, Text(name), str(row.times), f"{row.us:.1f}", share, size)
             parts.append(shown)
             if len(rows) > _SHOWN:
                 parts.append(Text(f"and {len(rows) - _SHOWN} more"))

@@ -275,15 +275,15 @@ def environment_facts() -> dict[str, Any]:
 
 def machine_facts(machine: Machine) -> dict[str, Any]:
     """Return ``cpu``, and where there are NVIDIA devices ``driver`` and ``devices``."""
-    found: dict[str, Any] = {"cpu": f"{machine.cpu.name}, {machine.cpu.cores} cores"}
+    facts: dict[str, Any] = {"cpu": f"{machine.cpu.name}, {machine.cpu.cores} cores"}
     if machine.cuda:
-        found["driver"] = "CUDA " + _version(machine.cuda[0].driver_version)
-        found["devices"] = {
+        facts["driver"] = "CUDA " + _version(machine.cuda[0].driver_version)
+        facts["devices"] = {
             f"cuda:{one.index}": f"{one.name}, sm{_version(one.compute_capability).replace('.', '')}, "
             f"{one.total_memory} bytes"
             for one in machine.cuda
         }
-    return found
+    return facts
 
 
 def _version(pair: tuple[int, int]) -> str:

@@ -318,7 +318,7 @@ def _differ(a: Unit, b: Unit, both: set[str]) -> list[What]:
 
 def _sums(units: Iterable[Unit]) -> dict[tuple[str, str], Time] | None:
     """Return the time of units together, by unit and kind; ``None`` where one ran that has no time."""
-    found: dict[tuple[str, str], Time] = {}
+    sums: dict[tuple[str, str], Time] = {}
     for unit in units:
         time = unit.time
         if time is None:
@@ -326,9 +326,9 @@ def _sums(units: Iterable[Unit]) -> dict[tuple[str, str], Time] | None:
                 return None
             continue
         key = (time.unit, time.kind)
-        value = time.value + (found[key].value if key in found else 0.0)
-        found[key] = Time(value=value, unit=time.unit, kind=time.kind, runs=time.runs)
-    return found
+        value = time.value + (sums[key].value if key in sums else 0.0)
+        sums[key] = Time(value=value, unit=time.unit, kind=time.kind, runs=time.runs)
+    return sums
 
 
 def _spread(latency: Latency | None) -> tuple[float, float]:

@@ -306,8 +306,8 @@ class ReportComparison(Page, frozen=True, kw_only=True):
         reports account for the same nodes. Times, memory, CUDA graphs, shapes and surroundings do not count.
         """
         moved = any(group.what for group in self.groups)
-        borders = any(one.count_before != one.count_after for one in self.boundaries)
-        status = any(one.deviates for one in self.keys)
+        borders = any(boundary.count_before != boundary.count_after for boundary in self.boundaries)
+        status = any(key.deviates for key in self.keys)
         return not (moved or borders or status or self.decisions or self.only_before or self.only_after)
 
     @property

@@ -23,7 +23,7 @@ def schema_of(kind: type[msgspec.Struct], title: str) -> dict[str, Any]:
     (root,), parts = msgspec.json.schema_components([kind], ref_template="#/$defs/{name}")
     top = parts.pop(root["$ref"].rpartition("/")[2])
     _describe(top, kind)
-    types = {one.__name__: one for one in _named_types(kind)}
+    types = {type_.__name__: type_ for type_ in _named_types(kind)}
     for name, part in parts.items():
         _describe(part, types[name])
     stated = {name: _property_schema(getattr(kind, name)) for name in getattr(kind, "STATED", ())}
@@ -60,13 +60,13 @@ def _describe(part: dict[str, Any], kind: type) -> None:
         if name in told:
             one["description"] = told[name]
     if issubclass(kind, msgspec.Struct):  # keys of a typed dict may be left out
-        unset = {one.encode_name for one in msgspec.structs.fields(kind) if one.default is msgspec.UNSET}
+        unset = {field.encode_name for field in msgspec.structs.fields(kind) if field.default is msgspec.UNSET}
         part["required"] = [name for name in part["properties"] if name not in unset]
 
 
 def _attributes(text: str) -> dict[str, str]:
     """Return what the section ``Attributes`` of a docstring says, by name."""
-    found: dict[str, str] = {}
+    attributes: dict[str, str] = {}
     names: list[str] = []
     _, _, section = text.partition("Attributes\n----------\n")
     for line in section.splitlines():
@@ -74,8 +74,8 @@ def _attributes(text: str) -> dict[str, str]:
             names = [name.strip() for name in line.partition(" : ")[0].split(",")]
         elif line.strip():
             for name in names:
-                found[name] = f"{found.get(name, '')} {line.strip()}".strip()
-    return found
+                attributes[name] = f"{attributes.get(name, '')} {line.strip()}".strip()
+    return attributes
 
 
 def _named_types(kind: type) -> set[type]:

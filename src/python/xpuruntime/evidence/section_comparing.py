@@ -84,10 +84,10 @@ def compare_decisions(
 
 def _by_call(decisions: Sequence[KernelDecision]) -> dict[_Call, list[KernelDecision]]:
     found: dict[_Call, list[KernelDecision]] = {}
-    for one in decisions:
-        for node in one.nodes or ("",):
-            alone = bool(node) and (one.chosen is None or not one.shapes)
-            found.setdefault(_Call(node, one.op, "" if alone else one.description), []).append(one)
+    for decision in decisions:
+        for node in decision.nodes or ("",):
+            alone = bool(node) and (decision.chosen is None or not decision.shapes)
+            found.setdefault(_Call(node, decision.op, "" if alone else decision.description), []).append(decision)
     return found
 
 
@@ -97,7 +97,7 @@ def _served(side: dict[_Call, list[KernelDecision]], call: _Call) -> list[Kernel
 
 
 def _kernels(decisions: Sequence[KernelDecision]) -> set[str | None]:
-    return {one.kernel for one in decisions}
+    return {decision.kernel for decision in decisions}
 
 
 def _change(call: _Call, before: Sequence[KernelDecision], after: Sequence[KernelDecision]) -> DecisionChange:
@@ -119,7 +119,7 @@ def _change(call: _Call, before: Sequence[KernelDecision], after: Sequence[Kerne
 
 
 def _named(decisions: Sequence[KernelDecision]) -> str:
-    return ", ".join(dict.fromkeys(one.kernel or _OWN for one in decisions))
+    return ", ".join(dict.fromkeys(decision.kernel or _OWN for decision in decisions))
 
 
 def _reason(before: KernelDecision, after: KernelDecision) -> str:
@@ -129,7 +129,7 @@ def _reason(before: KernelDecision, after: KernelDecision) -> str:
     for other in after.candidates:
         if other.kernel == before.kernel and other.reason:
             return f"{other.kernel}: {other.reason}"
-    refused = [one for one in after.candidates if not one.accepted and one.id in after.asked]
+    refused = [candidate for candidate in after.candidates if not candidate.accepted and candidate.id in after.asked]
     return f"{refused[0].id}: {refused[0].reason}" if refused else ""
 
 
@@ -228,7 +228,7 @@ def compare_graphs(before: Report, after: Report) -> GraphChange | None:
     a, b = before.cuda_graph, after.cuda_graph
     if a is None or b is None:
         return None
-    nodes = [{one.node: one.op for one in side.blockers} for side in (a, b)]
+    nodes = [{blocker.node: blocker.op for blocker in side.blockers} for side in (a, b)]
     gone = tuple(f"{node} ({op})" for node, op in nodes[0].items() if node not in nodes[1])
     came = tuple(f"{node} ({op})" for node, op in nodes[1].items() if node not in nodes[0])
     if a.status == b.status and not gone and not came:
@@ -242,7 +242,7 @@ def compare_shapes(before: Report, after: Report) -> tuple[ShapeChange, ...]:
     """Return the inputs of which other shapes are allowed, or were run."""
     if before.shapes is None or after.shapes is None:
         return ()
-    sides = [{one.input: one for one in side.inputs} for side in (before.shapes, after.shapes)]
+    sides = [{input_.input: input_ for input_ in side.inputs} for side in (before.shapes, after.shapes)]
     found = []
     for name in dict.fromkeys((*sides[0], *sides[1])):
         a, b = sides[0].get(name), sides[1].get(name)
@@ -296,8 +296,10 @@ def surroundings(before: Report, after: Report) -> tuple[SurroundingChange, ...]
 def _facts(report: Report, *, settings: bool) -> Iterator[tuple[str, str]]:
     yield from _flat(report.environment, "")
     libraries: dict[str, list[str]] = {}
-    for one in report.libraries:
-        libraries.setdefault(one.name, []).append(f"{one.version} in {one.path}" if one.version else one.path)
+    for library in report.libraries:
+        libraries.setdefault(library.name, []).append(
+            f"{library.version} in {library.path}" if library.version else library.path
+        )
     for name, places in libraries.items():
         yield f"libraries.{name}", ", ".join(sorted(places))
     for key in ("engine_version", "policy_source"):

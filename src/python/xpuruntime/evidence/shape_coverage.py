@@ -62,7 +62,7 @@ class ShapeCoverage(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def whole(self) -> bool:
         """Whether every shape that the session takes was seen."""
-        return all(one.covered == "all" for one in self.inputs)
+        return all(input_.covered == "all" for input_ in self.inputs)
 
 
 class _Input(Protocol):
@@ -93,8 +93,8 @@ def shape_coverage(
 ) -> ShapeCoverage:
     """Hold the shapes that a session takes against those of one pass. Pure."""
     rows = tuple(
-        _row(one, observed.get(one.name), (stated or {}).get(one.name), (profiles or {}).get(one.name))
-        for one in inputs
+        _row(input_, observed.get(input_.name), (stated or {}).get(input_.name), (profiles or {}).get(input_.name))
+        for input_ in inputs
     )
     return ShapeCoverage(inputs=rows, by_shape=_by_shape(rows, profiles or {}, observed, decisions))
 
@@ -139,17 +139,17 @@ def _ranges(info: _Input, profile: Sequence[Sequence[int]] | None) -> list[tuple
     """Return least and largest size of each dimension, ``None`` for one without limits."""
     shape = info.shape or ()
     limits = info.limits or (None,) * len(shape)
-    found: list[tuple[int, int] | None] = []
+    ranges: list[tuple[int, int] | None] = []
     for place, (size, limit) in enumerate(zip(shape, limits, strict=False)):
         if isinstance(size, int):
-            found.append((size, size))
+            ranges.append((size, size))
         elif limit is not None:
-            found.append((limit[0], limit[1]))
+            ranges.append((limit[0], limit[1]))
         elif profile is not None and len(profile) == 3 and len(profile[0]) == len(shape):
-            found.append((profile[0][place], profile[2][place]))
+            ranges.append((profile[0][place], profile[2][place]))
         else:
-            found.append(None)
-    return found
+            ranges.append(None)
+    return ranges
 
 
 def _of_dimension(shape: Sizes, ranges: Sequence[tuple[int, int] | None], place: int, seen: Sequence[int]) -> str:
@@ -173,8 +173,8 @@ def _by_shape(
             best = tuple(profile[1])
             where = "which was run" if best == tuple(observed[name]) else f"and {_by(observed[name])} was run"
             told.append(f"the engine chose its kernels for {name} = {_by(best)}, {where}")
-    shaped = [one for one in decisions if one.shapes]
-    if shaped and any(one.covered != "all" for one in rows):
+    shaped = [decision for decision in decisions if decision.shapes]
+    if shaped and any(row.covered != "all" for row in rows):
         ops = ", ".join(dict.fromkeys(one.op for one in shaped))
         count = "1 decision" if len(shaped) == 1 else f"{len(shaped)} decisions"
         told.append(

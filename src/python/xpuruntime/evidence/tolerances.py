@@ -85,9 +85,9 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
         if not self.outputs:
             return "there is no output to compare"
         idle: dict[str, list[str]] = {}
-        for one in self.outputs:
-            if one.undecided:
-                idle.setdefault(one.undecided, []).append(repr(one.name))
+        for output in self.outputs:
+            if output.undecided:
+                idle.setdefault(output.undecided, []).append(repr(output.name))
         said = [
             f"{reason} in {', '.join(names[:4])}" + (f" and {len(names) - 4} more" if len(names) > 4 else "")
             for reason, names in idle.items()

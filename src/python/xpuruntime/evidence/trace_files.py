@@ -84,11 +84,11 @@ class _Trace:
     def _ranges(self) -> None:
         self._named("process_name", self._host, 0, name="host")
         self._named("process_sort_index", self._host, 0, sort_index=0)
-        for thread in sorted({one.thread for one in self._recording.ranges}):
+        for thread in sorted({range_.thread for range_ in self._recording.ranges}):
             self._named("thread_name", self._host, thread, name=f"thread {thread}")
         threads: dict[int, list[Range]] = defaultdict(list)
-        for one in self._recording.ranges:
-            threads[one.thread].append(one)
+        for range_ in self._recording.ranges:
+            threads[range_.thread].append(range_)
         more = _ROWS
         for thread, held in threads.items():
             for number, row in enumerate(_rows(held)):
@@ -103,18 +103,18 @@ class _Trace:
                     self._slice(self._host, track, one.category, one.name, one.start_ns, one.end_ns, args)
 
     def _calls(self) -> None:
-        known = {one.thread for one in self._recording.ranges}
-        others = sorted({one.thread for one in self._recording.calls} - known)
+        known = {range_.thread for range_ in self._recording.ranges}
+        others = sorted({call.thread for call in self._recording.calls} - known)
         for thread in others:
             name = f"thread {thread}" if thread else "threads without ranges"
             self._named("thread_name", self._host, thread, name=name)
-        for one in self._recording.calls:
-            args = {"correlation": one.correlation}
-            self._slice(self._host, one.thread, "cuda", one.name, one.start_ns, one.end_ns, args)
+        for call in self._recording.calls:
+            args = {"correlation": call.correlation}
+            self._slice(self._host, call.thread, "cuda", call.name, call.start_ns, call.end_ns, args)
 
     def _work(self) -> None:
         calls = {one.correlation: one for one in self._recording.calls}
-        names = {one.id: one.name for one in self._recording.ranges}
+        names = {range_.id: range_.name for range_ in self._recording.ranges}
         tracks: dict[tuple[int, int], set[str]] = defaultdict(set)
         for one in self._recording.work:
             process = _DEVICES + one.device
@@ -153,8 +153,8 @@ class _Trace:
 
     def _marks(self, marks: Iterable[Mark]) -> None:
         tracks: dict[tuple[str, int], list[Mark]] = defaultdict(list)
-        for one in marks:
-            tracks[one.track, one.thread].append(one)
+        for mark in marks:
+            tracks[mark.track, mark.thread].append(mark)
         if not tracks:
             return
         self._named("process_name", _ENGINES, 0, name="engines and xpuruntime")

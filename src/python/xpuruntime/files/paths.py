@@ -266,7 +266,7 @@ def refuse_overwriting(
         place = Path(os.path.realpath(target))
         for what, path in read:
             if _same_file(place, path) or (
-                kind_of(path) == "folder" and any(_same_file(one, path) for one in place.parents)
+                kind_of(path) == "folder" and any(_same_file(parent, path) for parent in place.parents)
             ):
                 raise InputError(
                     f"{option} {target} would replace {what} {str(path)!r}, which this reads. Fix: name another file"

@@ -74,7 +74,7 @@ class _PlainCalls(Calls):
     """``session.run`` with host arrays."""
 
     def __init__(self, session: InferenceSession, feeds: Sequence[dict[str, Any]]) -> None:
-        self._runs = [partial(session.run, one) for one in feeds]
+        self._runs = [partial(session.run, feed) for feed in feeds]
 
     def prepared(self, index: int) -> Callable[[], Any]:
         return self._runs[index]

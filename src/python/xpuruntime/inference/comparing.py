@@ -238,7 +238,7 @@ class _Bench(NamedTuple):
                     divergence = self._search(plan, policy, machine, result)
                 except XpuRuntimeError as error:  # the table stands without it
                     notes = (*notes, f"the first node could not be looked for: {error}")
-        judged = [one for one in result.outputs if one.name not in self.request.model.random_outputs]
+        judged = [output for output in result.outputs if output.name not in self.request.model.random_outputs]
         worst = max(judged, key=lambda one: (not one.passed, one.max_rel), default=None)
         return EngineRow(
             **named,

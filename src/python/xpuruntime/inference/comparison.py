@@ -285,8 +285,10 @@ class _Measuring:
         self._hide([name for name in names if name not in want], "no plain array can be had of it")
         self._hide([name for name in asked if name not in got], "the engine gave no array for it")
         seen = {name: array for name, array in asked.items() if name in got}
-        for one in compare_within(seen, {name: got[name] for name in seen}, self.limits, model.random_outputs).outputs:
-            self.figures[one.name] = one
+        for output in compare_within(
+            seen, {name: got[name] for name in seen}, self.limits, model.random_outputs
+        ).outputs:
+            self.figures[output.name] = output
         outputs = {name: want[name] for name in self.inside.outputs if name in want and name in got}
         if asked and outputs:
             same = {name: got[name] for name in outputs}

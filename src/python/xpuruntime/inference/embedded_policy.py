@@ -127,7 +127,7 @@ def compare_kernels(info: ModelInfo, plan: Plan, arch: str | None, units: Sequen
         if not rows:
             continue
         compared += 1
-        known = {one.kernel.partition("@")[0] for one in rows}
+        known = {row.kernel.partition("@")[0] for row in rows}
         ran = {kernel.strip().partition("@")[0] for kernel in unit.kernel.split(", ")}
         if not ran & known:
             text = f"{node} ({op}) ran {unit.kernel}, and the lock has {', '.join(sorted(known))}"

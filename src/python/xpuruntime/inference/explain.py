@@ -96,9 +96,12 @@ def explain_session(
         shapes=_shapes(session, feeds, observed),
         determinism=session.determinism_tests,
     )
-    for one in report.observations:
-        level = logging.DEBUG if one.status == "honoured" else logging.INFO
-        text = f"{one.key}: asked {one.requested}, observed {one.observed}: {one.status}: {one.reason}"
+    for observation in report.observations:
+        level = logging.DEBUG if observation.status == "honoured" else logging.INFO
+        text = (
+            f"{observation.key}: asked {observation.requested}, observed {observation.observed}: {observation.status}: "
+            f"{observation.reason}"
+        )
         _LOGGER.log(level, "%s", printable(text))
     return report
 

@@ -118,16 +118,16 @@ def _types(info: ModelInfo, proto: Any, names: Sequence[str]) -> dict[str, Any]:
     """Return name, type and shape of tensors inside of a graph: as it says, else as ONNX or ONNX Runtime infers."""
     from onnx import shape_inference
 
-    found = {value.name: value for value in proto.graph.value_info if _known(value)}
-    if all(name in found for name in names):
-        return found
+    types = {value.name: value for value in proto.graph.value_info if _known(value)}
+    if all(name in types for name in names):
+        return types
     try:
         inferred = shape_inference.infer_shapes(proto).graph.value_info
     except Exception:  # it refuses models that engines run
         inferred = ()
-    found = {**{value.name: value for value in inferred if _known(value)}, **found}
-    missing = [name for name in names if name not in found]
-    return {**found, **_asked(info, proto, missing)} if missing else found
+    types = {**{value.name: value for value in inferred if _known(value)}, **types}
+    missing = [name for name in names if name not in types]
+    return {**types, **_asked(info, proto, missing)} if missing else types
 
 
 def _known(value: Any) -> bool:

@@ -240,7 +240,7 @@ def compare_observed(
     """Return what differs between the entries of a lock and the units of an instrumented run."""
     entries = unit_entries(units, decisions, identity.validators, at)
     calls = call_entries(decisions, identity.validators)
-    locked = tuple(one for one in identity.entries if one.at == at)
+    locked = tuple(entry for entry in identity.entries if entry.at == at)
     return (*compare_entries(locked, entries), *compare_calls(identity.calls, calls))
 
 
@@ -250,7 +250,7 @@ def lock_seen(in_force: LockInForce, units: Sequence[Unit], decisions: Sequence[
     drifts = compare_observed(identity, units, decisions)
     if drifts:
         more = f"; and {len(drifts) - _NAMED} more" if len(drifts) > _NAMED else ""
-        reason = "; ".join(str(one) for one in drifts[:_NAMED]) + more
+        reason = "; ".join(str(drift) for drift in drifts[:_NAMED]) + more
         return KeySeen(observed=f"{len(drifts)} differences", status="substituted", reason=reason)
     blind = identity.unobservable
     reason = f"{len(identity.entries)} units ran as locked"
@@ -310,7 +310,7 @@ def observed_outputs(
     """
     outputs, samples = [], []
     for name in sorted(runs[0]):
-        bits = {_digest(one[name]) for one in runs}
+        bits = {_digest(run[name]) for run in runs}
         first = _array(runs[0][name])
         if name in random:
             outputs.append(
@@ -368,7 +368,7 @@ def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
 
     lock, where = in_force.lock, in_force.where
     for shapes in lock.identity.shapes:
-        locked = tuple(one for one in lock.identity.outputs if one.at == shapes.id)
+        locked = tuple(output for output in lock.identity.outputs if output.at == shapes.id)
         try:
             feeds = probe_at(session.model, shapes.inputs)
             with probing(session.model, feeds):
@@ -398,7 +398,7 @@ def compare_results(
     """Return what differs between the outputs of a lock and those of one run on its probe inputs."""
     found, _ = observed_outputs([results], rtol=0, atol=0, at=at, random=model.random_outputs)
     now = {one.name: one for one in found}
-    samples = {one.name: one.values for one in lock.measured.samples if one.at == at}
+    samples = {sample.name: sample.values for sample in lock.measured.samples if sample.at == at}
     for one in locked:
         other = now.get(one.name)
         near = (

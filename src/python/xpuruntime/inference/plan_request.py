@@ -234,10 +234,10 @@ def calibration_of(
         if kind_of(path) not in ("file", "folder"):
             raise _missing(str(path), str(stated.digest), lock)
         given = path
-    found = Calibration.of(given, info)
-    if found is not None and stated is not None and lock is None:
-        _check(found, stated.digest, stated.samples)
-    return found
+    calibration = Calibration.of(given, info)
+    if calibration is not None and stated is not None and lock is None:
+        _check(calibration, stated.digest, stated.samples)
+    return calibration
 
 
 def _missing(path: str, digest: str, lock: str | None) -> PolicyError | LockError:

@@ -227,12 +227,12 @@ class MemoryWatch:
     def _of_pools(self) -> dict[str, int]:
         from xpuruntime.runtime.memory import memory_report
 
-        found: dict[str, int] = {}
+        pools: dict[str, int] = {}
         for pool in memory_report().pools:
             for word, held in (("in use", pool.stats.current), ("cached", pool.stats.cached)):
                 owner = f"pool {pool.name}: {word}"
-                found[owner] = found.get(owner, 0) + held  # names need not be unique
-        return found
+                pools[owner] = pools.get(owner, 0) + held  # names need not be unique
+        return pools
 
     def _of_process(self) -> dict[str, int]:
         now = process_memory()

@@ -37,7 +37,7 @@ class StaticBatchModel(LoadedModel):
     def __init__(self, model: LoadedModel, info: ModelInfo, size: int) -> None:
         self._model, self._info, self._size = model, info, size
         self._inputs = fixed_axes(info.inputs)
-        self._outputs = {one.name: 0 for one in info.outputs} | fixed_axes(info.outputs)
+        self._outputs = {output.name: 0 for output in info.outputs} | fixed_axes(info.outputs)
         self._run = model.runner()
         self._padded, self._lock = 0, threading.Lock()
 
@@ -150,9 +150,9 @@ class StaticBatchModel(LoadedModel):
 
     def host_runner(self) -> HostRunner | None:
         """Return that of the model, whose runs are padded and cut."""
-        found = self._model.host_runner()
-        if found is not None:
-            run = found.run
+        runner = self._model.host_runner()
+        if runner is not None:
+            run = runner.run
 
             def run_whole(feeds: dict[str, Any]) -> Mapping[str, Any]:
                 full, rows = self.padded(feeds)
@@ -161,8 +161,8 @@ class StaticBatchModel(LoadedModel):
                     return outputs
                 return {name: _cut(array, self._outputs.get(name, 0), rows) for name, array in outputs.items()}
 
-            found.run = run_whole
-        return found
+            runner.run = run_whole
+        return runner
 
     def stop_async(self) -> None:
         """Cancel runs that wait, here and in the model."""

@@ -96,10 +96,10 @@ def parse_lock(data: bytes | str, where: str) -> Lock:
         ("identity", lock.identity, lock.digest),
         ("section measured", lock.measured, lock.measured_digest),
     ):
-        found = digest_of_part(part)
-        if stated is not msgspec.UNSET and not hmac.compare_digest(found.encode(), stated.encode()):
+        digest = digest_of_part(part)
+        if stated is not msgspec.UNSET and not hmac.compare_digest(digest.encode(), stated.encode()):
             raise LockError(
-                f"{where} was edited: its {name} has the digest {found}, and the file states {stated}. Fix: restore "
+                f"{where} was edited: its {name} has the digest {digest}, and the file states {stated}. Fix: restore "
                 "the file, or make it again with `xrt lock`"
             )
     wrong = contradiction(lock.identity) or contradiction_of_figures(lock.measured)
@@ -193,14 +193,14 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
             Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)
             for (kind, key), value in sorted(facts.items())
         )
-        ids = tuple(one.id for one in validators)
+        ids = tuple(validator.id for validator in validators)
         weights, kind = self.weights.removeprefix(_SHA256), "onnx" if self.opset else "pt2"
         return Lock.of(
             Identity(
                 subject="export",
                 model=LockedModel(name="", format=kind, sha256="", initializers_sha256=weights),
                 validators=validators,
-                calls=tuple(msgspec.structs.replace(one, depends_on=ids) for one in self.kernels),
+                calls=tuple(msgspec.structs.replace(kernel, depends_on=ids) for kernel in self.kernels),
             ),
             provenance=Provenance(version=self.xpuruntime, facts={"exporter": self.exporter, "opset": str(self.opset)}),
         )
@@ -209,7 +209,7 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
     def from_lock(cls, lock: Lock, where: str) -> ExportLock:
         """Return the view of a lock. Raises `LockError` where it is none of an export."""
         identity = lock.identity
-        found = {one.kind: one for one in identity.validators}
+        found = {validator.kind: validator for validator in identity.validators}
         device, engine, package = (
             found.get(kind) for kind in (ValidatorKind.DEVICE, ValidatorKind.ENGINE, ValidatorKind.PACKAGE)
         )
@@ -230,7 +230,7 @@ class ExportLock(msgspec.Struct, frozen=True, kw_only=True):
             device=device.key,
             device_name=str(device.expect.get("name", "")),
             arch=str(device.expect.get("arch", "")),
-            kernels=tuple(msgspec.structs.replace(one, depends_on=()) for one in identity.calls),
+            kernels=tuple(msgspec.structs.replace(call, depends_on=()) for call in identity.calls),
         )
 
     def to_json(self) -> str:
@@ -256,8 +256,8 @@ class _ExportHeader(msgspec.Struct):
 def locked_kernels(decisions: Iterable[Any], device: str) -> tuple[CallEntry, ...]:
     """Return the kernels of decisions that were made on a device outside of any backward, each once."""
     found: dict[tuple[str, ...], CallEntry] = {}
-    for one in decisions:
-        if one.count and one.device == device and one.phase != "backward":
-            entry = CallEntry(op=one.op, dtype=one.dtype, kernel=one.kernel, module=one.module)
-            found.setdefault((one.op, one.dtype, one.kernel, one.module), entry)
+    for decision in decisions:
+        if decision.count and decision.device == device and decision.phase != "backward":
+            entry = CallEntry(op=decision.op, dtype=decision.dtype, kernel=decision.kernel, module=decision.module)
+            found.setdefault((decision.op, decision.dtype, decision.kernel, decision.module), entry)
     return tuple(found.values())

@@ -81,12 +81,12 @@ def contradiction_of_figures(measured: Measured) -> str:
 
 
 def _of_figures(measured: Measured) -> Iterator[str]:
-    rows = [one.rows for one in measured.batches]
+    rows = [batch.rows for batch in measured.batches]
     if rows != sorted(set(rows)):
         yield f"its times of batches are not of ascending sizes: {rows[:8]}"
-    for one in measured.batches:
-        if one.longest_us < one.median_us:
-            yield f"the longest of the runs of {one.rows} rows took less than their median"
+    for batch in measured.batches:
+        if batch.longest_us < batch.median_us:
+            yield f"the longest of the runs of {batch.rows} rows took less than their median"
     times = measured.latency_us
     stated = [times[name] for name in ("fastest", "p50", "slowest") if name in times]
     if stated != sorted(stated):
@@ -94,7 +94,7 @@ def _of_figures(measured: Measured) -> Iterator[str]:
     for name, ratio in measured.ratios.items():
         if not ratio.low <= ratio.ratio <= ratio.high:
             yield f"its ratio {name!r} is outside of the interval that it states"
-    yield from _twice("samples of one output", ((one.at, one.name) for one in measured.samples))
+    yield from _twice("samples of one output", ((sample.at, sample.name) for sample in measured.samples))
 
 
 def _contradictions(identity: Identity) -> Iterator[str]:
@@ -103,14 +103,14 @@ def _contradictions(identity: Identity) -> Iterator[str]:
         yield f"it is of inference, and has no {missing[0]}"
     if identity.plan is not None and not _DEVICE.fullmatch(identity.plan.device):
         yield f"its plan is on the device {identity.plan.device[:60]!r}, which no device is named"
-    yield from _twice("validators of one id", ((one.id,) for one in identity.validators))
-    for one in identity.validators:
-        yield from _of_validator(one, identity.plan)
-    known = {one.id for one in identity.validators}
+    yield from _twice("validators of one id", ((validator.id,) for validator in identity.validators))
+    for validator in identity.validators:
+        yield from _of_validator(validator, identity.plan)
+    known = {validator.id for validator in identity.validators}
     depending = [(one.unit, one.depends_on) for one in identity.entries]
     depending += [(one.op, one.depends_on) for one in identity.calls]
     for name, ids in depending:
-        missing = [one for one in ids if one not in known]
+        missing = [id_ for id_ in ids if id_ not in known]
         if missing:
             yield f"the entry {name!r} depends on the validator {missing[0]!r}, which the lock lacks"
     yield from _of_records(identity)
@@ -118,12 +118,12 @@ def _contradictions(identity: Identity) -> Iterator[str]:
         yield from _of_entry(entry)
     for call in identity.calls:
         yield from _of_call(call)
-    yield from _twice("input shapes of one id", ((one.id,) for one in identity.shapes))
+    yield from _twice("input shapes of one id", ((shape.id,) for shape in identity.shapes))
     yield from _twice("entries of one unit", ((one.at, one.unit) for one in identity.entries))
-    yield from _twice("outputs of one name", ((one.at, one.input, one.name) for one in identity.outputs))
-    shapes = {one.id for one in identity.shapes}
+    yield from _twice("outputs of one name", ((output.at, output.input, output.name) for output in identity.outputs))
+    shapes = {shape.id for shape in identity.shapes}
     placed = [(f"the entry {one.unit!r}", one.at) for one in identity.entries]
-    placed += [(f"the output {one.name!r}", one.at) for one in identity.outputs]
+    placed += [(f"the output {output.name!r}", output.at) for output in identity.outputs]
     for name, at in placed:
         if at not in shapes:
             yield f"{name} is of the input shapes {at!r}, which the lock lacks"
@@ -141,33 +141,38 @@ def _of_records(identity: Identity) -> Iterator[str]:
     if records is None:
         return
     model, policy, plan = records
-    kinds = [one.kind for one in identity.validators]
+    kinds = [validator.kind for validator in identity.validators]
     hardware = ValidatorKind.DRIVER if plan.device.startswith("cuda") else ValidatorKind.CPU_ISA
     for kind in (*_OF_EVERY_SESSION, hardware):
         if kinds.count(kind) != 1:
             yield f"it is of inference, and has {kinds.count(kind) or 'no'} validators of {kind}, where one is"
-    if not any(one.kind == ValidatorKind.PACKAGE and one.key == "xpuruntime" for one in identity.validators):
+    if not any(
+        validator.kind == ValidatorKind.PACKAGE and validator.key == "xpuruntime" for validator in identity.validators
+    ):
         yield "it is of inference, and has no validator of the package xpuruntime"
     if not identity.shapes:
         yield "it is of inference, and has no input shapes"
     external = {}
-    for one in identity.validators:
-        if one.kind == ValidatorKind.EXTERNAL_DATA:
-            external[one.key] = one.expect
-        elif one.kind == ValidatorKind.MODEL and (one.key, one.expect) != (model.name, model_facts(model)):
-            yield f"the validator {one.id!r} is of another model than its record of {model.name[:60]!r}"
-        elif one.kind == ValidatorKind.POLICY and one.expect != policy.stated:
-            yield f"the validator {one.id!r} is of another policy than the one that is stated"
+    for validator in identity.validators:
+        if validator.kind == ValidatorKind.EXTERNAL_DATA:
+            external[validator.key] = validator.expect
+        elif validator.kind == ValidatorKind.MODEL and (validator.key, validator.expect) != (
+            model.name,
+            model_facts(model),
+        ):
+            yield f"the validator {validator.id!r} is of another model than its record of {model.name[:60]!r}"
+        elif validator.kind == ValidatorKind.POLICY and validator.expect != policy.stated:
+            yield f"the validator {validator.id!r} is of another policy than the one that is stated"
     if external != model.external:
         yield f"its validators of external data are of other files than its record of {model.name[:60]!r}"
 
 
 def model_facts(model: LockedModel) -> dict[str, str]:
     """Return what a validator of a model expects."""
-    found = {"sha256": model.sha256}
+    facts = {"sha256": model.sha256}
     if model.graph_sha256:
-        found |= {"graph": model.graph_sha256, "initializers": model.initializers_sha256}
-    return found
+        facts |= {"graph": model.graph_sha256, "initializers": model.initializers_sha256}
+    return facts
 
 
 def _of_entry(one: UnitEntry) -> Iterator[str]:

@@ -176,7 +176,7 @@ def compare_outputs(
 
 def unseen(identity: Identity) -> list[str]:
     """Return what may change outputs where everything that a lock has is the same."""
-    blind = [one.unit for one in identity.entries if one.known == "unobservable"]
+    blind = [entry.unit for entry in identity.entries if entry.known == "unobservable"]
     found = [f"the kernel of {name}, which is not reported" for name in blind[:1]]
     if len(blind) > 1:
         found = [f"the kernels of {len(blind)} units, such as {blind[0]}, which are not reported"]
@@ -225,8 +225,8 @@ def _call_drift(one: CallEntry, code: DriftCode, expected: str, found: str) -> L
 
 def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
     """Return everything that differs between two locks, validators first, and what the older one does not have."""
-    before = {one.id: one for one in old.validators}
-    now = {one.id: one for one in new.validators}
+    before = {validator.id: validator for validator in old.validators}
+    now = {validator.id: validator for validator in new.validators}
     depending, later = old.dependents(), new.dependents()
     drifts: list[LockDrift] = []
     for one in sorted({**now, **before}.values(), key=lambda one: (one.kind, one.id)):
@@ -252,7 +252,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
     if old.plan is not None and new.plan is not None:
         plans = compare_plans(old.plan, new.plan)
         follows = any(one.code == DriftCode.POLICY for one in drifts)
-        drifts += [msgspec.structs.replace(one, restore="") if follows else one for one in plans]
+        drifts += [msgspec.structs.replace(plan, restore="") if follows else plan for plan in plans]
     if old.shapes != new.shapes:
         drifts.append(
             LockDrift(
@@ -272,7 +272,7 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
 
 def _read_by(identity: Identity, engine: str, environment: Any) -> dict[str, str]:
     """Return those variables of another lock that the engine and the kernels of a lock read."""
-    device = next((one.key for one in identity.validators if one.kind == ValidatorKind.DEVICE), "")
+    device = next((validator.key for validator in identity.validators if validator.kind == ValidatorKind.DEVICE), "")
     return variables_of(engine, device, environment, identity.kernels, compiled=identity.compiled)
 
 
@@ -287,7 +287,12 @@ def _other_digest(
     old: LockedPolicy | None, new: LockedPolicy | None, drifts: Sequence[LockDrift]
 ) -> tuple[LockDrift, ...]:
     """Return the drift of a policy whose keys are the same, and whose digest is another one."""
-    if old is None or new is None or old.sha256 == new.sha256 or any(one.code == DriftCode.POLICY for one in drifts):
+    if (
+        old is None
+        or new is None
+        or old.sha256 == new.sha256
+        or any(drift.code == DriftCode.POLICY for drift in drifts)
+    ):
         return ()
     expected, found = f"sha256 {old.sha256[:16]}", f"sha256 {new.sha256[:16]}"
     fix = "restore the policy that was locked, or make the lock again"
@@ -295,8 +300,8 @@ def _other_digest(
 
 
 def _shapes(identity: Identity) -> str:
-    return "; ".join(shown(msgspec.to_builtins(one.inputs)) for one in identity.shapes) or "none"
+    return "; ".join(shown(msgspec.to_builtins(shape.inputs)) for shape in identity.shapes) or "none"
 
 
 def _sized(identity: Identity) -> set[str]:
-    return {name for one in identity.shapes for name in one.inputs}
+    return {name for shape in identity.shapes for name in shape.inputs}

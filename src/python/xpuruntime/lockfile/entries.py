@@ -128,7 +128,8 @@ def libraries_of(engine: str, device: str, mapped: Mapping[str, str], kernels: C
     return {
         name: path
         for name, path in mapped.items()
-        if (_matches(name, patterns) and not _matches(name, others)) or any(of_kernel(name, one) for one in kernels)
+        if (_matches(name, patterns) and not _matches(name, others))
+        or any(of_kernel(name, kernel) for kernel in kernels)
     }
 
 
@@ -151,7 +152,7 @@ def variables_of(
     patterns = _COMMON + _VARIABLES.get(engine, ()) + (_GPU if device.startswith("cuda") else ())
     patterns += _COMPILED_VARIABLES.get(engine, ()) if compiled else ()
     for prefix, names in _KERNEL_VARIABLES.items():
-        patterns += names if any(one.startswith(prefix) for one in kernels) else ()
+        patterns += names if any(kernel.startswith(prefix) for kernel in kernels) else ()
     if any(map(is_plugin, kernels)):
         patterns += (*_OPENMP, "OPENBLAS_*", "MKL_*")
     return {
@@ -162,7 +163,7 @@ def variables_of(
 
 
 def _matches(name: str, patterns: tuple[str, ...]) -> bool:
-    return any(fnmatch.fnmatchcase(name, one) for one in patterns)
+    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def packages_of(engine: str) -> tuple[str, ...]:
@@ -197,10 +198,10 @@ _OPERATORS = ("aten::",)
 def _kernels_by_node(decisions: Iterable[KernelDecision]) -> dict[str, str]:
     """Return source node to the xpuruntime kernels that served it, with configurations, joined by commas."""
     found: dict[str, dict[str, None]] = {}
-    for one in decisions:
-        if one.kernel is not None:
-            for node in one.nodes:
-                found.setdefault(node, {})[one.kernel] = None
+    for decision in decisions:
+        if decision.kernel is not None:
+            for node in decision.nodes:
+                found.setdefault(node, {})[decision.kernel] = None
     return {node: ", ".join(sorted(kernels)) for node, kernels in found.items()}
 
 
@@ -250,7 +251,7 @@ def _kernel(unit: Unit, chosen: Mapping[str, str]) -> str | None:
     for node in unit.source_nodes:
         if node in chosen:
             return chosen[node]
-    on_device = sorted({one.name for one in unit.device_kernels if one.kind == "kernel"})
+    on_device = sorted({kernel.name for kernel in unit.device_kernels if kernel.kind == "kernel"})
     if on_device:
         return " + ".join(on_device)
     if unit.kernel is None or unit.kernel_source != "reported" or unit.kernel.startswith(_OPERATORS):
@@ -260,7 +261,7 @@ def _kernel(unit: Unit, chosen: Mapping[str, str]) -> str | None:
 
 def _accumulate(unit: Unit) -> str | None:
     """Return the precision in which a device's kernels multiply, as far as their names say."""
-    found = {one.precision for one in unit.device_kernels if one.precision is not None}
+    found = {kernel.precision for kernel in unit.device_kernels if kernel.precision is not None}
     return found.pop() if len(found) == 1 else None
 
 
@@ -268,15 +269,20 @@ def call_entries(decisions: Iterable[KernelDecision], validators: Sequence[Valid
     """Return an entry for each node that an xpuruntime kernel served, sorted by node."""
     ids = _Dependencies(validators)
     found: dict[tuple[str, str], CallEntry] = {}
-    for one in decisions:
-        kernel = one.kernel
+    for decision in decisions:
+        kernel = decision.kernel
         if kernel is None:
             continue
-        for node in one.nodes:
+        for node in decision.nodes:
             entry = CallEntry(
-                op=one.op, dtype=one.dtype, module=one.module, node=node, kernel=kernel, depends_on=ids.of(kernel)
+                op=decision.op,
+                dtype=decision.dtype,
+                module=decision.module,
+                node=node,
+                kernel=kernel,
+                depends_on=ids.of(kernel),
             )
-            found.setdefault((node, one.op), entry)
+            found.setdefault((node, decision.op), entry)
     return tuple(found[key] for key in sorted(found))
 
 
@@ -284,9 +290,15 @@ class _Dependencies:
     """Which validators an entry depends on."""
 
     def __init__(self, validators: Sequence[Validator]) -> None:
-        self._sources = {one.id: one.key for one in validators if one.kind == ValidatorKind.KERNEL_SOURCE}
-        self._libraries = {one.id: one.key for one in validators if one.kind == ValidatorKind.LIBRARY}
-        self._all = tuple(one.id for one in validators if one.id not in {**self._sources, **self._libraries})
+        self._sources = {
+            validator.id: validator.key for validator in validators if validator.kind == ValidatorKind.KERNEL_SOURCE
+        }
+        self._libraries = {
+            validator.id: validator.key for validator in validators if validator.kind == ValidatorKind.LIBRARY
+        }
+        self._all = tuple(
+            validator.id for validator in validators if validator.id not in {**self._sources, **self._libraries}
+        )
 
     def of(self, kernel: str | None) -> tuple[str, ...]:
         """Return the ids for one kernel: of libraries only those that it is of, where that is known."""

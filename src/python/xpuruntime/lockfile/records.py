@@ -277,26 +277,26 @@ class Identity(_Record, frozen=True, kw_only=True):
     @property
     def random_outputs(self) -> str:
         """The outputs that depend on random numbers, so that nothing of their values is locked."""
-        return ", ".join(dict.fromkeys(repr(one.name) for one in self.outputs if one.grade == "random"))
+        return ", ".join(dict.fromkeys(repr(output.name) for output in self.outputs if output.grade == "random"))
 
     @property
     def unobservable(self) -> int:
         """The number of units whose kernel the engine does not report."""
-        return sum(one.known == "unobservable" for one in self.entries)
+        return sum(entry.known == "unobservable" for entry in self.entries)
 
     @property
     def compiled(self) -> bool:
         """Whether code of the model was compiled."""
-        return any(one.kind == ValidatorKind.COMPILER for one in self.validators)
+        return any(validator.kind == ValidatorKind.COMPILER for validator in self.validators)
 
     @property
     def kernels(self) -> tuple[str, ...]:
         """The kernels of xpuruntime and of plugins that ran."""
-        return tuple(one.kernel for one in self.calls)
+        return tuple(call.kernel for call in self.calls)
 
     def grouped(self) -> Identity:
         """Return the identity as a file has it: lists of validators that several entries repeat are groups."""
-        counts = Counter([one.depends_on for one in self.entries] + [one.depends_on for one in self.calls])
+        counts = Counter([entry.depends_on for entry in self.entries] + [call.depends_on for call in self.calls])
         repeated = [ids for ids, count in counts.items() if count > 1 and len(ids) > 1]
         names = {ids: f"g{place}" for place, ids in enumerate(repeated)}
         if not names:
@@ -315,16 +315,16 @@ class Identity(_Record, frozen=True, kw_only=True):
         changed = msgspec.structs.replace
         return changed(
             self,
-            entries=tuple(changed(one, depends_on=ids_of(one.depends_on)) for one in self.entries),
-            calls=tuple(changed(one, depends_on=ids_of(one.depends_on)) for one in self.calls),
+            entries=tuple(changed(entry, depends_on=ids_of(entry.depends_on)) for entry in self.entries),
+            calls=tuple(changed(call, depends_on=ids_of(call.depends_on)) for call in self.calls),
             groups=groups,
         )
 
     def dependents(self) -> dict[str, tuple[str, ...]]:
         """Return id of a validator to the names of the units and calls that depend on it."""
         found: dict[str, dict[str, None]] = {}
-        names = [(one.unit, one.depends_on) for one in self.entries] + [
-            (one.name, one.depends_on) for one in self.calls
+        names = [(entry.unit, entry.depends_on) for entry in self.entries] + [
+            (call.name, call.depends_on) for call in self.calls
         ]
         for name, ids in names:
             for id in ids:

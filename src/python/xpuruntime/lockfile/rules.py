@@ -33,7 +33,7 @@ _OP = re.compile(r"_(backward|gradient|input_gradient|weight_gradient)$")
 
 def rules_of_calls(calls: Iterable[CallEntry]) -> tuple[KernelRule, ...]:
     """Return one rule for each call: by node, module, phase, type and sizes, as far as the lock knows them."""
-    return tuple(KernelRule(match=RuleMatch(**_match(one)), use=one.kernel) for one in calls)
+    return tuple(KernelRule(match=RuleMatch(**_match(call)), use=call.kernel) for call in calls)
 
 
 def _match(one: CallEntry) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def locked_policy(policy: Policy, engine: str, device: str, calls: Iterable[Call
             tuning=TuningPolicy(),
             **{op: _without_auto(getattr(kernels, op)) for op in OPS},
         )
-        stated = ((one, _without_auto(one.use)) for one in rules)
+        stated = ((rule, _without_auto(rule.use)) for rule in rules)
         rules = tuple(one.replace(use=use) for one, use in stated if use or one.precision is not None)
     return policy.replace(
         execution=policy.execution.replace(engine=engine, device=device, fallback="error", lock=None),

@@ -141,9 +141,9 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
         if (library := operator_library(stated)) is not None:
             facts = {**library_identity(library), "place": path_in_packages(library)}
             expected[ValidatorKind.LIBRARY, Path(library).name] = facts
-    if any(one.startswith(OWN_KERNELS) for one in kernels) and (core := _core_identity()) is not None:
+    if any(kernel.startswith(OWN_KERNELS) for kernel in kernels) and (core := _core_identity()) is not None:
         expected[ValidatorKind.KERNEL_SOURCE, CORE] = core
-    for backend in {one.partition(".")[0] for one in kernels if is_plugin(one)}:
+    for backend in {kernel.partition(".")[0] for kernel in kernels if is_plugin(kernel)}:
         expected[ValidatorKind.KERNEL_SOURCE, backend] = _plugin(backend)
     return tuple(
         Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)
@@ -157,18 +157,18 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[LockDrif
     Nothing is loaded and no device is touched: of libraries the headers of their files are read.
     """
     drifts = []
-    for one in identity.validators:
-        found, expected = _found(one, here, identity), _expected(one)
-        if one.kind == ValidatorKind.ENVIRONMENT:  # of an earlier release, which kept more of them
-            expected = variables_of(one.key, here.device, expected, identity.kernels, compiled=identity.compiled)
-        if one.kind == ValidatorKind.DEVICE and found is not None and expected is not None:  # which kept fewer
+    for validator in identity.validators:
+        found, expected = _found(validator, here, identity), _expected(validator)
+        if validator.kind == ValidatorKind.ENVIRONMENT:  # of an earlier release, which kept more of them
+            expected = variables_of(validator.key, here.device, expected, identity.kernels, compiled=identity.compiled)
+        if validator.kind == ValidatorKind.DEVICE and found is not None and expected is not None:  # which kept fewer
             found = within_threads({name: value for name, value in found.items() if name in expected}, identity)
             expected = within_threads(expected, identity)
-        if one.kind == ValidatorKind.MODEL and here.model is not None and identity.model is not None:
+        if validator.kind == ValidatorKind.MODEL and here.model is not None and identity.model is not None:
             found = {**(found or {}), "format": here.model.format}
             expected = {**(expected or {}), "format": identity.model.format}
         if found != expected:
-            drifts.append((one, expected, found))
+            drifts.append((validator, expected, found))
     return _drifts(drifts, identity)
 
 
@@ -176,13 +176,13 @@ def compare_libraries(identity: Identity) -> tuple[LockDrift, ...]:
     """Return a drift for each library of a lock that this process has mapped, and that is another build."""
     mapped = mapped_libraries()
     drifts = []
-    for one in identity.validators:
-        path = mapped.get(one.key) if one.kind == ValidatorKind.LIBRARY else None
+    for validator in identity.validators:
+        path = mapped.get(validator.key) if validator.kind == ValidatorKind.LIBRARY else None
         if path is None:
             continue
-        found, expected = library_identity(path), _expected(one)
+        found, expected = library_identity(path), _expected(validator)
         if found != expected:
-            drifts.append((one, expected, found))
+            drifts.append((validator, expected, found))
     return _drifts(drifts, identity)
 
 
@@ -205,9 +205,12 @@ def within_threads(device: dict[str, Any], identity: Identity) -> dict[str, Any]
 
     Kernels of xpuruntime for the CPU have threads of their own: where they ran, all processors count.
     """
-    stated = next((one.expect for one in identity.validators if one.kind == ValidatorKind.POLICY), None) or {}
+    stated = (
+        next((validator.expect for validator in identity.validators if validator.kind == ValidatorKind.POLICY), None)
+        or {}
+    )
     threads = stated.get(_THREADS, "")
-    if not threads.isdecimal() or any(one.startswith("cpu.") for one in identity.kernels):
+    if not threads.isdecimal() or any(kernel.startswith("cpu.") for kernel in identity.kernels):
         return device
     found = dict(device)
     if isinstance(found.get("usable"), int):
@@ -361,8 +364,8 @@ def _pin(engine: Validator) -> str | None:
 def _installed(search_path: tuple[str, ...]) -> dict[str, str]:
     """Return the versions of installed distributions by name."""
     found: dict[str, str] = {}
-    for one in distributions(search_path):
-        found.setdefault(one.name, one.version)
+    for distribution in distributions(search_path):
+        found.setdefault(distribution.name, distribution.version)
     return found
 
 

@@ -155,7 +155,8 @@ class VersionBisect(Document, frozen=True, kw_only=True):
         from xpuruntime.evidence.render_text.tables import rows_table
 
         rows = [
-            (one.version, (one.verdict, _STYLE[one.verdict]), f"{one.seconds:.1f}", one.reason) for one in self.versions
+            (version.version, (version.verdict, _STYLE[version.verdict]), f"{version.seconds:.1f}", version.reason)
+            for version in self.versions
         ]
         shown = rows_table("versions", ("version", "verdict", ">seconds", "why"), rows, most=None)
         head = Text(self.headline, style="bold green" if self.exit_code == 0 else "bold yellow")

@@ -113,10 +113,10 @@ def create_lock(
 
 def _preferred(calls: tuple[CallEntry, ...], pins: Sequence[CallEntry]) -> tuple[CallEntry, ...]:
     """Return the calls with the kernels of an older lock where that has them."""
-    before = {(one.op, one.node): one.kernel for one in pins}
+    before = {(pin.op, pin.node): pin.kernel for pin in pins}
     return tuple(
-        msgspec.structs.replace(one, kernel=before[one.op, one.node]) if (one.op, one.node) in before else one
-        for one in calls
+        msgspec.structs.replace(call, kernel=before[call.op, call.node]) if (call.op, call.node) in before else call
+        for call in calls
     )
 
 
@@ -190,16 +190,16 @@ def _measured(
     call: str,
 ) -> Measured:
     """Return the time of a run, and what the section ``verify`` of the policy is checked against later."""
-    found = Measured(latency_us=_latency(session, feeds, call), samples=samples)
+    measured = Measured(latency_us=_latency(session, feeds, call), samples=samples)
     if policy.verify is None:
-        return found
+        return measured
     trust = bool(options.get("trust"))
 
     def reopen() -> InferenceSession:
         return InferenceSession(model, **options)
 
     return msgspec.structs.replace(
-        found,
+        measured,
         ratios=measure_ratios(session, model, feeds, policy.verify, reopen, trust=trust),
         memory_peak=peak_of_process(model, policy, feeds, trust=trust),
     )
@@ -230,24 +230,24 @@ def _latency(session: InferenceSession, feeds: dict[str, Any], call: str) -> Lat
     finally:
         calls.close()
     micro = [1e6 * seconds for seconds in rounds]
-    found: LatencyFigures = {"p50": statistics.median(micro), "fastest": min(micro), "slowest": max(micro)}
-    found |= {"rounds": _ROUNDS, "calls": _CALLS}
+    latency: LatencyFigures = {"p50": statistics.median(micro), "fastest": min(micro), "slowest": max(micro)}
+    latency |= {"rounds": _ROUNDS, "calls": _CALLS}
     if call == "bind":
-        found["call"] = "bind"
+        latency["call"] = "bind"
     if remarks := between(before, moment()).remarks():
-        found["remarks"] = list(remarks)
-    return found
+        latency["remarks"] = list(remarks)
+    return latency
 
 
 def _dependencies(model: Any) -> dict[str, str]:
     folders = [Path.cwd()]
     if isinstance(model, str) or hasattr(model, "__fspath__"):
         folders.insert(0, Path(model).resolve().parent)
-    found: dict[str, str] = {}
+    dependencies: dict[str, str] = {}
     for folder in folders:
         for name in _DEPENDENCIES:
             try:
-                found.setdefault(name, file_digest(folder / name))
+                dependencies.setdefault(name, file_digest(folder / name))
             except OSError:
                 continue
-    return found
+    return dependencies

@@ -66,7 +66,7 @@ def measure_ratios(
 
     Where there is no control, or a metric takes longer than the budget, its ratio is left out.
     """
-    found: dict[str, LockedRatio] = {}
+    ratios: dict[str, LockedRatio] = {}
     if verify.speed is not None:
         checks = verify.speed
         ends = time.monotonic() + checks.budget
@@ -74,20 +74,20 @@ def measure_ratios(
             try:
                 control, _ = open_control(checks.control, session, model, feeds, stack, trust=trust)
             except ControlError:
-                return found
+                return ratios
             run = session.run
             for metric in checks.metric:
                 left = ends - time.monotonic()
                 timing = time_metric(metric, timed(lambda: run(feeds)), control, checks, left, keep=True)
                 if timing.comparison is not None:
                     margin = Margin(checks.max_slowdown, SMALLEST).of(timing.figures["session_us"] / 1e6)
-                    found[metric] = _ratio(timing.comparison, checks.control, margin=margin)
+                    ratios[metric] = _ratio(timing.comparison, checks.control, margin=margin)
     if verify.start is not None:
         rounds = (_START_ROUNDS, _START_ROUNDS)
         started = time_start(session, model, reopen, trust=trust, rounds=rounds)
         if started is not None:
-            found["start"] = _ratio(started.comparisons["session"], "reference")
-    return found
+            ratios["start"] = _ratio(started.comparisons["session"], "reference")
+    return ratios
 
 
 def _ratio(one: RatioComparison, control: Control, **more: float) -> LockedRatio:
@@ -149,10 +149,10 @@ def peak_of_process(model: Any, policy: Policy, feeds: Mapping[str, Any], *, tru
             try:
                 worker.call(f"{MODULE}:open_session", model=place, inputs=str(inputs), arguments=arguments)
                 worker.call(f"{MODULE}:time_session", calls=1, samples=_RUNS)
-                found: int | None = worker.call(f"{MODULE}:memory_peak")
+                peak: int | None = worker.call(f"{MODULE}:memory_peak")
             except WorkerFailure:
                 return None
-    return found
+    return peak
 
 
 _MOST = 1 << 20

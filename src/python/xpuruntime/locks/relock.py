@@ -170,7 +170,7 @@ def lock(
     kept = [] if upgrade else [one for one in old.identity.calls if not _matches(upgrade_units, (one.node, one.module))]
     if check and batches:
         raise InputError("check writes nothing, so no batches are timed: leave one of the two out")
-    sizes = batches or [one.rows for one in old.measured.batches]
+    sizes = batches or [batch.rows for batch in old.measured.batches]
     made = create_lock(
         model,
         policy,
@@ -193,7 +193,7 @@ def lock(
     if check or (not drifts and not (upgrade and (measured or lacking or not old.sealed)) and not batches):
         return LockResult(lock=old, path=str(path), drifts=drifts, lacking=lacking)
     refused = [] if upgrade else [
-        one for one in drifts if not _allowed(one, drifts, old, upgrade_units, upgrade_packages, accept)
+        drift for drift in drifts if not _allowed(drift, drifts, old, upgrade_units, upgrade_packages, accept)
     ]  # fmt: skip
     if refused:
         raise drift_error(str(path), refused)
@@ -224,9 +224,9 @@ def _check_codes(accept: Sequence[str], why: str) -> None:
 def _check_upgraded(units: Sequence[str], packages: Sequence[str], locks: Sequence[Lock]) -> None:
     """Refuse patterns that match no unit or node, and packages that nothing depends on."""
     identities = [one.identity for one in locks]
-    calls = [name for one in identities for call in one.calls for name in (call.node, call.module, call.name)]
-    nodes = [name for one in identities for unit in one.entries for name in unit.sources]
-    entries = [unit.unit for one in identities for unit in one.entries]
+    calls = [name for identity in identities for call in identity.calls for name in (call.node, call.module, call.name)]
+    nodes = [name for identity in identities for unit in identity.entries for name in unit.sources]
+    entries = [unit.unit for identity in identities for unit in identity.entries]
     for pattern in units:
         if not _matches([pattern], (*calls, *nodes, *_with_parts(entries))):
             names = list(dict.fromkeys(one for one in (*calls, *nodes, *entries) if one))
@@ -295,15 +295,15 @@ def _packages(drift: LockDrift, old: Lock) -> set[str]:
 def _engine_packages(lock: Lock) -> set[str]:
     """Return the names and packages of the engines of a lock."""
     found: set[str] = set()
-    for one in lock.identity.validators:
-        if one.kind == ValidatorKind.ENGINE and isinstance(one.expect, dict):
-            found |= {one.key, str(one.expect.get("package", "")).partition("==")[0]}
+    for validator in lock.identity.validators:
+        if validator.kind == ValidatorKind.ENGINE and isinstance(validator.expect, dict):
+            found |= {validator.key, str(validator.expect.get("package", "")).partition("==")[0]}
     return found - {""}
 
 
 def _packages_of(lock: Lock) -> set[str]:
     """Return the packages that a lock depends on."""
-    stated = {one.key for one in lock.identity.validators if one.kind == ValidatorKind.PACKAGE}
+    stated = {validator.key for validator in lock.identity.validators if validator.kind == ValidatorKind.PACKAGE}
     return {_normalised(name) for name in stated | _engine_packages(lock)}
 
 

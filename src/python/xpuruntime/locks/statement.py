@@ -50,7 +50,8 @@ def lock_statement(lock: Lock, path: str) -> str:
         "device": None if plan is None else plan.device,
         "policy": None if policy is None else {"sha256": policy.sha256},
         "validators": [
-            {"kind": one.kind, "key": printable(one.key), "expect": one.expect} for one in identity.validators
+            {"kind": validator.kind, "key": printable(validator.key), "expect": validator.expect}
+            for validator in identity.validators
         ],
         "units": {
             "observed": len(identity.entries) - identity.unobservable,

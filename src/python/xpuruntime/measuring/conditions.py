@@ -199,7 +199,7 @@ class EnergyMeter:
         if self._gpu is not None:
             nvml, handle = self._gpu
             return (nvml.millijoules(handle),)
-        return tuple(int(one.path.read_text(encoding="ascii")) for one in self._domains)
+        return tuple(int(domain.path.read_text(encoding="ascii")) for domain in self._domains)
 
     def joules(self, before: tuple[int, ...], after: tuple[int, ...]) -> float:
         """Return what was used between two readings; a counter that began again in between has done so once."""

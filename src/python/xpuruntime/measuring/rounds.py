@@ -105,7 +105,7 @@ def in_worker(worker: Worker, function: str, /, **arguments: Any) -> Sampler:
 
 def decided(comparisons: Mapping[str, RatioComparison]) -> bool:
     """Whether every comparison has a verdict."""
-    return all(one.verdict is not RatioVerdict.INCONCLUSIVE for one in comparisons.values())
+    return all(comparison.verdict is not RatioVerdict.INCONCLUSIVE for comparison in comparisons.values())
 
 
 def measure(
@@ -304,14 +304,19 @@ def replacing(candidates: list[KernelTiming], *, rounds: int, seconds: float, ca
     rank = {"faster": 0, "control": 1}
     order = sorted(
         candidates,
-        key=lambda one: (rank.get(one.verdict, 2), one.ratio if one.verdict == "faster" else one.microseconds),
+        key=lambda candidate: (
+            rank.get(candidate.verdict, 2),
+            candidate.ratio if candidate.verdict == "faster" else candidate.microseconds,
+        ),
     )
     undecided = order[0].verdict == "control" and any(one.verdict == "inconclusive" for one in order)
     return Replacement(tuple(order), rounds, seconds, undecided, cancelled)
 
 
 def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:
-    return all(one.verdict is RatioVerdict.FASTER or one.not_faster for one in comparisons.values())
+    return all(
+        comparison.verdict is RatioVerdict.FASTER or comparison.not_faster for comparison in comparisons.values()
+    )
 
 
 def _word(one: RatioComparison) -> str:

@@ -432,8 +432,8 @@ def execution_facts(engine: Engine, device: str, machine: Machine) -> ExecutionF
         device=identity,
         driver=driver,
         libraries=tuple(
-            LibraryIdentity(name=one.name, version=one.version, build_id=one.build_id, size=one.size)
-            for one in libraries
+            LibraryIdentity(name=library.name, version=library.version, build_id=library.build_id, size=library.size)
+            for library in libraries
         ),
         xpuruntime=__version__,
     )

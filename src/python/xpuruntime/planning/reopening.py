@@ -95,8 +95,8 @@ def _compared(plan: Plan, now: Plan) -> Iterator[tuple[str, bool]]:
     for name in ("driver", "xpuruntime"):
         old, new = getattr(plan.execution, name), getattr(now.execution, name)
         yield f"{name}: {old} in the plan, {new} here", old != new
-    libraries = {one.name: one for one in plan.execution.libraries}
-    here = {one.name: one for one in now.execution.libraries}
+    libraries = {library.name: library for library in plan.execution.libraries}
+    here = {library.name: library for library in now.execution.libraries}
     for name in sorted({*libraries, *here}):
         mine, other = _build(libraries.get(name)), _build(here.get(name))
         yield f"library: {name} is {mine} in the plan, and {other} here", mine != other
@@ -128,7 +128,7 @@ def possible_engines(request: PlanRequest, policy: Policy, engines: Mapping[str,
     kind = normal_device(policy.execution.device).partition(":")[0]
     if kind != "auto":  # an engine that never drives the device is refused without being asked
         names = [n for n in names if n is None or kind in (engines[n].device_kinds or (kind,))]
-    names.extend(find_engine(one.engine, engines) for one in policy.execution.fallback_candidates)
+    names.extend(find_engine(candidate.engine, engines) for candidate in policy.execution.fallback_candidates)
     return tuple(
         name
         for name in dict.fromkeys(names)

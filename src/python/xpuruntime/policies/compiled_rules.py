@@ -94,18 +94,18 @@ def phases_of(match: RuleMatch) -> tuple[str, ...] | None:
 
 def certainty_of(conditions: Iterable[Condition], facts: CallFacts) -> Certainty:
     """Say whether all conditions hold: the only place where rules are compared with facts."""
-    found: Certainty = "yes"
+    certainty: Certainty = "yes"
     for place, test in conditions:
         fact = facts[place]
         if fact is UNKNOWN:
-            found = "unknown"
+            certainty = "unknown"
         elif fact is None:
             return "no"
         elif (holds := test(fact)) is None:
-            found = "unknown"
+            certainty = "unknown"
         elif not holds:
             return "no"
-    return found
+    return certainty
 
 
 def _device_test(stated: str) -> Callable[[str], bool | None]:

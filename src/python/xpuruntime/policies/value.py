@@ -200,7 +200,7 @@ def warn_if_dropped(call: str) -> None:
 def _drops(code: CodeType, at: int) -> bool:
     import dis  # policies are read where nothing else is imported yet
 
-    following = next((one for one in dis.get_instructions(code) if one.offset > at), None)
+    following = next((instruction for instruction in dis.get_instructions(code) if instruction.offset > at), None)
     return following is not None and following.opname == "POP_TOP"
 
 

@@ -112,7 +112,7 @@ def _lock_of(found: Explanation, note: str, old: Lock | None) -> Lock:
     device = next((row.device for row in rows if row.device.startswith("cuda")), rows[0].device or "cpu")
     here = _surroundings(device, policy, compiled=any(map(_is_compiled, found.rows)))
     validators = collect_validators(here, kernels=[row.resolved for row in rows])
-    ids = tuple(sorted(one.id for one in validators))
+    ids = tuple(sorted(validator.id for validator in validators))
     return Lock.of(
         Identity(
             subject="training",
@@ -180,7 +180,7 @@ def _sizes(row: Row) -> dict[str, int | str]:
 def _is_compiled(row: Row) -> bool:
     """Whether `torch.compile` made code, and not only a graph of PyTorch's own kernels."""
     names = (row.operator, *row.observed)
-    return row.operator == COMPILED or any(one.startswith("triton_") or "cpp_fused_" in one for one in names)
+    return row.operator == COMPILED or any(name.startswith("triton_") or "cpp_fused_" in name for name in names)
 
 
 def _surroundings(device: str, policy: Policy, *, compiled: bool = False) -> Surroundings:
@@ -201,7 +201,7 @@ def policy_of_lock(path: str | os.PathLike[str]) -> Policy:
             "with `xpuruntime.pytorch.lock`"
         )
     policy = Policy.coerce(identity.policy.document)
-    device = next((one.key for one in identity.validators if one.kind == "device"), "cpu")
+    device = next((validator.key for validator in identity.validators if validator.kind == "device"), "cpu")
     drifts = compare_validators(identity, _surroundings(device, policy))
     if drifts:
         raise drift_error(str(source), drifts, take=_RELOCK)

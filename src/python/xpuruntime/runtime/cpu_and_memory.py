@@ -134,7 +134,7 @@ def available_memory(
                 continue
             top = root / controllers
             inside = Path(path.lstrip("/"))
-            for folder in (top / inside, *(top / one for one in inside.parents)):  # each of them limits
+            for folder in (top / inside, *(top / parent for parent in inside.parents)):  # each of them limits
                 found += _left(folder, "memory.max", "memory.current")
                 found += _left(folder, "memory.limit_in_bytes", "memory.usage_in_bytes")
     return int(max(0, min(found)) * share) if found else None

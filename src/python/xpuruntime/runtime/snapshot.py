@@ -189,8 +189,8 @@ def package_libraries(patterns: Sequence[str], *, cuda: bool) -> tuple[tuple[Lib
                 name = Path(path).name
                 if Path(path).is_file():
                     version = re.search(r"\.so\.(\d[\d.]*)$", name)
-                    found = Library(name=name, path=path, version=version[1] if version else None, origin="package")
-                    own.setdefault(name, with_build_id(found))
+                    library = Library(name=name, path=path, version=version[1] if version else None, origin="package")
+                    own.setdefault(name, with_build_id(library))
     return tuple(own[name] for name in sorted(own)), _cuda_libraries(own) if cuda else ()
 
 

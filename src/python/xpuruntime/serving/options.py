@@ -343,7 +343,7 @@ class TransportOptions:
         facts = service.server_metadata()
         shut = () if self.access.repository else ("model_repository",)
         extensions = {"binary_tensor_data": None, **dict.fromkeys(facts.get("extensions", ()))}
-        return {**facts, "extensions": [one for one in extensions if one not in shut]}
+        return {**facts, "extensions": [extension for extension in extensions if extension not in shut]}
 
 
 def options_for(service: ModelService) -> TransportOptions:

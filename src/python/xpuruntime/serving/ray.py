@@ -85,8 +85,8 @@ class _Context(ExitStack):
 
     def invocation_metadata(self) -> Sequence[tuple[str, str]]:
         """Return the metadata that the client sent."""
-        found: Sequence[tuple[str, str]] = self._context.invocation_metadata()
-        return found
+        metadata: Sequence[tuple[str, str]] = self._context.invocation_metadata()
+        return metadata
 
     def time_remaining(self) -> None:
         """Return ``None``: Ray's proxy alone knows the deadline, and cancels the call."""
@@ -210,7 +210,7 @@ def deployment(
     if unused := _unused(settings):
         text = f"{', '.join(unused)}: Ray's proxies listen and bound messages, so that this is not used"
         warnings.warn(text, XpuRuntimeWarning, stacklevel=2)
-    largest = max(one.batching.max_batch_size for one in settings.models.values())
+    largest = max(model.batching.max_batch_size for model in settings.models.values())
     options.setdefault("max_ongoing_requests", max(2 * largest, _LEAST_ONGOING))
 
     class Served(ServedModels):

@@ -70,7 +70,7 @@ class Watcher(ABC):
             return
         feed = replace(job.feed, arrays={name: array.copy() for name, array in job.feed.arrays.items()})
         try:
-            self._samples.put_nowait((feed, {one.name: one.data.copy() for one in response.outputs}))
+            self._samples.put_nowait((feed, {output.name: output.data.copy() for output in response.outputs}))
         except queue.Full:
             self.dropped += 1
             return
@@ -211,7 +211,7 @@ class Canary(Watcher):
             self.last = result
             self.bitwise += same
             self.outside += not result.passed
-            self.drift = max((one.max_rel for one in result.outputs), default=0.0)
+            self.drift = max((output.max_rel for output in result.outputs), default=0.0)
             self.worst_drift = max(self.worst_drift, self.drift)
 
     def verdict(self) -> tuple[bool, str]:
@@ -305,7 +305,7 @@ class Shadow(Watcher):
         )
         with self._lock:
             self.outside += not result.passed
-            self.worst = max(self.worst, *(one.max_rel for one in result.outputs), 0.0)
+            self.worst = max(self.worst, *(output.max_rel for output in result.outputs), 0.0)
             self.last = result.figures
             if len(self._times["shadow"]) < self._looks[-1] and not self._decided():
                 for which, (_, seconds) in taken.items():
@@ -351,7 +351,7 @@ class Shadow(Watcher):
                     "too_noisy": found.too_noisy,
                 },
                 "rounds": len(self._times["shadow"]),
-                "next_look": next((one for one in self._looks if one > len(self._times["shadow"])), None),
+                "next_look": next((look for look in self._looks if look > len(self._times["shadow"])), None),
             }
 
     def _close(self) -> None:
@@ -366,23 +366,23 @@ def make_watchers(
     registry: EngineRegistry | None,
 ) -> list[Watcher]:
     """Return the canary and the shadow that the settings ask for."""
-    made: list[Watcher] = []
+    watchers: list[Watcher] = []
     try:
         if settings.canary is not None:
             reference = None
             if settings.canary.against == "reference":
                 reference = _reference(path, settings)
-            made.append(Canary(session, layout, settings, settings.canary, reference))
+            watchers.append(Canary(session, layout, settings, settings.canary, reference))
         if settings.shadow is not None:
             other = InferenceSession(
                 path, policy=Policy.load(settings.shadow.policy), trust=settings.trust, registry=registry
             )
-            made.append(Shadow(session, layout, settings, settings.shadow, other))
+            watchers.append(Shadow(session, layout, settings, settings.shadow, other))
     except BaseException:
-        for one in made:
+        for one in watchers:
             one.close()
         raise
-    return made
+    return watchers
 
 
 def _reference(path: str, settings: ModelSettings) -> InferenceSession:

@@ -151,7 +151,7 @@ class CompileSuite:
         assert len(made) == _THREADS
         assert len(count) == 1
         manifests = [one for one in made if not isinstance(one, str)]
-        assert all(one == manifests[0] for one in manifests)
+        assert all(manifest == manifests[0] for manifest in manifests)
         assert all("is there already" in one for one in made if isinstance(one, str))
 
     def test_weights_beside_the_model(self, tmp_path: Path) -> None:

@@ -201,10 +201,10 @@ def _configured(case: OpCase, kernel: str, call: OpCall) -> str:
     shapes = {name: one.values.shape for name, one in call.inputs.items()}
     # As the core keeps them: a record of each, for each wrong result, would take longer than to compute all cases.
     found = {
-        f"{one['chosen']}@{one['config']}" if one["config"] else one["chosen"]
-        for one in _core.Dispatcher.instance().decisions()
-        if (one["op"], one["chosen"]) == (case.op, kernel.partition("@")[0])
-        and all(one["shapes"].get(name, shape) == shape for name, shape in shapes.items())
+        f"{decision['chosen']}@{decision['config']}" if decision["config"] else decision["chosen"]
+        for decision in _core.Dispatcher.instance().decisions()
+        if (decision["op"], decision["chosen"]) == (case.op, kernel.partition("@")[0])
+        and all(decision["shapes"].get(name, shape) == shape for name, shape in shapes.items())
     }
     return found.pop() if len(found) == 1 else kernel
 

@@ -122,13 +122,13 @@ class SearchContext:
     def _check_calibration(self) -> None:
         """Refuse a calibration that no candidate would use."""
         execution, model = self.base.execution, self.request.model
-        values = {value for one in self.space.tunables.values() for key in one if key.key == _PRECISION
+        values = {value for tunable in self.space.tunables.values() for key in tunable if key.key == _PRECISION
                   for value in key.values}  # fmt: skip
         policies = [
             self.base._replaced({"execution": execution._replaced({"precision": one})})
             for one in {execution.precision, *values}
         ]
-        if self.calibration is None or any(uses_calibration(one, model) for one in policies):
+        if self.calibration is None or any(uses_calibration(policy, model) for policy in policies):
             return
         if (scheme := model.quantisation.scheme) != "none":
             raise InputError(f"calibration: the model is quantised already ({scheme})", fix="leave calibration out")
@@ -165,7 +165,7 @@ class SearchContext:
             "calibration": self.calibration,
             "engines": {name: one.version for name, one in sorted(self.machine.engines.items())},
             "cores": list(self.cores),
-            "devices": [one.name if self.spec.ray is None else "a Ray node" for one in self.devices],
+            "devices": [device.name if self.spec.ray is None else "a Ray node" for device in self.devices],
             "hardware": self.devices[0].hardware,
         }
 
@@ -186,8 +186,8 @@ class SearchContext:
                     f"the output {missing!r} is no tensor, and candidates cannot be compared"
                 )
             write_arrays(room / f"outputs-{index}", outputs)
-            for found in compare_within(outputs, outputs, exact, self.request.model.random_outputs).outputs:
-                undecided[found.name] = found.undecided and undecided.get(found.name, found.undecided)
+            for output in compare_within(outputs, outputs, exact, self.request.model.random_outputs).outputs:
+                undecided[output.name] = output.undecided and undecided.get(output.name, output.undecided)
         self._check_compared(undecided)
         return len(samples.feeds)
 
@@ -298,8 +298,8 @@ def read_samples(data: Any, model: ModelInfo, *, batch: int, seed: int) -> Sampl
     if len(feeds) == 1:  # outputs of the input before would be right
         feeds.append(other_inputs(feeds[0], NoBatch("one input"))[0])
     digest = hashlib.sha256()
-    for one in feeds:
-        for part in digest_parts(one):
+    for feed in feeds:
+        for part in digest_parts(feed):
             digest.update(part)
     return Samples(feeds, origin, digest.hexdigest(), note)
 
@@ -340,7 +340,7 @@ def _given(data: Any, model: ModelInfo, batch: int) -> tuple[list[dict[str, Any]
             "more, or a smaller objective.batch"
         )
     joined = {
-        name: np.concatenate([one[name] for one in samples], axes[name]) if name in axes else array
+        name: np.concatenate([sample[name] for sample in samples], axes[name]) if name in axes else array
         for name, array in samples[0].items()
     }
     count = rows // batch
@@ -356,7 +356,7 @@ def _given(data: Any, model: ModelInfo, batch: int) -> tuple[list[dict[str, Any]
 
 def _refuse_batch(model: ModelInfo, batch: int) -> None:
     """Refuse a batch that a model without an open batch does not have."""
-    first = next((one.shape[0] for one in model.inputs if one.shape), None)
+    first = next((input_.shape[0] for input_ in model.inputs if input_.shape), None)
     if first != batch:
         raise InputError(
             f"a batch of {batch} is asked for, and the model has no open batch dimension: its inputs begin with "
@@ -365,7 +365,9 @@ def _refuse_batch(model: ModelInfo, batch: int) -> None:
 
 
 def _checked(source: Any, model: ModelInfo) -> Iterator[dict[str, Any]]:
-    check = InputValidator((*model.inputs, *model.overridable_inputs), [one.name for one in model.overridable_inputs])
+    check = InputValidator(
+        (*model.inputs, *model.overridable_inputs), [input_.name for input_ in model.overridable_inputs]
+    )
     log = ConversionLog()
     for index, (place, sample) in enumerate(source):
         try:

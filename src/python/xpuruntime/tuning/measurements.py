@@ -59,7 +59,7 @@ class Measurements:
     @property
     def executors(self) -> list[Executor]:
         """The executors whose device is there, in order."""
-        return [one for one in self._executors if one not in self._gone]
+        return [executor for executor in self._executors if executor not in self._gone]
 
     @property
     def main_executor(self) -> Executor:
@@ -278,8 +278,8 @@ class Journal:
             self.record(_HEAD, head, 0.0)
             return
         self._check_same(path, entries[0]["value"], json.loads(json_bytes(head)))
-        self._values = {one["key"]: one["value"] for one in entries}
-        self._devices = {one["key"]: one["device"] for one in entries}
+        self._values = {entry["key"]: entry["value"] for entry in entries}
+        self._devices = {entry["key"]: entry["device"] for entry in entries}
         self.elapsed = float(entries[-1]["elapsed"])
         self.resumed = len(entries) - 1
 

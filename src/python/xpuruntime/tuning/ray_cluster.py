@@ -99,7 +99,7 @@ class RayCluster:
 
     def devices(self, device: str) -> tuple[TrialDevice, ...]:
         """Return the nodes of the trials, each of which has the device of the policy."""
-        return tuple(TrialDevice(name=one.name, device=device, hardware=one.hardware) for one in self._nodes)
+        return tuple(TrialDevice(name=node.name, device=device, hardware=node.hardware) for node in self._nodes)
 
     @property
     def threads(self) -> int | None:
@@ -119,7 +119,7 @@ class RayCluster:
         self, job_of: Callable[[Candidate], RunnerJob], constraints: Constraints, device: str, shipped: ShippedFiles
     ) -> list[Executor]:
         """Return an executor for each trial at once."""
-        return [RayExecutor(self, one, job_of, constraints, device, shipped) for one in self._nodes]
+        return [RayExecutor(self, node, job_of, constraints, device, shipped) for node in self._nodes]
 
     def place(self) -> RayNode:
         """Have Ray place another trial, once more where the node that it gave is gone."""
@@ -199,7 +199,7 @@ class RayCluster:
         if cuda or "num_gpus" in stated:
             return {"num_cpus": 1, "num_gpus": 1, **stated}
         sizes = [int(one.get("CPU", 0)) for one in self._alive() if all(one.get(name) for name in stated)]
-        return {"num_cpus": min((one for one in sizes if one), default=1), **stated}
+        return {"num_cpus": min((size for size in sizes if size), default=1), **stated}
 
     def _capacity(self) -> int:
         """Return how many trials the cluster has room for at once."""
@@ -213,7 +213,7 @@ class RayCluster:
 
     def _alive(self) -> list[dict[str, float]]:
         """Return the resources of each node."""
-        return [one["Resources"] for one in self._ray.nodes() if one["Alive"]]
+        return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
 
     def _start_nodes(self, count: int) -> list[RayNode]:
         for _ in range(count):
@@ -299,8 +299,8 @@ class RayExecutor(Executor):
 
     def op_time_shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
-        found: dict[str, float] = self._call("op_time_shares", [candidate], candidate)
-        return found
+        shares: dict[str, float] = self._call("op_time_shares", [candidate], candidate)
+        return shares
 
     def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
         """Open candidates anew and time them one after the other and back."""
@@ -342,7 +342,7 @@ class RayExecutor(Executor):
         self._cluster.send_files(self._shipped, node, self._constraints, self.device)
 
     def _call(self, method: str, candidates: Sequence[Candidate], *arguments: Any) -> Any:
-        jobs = {one.id: self._job_of(one) for one in candidates}
+        jobs = {candidate.id: self._job_of(candidate) for candidate in candidates}
         found = self._cluster.get(self._node, "call", method, jobs, self.time_left(), *arguments)
         if "out_of_time" in found:
             raise OutOfTime

@@ -148,8 +148,8 @@ def search_files(
 ) -> tuple[dict[str, Path], tuple[str, ...]]:
     """Return the files by their names on a node, and which of these are the model's."""
     found = _within(_MODEL, model)
-    for one in info.external_files:
-        found[f"{_MODEL}/{PurePosixPath(one.location)}"] = Path(info.base_dir or model.parent) / one.location
+    for file in info.external_files:
+        found[f"{_MODEL}/{PurePosixPath(file.location)}"] = Path(info.base_dir or model.parent) / file.location
     mine = tuple(found)
     if calibration is not None:
         found |= _within(_CALIBRATION, Path(calibration))
@@ -170,7 +170,7 @@ def job_on_node(job: RunnerJob, *, shared: bool) -> RunnerJob:
 def _within(folder: str, path: Path) -> dict[str, Path]:
     if not path.is_dir():
         return {f"{folder}/{path.name}": path}
-    return {f"{folder}/{path.name}/{one.relative_to(path).as_posix()}": one for one in _files(path)}
+    return {f"{folder}/{path.name}/{file.relative_to(path).as_posix()}": file for file in _files(path)}
 
 
 def _files(folder: Path) -> list[Path]:

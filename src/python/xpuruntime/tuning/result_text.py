@@ -68,7 +68,7 @@ def ranked(result: TuneResult) -> list[CandidateResult]:
     order = {CandidateCode.WINNER: 0, CandidateCode.CONTROL: 1}
     return sorted(
         result.candidates,
-        key=lambda one: (order.get(one.code, 2), one.figure is None, one.figure or 0.0),
+        key=lambda candidate: (order.get(candidate.code, 2), candidate.figure is None, candidate.figure or 0.0),
     )
 
 
@@ -87,22 +87,22 @@ def render(result: TuneResult) -> RenderableType:
     device = ("device",) if several else ()
     shown = table("candidates", ("id", "candidate", *device, result.objective, "gain", "memory", "error", "code"))
     rows = ranked(result)
-    for one in rows[:_MOST]:
+    for row in rows[:_MOST]:
         shown.add_row(
-            Text(one.id), Text(changes_text(one.changes)), *((Text(one.device),) if several else ()),
-            figure_text(result.objective, one.figure),
-            "-" if one.gain is None else f"{one.gain} of {one.gain.against}",
-            "-" if one.memory is None else f"{one.memory / 2**20:.0f} MiB",
-            "-" if one.error is None else f"{one.error:.2g}",
-            Text(one.code, style=_STYLE.get(one.code, "")),
+            Text(row.id), Text(changes_text(row.changes)), *((Text(row.device),) if several else ()),
+            figure_text(result.objective, row.figure),
+            "-" if row.gain is None else f"{row.gain} of {row.gain.against}",
+            "-" if row.memory is None else f"{row.memory / 2**20:.0f} MiB",
+            "-" if row.error is None else f"{row.error:.2g}",
+            Text(row.code, style=_STYLE.get(row.code, "")),
         )  # fmt: skip
     parts.append(shown)
     if len(rows) > _MOST:
         parts.append(Text(f"and {len(rows) - _MOST} more; the HTML page and the JSON have all, with their reasons"))
     parts += [
-        Text(f"{one.id}: {one.reason}")
-        for one in rows[:_MOST]
-        if one.code not in (CandidateCode.CONTROL, CandidateCode.DUPLICATE)
+        Text(f"{row.id}: {row.reason}")
+        for row in rows[:_MOST]
+        if row.code not in (CandidateCode.CONTROL, CandidateCode.DUPLICATE)
     ]
     parts += [Text(f"note: {note}") for note in result.notes]
     return Group(*parts)

@@ -115,12 +115,12 @@ class Runner:
             self._quickest = min(self._quickest, time.perf_counter() - began)
             outputs = self._calls.outputs(index, results)
             found = compare_within(self._reference(index), outputs, self._tolerance, self._session.model.random_outputs)
-            error = max([error, *(one.max_rel for one in found.outputs)])
+            error = max([error, *(output.max_rel for output in found.outputs)])
             cosine = min(cosine, 1.0 if found.cosine is None else found.cosine)
             if not found.passed:
                 reason = f"for input {index}, {found.figures}"
                 return {"passed": False, "reason": reason, "error": error, "cosine": cosine, **self.facts}
-            decided = decided or not all(one.undecided for one in found.outputs)
+            decided = decided or not all(output.undecided for output in found.outputs)
             self._passed[index] = digest_of(outputs)
         if not decided:
             reason = f"its accuracy cannot be judged: {found.inconclusive}. Fix: give inputs like those of production"
@@ -189,7 +189,7 @@ class Runner:
         from xpuruntime.locks.determinism import session_determinism
 
         found = session_determinism(self._session, grade, inputs=self._feeds[0], trust=self.job.trust)  # type: ignore[arg-type]
-        worst = next((one for one in found.tests if one.verdict in ("failed", "not_tested")), None)
+        worst = next((test for test in found.tests if test.verdict in ("failed", "not_tested")), None)
         return {"reached": found.reached, "reason": "" if worst is None else f"{worst.grade}: {worst.reason}"}
 
     def op_time_shares(self) -> dict[str, float]:

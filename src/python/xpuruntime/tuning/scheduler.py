@@ -60,7 +60,12 @@ class TrialScheduler:
         progress: Callable[[TuneProgress], None] | None = None,
     ) -> None:
         self._spec, self._space, self._plan, self._measurements = spec, space, plan, measurements
-        first = [(engine, one.key) for engine, tunables in space.tunables.items() for one in tunables if one.first]
+        first = [
+            (engine, tunable.key)
+            for engine, tunables in space.tunables.items()
+            for tunable in tunables
+            if tunable.first
+        ]
         self._grade, self._kernels, self._gains = grade, kernels or {}, SettingGains(stated, first)
         self._progress = progress
         self._lock = threading.Lock()
@@ -240,7 +245,7 @@ class TrialScheduler:
         self._states[start].estimate = base
         for name, figures in race.figures.items():
             state = self._states[name]
-            state.figures += [one for one in figures if one is not None]
+            state.figures += [figure for figure in figures if figure is not None]
             ratio = race.ratio(name, start)
             if name != start and ratio is not None:
                 state.estimate = base * ratio.ratio
@@ -287,7 +292,9 @@ class TrialScheduler:
         state.code, state.reason = CandidateCode.NOT_TRIED, USED_UP
 
     def _skipped_for_time(self) -> list[CandidateState]:
-        return [one for one in self._states.values() if (one.code, one.reason) == (CandidateCode.NOT_TRIED, USED_UP)]
+        return [
+            state for state in self._states.values() if (state.code, state.reason) == (CandidateCode.NOT_TRIED, USED_UP)
+        ]
 
     def _run_skipped(self) -> None:
         """Try candidates that were skipped, while nothing leads for which time must be kept back."""

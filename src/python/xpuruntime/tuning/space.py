@@ -87,19 +87,22 @@ class Space(NamedTuple):
     def wave(self, size: int, barred: frozenset[Setting] = frozenset()) -> Iterator[Point]:
         """Yield the points with `size` settings away from the first values, without those that are barred."""
         for engine, tunables in self.tunables.items():
-            first = {one.key: one.values[0] for one in tunables}
+            first = {tunable.key: tunable.values[0] for tunable in tunables}
             for keys in itertools.combinations(tunables, size):
-                for values in itertools.product(*(one.values[1:] for one in keys)):
+                for values in itertools.product(*(key.values[1:] for key in keys)):
                     settings = tuple(Setting(engine, one.key, value) for one, value in zip(keys, values, strict=True))
-                    stated = {**first, **{one.key: one.value for one in settings}}
+                    stated = {**first, **{setting.key: setting.value for setting in settings}}
                     if barred.isdisjoint(settings) and _needed(keys, stated):
                         yield Point(engine, settings, self._changes(engine, stated))
 
     def point(self, engine: str, settings: Sequence[Setting]) -> Point | None:
         """Return the point with these settings away from the first values; ``None`` where one would have no effect."""
         tunables = {one.key: one for one in self.tunables[engine]}
-        stated = {**{key: one.values[0] for key, one in tunables.items()}, **{one.key: one.value for one in settings}}
-        keys = [tunables[one.key] for one in settings]
+        stated = {
+            **{key: one.values[0] for key, one in tunables.items()},
+            **{setting.key: setting.value for setting in settings},
+        }
+        keys = [tunables[setting.key] for setting in settings]
         return Point(engine, tuple(settings), self._changes(engine, stated)) if _needed(keys, stated) else None
 
     def neighbours(self, point: Point) -> Iterator[Point]:
@@ -120,8 +123,8 @@ class Space(NamedTuple):
         total = 0
         for tunables in self.tunables.values():
             product = 1
-            for one in tunables:
-                product *= len(one.values)
+            for tunable in tunables:
+                product *= len(tunable.values)
             total += product
         return total
 
@@ -168,7 +171,7 @@ def build_space(
         notes.append(
             "the precision was not searched: state constraints.accuracy or space.precision to allow other precisions"
         )
-    searched = {one.key for tunables in declared.values() for one in tunables}
+    searched = {tunable.key for tunables in declared.values() for tunable in tunables}
     if not graphs and _GRAPH in searched and _GRAPH not in fixed:
         replaced[_GRAPH] = ("off",)
         notes.append(
@@ -193,11 +196,11 @@ def _settled(
 ) -> Iterator[Tunable]:
     """Yield the settings that are free, each once, with the values that are asked for."""
     seen = set(fixed)
-    for one in tunables:
-        values = tuple(dict.fromkeys(replaced.get(one.key, one.values)))
-        if one.key not in seen and values and not (len(values) == 1 and _UNSTATED.get(one.key) == values[0]):
-            seen.add(one.key)
-            yield Tunable(key=one.key, values=values, needs=one.needs, first=one.first)
+    for tunable in tunables:
+        values = tuple(dict.fromkeys(replaced.get(tunable.key, tunable.values)))
+        if tunable.key not in seen and values and not (len(values) == 1 and _UNSTATED.get(tunable.key) == values[0]):
+            seen.add(tunable.key)
+            yield Tunable(key=tunable.key, values=values, needs=tunable.needs, first=tunable.first)
 
 
 def _threads(values: Sequence[Any], cores: CpuCores) -> Iterator[Any]:

@@ -131,10 +131,10 @@ def check_devices(names: Sequence[str]) -> None:
 
 def trial_devices(names: Sequence[str], planned: str, machine: Machine) -> tuple[TrialDevice, ...]:
     """Return the devices of a search."""
-    found = tuple(_device(name, machine) for name in names or [planned])
+    devices = tuple(_device(name, machine) for name in names or [planned])
     kind = planned.partition(":")[0]
-    first = _device(planned, machine) if kind != "cpu" else found[0]
-    for one in found:
+    first = _device(planned, machine) if kind != "cpu" else devices[0]
+    for one in devices:
         if one.device.partition(":")[0] != kind:
             raise UnsupportedOperationError(
                 f"devices: {one.name} is asked for, and the policy runs on {planned}. Fix: state execution.device: "
@@ -145,7 +145,7 @@ def trial_devices(names: Sequence[str], planned: str, machine: Machine) -> tuple
                 f"devices: {one.name} is unlike {first.name} ({difference}), and gains on the two cannot be ranked. "
                 "Fix: leave one of them out"
             )
-    return found
+    return devices
 
 
 def policy_device(name: str) -> str:

@@ -189,7 +189,7 @@ class LocalExecutor(SessionExecutor):
     def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
         """Open candidates anew and time them one after the other and back."""
         self.close()
-        return [self.turn(one) for one in (*candidates, *reversed(candidates))]
+        return [self.turn(candidate) for candidate in (*candidates, *reversed(candidates))]
 
     def close(self, candidate: Candidate | None = None) -> None:
         """Close a candidate, or all."""
@@ -268,8 +268,8 @@ class ProcessExecutor(SessionExecutor):
 
     def op_time_shares(self, candidate: Candidate) -> dict[str, float]:
         """Return the share of time of each operator type."""
-        found: dict[str, float] = self._called(self._worker(candidate), "op_time_shares", _CALL)
-        return found
+        shares: dict[str, float] = self._called(self._worker(candidate), "op_time_shares", _CALL)
+        return shares
 
     def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
         """Open candidates in fresh processes, at the same time, and time them one after the other and back (ABBA)."""
@@ -279,11 +279,11 @@ class ProcessExecutor(SessionExecutor):
         if objective in FRESH_PROCESS_OBJECTIVES:
             return [self._fresh(one, objective) for one in order]
         with ThreadPoolExecutor(len(candidates)) as threads:
-            opening = [threads.submit(self._started, one) for one in candidates]
+            opening = [threads.submit(self._started, candidate) for candidate in candidates]
         try:
             workers = {one.id: each.result()[0] for one, each in zip(candidates, opening, strict=True)}
-            for one in candidates:
-                self._called(workers[one.id], "prepare", _TURN)
+            for candidate in candidates:
+                self._called(workers[candidate.id], "prepare", _TURN)
             return [self._steady(workers[one.id]) for one in order]
         finally:
             self.close()

@@ -194,7 +194,7 @@ def tune(
         elapsed = clock()
         log.finish(elapsed)
         notes = [*([samples.note] if samples.note else []), *context.notes, *found.notes]
-        notes += [f"while it was measured, {one}" for one in between(before, moment()).remarks()]
+        notes += [f"while it was measured, {remark}" for remark in between(before, moment()).remarks()]
         winner = next((one for one in found.candidates if one.id == (found.winner or CONTROL)), None)
         changes = winner.changes if winner is not None and found.winner else {}
         planned = context.planner.plan(changes)
@@ -230,8 +230,8 @@ def _open_executors(
             lambda candidate: job_on_node(job_of(candidate), shared=shared), constraints, context.plan.device, shipped
         )
     if context.spec.isolation == "none":
-        return [LocalExecutor(job_of, constraints, one, registry) for one in context.devices]
-    return [ProcessExecutor(job_of, constraints, one) for one in context.devices]
+        return [LocalExecutor(job_of, constraints, device, registry) for device in context.devices]
+    return [ProcessExecutor(job_of, constraints, device) for device in context.devices]
 
 
 def _merge_arguments(
@@ -281,10 +281,10 @@ def _refuse_unmeasurable(spec: TuneSpec, device: TrialDevice, cluster: RayCluste
 def _pareto_front(candidates: tuple[CandidateResult, ...]) -> tuple[str, ...]:
     """Return the candidates that ran, of which none other is better in figure, memory and error at once."""
     places = {
-        one.id: (one.figure, one.memory or 0, one.error or 0.0)
-        for one in candidates
-        if one.figure is not None
-        and one.code
+        candidate.id: (candidate.figure, candidate.memory or 0, candidate.error or 0.0)
+        for candidate in candidates
+        if candidate.figure is not None
+        and candidate.code
         not in (CandidateCode.INACCURATE, CandidateCode.CRASHED, CandidateCode.TIMEOUT, CandidateCode.RUN_FAILED)
     }
     return tuple(

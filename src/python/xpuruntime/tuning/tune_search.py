@@ -93,15 +93,15 @@ class Search(TrialScheduler):
     def _run_wave(self, size: int) -> None:
         points = list(self._space.wave(size, self._gains.excluded() if size > 1 else frozenset()))
         points = [
-            one for one in points if size == 0 or self._gains.default[one.engine].code != CandidateCode.INFEASIBLE
+            point for point in points if size == 0 or self._gains.default[point.engine].code != CandidateCode.INFEASIBLE
         ]
         if size > 1:
             points = self._promising(points)
-        points = [one for one in points if frozenset(one.settings) not in self._tried_settings]
+        points = [point for point in points if frozenset(point.settings) not in self._tried_settings]
         if size == 1:
             points.sort(key=self._gains.prior_ratio)
             lead = self._states[self._incumbent].estimate if self._incumbent is not None else None
-            near = [one for one in points if self._gains.prior_ratio(one) < (lead or 1.0)]
+            near = [point for point in points if self._gains.prior_ratio(point) < (lead or 1.0)]
             for part in (near, points[len(near) :]):
                 self._race_points(part, size)
                 self._combine_gains()
@@ -133,10 +133,10 @@ class Search(TrialScheduler):
             if point is None or not point.settings:  # settings alone were tried
                 return
             points = [
-                one
-                for one in self._space.neighbours(point)
-                if frozenset(one.settings) not in self._tried_settings
-                and all(map(self._gains.worth_refining, set(one.settings).difference(point.settings)))
+                neighbour
+                for neighbour in self._space.neighbours(point)
+                if frozenset(neighbour.settings) not in self._tried_settings
+                and all(map(self._gains.worth_refining, set(neighbour.settings).difference(point.settings)))
             ]
             points.sort(key=self._gains.predicted_ratio)
             self._race_points(points, 2)
@@ -199,7 +199,7 @@ class Search(TrialScheduler):
         except (CandidateFailed, OutOfTime) as failed:
             self._notes.append(f"kernels were not searched: {failed}")
             return
-        for op in sorted(choices, key=lambda one: -op_share(one, shares)):
+        for op in sorted(choices, key=lambda choice: -op_share(choice, shares)):
             if op_share(op, shares) < _LEAST_SHARE:
                 continue
             changes = self._states[self._leader() or leader].candidate.changes

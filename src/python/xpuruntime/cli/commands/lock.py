@@ -183,7 +183,7 @@ def _record(found: LockResult) -> dict[str, Any]:
         "changed": found.changed,
         "units": len(identity.entries),
         "unobservable": identity.unobservable,
-        "random_outputs": [one.name for one in identity.outputs if one.grade == "random"],
+        "random_outputs": [output.name for output in identity.outputs if output.grade == "random"],
         "validators": len(identity.validators),
         "doubts": found.lock.measured.doubts,
         "drifts": found.drifts,
@@ -209,13 +209,13 @@ def _show(found: LockResult, *, check: bool) -> None:
         "  " + ", ".join(_many(getattr(identity, field), word) for field, word in _COUNTED.items()),
     ]
     if times := found.lock.measured.batches:
-        listed = ", ".join(f"{one.rows} in {one.median_us:,.0f} us" for one in times)
+        listed = ", ".join(f"{time_.rows} in {time_.median_us:,.0f} us" for time_ in times)
         lines.append(f"  batches: {listed}")
     if blind:
         lines.append(f"  unobservable: the kernels of {blind} unit(s) are not reported; only validators stand for them")
     if identity.random_outputs:
         lines.append(f"  not locked: values of {identity.random_outputs}, which depend on random numbers")
-    lines += [f"  {one}" for one in found.lock.measured.doubts]
+    lines += [f"  {doubt}" for doubt in found.lock.measured.doubts]
     lines += [f"  {drift}" for drift in found.drifts]
     lines += [f"  not in the lock: {one.code} {one.subject}, {one.found}; --upgrade adds it" for one in found.lacking]
     if check and found.drifts:

@@ -236,7 +236,9 @@ def _table(progress: TuneProgress) -> RenderableType:
 
     left = max(0.0, progress.budget - progress.elapsed)
     rounds = f", round {progress.round + 1} of at most {progress.rounds}" if progress.rounds else ""
-    out = sum(one.code not in (CandidateCode.UNDECIDED, CandidateCode.CONTROL) for one in progress.candidates)
+    out = sum(
+        candidate.code not in (CandidateCode.UNDECIDED, CandidateCode.CONTROL) for candidate in progress.candidates
+    )
     head = (
         f"{progress.stage}{rounds}: {len(progress.candidates)} candidates, {out} out; {left:.0f} s of the budget left"
     )
@@ -245,12 +247,13 @@ def _table(progress: TuneProgress) -> RenderableType:
         table.add_column(column, overflow="fold")
     live = set(progress.live)
     rows: list[Any] = sorted(
-        progress.candidates, key=lambda one: (one.id not in live, one.figure is None, one.figure or 0.0)
+        progress.candidates,
+        key=lambda candidate: (candidate.id not in live, candidate.figure is None, candidate.figure or 0.0),
     )
-    for one in rows[:_ROWS]:
-        state = "measured now" if one.id in live else one.code
-        gain = "-" if one.gain is None else f"{one.gain} of {one.gain.against}"
-        table.add_row(Text(one.id), Text(changes_text(one.changes)), gain, state)
+    for row in rows[:_ROWS]:
+        state = "measured now" if row.id in live else row.code
+        gain = "-" if row.gain is None else f"{row.gain} of {row.gain.against}"
+        table.add_row(Text(row.id), Text(changes_text(row.changes)), gain, state)
     return Group(Text(head), table)
 
 

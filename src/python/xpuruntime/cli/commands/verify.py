@@ -169,15 +169,15 @@ def _outputs(out: Sequence[str] | None, formats: Sequence[str]) -> list[tuple[st
     """Read ``FORMAT=FILE``."""
     from xpuruntime.policies.document import did_you_mean
 
-    found = []
+    outputs = []
     for value in out or ():
         format, equals, path = value.partition("=")
         if not equals or not path:
             raise InputError(f"--out {value}: write FORMAT=FILE, such as junit=verify.xml")
         if format not in formats:
             raise InputError(f"--out {value}: {format!r} is not a format{did_you_mean(format, formats, 'formats')}")
-        found.append((format, path))
-    return found
+        outputs.append((format, path))
+    return outputs
 
 
 def _github(result: VerificationResult, *, as_json: bool) -> None:

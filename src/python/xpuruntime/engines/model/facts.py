@@ -231,7 +231,10 @@ class _Draws:
     def __init__(self, model: onnx.ModelProto) -> None:
         self.model = model
         self.functions: set[tuple[str, str]] = set()
-        bodies = {(normal_domain(one.domain), one.name): list(_inner_nodes(one.node)) for one in model.functions}
+        bodies = {
+            (normal_domain(function.domain), function.name): list(_inner_nodes(function.node))
+            for function in model.functions
+        }
         while more := {key for key in bodies.keys() - self.functions if any(map(self, bodies[key]))}:
             self.functions |= more
 

@@ -31,16 +31,16 @@ def model_digest(info: ModelInfo) -> str:
 
 def external_digests(info: ModelInfo) -> dict[str, str]:
     """Return file of external data to its SHA-256, in hex. Raises as `model_digest`."""
-    found = {}
+    digests = {}
     for file in sorted(info.external_files, key=lambda one: one.location):
         path = Path(info.base_dir or ".") / file.location
         try:
             facts = path.stat()
-            found[file.location] = _remembered(str(path), facts.st_size, facts.st_mtime_ns)
+            digests[file.location] = _remembered(str(path), facts.st_size, facts.st_mtime_ns)
         except OSError as error:
             msg = f"cannot use the model {info.path!r}: its data {file.location!r} cannot be read ({reason_of(error)})"
             raise ModelError(f"{msg}. Fix: put the file back beside the model.") from None
-    return found
+    return digests
 
 
 @functools.lru_cache(maxsize=64)

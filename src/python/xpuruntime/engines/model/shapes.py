@@ -68,8 +68,8 @@ def shape_ranges(info: ModelInfo, policy: Policy) -> dict[str, tuple[ShapeRange,
     """
     known = {}
     for name, ranges in _settle(info, policy.execution.shapes).items():
-        if all(one is not None for one in ranges):
-            known[name] = tuple(one for one in ranges if one is not None)
+        if all(range_ is not None for range_ in ranges):
+            known[name] = tuple(range_ for range_ in ranges if range_ is not None)
     return known
 
 
@@ -79,16 +79,16 @@ def open_dimensions(info: ModelInfo) -> dict[str, str]:
     Such as ``{"x": "[1, <batch>]"}``: what stands in angle brackets is to be filled in. An input whose rank is not
     known is ``"[<all dimensions>]"``.
     """
-    found = {}
+    dimensions = {}
     for tensor in info.inputs:
         if tensor.kind != "tensor":
             continue
         if tensor.shape is None:
-            found[tensor.name] = "[<all dimensions>]"
+            dimensions[tensor.name] = "[<all dimensions>]"
         elif not all(isinstance(size, int) for size in tensor.shape):
             sizes = (str(size) if isinstance(size, int) else f"<{size or 'size'}>" for size in tensor.shape)
-            found[tensor.name] = f"[{', '.join(sizes)}]"
-    return found
+            dimensions[tensor.name] = f"[{', '.join(sizes)}]"
+    return dimensions
 
 
 def shape_fits(shape: Sequence[int], declared: Sequence[int | str | None]) -> bool:
@@ -138,17 +138,17 @@ def read_shapes(
 
     A range stands as it was stated where the engine left the dimension open: `InputValidator` holds it in every call.
     """
-    found = {}
+    shapes = {}
     for name, sizes in stated.items():
         if name in seen and len(seen[name]) == len(sizes):
             dims = [
                 size if isinstance(size, str) and not isinstance(dim, int) else dim
                 for size, dim in zip(sizes, seen[name], strict=True)
             ]
-            found[f"{_KEY}.{name}"] = f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
+            shapes[f"{_KEY}.{name}"] = f"[{', '.join('?' if dim is None else str(dim) for dim in dims)}]"
     if all(isinstance(dim, int) for shape in seen.values() for dim in shape):
-        found["execution.static_shape"] = "all sizes are fixed"
-    return found
+        shapes["execution.static_shape"] = "all sizes are fixed"
+    return shapes
 
 
 def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ranges:
@@ -245,13 +245,13 @@ def batch_axes(inputs: Sequence[TensorInfo]) -> tuple[str | None, dict[str, int]
     It is the open first dimension of the first input that begins with one. Where that has a name, other inputs may have
     it at another place; where not, it is the first dimension of all inputs whose first has no name.
     """
-    leading = [one for one in inputs if one.shape and not isinstance(one.shape[0], int)]
+    leading = [input_ for input_ in inputs if input_.shape and not isinstance(input_.shape[0], int)]
     if not leading or not leading[0].shape:
         return None, {}
     key = leading[0].shape[0]
     if not isinstance(key, str):
         return None, {one.name: 0 for one in leading if one.shape and one.shape[0] is None}
-    return key, {one.name: one.shape.index(key) for one in inputs if one.shape and key in one.shape}
+    return key, {input_.name: input_.shape.index(key) for input_ in inputs if input_.shape and key in input_.shape}
 
 
 def with_static_batch(info: ModelInfo, size: int) -> ModelInfo:
@@ -270,42 +270,42 @@ def with_static_batch(info: ModelInfo, size: int) -> ModelInfo:
                 "state one of the two"
             )
     outputs = {
-        one.name: one.shape.index(key) if isinstance(key, str) else 0
-        for one in info.outputs
-        if one.shape and (key in one.shape if isinstance(key, str) else one.shape[0] is None)
+        output.name: output.shape.index(key) if isinstance(key, str) else 0
+        for output in info.outputs
+        if output.shape and (key in output.shape if isinstance(key, str) else output.shape[0] is None)
     }
     fixed = {
-        one.name: tuple(
-            size if axis == axes[one.name] else known
-            for axis, known in enumerate(info.fixed.get(one.name, (None,) * len(one.shape or ())))
+        input_.name: tuple(
+            size if axis == axes[input_.name] else known
+            for axis, known in enumerate(info.fixed.get(input_.name, (None,) * len(input_.shape or ())))
         )
-        for one in info.inputs
-        if one.name in axes
+        for input_ in info.inputs
+        if input_.name in axes
     }
     return msgspec.structs.replace(
         info,
-        inputs=tuple(_marked(one, axes.get(one.name), size) for one in info.inputs),
-        outputs=tuple(_marked(one, outputs.get(one.name), size) for one in info.outputs),
+        inputs=tuple(_marked(input_, axes.get(input_.name), size) for input_ in info.inputs),
+        outputs=tuple(_marked(output, outputs.get(output.name), size) for output in info.outputs),
         fixed={**info.fixed, **fixed},
     )
 
 
 def fixed_axes(tensors: Sequence[TensorInfo]) -> dict[str, int]:
     """Return the axis of the batch in the tensors where `with_static_batch` has fixed it."""
-    found = {}
+    axes = {}
     for tensor in tensors:
         for axis, (size, limit) in enumerate(zip(tensor.shape or (), tensor.limits, strict=False)):
-            if limit == (1, size) and tensor.name not in found:
-                found[tensor.name] = axis
-    return found
+            if limit == (1, size) and tensor.name not in axes:
+                axes[tensor.name] = axis
+    return axes
 
 
 def with_open_batch(info: ModelInfo) -> ModelInfo:
     """Return the model as callers see it: the batch dimension has a name and the sizes 1 to the fixed one."""
     return msgspec.structs.replace(
         info,
-        inputs=tuple(_opened(one) for one in info.inputs),
-        outputs=tuple(_opened(one) for one in info.outputs),
+        inputs=tuple(_opened(input_) for input_ in info.inputs),
+        outputs=tuple(_opened(output) for output in info.outputs),
     )
 
 

@@ -238,7 +238,7 @@ def script_main(opener: str) -> str:
 
 def bfloat16_names(tensors: Iterable[TensorInfo]) -> list[str]:
     """Return the tensors of the type bfloat16, which NumPy lacks: scripts take and give their bits as ``uint16``."""
-    return [one.name for one in tensors if one.dtype == "bfloat16"]
+    return [tensor.name for tensor in tensors if tensor.dtype == "bfloat16"]
 
 
 def bits_note(taken: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
@@ -249,13 +249,13 @@ def bits_note(taken: Sequence[str], given: Sequence[str]) -> tuple[str, ...]:
 
 def from_bits(outputs: Mapping[str, Any], tensors: Iterable[TensorInfo]) -> dict[str, Any]:
     """Return the outputs of a script with those in bfloat16 in that type of ``ml_dtypes``, as sessions give them."""
-    found = dict(outputs)
+    bits = dict(outputs)
     for name in bfloat16_names(tensors):
-        if name in found:
+        if name in bits:
             import ml_dtypes
 
-            found[name] = found[name].view(ml_dtypes.bfloat16)
-    return found
+            bits[name] = bits[name].view(ml_dtypes.bfloat16)
+    return bits
 
 
 def requirements(job: ExportJob, *more: str) -> str:

@@ -77,7 +77,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True):
         if self.model_file:
             lines.append(f"default_model_filename: {_quoted(self.model_file)}")
         for word, tensors in (("input", self.inputs), ("output", self.outputs)):
-            lines += [f"{word} {{\n{_tensor(one)}\n}}" for one in tensors]
+            lines += [f"{word} {{\n{_tensor(tensor)}\n}}" for tensor in tensors]
         kind = "KIND_GPU" if self.gpus else "KIND_CPU"
         gpus = f" gpus: [ {', '.join(map(str, self.gpus))} ]" if self.gpus else ""
         lines.append(f"instance_group {{ count: 1 kind: {kind}{gpus} }}")
@@ -110,27 +110,27 @@ def tensor_configs(
 ) -> tuple[TensorConfig, ...]:
     """Return the tensors of a model as Triton states them."""
     found = []
-    for one in tensors:
-        kind = _TYPES.get(one.dtype)
-        if one.dtype in without:
+    for tensor in tensors:
+        kind = _TYPES.get(tensor.dtype)
+        if tensor.dtype in without:
             raise UnsupportedOperationError(
-                f"{one.name!r} of {model} has the type {one.dtype}, which Triton's {backend} backend does not take. "
-                "Fix: put a Cast at it into the model, for example to float32, and lock that; or serve it with "
+                f"{tensor.name!r} of {model} has the type {tensor.dtype}, which Triton's {backend} backend does not "
+                "take. Fix: put a Cast at it into the model, for example to float32, and lock that; or serve it with "
                 "`xrt serve`"
             )
-        if kind is None or one.shape is None or getattr(one, "kind", "tensor") != "tensor":
-            what = "an unknown rank" if kind is not None else f"the type {one.dtype}"
+        if kind is None or tensor.shape is None or getattr(tensor, "kind", "tensor") != "tensor":
+            what = "an unknown rank" if kind is not None else f"the type {tensor.dtype}"
             raise UnsupportedOperationError(
-                f"{one.name!r} of {model} has {what}, which Triton's configuration cannot express. Fix: "
+                f"{tensor.name!r} of {model} has {what}, which Triton's configuration cannot express. Fix: "
                 "export the model with tensors of a known rank and of a type that Triton has"
             )
-        if not one.shape and not scalars:
+        if not tensor.shape and not scalars:
             raise UnsupportedOperationError(
-                f"{one.name!r} of {model} has rank 0. Triton has no such tensors, and its {backend} backend is not "
+                f"{tensor.name!r} of {model} has rank 0. Triton has no such tensors, and its {backend} backend is not "
                 "known to take [1] for one. Fix: give it the shape [1] in the model, or export to triton-python"
             )
-        dims = tuple(size if isinstance(size, int) else -1 for size in one.shape) or (1,)
-        found.append(TensorConfig(name=one.name, data_type=kind, dims=dims))
+        dims = tuple(size if isinstance(size, int) else -1 for size in tensor.shape) or (1,)
+        found.append(TensorConfig(name=tensor.name, data_type=kind, dims=dims))
     return tuple(found)
 
 

@@ -54,7 +54,7 @@ class CpuModel(HostModel):
             observer=observer,
             log=log,
         )
-        inputs = {one.name for one in info.inputs}
+        inputs = {input_.name for input_ in info.inputs}
         self._passed = tuple(i for i, name in enumerate(self._outputs) if name in inputs)
         #: Options of the next run alone.
         self._once: Any = None

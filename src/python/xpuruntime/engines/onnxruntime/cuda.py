@@ -172,10 +172,10 @@ class CudaModel(LoadedModel):
         """Return a new stream of this session's own, whose reads of results nobody has to wait for."""
         from xpuruntime import _core
 
-        made = _core.Stream(self.device)
+        stream = _core.Stream(self.device)
         with self._meeting:
-            self._foreign[made.handle] = made
-        return made
+            self._foreign[stream.handle] = stream
+        return stream
 
     def enter(self) -> None:
         """Put what follows after all work queued so far on every stream that ever received outputs."""

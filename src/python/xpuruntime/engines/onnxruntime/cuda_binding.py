@@ -150,8 +150,8 @@ class CudaBinding(Binding):
 
         def run(io: Any, options: Any) -> None:
             stream.synchronize()
-            for one in codes:
-                self._io.bind_input(*one)
+            for code in codes:
+                self._io.bind_input(*code)
             call(io, options)
 
         return run
@@ -270,7 +270,7 @@ class CudaBinding(Binding):
         except Exception as error:
             raise model.failed(error) from None
         capsules = model.take(probe)
-        made: dict[str, Any] = {}
+        outputs: dict[str, Any] = {}
         buffers: dict[str, DeviceArray] = {}
         self._declared = {output.name: output.shape for output in model.session.get_outputs()}
         for name, capsule in zip(model.output_names, capsules, strict=True):
@@ -292,14 +292,14 @@ class CudaBinding(Binding):
                 array = as_kind(tensor, self._kind)
                 item = device_array(name, tensor, "tensor", model.device, model.stream)
             self._keep.append((item, array))
-            made[name] = array
+            outputs[name] = array
             for other, buffer in buffers.items():
                 if overlap(item, buffer):
                     msg = f"the buffers of outputs {other!r} and {name!r} share memory; give each its own"
                     raise InputError(msg)
             buffers[name] = item
             self._bind_output(name, item)
-        return made
+        return outputs
 
     def close(self) -> None:
         """Release the captured graph and the buffers this binding made."""

@@ -69,7 +69,7 @@ class HostRuns:
         """
         info = model.info
         types = {one.dtype for one in (*model.check.infos.values(), *info.outputs)}
-        known = {one.name for one in info.outputs}.issuperset(model.output_names)
+        known = {output.name for output in info.outputs}.issuperset(model.output_names)
         if model.stream is None or model.passed or not known or not types <= _DTYPES:
             return None
         if not hasattr(model.session, "get_input_memory_infos"):  # of an older ONNX Runtime

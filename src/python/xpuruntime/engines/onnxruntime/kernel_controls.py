@@ -70,7 +70,7 @@ class KernelKeys:
         self._found = self._find(capability, tune=tune) if self._why_not is None else FoundRewrites()
         self._settings = settings.replace(
             tune=tune,
-            rewrites={one.node: str(one) for one in self._found.rewrites},
+            rewrites={rewrite.node: str(rewrite) for rewrite in self._found.rewrites},
             left={one.node: str(one) for one in self._found.left},
         )
 
@@ -176,7 +176,7 @@ class KernelKeys:
 
     @functools.cached_property
     def _kinds(self) -> set[str]:
-        return {one.kind for one in self._found.rewrites} | {one.kind for one in self._found.left}
+        return {rewrite.kind for rewrite in self._found.rewrites} | {one.kind for one in self._found.left}
 
     @functools.cached_property
     def _op_types(self) -> set[str]:

@@ -150,30 +150,32 @@ class OnnxRuntimeExporter(NativeExporter):
         )
 
     def _script_outcomes(self, settings: OnnxRuntimeSettings) -> tuple[KeyOutcome, ...]:
-        found = KeyOutcomes(self.job, _TITLE)
+        outcomes = KeyOutcomes(self.job, _TITLE)
         cuda = settings.provider == _CUDA
-        self._of_the_graph(found, settings)
-        found.add("execution.threads", "kept", "intra_op_num_threads")
-        found.add("execution.tf32", "kept", "provider option use_tf32")
-        found.add("execution.layout", "kept", "provider option prefer_nhwc, or ONNX Runtime's own layout")
-        found.add_determinism("kept", "use_deterministic_compute, and the provider options that belong to it")
+        self._of_the_graph(outcomes, settings)
+        outcomes.add("execution.threads", "kept", "intra_op_num_threads")
+        outcomes.add("execution.tf32", "kept", "provider option use_tf32")
+        outcomes.add("execution.layout", "kept", "provider option prefer_nhwc, or ONNX Runtime's own layout")
+        outcomes.add_determinism("kept", "use_deterministic_compute, and the provider options that belong to it")
         if not cuda:
-            found.add("execution.allow_cpu_ops", "kept", "every node runs on the CPU")
-        found.add("execution.allow_cpu_ops", "weakened", "any node may run on the CPU provider, not only those named")
-        found.add(
+            outcomes.add("execution.allow_cpu_ops", "kept", "every node runs on the CPU")
+        outcomes.add(
+            "execution.allow_cpu_ops", "weakened", "any node may run on the CPU provider, not only those named"
+        )
+        outcomes.add(
             "execution.cuda_graph",
             "weakened",
             "enable_cuda_graph is set, and a graph is captured only where runs bind fixed addresses; nothing refuses "
             "other runs",
         )
         if settings.pool == "engine":
-            found.add("execution.memory.", "kept", "ONNX Runtime's own arena, with gpu_mem_limit")
-        found.add("execution.memory.", "lost", "the pool is xpuruntime's")
+            outcomes.add("execution.memory.", "kept", "ONNX Runtime's own arena, with gpu_mem_limit")
+        outcomes.add("execution.memory.", "lost", "the pool is xpuruntime's")
         for name in NAMES:
             for option in (*settings.options, *settings.session, "graph_optimization_level", INTER_THREADS):
-                found.add(f"execution.provider_options.{name}.{option}", "kept", "the same option")
-            found.add(f"execution.provider_options.{name}.{OPERATOR_LIBRARIES}", "lost", "the script registers none")
-        return found.settle(
+                outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "the same option")
+            outcomes.add(f"execution.provider_options.{name}.{OPERATOR_LIBRARIES}", "lost", "the script registers none")
+        return outcomes.settle(
             device=f"{settings.provider} with its device_id, and the script refuses a session without it"
         )
 
@@ -225,36 +227,44 @@ class OnnxRuntimeExporter(NativeExporter):
         )
 
     def _triton_outcomes(self, settings: OnnxRuntimeSettings) -> tuple[KeyOutcome, ...]:
-        found = KeyOutcomes(self.job, "Triton's onnxruntime backend")
+        outcomes = KeyOutcomes(self.job, "Triton's onnxruntime backend")
         cuda = settings.provider == _CUDA
         if left := _not_passed_on(settings):
-            found.add("execution.precision", "weakened", f"the backend passes {', '.join(left)} not on")
-        self._of_the_graph(found, settings)
-        found.add("execution.threads", "kept", "intra_op_thread_count; a global thread pool of the server overrides it")
+            outcomes.add("execution.precision", "weakened", f"the backend passes {', '.join(left)} not on")
+        self._of_the_graph(outcomes, settings)
+        outcomes.add(
+            "execution.threads", "kept", "intra_op_thread_count; a global thread pool of the server overrides it"
+        )
         if cuda:
-            found.add("execution.tf32", "kept", "use_tf32 of the cuda accelerator")
-            found.add("execution.layout", "kept", "prefer_nhwc of the cuda accelerator")
+            outcomes.add("execution.tf32", "kept", "use_tf32 of the cuda accelerator")
+            outcomes.add("execution.layout", "kept", "prefer_nhwc of the cuda accelerator")
             if settings.pool == "engine":
-                found.add("execution.memory.limit", "kept", "gpu_mem_limit")
+                outcomes.add("execution.memory.limit", "kept", "gpu_mem_limit")
         else:
-            found.add("execution.tf32", "kept", "the CPU has no TF32")
-            found.add("execution.layout", "kept", "ONNX Runtime's own layout")
-            found.add("execution.allow_cpu_ops", "kept", "every node runs on the CPU")
-        found.add("execution.allow_cpu_ops", "weakened", "any node may run on the CPU provider, not only those named")
-        found.add("execution.memory.pool", "kept" if settings.pool == "engine" else "lost", "ONNX Runtime's own arena")
-        found.add("execution.determinism", "lost", "the backend does not set use_deterministic_compute")
-        found.add("execution.cuda_graph", "weakened", "enable_cuda_graph is set; whether runs capture is the backend's")
+            outcomes.add("execution.tf32", "kept", "the CPU has no TF32")
+            outcomes.add("execution.layout", "kept", "ONNX Runtime's own layout")
+            outcomes.add("execution.allow_cpu_ops", "kept", "every node runs on the CPU")
+        outcomes.add(
+            "execution.allow_cpu_ops", "weakened", "any node may run on the CPU provider, not only those named"
+        )
+        outcomes.add(
+            "execution.memory.pool", "kept" if settings.pool == "engine" else "lost", "ONNX Runtime's own arena"
+        )
+        outcomes.add("execution.determinism", "lost", "the backend does not set use_deterministic_compute")
+        outcomes.add(
+            "execution.cuda_graph", "weakened", "enable_cuda_graph is set; whether runs capture is the backend's"
+        )
         for name in NAMES:
             head = f"execution.provider_options.{name}."
             for option in settings.options:
-                found.add(f"{head}{option}", "kept", "of the cuda accelerator" if cuda else "the backend's own")
+                outcomes.add(f"{head}{option}", "kept", "of the cuda accelerator" if cuda else "the backend's own")
             for option in _TRITON_ENTRIES:
-                found.add(f"{head}{option}", "kept", "the same parameter")
-            found.add(f"{head}{INTER_THREADS}", "kept", "inter_op_thread_count, execution_mode")
+                outcomes.add(f"{head}{option}", "kept", "the same parameter")
+            outcomes.add(f"{head}{INTER_THREADS}", "kept", "inter_op_thread_count, execution_mode")
             known = settings.level in (*_TRITON_LEVELS, "all")
-            found.add(f"{head}graph_optimization_level", "kept" if known else "lost", "optimization.graph.level")
-            found.add(head, "lost", "the backend passes no such session entry on")
-        return found.settle(device="instance_group, by kind and GPU")
+            outcomes.add(f"{head}graph_optimization_level", "kept" if known else "lost", "optimization.graph.level")
+            outcomes.add(head, "lost", "the backend passes no such session entry on")
+        return outcomes.settle(device="instance_group, by kind and GPU")
 
 
 class _Recorded:
@@ -296,12 +306,12 @@ def _cuda_parameters(settings: OnnxRuntimeSettings) -> dict[str, str]:
 
 
 def _triton_parameters(settings: OnnxRuntimeSettings) -> dict[str, str]:
-    found = {name: settings.session[name] for name in _TRITON_ENTRIES if name in settings.session}
+    parameters = {name: settings.session[name] for name in _TRITON_ENTRIES if name in settings.session}
     if settings.threads is not None:
-        found["intra_op_thread_count"] = str(settings.threads)
+        parameters["intra_op_thread_count"] = str(settings.threads)
     if settings.inter_threads is not None:
-        found |= {"inter_op_thread_count": str(settings.inter_threads), "execution_mode": "1"}
-    return found
+        parameters |= {"inter_op_thread_count": str(settings.inter_threads), "execution_mode": "1"}
+    return parameters
 
 
 def _not_passed_on(settings: OnnxRuntimeSettings) -> list[str]:

@@ -122,8 +122,8 @@ def count(compiled: Any, feeds: Mapping[str, Any], runs: int, info: ModelInfo, n
         return found
     means: dict[str, list[int]] = {}
     for nodes in read:
-        for one in nodes:
-            means.setdefault(one.node_name, []).append(one.real_time // _MICROSECOND)
+        for node in nodes:
+            means.setdefault(node.node_name, []).append(node.real_time // _MICROSECOND)
     found.counts = {name: bounded(values, runs) for name, values in means.items() if len(values) == len(read)}
     found.seen = {name for name, values in means.items() if any(values)}
     return found

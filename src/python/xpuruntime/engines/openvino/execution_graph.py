@@ -55,7 +55,7 @@ def read_graph(compiled: Any) -> list[Executed]:
 
 def executed_nodes(operations: Sequence[Mapping[str, Any]]) -> list[Executed]:
     """Return the executed nodes of what `graph_facts` read."""
-    found: list[Executed] = []
+    nodes: list[Executed] = []
     types: dict[str, str | None] = {}
     for operation in operations:
         facts = operation["info"]
@@ -68,7 +68,7 @@ def executed_nodes(operations: Sequence[Mapping[str, Any]]) -> list[Executed]:
         named = bool(kernel) and not kernel.startswith("unknown")
         own = _WORDS.get(facts["runtimePrecision"])
         time = facts["execTimeMcs"]
-        found.append(
+        nodes.append(
             Executed(
                 name=name,
                 kind=kind,
@@ -86,7 +86,7 @@ def executed_nodes(operations: Sequence[Mapping[str, Any]]) -> list[Executed]:
                 above=above,
             )
         )
-    return found
+    return nodes
 
 
 def _of_kernel(kernel: str) -> str | None:

@@ -75,7 +75,7 @@ class OpenVinoExporter(NativeExporter):
             version=self.job.version,
             device=settings.device,
             inputs=order,
-            outputs=[one.name for one in self._info.outputs],
+            outputs=[output.name for output in self._info.outputs],
             bits=f"BFLOAT16 = {sorted({*taken, *given})!r}  # as bits, in arrays of uint16\n" if taken or given else "",
             run=_RUN_BITS if taken or given else _RUN,
             checked=python_literal({_HINT: settings.hint}),
@@ -113,15 +113,15 @@ class OpenVinoExporter(NativeExporter):
             return NativeRun(facts=answer.value["facts"], outputs=outputs, observed=observed)
 
     def _outcomes(self, settings: OpenVinoSettings) -> tuple[KeyOutcome, ...]:
-        found = KeyOutcomes(self.job, "OpenVINO")
-        found.add("execution.precision", "kept", f"{_HINT} {settings.hint}, which the script reads back")
-        found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
-        found.add_determinism("kept", "the same streams and threads")
-        self._of_the_graph(found, settings)
+        outcomes = KeyOutcomes(self.job, "OpenVINO")
+        outcomes.add("execution.precision", "kept", f"{_HINT} {settings.hint}, which the script reads back")
+        outcomes.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
+        outcomes.add_determinism("kept", "the same streams and threads")
+        self._of_the_graph(outcomes, settings)
         for name in NAMES:
             for option in (*settings.properties, "quantiser"):
-                found.add(f"execution.provider_options.{name}.{option}", "kept", "the same property, or the graph")
-        return found.settle(device="compile_model names it, and the script reads EXECUTION_DEVICES back")
+                outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "the same property, or the graph")
+        return outcomes.settle(device="compile_model names it, and the script reads EXECUTION_DEVICES back")
 
     def _of_the_graph(self, found: KeyOutcomes, settings: OpenVinoSettings) -> None:
         found.add("execution.tf32", "kept", "no plugin of OpenVINO computes in TF32")
@@ -160,19 +160,19 @@ class OpenVinoExporter(NativeExporter):
         return tensor_configs(tensors, self.job.name, backend="openvino", without=_NOT_IN_TRITON, scalars=False)
 
     def _triton_outcomes(self, settings: OpenVinoSettings) -> tuple[KeyOutcome, ...]:
-        found = KeyOutcomes(self.job, "Triton's openvino backend")
+        outcomes = KeyOutcomes(self.job, "Triton's openvino backend")
         if settings.hint == "bf16":
-            found.add("execution.precision", "kept", "HINT_BF16")
-        found.add("execution.precision", "lost", f"the backend passes no {_HINT} on, and OpenVINO may take another")
-        found.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
-        found.add_determinism("weakened", "the backend chooses properties that are not passed on")
-        self._of_the_graph(found, settings)
+            outcomes.add("execution.precision", "kept", "HINT_BF16")
+        outcomes.add("execution.precision", "lost", f"the backend passes no {_HINT} on, and OpenVINO may take another")
+        outcomes.add("execution.threads", "kept", "INFERENCE_NUM_THREADS")
+        outcomes.add_determinism("weakened", "the backend chooses properties that are not passed on")
+        self._of_the_graph(outcomes, settings)
         for name in NAMES:
             for option in _TRITON:
-                found.add(f"execution.provider_options.{name}.{option}", "kept", "the same parameter")
-            found.add(f"execution.provider_options.{name}.quantiser", "kept", "the graph")
-            found.add(f"execution.provider_options.{name}.", "lost", "the backend passes no such property on")
-        return found.settle(device="TARGET_DEVICE")
+                outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "the same parameter")
+            outcomes.add(f"execution.provider_options.{name}.quantiser", "kept", "the graph")
+            outcomes.add(f"execution.provider_options.{name}.", "lost", "the backend passes no such property on")
+        return outcomes.settle(device="TARGET_DEVICE")
 
 
 def _save(graph: Any, folder: Path) -> None:

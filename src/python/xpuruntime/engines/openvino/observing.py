@@ -309,10 +309,10 @@ class _Units:
 
 def _types_of_sources(info: ModelInfo) -> dict[str, str]:
     """Return the precision of each input and weight of the model."""
-    found = {one.name: precision_name(one.dtype) for one in info.inputs}
+    types = {input_.name: precision_name(input_.dtype) for input_ in info.inputs}
     for one in info.named_proto().graph.initializer:
-        found[one.name] = precision_of(one.data_type)
-    return found
+        types[one.name] = precision_of(one.data_type)
+    return types
 
 
 def _alike(node: str | None, kernel: str | None) -> bool:
@@ -343,8 +343,8 @@ def _boundaries(executed: Sequence[Executed], units: _Units) -> tuple[Boundary, 
             groups.setdefault(("layout", f"{one.kind} on {units.device}"), []).append(one)
     found = []
     for (kind, where), members in sorted(groups.items()):
-        times = [t for one in members if (t := units.time(one)) is not None]
-        sizes = [one.size for one in members]
+        times = [t for member in members if (t := units.time(member)) is not None]
+        sizes = [member.size for member in members]
         found.append(
             Boundary(
                 kind=kind,

@@ -41,7 +41,7 @@ def other_floats(model: ModelInfo, precisions: Collection[str]) -> str:
 
 
 def _stated(model: ModelInfo, proto: onnx.ModelProto) -> set[str]:
-    words = {one.dtype for one in (*model.inputs, *model.outputs)} | set(model.weights)
+    words = {input_.dtype for input_ in (*model.inputs, *model.outputs)} | set(model.weights)
     numbers = {one.data_type for graph in graphs(proto) for one in graph.initializer}
     for graph in graphs(proto):
         for node in graph.node:
@@ -50,4 +50,4 @@ def _stated(model: ModelInfo, proto: onnx.ModelProto) -> set[str]:
                     numbers.add(int(attribute.i))
                 elif attribute.HasField("t"):
                     numbers.add(int(attribute.t.data_type))
-    return {precision_name(word) for word in words} | {precision_of(one) for one in numbers}
+    return {precision_name(word) for word in words} | {precision_of(number) for number in numbers}

@@ -150,9 +150,9 @@ def _image_sizes(model: ModelInfo) -> dict[str, int]:
     """Return the open height and width of images where the model's metadata states them, by dimension."""
     sides = [int(side) for side in re.findall(r"[0-9]{1,6}", model.metadata.get("imgsz", ""))]
     sides = sides * 2 if len(sides) == 1 else sides
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     if len(sides) != 2 or not all(0 < side <= _LARGEST_SIDE for side in sides):
-        return found
+        return sizes
     for tensor in model.inputs:
         if tensor.shape is None or len(tensor.shape) != 4:
             continue
@@ -160,8 +160,8 @@ def _image_sizes(model: ModelInfo) -> dict[str, int]:
         first = 1 if names[3] in (1, 3, 4) else 2  # of NHWC and of NCHW
         for axis, side in zip((first, first + 1), sides, strict=True):
             if isinstance(name := names[axis], str):
-                found.setdefault(name, inside(side, limits[axis]))
-    return found
+                sizes.setdefault(name, inside(side, limits[axis]))
+    return sizes
 
 
 def _batch(inputs: Sequence[TensorInfo], given: Mapping[str, Any], stated: Mapping[str, int]) -> int | None:

@@ -254,6 +254,6 @@ def _names(graph: onnx.GraphProto) -> Iterator[str]:
 
 
 def _copy(node: onnx.NodeProto) -> onnx.NodeProto:
-    made = type(node)()
-    made.CopyFrom(node)
-    return made
+    copy = type(node)()
+    copy.CopyFrom(node)
+    return copy

@@ -105,26 +105,26 @@ def signature(op: str, domain: str, version: int) -> Signature | None:
 def _engine_signatures() -> dict[tuple[str, str], Signature]:
     from xpuruntime.engines.onnxruntime._private_api import operator_schemas
 
-    found: dict[tuple[str, str], Signature] = {}
+    signatures: dict[tuple[str, str], Signature] = {}
     for schema in operator_schemas():
         key = (normal_domain(schema.domain), schema.name)
-        if key in found and found[key].since > schema.since_version:
+        if key in signatures and signatures[key].since > schema.since_version:
             continue
-        found[key] = Signature(
+        signatures[key] = Signature(
             tuple(i.typeStr for i in schema.inputs),
             tuple(o.typeStr for o in schema.outputs),
             {c.type_param_str: frozenset(c.allowed_type_strs) for c in schema.type_constraints},
             schema.since_version,
         )
-    return found
+    return signatures
 
 
 def node_types(model: onnx.ModelProto) -> dict[str, NodeTypes]:
     """Return the types of every node's inputs and outputs, subgraphs included, by (unique) node name."""
     versions = {normal_domain(o.domain): o.version for o in model.opset_import}
-    found: dict[str, NodeTypes] = {}
-    _walk(model.graph, {}, versions, found)
-    return found
+    types: dict[str, NodeTypes] = {}
+    _walk(model.graph, {}, versions, types)
+    return types
 
 
 def _value_type(value: onnx.ValueInfoProto) -> int:

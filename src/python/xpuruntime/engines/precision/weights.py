@@ -75,6 +75,6 @@ def round_tensor(tensor: onnx.TensorProto, target: int) -> tuple[Any, Rounded]:
         part = round_values(values[start : start + _BLOCK], target)
         bits[start : start + _BLOCK] = part.bits
         over, under = over + part.over, under + part.under
-    made = onnx.TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=target, dims=tensor.dims)
-    made.raw_data = bits.tobytes()
-    return made, Rounded(bits, over, under)
+    proto = onnx.TensorProto(name=tensor.name, doc_string=tensor.doc_string, data_type=target, dims=tensor.dims)
+    proto.raw_data = bits.tobytes()
+    return proto, Rounded(bits, over, under)

@@ -82,7 +82,7 @@ def check_context(source: ModelSource, target: Target) -> None:
     """Hold the record inside a compiled model against the chip: ONNX Runtime itself runs it for any."""
     data = read(source.model)[1] if isinstance(source.model, str) else source.model
     proto = parse(data, source.label)
-    text = next((one.value for one in proto.metadata_props if one.key == _RECORD), "")
+    text = next((prop.value for prop in proto.metadata_props if prop.key == _RECORD), "")
     match = _RECORD_FORM.match(text)
     if match is None:
         msg = (
@@ -190,7 +190,7 @@ def _verify(placed: Sequence[Placed], source: ModelSource, opening: Opening, set
     strays = [one for one in away if not _allowed(one, settings.allow_cpu_ops)]
     if strays or (placed and len(away) == len(placed)):  # none at all: the graph was folded to constants
         rejected, faults = _reasons(source, opening)
-        names = {one.name for one in strays}
+        names = {stray.name for stray in strays}
         told = [one for one in rejected if one.name in names or not strays]
         raise refusal(told or rejected, faults, label=source.label, where=str(settings.target))
 

@@ -66,7 +66,9 @@ class WorkerSession:
 
     def run_with_iobinding(self, buffers: _Buffers, _: object = None) -> None:
         """Run on the inputs of a binding, and leave the results there."""
-        buffers.results = [_Result(array) for array in self.run([one.name for one in self._outputs], buffers.inputs)]
+        buffers.results = [
+            _Result(array) for array in self.run([output.name for output in self._outputs], buffers.inputs)
+        ]
 
 
 class _Result(NamedTuple):

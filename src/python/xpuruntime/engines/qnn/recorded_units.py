@@ -34,7 +34,7 @@ def read_units(request: Request) -> tuple[Unit, ...] | None:
         return None
     path = request.artifact.folder / _UNITS
     try:
-        found: tuple[Unit, ...] = decode_json(path.read_bytes(), tuple[Unit, ...])
+        units: tuple[Unit, ...] = decode_json(path.read_bytes(), tuple[Unit, ...])
     except (OSError, msgspec.MsgspecError) as error:
         raise ModelError(f"the artifact's {path} cannot be read: {error}. Fix: compile the model again") from None
-    return found
+    return units

@@ -104,7 +104,7 @@ class _Sessions:
         self._open[head["session"]] = session
         return {
             "outputs": [output.name for output in session.get_outputs()],
-            "placed": [msgspec.to_builtins(one) for one in placements(session)],
+            "placed": [msgspec.to_builtins(placement) for placement in placements(session)],
         }, {}
 
 

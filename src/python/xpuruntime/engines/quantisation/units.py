@@ -72,14 +72,14 @@ def _claims(units: Sequence[Unit], made: QuantisedModel) -> dict[int, tuple[str,
 
     Optimisers that change layouts rename values, by which units are joined otherwise, and only add to names of nodes.
     """
-    found: dict[int, tuple[str, ...]] = {}
+    claims: dict[int, tuple[str, ...]] = {}
     seen: set[str] = set()
     for place, unit in enumerate(units):
         name = _ADDED.sub("", unit.id)
         if name in made.regions and name not in seen and unit.relation != "folded":
             seen.add(name)
-            found[place] = (name,)
-    return found
+            claims[place] = (name,)
+    return claims
 
 
 def _ruled(made: QuantisedModel) -> set[str]:

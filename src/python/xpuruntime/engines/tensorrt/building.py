@@ -193,13 +193,13 @@ def _set(thing: Any, attribute: str, value: Any) -> Any:
 
 def _flags(settings: TensorRtSettings) -> list[tuple[str, str, bool]]:
     options = settings.options
-    found = [("TF32", "tf32", settings.tf32)]
-    found += [(flag, option, options[option] == "1") for option, flag in _FLAGS.items() if option in options]
+    flags = [("TF32", "tf32", settings.tf32)]
+    flags += [(flag, option, options[option] == "1") for option, flag in _FLAGS.items() if option in options]
     refit = _REFIT.get(options.get("refit", "off"))
     if refit is not None:
-        found.append((refit, "refit", True))
-    found += [(flag, f"pin_tactics.{flag}", True) for flag in _PINNING.get(options.get("pin_tactics", "off"), ())]
-    return found
+        flags.append((refit, "refit", True))
+    flags += [(flag, f"pin_tactics.{flag}", True) for flag in _PINNING.get(options.get("pin_tactics", "off"), ())]
+    return flags
 
 
 def _flag(trt: Any, config: Any, name: str, wanted: bool) -> bool:

@@ -50,11 +50,11 @@ def profiles(request: Request) -> dict[str, Profile]:
     """Return the least, best and largest shape of each input that keeps an open dimension."""
     found: dict[str, Profile] = {}
     for name, ranges in shape_ranges(request.model, request.policy).items():
-        if not all(one.fixed for one in ranges):
+        if not all(range_.fixed for range_ in ranges):
             found[name] = (
-                tuple(one.min for one in ranges),
-                tuple(one.opt for one in ranges),
-                tuple(one.max for one in ranges),
+                tuple(range_.min for range_ in ranges),
+                tuple(range_.opt for range_ in ranges),
+                tuple(range_.max for range_ in ranges),
             )
     return found
 

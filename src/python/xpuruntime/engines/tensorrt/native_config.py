@@ -92,27 +92,27 @@ class TrtexecExporter(NativeExporter):
 
     def _arguments(self, settings: TensorRtSettings) -> list[str]:
         options = settings.options
-        found = ["--onnx=model.onnx", "--saveEngine=model.plan", "--skipInference"]
-        found.append(f"--device={self.job.request.device.partition(':')[2] or 0}")
+        arguments = ["--onnx=model.onnx", "--saveEngine=model.plan", "--skipInference"]
+        arguments.append(f"--device={self.job.request.device.partition(':')[2] or 0}")
         if self.job.version.partition(".")[0] == "10":  # from 11 on there is no other kind of network
-            found.append("--stronglyTyped")
+            arguments.append("--stronglyTyped")
         if not settings.tf32:
-            found.append("--noTF32")
+            arguments.append("--noTF32")
         scratch = options.get("tactic_shared_memory", "0")
         if not (scratch.isascii() and scratch.isdecimal()):
             raise self.damaged(f"tactic_shared_memory {scratch!r}")
         pools = {"workspace": settings.workspace, "tacticSharedMem": options.get("tactic_shared_memory")}
         sizes = [f"{pool}:{_kib(int(size))}K" for pool, size in pools.items() if size is not None]
-        found += [f"--memPoolSize={','.join(sizes)}"] if sizes else []
+        arguments += [f"--memPoolSize={','.join(sizes)}"] if sizes else []
         for place, word in enumerate(("min", "opt", "max")):
             shapes = [f"{name}:{'x'.join(map(str, one[place]))}" for name, one in sorted(settings.profiles.items())]
-            found += [f"--{word}Shapes={','.join(shapes)}"] if shapes else []
-        found += [f"{flag}={options[name]}" for name, flag in _SAME.items() if name in options]
+            arguments += [f"--{word}Shapes={','.join(shapes)}"] if shapes else []
+        arguments += [f"{flag}={options[name]}" for name, flag in _SAME.items() if name in options]
         if "profiling_verbosity" not in options:
-            found.append("--profilingVerbosity=detailed")
-        found += [flag for name, flag in _SWITCHES.items() if options.get(name) == "1"]
-        found += self._words(options)
-        return found
+            arguments.append("--profilingVerbosity=detailed")
+        arguments += [flag for name, flag in _SWITCHES.items() if options.get(name) == "1"]
+        arguments += self._words(options)
+        return arguments
 
     def _words(self, options: Mapping[str, str]) -> list[str]:
         """Return the options whose values trtexec spells in another way."""
@@ -134,34 +134,34 @@ class TrtexecExporter(NativeExporter):
         return found
 
     def _outcomes(self, settings: TensorRtSettings) -> tuple[KeyOutcome, ...]:
-        found = KeyOutcomes(self.job, "trtexec")
-        found.add("execution.precision", "kept", "types of the graph that is written, strongly typed, and --noTF32")
-        found.add("execution.tf32", "kept", "--noTF32, or TensorRT's default")
-        found.add("execution.shapes.", "kept", "fixed in the graph, or --minShapes, --optShapes, --maxShapes")
-        found.add("execution.allow_cpu_ops", "kept", "TensorRT has no layers on the CPU")
-        found.add("execution.layout", "kept", "TensorRT's own choice")
-        found.add_determinism("weakened", "tactics are timed anew in each build")
-        found.add("execution.cuda_graph", "lost", "the program that runs the engine captures, or not")
-        found.add(
+        outcomes = KeyOutcomes(self.job, "trtexec")
+        outcomes.add("execution.precision", "kept", "types of the graph that is written, strongly typed, and --noTF32")
+        outcomes.add("execution.tf32", "kept", "--noTF32, or TensorRT's default")
+        outcomes.add("execution.shapes.", "kept", "fixed in the graph, or --minShapes, --optShapes, --maxShapes")
+        outcomes.add("execution.allow_cpu_ops", "kept", "TensorRT has no layers on the CPU")
+        outcomes.add("execution.layout", "kept", "TensorRT's own choice")
+        outcomes.add_determinism("weakened", "tactics are timed anew in each build")
+        outcomes.add("execution.cuda_graph", "lost", "the program that runs the engine captures, or not")
+        outcomes.add(
             "execution.memory.pool", "kept" if settings.pool == "engine" else "lost", "TensorRT's own allocations"
         )
-        found.add("execution.memory.limit", "weakened", "--memPoolSize=workspace, of scratch memory alone")
-        found.add_kernels(settings.keep_fp32, "the graph, or TensorRT's own choice", "no such choice")
+        outcomes.add("execution.memory.limit", "weakened", "--memPoolSize=workspace, of scratch memory alone")
+        outcomes.add_kernels(settings.keep_fp32, "the graph, or TensorRT's own choice", "no such choice")
         for name in TENSORRT.names:
             head = f"execution.provider_options.{name}."
             for option in (*_SAME, *_SWITCHES, "tiling_optimization_level", "runtime_platform", "tactic_shared_memory"):
-                found.add(f"{head}{option}", "kept", "the option of trtexec")
-            found.add(f"{head}hardware_compatibility", "kept", "--hardwareCompatibilityLevel")
+                outcomes.add(f"{head}{option}", "kept", "the option of trtexec")
+            outcomes.add(f"{head}hardware_compatibility", "kept", "--hardwareCompatibilityLevel")
             if settings.options.get("refit") != "identical":
-                found.add(f"{head}refit", "kept", "--refit")
+                outcomes.add(f"{head}refit", "kept", "--refit")
             if settings.options.get("timing_cache") not in (None, "default"):
-                found.add(f"{head}timing_cache", "kept", "--timingCacheFile")
+                outcomes.add(f"{head}timing_cache", "kept", "--timingCacheFile")
             if settings.options.get("pin_tactics") == "require":
-                found.add(f"{head}pin_tactics", "kept", "--errorOnTimingCacheMiss")
+                outcomes.add(f"{head}pin_tactics", "kept", "--errorOnTimingCacheMiss")
             for option in _AT_RUN_TIME:
-                found.add(f"{head}{option}", "lost", "it is of the program that runs the engine")
-            found.add(head, "lost", "trtexec has no such option")
-        return found.settle(device="--device; the engine runs on the kind of GPU that built it")
+                outcomes.add(f"{head}{option}", "lost", "it is of the program that runs the engine")
+            outcomes.add(head, "lost", "trtexec has no such option")
+        return outcomes.settle(device="--device; the engine runs on the kind of GPU that built it")
 
 
 def _kib(size: int) -> int:

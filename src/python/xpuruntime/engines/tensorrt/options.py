@@ -141,8 +141,8 @@ def checked_options(given: Mapping[str, object], product: TensorRtProduct, facts
     where = f"execution.provider_options.{product.name}"
     texts = {name: str(value).strip() for name, value in given.items() if name in TEXT_OPTIONS}
     rest = {name: value for name, value in given.items() if name not in TEXT_OPTIONS}
-    found = check_options(rest, {**BUILD_OPTIONS, **RUN_OPTIONS}, where, also=TEXT_OPTIONS)
-    for name in (*found, *texts):
+    options = check_options(rest, {**BUILD_OPTIONS, **RUN_OPTIONS}, where, also=TEXT_OPTIONS)
+    for name in (*options, *texts):
         word = NEEDS.get(name)
         if word is not None and not has(facts, word):
             msg = f"{where}.{name}: {product.title} {facts.version} does not have it ({CAPABILITIES[word].meaning})"
@@ -152,9 +152,9 @@ def checked_options(given: Mapping[str, object], product: TensorRtProduct, facts
         if text is not None and text not in ("off", "default") and "/" not in text and "\\" not in text:
             msg = f"{where}.{name}: {text!r} is neither off, default, nor a path; for such a file write './{text}'"
             raise PolicyError(msg, engine=product.name)
-    found.update(texts)
-    _together(found, where, product)
-    return found
+    options.update(texts)
+    _together(options, where, product)
+    return options
 
 
 def _serving(word: str, product: TensorRtProduct) -> str:

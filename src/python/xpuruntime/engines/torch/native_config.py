@@ -52,11 +52,11 @@ class TorchExporter(NativeExporter):
                 f"{info.path} takes arguments by name, or constants. Fix: export it again with tensors by position",
                 engine="torch",
             )
-        for one in (*info.inputs, *info.outputs):
-            if one.dtype.startswith("float8"):
+        for input_ in (*info.inputs, *info.outputs):
+            if input_.dtype.startswith("float8"):
                 raise UnsupportedOperationError(
-                    f"{one.name!r} of {info.path} has the type {one.dtype}, which NumPy lacks, so that no script takes "
-                    "or gives arrays of it. Fix: convert it inside of the module, and export that",
+                    f"{input_.name!r} of {info.path} has the type {input_.dtype}, which NumPy lacks, so that no script "
+                    "takes or gives arrays of it. Fix: convert it inside of the module, and export that",
                     engine="torch",
                 )
         shutil.copyfile(info.file, folder / _PROGRAM)
@@ -67,8 +67,8 @@ class TorchExporter(NativeExporter):
             digest=self.job.digest,
             version=self.job.version,
             device=self.job.request.device,
-            inputs=[one.name for one in info.inputs],
-            outputs=[one.name for one in info.outputs],
+            inputs=[input_.name for input_ in info.inputs],
+            outputs=[output.name for output in info.outputs],
             bits=_bits_text(taken, given),
             run=_RUN_BITS if taken or given else _RUN,
             deterministic=settings.deterministic,
@@ -134,20 +134,20 @@ class TorchExporter(NativeExporter):
         return tuple(units)
 
     def _outcomes(self, settings: TorchSettings) -> tuple[KeyOutcome, ...]:
-        found = KeyOutcomes(self.job, "PyTorch")
+        outcomes = KeyOutcomes(self.job, "PyTorch")
         if settings.convert is not None:
-            found.add("execution.precision", "lost", f"the program is not converted to {settings.convert}")
-        found.add("execution.precision", "kept", "types of the program, and the switches of TF32")
-        found.add("execution.tf32", "kept", "allow_tf32 of matmul and cuDNN")
-        found.add("execution.threads", "kept", "torch.set_num_threads")
-        found.add_determinism("kept", "torch.use_deterministic_algorithms, and no cuDNN benchmark")
-        found.add("execution.cuda_graph", "lost", "no graph is captured")
-        found.add("execution.shapes.", "weakened", "the program checks its own sizes, and no range of the policy")
-        found.add_kernels((), "PyTorch's own choice", "PyTorch chooses kernels", choice=PYTORCH_CHOICE)
+            outcomes.add("execution.precision", "lost", f"the program is not converted to {settings.convert}")
+        outcomes.add("execution.precision", "kept", "types of the program, and the switches of TF32")
+        outcomes.add("execution.tf32", "kept", "allow_tf32 of matmul and cuDNN")
+        outcomes.add("execution.threads", "kept", "torch.set_num_threads")
+        outcomes.add_determinism("kept", "torch.use_deterministic_algorithms, and no cuDNN benchmark")
+        outcomes.add("execution.cuda_graph", "lost", "no graph is captured")
+        outcomes.add("execution.shapes.", "weakened", "the program checks its own sizes, and no range of the policy")
+        outcomes.add_kernels((), "PyTorch's own choice", "PyTorch chooses kernels", choice=PYTORCH_CHOICE)
         for name in NAMES:
             for option in _OPTIONS:
-                found.add(f"execution.provider_options.{name}.{option}", "kept", "torch.compile, or not")
-        return found.settle(device="the program is moved there")
+                outcomes.add(f"execution.provider_options.{name}.{option}", "kept", "torch.compile, or not")
+        return outcomes.settle(device="the program is moved there")
 
 
 def _bits_text(taken: Sequence[str], given: Sequence[str]) -> str:
@@ -158,12 +158,12 @@ def _bits_text(taken: Sequence[str], given: Sequence[str]) -> str:
 
 def _compile_arguments(settings: TorchSettings) -> dict[str, Any]:
     given = settings.compile
-    found: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
+    arguments: dict[str, Any] = {"fullgraph": given.get("fullgraph") == "1"}
     if "compile_mode" in given:
-        found["mode"] = given["compile_mode"]
+        arguments["mode"] = given["compile_mode"]
     if "dynamic" in given:
-        found["dynamic"] = given["dynamic"] == "1"
-    return found
+        arguments["dynamic"] = given["dynamic"] == "1"
+    return arguments
 
 
 _TEMPLATE = '''\

@@ -36,11 +36,11 @@ def _operators(native: Any, module: Any, feeds: dict[str, Any]) -> dict[str, lis
         def run_node(self, n: Any) -> Any:
             result = super().run_node(n)
             if n.op == "call_function":
-                tensors = [one for one in torch.utils._pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
-                strays = [one for one in tensors if one.device != torch.device(native.DEVICE)]
+                tensors = [leaf for leaf in torch.utils._pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
+                strays = [tensor for tensor in tensors if tensor.device != torch.device(native.DEVICE)]
                 if strays:
                     raise RuntimeError(f"{n.name} gave a tensor on {strays[0].device}, not on {native.DEVICE}")
-                found[n.name] = [str(one.dtype).removeprefix("torch.") for one in tensors]
+                found[n.name] = [str(tensor.dtype).removeprefix("torch.") for tensor in tensors]
             return result
 
     tensors = [_tensor(native, name, feeds[name]).to(native.DEVICE) for name in native.INPUTS]

@@ -186,5 +186,5 @@ def _is_fused(node: NodeInfo, dtypes: tuple[str, ...], *, cuda: bool) -> bool:
         return True
     if name not in RECURRENT or cuda:
         return name in RECURRENT
-    projects = any(_PROJECTION in one for one in node.inputs)
+    projects = any(_PROJECTION in input_ for input_ in node.inputs)
     return name == "lstm" and dtypes != ("fp64",) and not projects

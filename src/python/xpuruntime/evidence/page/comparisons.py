@@ -59,13 +59,13 @@ def _data(comparison: ReportComparison) -> dict[str, Any]:
         ],
         "decisions": [
             [
-                call_at(one.description or one.op, one.nodes),
-                arrow_text(one.kernel_before, one.kernel_after),
-                arrow_text(one.asked_before, one.asked_after),
-                arrow_text(one.asked_by_before, one.asked_by_after),
-                one.reason,
+                call_at(decision.description or decision.op, decision.nodes),
+                arrow_text(decision.kernel_before, decision.kernel_after),
+                arrow_text(decision.asked_before, decision.asked_after),
+                arrow_text(decision.asked_by_before, decision.asked_by_after),
+                decision.reason,
             ]
-            for one in comparison.decisions
+            for decision in comparison.decisions
         ],
         "boundaries": [list(boundary_row(border)) for border in comparison.boundaries],
         "memory": [list(row) for row in memory_change_rows(comparison.memory)],
@@ -73,8 +73,8 @@ def _data(comparison: ReportComparison) -> dict[str, Any]:
         "cuda_graph": [list(row) for row in graph_change_rows(comparison.cuda_graph)],
         "shapes": [list(row) for row in shape_change_rows(comparison.shapes)],
         "surroundings": [
-            [one.name, *("-" if value is None else value for value in (one.before, one.after))]
-            for one in comparison.surroundings
+            [surrounding.name, *("-" if value is None else value for value in (surrounding.before, surrounding.after))]
+            for surrounding in comparison.surroundings
         ],
         "notes": list(comparison.notes),
     }
@@ -104,15 +104,15 @@ def _fragment(comparison: ReportComparison, data: dict[str, Any]) -> str:
     kind = "honoured" if comparison.same else "substituted"
     parts = [f"<p class='xrt-headline xrt-{kind}'>{escaped(comparison.headline)}</p>"]
     if data["speeds"]:
-        parts.append(fragment_table("Speed", ("what", "change", "verdict"), [tuple(one) for one in data["speeds"]]))
+        parts.append(fragment_table("Speed", ("what", "change", "verdict"), [tuple(speed) for speed in data["speeds"]]))
     rows = [
         (
-            ", ".join(one["nodes"][:4]) or "(inserted)",
-            ", ".join(one["what"]) or one["verdict"],
-            one["before"],
-            one["after"],
+            ", ".join(group["nodes"][:4]) or "(inserted)",
+            ", ".join(group["what"]) or group["verdict"],
+            group["before"],
+            group["after"],
         )
-        for one in data["groups"][:20]
+        for group in data["groups"][:20]
     ]
     if rows:
         title = f"Nodes ({len(rows)} of {len(data['groups'])} groups)"
@@ -172,8 +172,8 @@ def _row(row: dict[str, Any], label: str, asked: bool) -> dict[str, Any]:
         **{key: _number(row[key]) for key in (*_FIGURES, "median_us")},
         "divergence": None if row["divergence"] is None else _divergence(row["divergence"]),
         "outputs": [
-            {**{key: one[key] for key in ("name", "passed", "nan", "inf", "reason")}, **_figures(one)}
-            for one in row["outputs"]
+            {**{key: output[key] for key in ("name", "passed", "nan", "inf", "reason")}, **_figures(output)}
+            for output in row["outputs"]
         ],
         "measured": 0 if drift is None else len(drift["layers"]),
         "drift_note": "" if drift is None else drift["note"],

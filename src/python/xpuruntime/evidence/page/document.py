@@ -71,7 +71,8 @@ def render_serving(plain: Mapping[str, Any]) -> str:
     """Return the page of a server."""
     state = "ready" if plain["ready"] else "not ready"
     rows = [
-        (one["name"], one["version"] or "-", one["state"], one["reason"] or one["engine"]) for one in plain["models"]
+        (model["name"], model["version"] or "-", model["state"], model["reason"] or model["engine"])
+        for model in plain["models"]
     ]
     kind = "honoured" if plain["ready"] else "substituted"
     told = fragment(

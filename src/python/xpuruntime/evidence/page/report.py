@@ -54,8 +54,8 @@ def render_page(report: Report) -> str:
 def _deviations(report: Report) -> list[dict[str, str]]:
     """Return the keys that deviate, each with what to do about it: the plan's fix, where it has one."""
     controls = report.plan.get("controls")
-    rows = [one for one in controls if isinstance(one, dict)] if isinstance(controls, list) else []
-    fixes = {str(one.get("key")): one.get("fix") for one in rows}
+    rows = [control for control in controls if isinstance(control, dict)] if isinstance(controls, list) else []
+    fixes = {str(row.get("key")): row.get("fix") for row in rows}
     return [
         {
             **{name: getattr(one, name) for name in ("key", "requested", "observed", "reason")},
@@ -104,7 +104,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "shapes": _shapes(report),
         "determinism": _determinism(report),
         "environment": report.environment,
-        "libraries": [msgspec.to_builtins(one) for one in report.libraries],
+        "libraries": [msgspec.to_builtins(library) for library in report.libraries],
         "notes": list(report.notes),
         "strings": names.all,
     }
@@ -185,19 +185,22 @@ def _device_kernels(report: Report, names: _Names) -> dict[str, Any]:
     return {
         "all": [
             {
-                "name": names.place(one.name),
-                "short": names.place(one.short),
-                "kind": one.kind,
-                "times": round(one.times, 3),
-                "us": float(f"{one.us:.6g}"),
-                "share": one.share,
-                "math": tensor_cores_text(one.tensor_cores, one.precision),
-                "units": names.places(one.units),
+                "name": names.place(sum_.name),
+                "short": names.place(sum_.short),
+                "kind": sum_.kind,
+                "times": round(sum_.times, 3),
+                "us": float(f"{sum_.us:.6g}"),
+                "share": sum_.share,
+                "math": tensor_cores_text(sum_.tensor_cores, sum_.precision),
+                "units": names.places(sum_.units),
             }
-            for one in sums
+            for sum_ in sums
         ],
         "of": [
-            [[places[one.kind, one.name], round(one.count, 3), float(f"{one.us:.6g}")] for one in unit.device_kernels]
+            [
+                [places[kernel.kind, kernel.name], round(kernel.count, 3), float(f"{kernel.us:.6g}")]
+                for kernel in unit.device_kernels
+            ]
             for unit in report.units
         ]
         if sums
@@ -244,12 +247,12 @@ def _memory_over_time(report: Report) -> dict[str, Any]:
     """Return the checkpoints, and for each owner its bytes at each of them, the most and when that was."""
     samples = report.memory_over_time
     owners = [
-        [owner, [one.owners.get(owner) for one in samples], most, moment]
+        [owner, [sample.owners.get(owner) for sample in samples], most, moment]
         for owner, (most, moment) in most_by_owner(samples).items()
     ]
     return {
-        "moments": [one.moment for one in samples],
-        "at_us": [round(one.at_us, 1) for one in samples],
+        "moments": [sample.moment for sample in samples],
+        "at_us": [round(sample.at_us, 1) for sample in samples],
         "owners": owners,
     }
 
@@ -293,7 +296,7 @@ def _determinism(report: Report) -> dict[str, Any] | None:
     return {
         "headline": tests.headline,
         "inputs": tests.inputs,
-        "marks": [marks.get(one.verdict, "unobservable") for one in tests.tests],
+        "marks": [marks.get(test.verdict, "unobservable") for test in tests.tests],
         "tests": [list(row) for row in determinism_rows(tests)],
     }
 

@@ -55,13 +55,13 @@ def headline(comparison: ReportComparison) -> str:
     apart = len(comparison.only_before) + len(comparison.only_after)
     if apart:
         said.append(f"{apart} {'node is' if apart == 1 else 'nodes are'} in one report only")
-    keys = sum(one.deviates for one in comparison.keys)
+    keys = sum(key.deviates for key in comparison.keys)
     if keys:
         said.append(f"{keys} {'key' if keys == 1 else 'keys'} changed status")
     calls = len(comparison.decisions)
     if calls and not comparison.nodes_that("kernel"):
         said.append(f"{calls} {'kind' if calls == 1 else 'kinds'} of calls by another kernel")
-    borders = sum(one.count_before != one.count_after for one in comparison.boundaries)
+    borders = sum(boundary.count_before != boundary.count_after for boundary in comparison.boundaries)
     if borders:
         said.append(f"{borders} {'boundary' if borders == 1 else 'boundaries'} changed")
     if comparison.latency is not None and comparison.latency.verdict != "same":
@@ -105,7 +105,9 @@ def render(comparison: ReportComparison) -> RenderableType:
     parts += changed_memory(comparison.memory, "memory")
     parts += changed_memory(comparison.peaks, "memory at its most, during the pass")
     parts += changed_shapes(comparison.shapes)
-    surroundings = [(one.name, _cut(one.before), _cut(one.after)) for one in comparison.surroundings]
+    surroundings = [
+        (surrounding.name, _cut(surrounding.before), _cut(surrounding.after)) for surrounding in comparison.surroundings
+    ]
     parts += rows_table("surroundings", ("what", "before", "after"), surroundings, most=None)
     if comparison.notes:
         parts.append(Text("\nnotes", style="bold"))

@@ -58,7 +58,7 @@ _WHY = {
 
 def decision_tables(decisions: Sequence[KernelDecision], title: str) -> list[RenderableType]:
     """Return a table of what served, and one of the kernels that did not, with the reasons."""
-    order = sorted(decisions, key=lambda one: (one.source != "fallback", -(one.count or 0)))
+    order = sorted(decisions, key=lambda decision: (decision.source != "fallback", -(decision.count or 0)))
     rows = [
         (
             call_text(one),
@@ -79,19 +79,22 @@ def changed_decisions(changes: Sequence[DecisionChange]) -> list[RenderableType]
 
     rows = [
         (
-            call_at(one.description or one.op, one.nodes),
-            one.kernel_before,
-            one.kernel_after,
+            call_at(change.description or change.op, change.nodes),
+            change.kernel_before,
+            change.kernel_after,
             " -> ".join(
                 dict.fromkeys(
-                    (f"{one.asked_before} ({one.asked_by_before})", f"{one.asked_after} ({one.asked_by_after})")
+                    (
+                        f"{change.asked_before} ({change.asked_by_before})",
+                        f"{change.asked_after} ({change.asked_by_after})",
+                    )
                 )
             ),
         )
-        for one in changes
+        for change in changes
     ]
     parts = rows_table("calls that another kernel serves", ("call", "before", "after", "asked"), rows)
-    return [*parts, *(Text(text) for text in dict.fromkeys(one.reason for one in changes[:ROWS]) if text)]
+    return [*parts, *(Text(text) for text in dict.fromkeys(change.reason for change in changes[:ROWS]) if text)]
 
 
 def call_text(one: KernelDecision) -> str:
@@ -114,11 +117,11 @@ def why_text(one: KernelDecision) -> str:
 def _others(decisions: Sequence[KernelDecision]) -> list[RenderableType]:
     """Return why the other kernels did not run: what was measured first, then what cannot serve."""
     others: dict[tuple[str, str, str, float | None], None] = {}
-    for one in decisions:
-        for other in one.candidates:
+    for decision in decisions:
+        for other in decision.candidates:
             if other.reason or other.measured_us is not None:
-                others[other.kernel, one.op, other.reason or "ran", other.measured_us] = None
-    asked = {word.partition("@")[0] for one in decisions for word in one.asked}
+                others[other.kernel, decision.op, other.reason or "ran", other.measured_us] = None
+    asked = {word.partition("@")[0] for decision in decisions for word in decision.asked}
 
     def weight(row: tuple[str, str, str, float | None]) -> tuple[bool, bool]:
         kernel = row[0].partition("@")[0]
@@ -173,7 +176,7 @@ def memory_tables(report: Report) -> list[RenderableType]:
 
 def graph_rows(status: GraphStatus) -> list[tuple[str, ...]]:
     """Return a row for each blocker of a graph."""
-    return [(one.node, one.op, one.kind.replace("_", " "), one.reason) for one in status.blockers]
+    return [(blocker.node, blocker.op, blocker.kind.replace("_", " "), blocker.reason) for blocker in status.blockers]
 
 
 def graph_tables(status: GraphStatus | None) -> list[RenderableType]:
@@ -194,7 +197,10 @@ def graph_tables(status: GraphStatus | None) -> list[RenderableType]:
 
 def shape_rows(coverage: ShapeCoverage) -> list[tuple[str, ...]]:
     """Return a row for each input: what the model has, what is allowed, what was seen, whether that is all, and why."""
-    return [(one.input, one.model, one.allowed, one.observed, covered_text(one), one.reason) for one in coverage.inputs]
+    return [
+        (input_.input, input_.model, input_.allowed, input_.observed, covered_text(input_), input_.reason)
+        for input_ in coverage.inputs
+    ]
 
 
 def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
@@ -214,7 +220,7 @@ def shape_tables(coverage: ShapeCoverage | None) -> list[RenderableType]:
 
 def memory_change_rows(changes: Sequence[MemoryChange]) -> list[tuple[str, ...]]:
     """Return a row for each owner: before and after."""
-    return [(one.owner, _held(one.before), _held(one.after)) for one in changes]
+    return [(change.owner, _held(change.before), _held(change.after)) for change in changes]
 
 
 def changed_memory(changes: Sequence[MemoryChange], title: str) -> list[RenderableType]:
@@ -241,11 +247,11 @@ def shape_change_rows(changes: Sequence[ShapeChange]) -> list[tuple[str, ...]]:
     """Return a row for each input: allowed and observed."""
     return [
         (
-            one.input,
-            arrow_text(one.allowed_before, one.allowed_after),
-            arrow_text(one.observed_before, one.observed_after),
+            change.input,
+            arrow_text(change.allowed_before, change.allowed_after),
+            arrow_text(change.observed_before, change.observed_after),
         )
-        for one in changes
+        for change in changes
     ]
 
 
@@ -272,12 +278,12 @@ def by_operator(units: Sequence[Unit]) -> RenderableType:
     total: dict[str, float] = {}
     for (_, _, measure), values in groups.items():
         total[measure] = total.get(measure, 0.0) + sum(values)
-    made = table("where the time goes, by operator", ("op", "on", ">units", ">time", ">share"))
+    operator = table("where the time goes, by operator", ("op", "on", ">units", ">time", ">share"))
     order = sorted(groups.items(), key=lambda item: -sum(item[1]) / (total[item[0][2]] or 1.0))
     for (op, device, measure), values in order[:_TOP]:
         spent = sum(values)
         share = spent / total[measure] if total[measure] else 0.0
-        made.add_row(Text(op), Text(device), str(len(values)), f"{spent:,.1f} {measure}", f"{share:.0%}")
+        operator.add_row(Text(op), Text(device), str(len(values)), f"{spent:,.1f} {measure}", f"{share:.0%}")
     rest = order[_TOP:]
     if rest:
         sums = {measure: 0.0 for (_, _, measure), _ in rest}
@@ -285,5 +291,5 @@ def by_operator(units: Sequence[Unit]) -> RenderableType:
             sums[measure] += sum(values)
         spent_text = ", ".join(f"{value:,.1f} {measure}" for measure, value in sums.items())
         count = sum(len(values) for _, values in rest)
-        made.add_row(Text(f"{len(rest)} others"), "", str(count), spent_text, "")
-    return made
+        operator.add_row(Text(f"{len(rest)} others"), "", str(count), spent_text, "")
+    return operator

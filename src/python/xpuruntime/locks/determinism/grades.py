@@ -108,20 +108,28 @@ def find_batch(
 
 def other_inputs(feeds: Mapping[str, Array], batch: Batch | NoBatch) -> list[dict[str, Array]]:
     """Return inputs to run in between: two of the same shapes with other values, and one of another batch size."""
-    found = [{name: _varied(array, step) for name, array in feeds.items()} for step in (1, 2)]
+    inputs = [{name: _varied(array, step) for name, array in feeds.items()} for step in (1, 2)]
     if isinstance(batch, Batch) and batch.sizes:
         size = next(iter(feeds[name].shape[axis] for name, axis in batch.axes.items()))
-        found.append(batch.take(range(next((one for one in batch.sizes if one != size), 1))))
-    return found
+        inputs.append(batch.take(range(next((one for one in batch.sizes if one != size), 1))))
+    return inputs
 
 
 def _axes(tensors: Sequence[TensorInfo], dimension: str | None) -> tuple[str | None, dict[str, int]]:
     """Return the open size that is the batch, a name or ``None``, and its axis in each input that has it."""
     if dimension is not None:
-        axes = {one.name: one.shape.index(dimension) for one in tensors if one.shape and dimension in one.shape}
+        axes = {
+            tensor.name: tensor.shape.index(dimension)
+            for tensor in tensors
+            if tensor.shape and dimension in tensor.shape
+        }
         first, dot, index = dimension.rpartition(".")
         if not axes and dot and index == "0":
-            axes = {one.name: 0 for one in tensors if one.name == first and one.shape and one.shape[0] is None}
+            axes = {
+                tensor.name: 0
+                for tensor in tensors
+                if tensor.name == first and tensor.shape and tensor.shape[0] is None
+            }
             return None, axes
         if not axes:
             raise InputError(f"the model has no open dimension {dimension!r}")
@@ -130,13 +138,13 @@ def _axes(tensors: Sequence[TensorInfo], dimension: str | None) -> tuple[str | N
 
 
 def _fixed(tensors: Sequence[TensorInfo], feeds: Mapping[str, Array]) -> Batch | NoBatch:
-    first = {feeds[one.name].shape[0] for one in tensors}
+    first = {feeds[tensor.name].shape[0] for tensor in tensors}
     if not tensors:
         return NoBatch("no input has a dimension")
     size = next(iter(first))
     if len(first) != 1 or size < 2:
         return NoBatch("no input begins with an open dimension, and a batch of one fixed size has one row")
-    axes = {one.name: 0 for one in tensors}
+    axes = {tensor.name: 0 for tensor in tensors}
     rows = {name: _rows(array, 0, size) if name in axes else array for name, array in feeds.items()}
     return Batch(f"{tensors[0].name}.0", axes, rows, size, (), size)
 

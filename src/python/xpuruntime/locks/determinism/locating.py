@@ -148,7 +148,7 @@ def _first_hidden(
         if name in rows or name in done or name not in makers:
             continue
         done.add(name)
-        if any(one in rows for one in makers[name].inputs):
+        if any(input_ in rows for input_ in makers[name].inputs):
             entries.append(makers[name])
         waiting.extend(makers[name].inputs)
     order = {node.name: place for place, node in enumerate(info.nodes)}

@@ -243,8 +243,8 @@ class _Testing:
         want = kept(self.session.run(feeds))
         if any(array.dtype.kind in "OSU" for array in (*want.values(), *feeds.values())):
             raise UnsupportedOperationError("text has no NaN")
-        others = [whole(one) for one in self.others]
-        same = [one for one in others if all(one[name].shape == feeds[name].shape for name in one)]
+        others = [whole(other) for other in self.others]
+        same = [other for other in others if all(other[name].shape == feeds[name].shape for name in other)]
         binding = self.session.bind(kept(feeds), {name: np.empty_like(array) for name, array in want.items()})
         try:
             return grades.poisoned(binding, feeds, same, want, self.trials)
@@ -350,7 +350,11 @@ class _Testing:
         if not isinstance(self.batch, Batch):
             return {}
         name = self.batch.dimension
-        return {one.name: one.shape.index(name) for one in self.session.outputs if one.shape and name in one.shape}
+        return {
+            output.name: output.shape.index(name)
+            for output in self.session.outputs
+            if output.shape and name in output.shape
+        }
 
     @cached_property
     def without_rows(self) -> list[str]:

@@ -206,10 +206,10 @@ def _placement(comparison: ReportComparison, environment: tuple[DiffRow, ...]) -
     rows = _groups(comparison, environment, _PLACEMENT)
     causes, restore = _caused(comparison, environment)
     rows += [
-        DiffRow(id=f"{one.kind} {one.where}", what="boundary", before=f"{one.count_before} a run",
-                after=f"{one.count_after} a run", causes=causes, restore=restore)
-        for one in comparison.boundaries
-        if one.count_before != one.count_after
+        DiffRow(id=f"{boundary.kind} {boundary.where}", what="boundary", before=f"{boundary.count_before} a run",
+                after=f"{boundary.count_after} a run", causes=causes, restore=restore)
+        for boundary in comparison.boundaries
+        if boundary.count_before != boundary.count_after
     ]  # fmt: skip
     for nodes, before, after in (
         (comparison.only_before, "accounted for", "not accounted for"),
@@ -229,15 +229,15 @@ def _kernels(comparison: ReportComparison, environment: tuple[DiffRow, ...], ope
     causes, _ = _caused(comparison, environment)
     rows += [
         DiffRow(
-            id=f"{one.op} {one.description}".strip(),
+            id=f"{decision.op} {decision.description}".strip(),
             what="xpuruntime kernel",
-            before=one.kernel_before,
-            after=one.kernel_after,
-            nodes=one.nodes,
+            before=decision.kernel_before,
+            after=decision.kernel_after,
+            nodes=decision.nodes,
             causes=causes,
-            restore=f"kernels.{one.op}: {one.kernel_before}",
+            restore=f"kernels.{decision.op}: {decision.kernel_before}",
         )
-        for one in comparison.decisions
+        for decision in comparison.decisions
     ]
     ran = [[unit for unit in one.report.units if unit.relation != "folded"] for one in opened]
     silent = max(sum(unit.kernel_source == "unknown" for unit in units) for units in ran)

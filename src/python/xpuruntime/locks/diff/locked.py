@@ -192,7 +192,7 @@ def _kernels(rows: _Rows, one: Identity, other: Identity) -> Level:
 
 def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
     """Compare the outputs that both sides have, of the same inputs."""
-    sides = [{one.name: one for one in side.identity.outputs} for side in (before, after)]
+    sides = [{output.name: output for output in side.identity.outputs} for side in (before, after)]
     for side, outputs in zip((before, after), sides, strict=True):
         if not outputs:
             what = "a report" if side.partial else f"{side.name}"

@@ -47,7 +47,7 @@ def of_lock(name: str, lock: Lock) -> RecordedSide:
     return RecordedSide(
         name=name,
         identity=lock.identity,
-        samples={one.name: one.values for one in measured.samples},
+        samples={sample.name: sample.values for sample in measured.samples},
         latency_us=measured.latency_us.get("p50"),
         call=measured.latency_us.get("call", "run"),
         created=lock.provenance.created,
@@ -61,8 +61,8 @@ def of_report(name: str, report: Report, like: Identity) -> RecordedSide:
     entries = unit_entries(report.units, report.decisions, like.validators, at)
     pinned = found.get("policy_source") == "lock"
     controls = tuple(
-        sorted((one["key"], one["resolved"], one["enforceability"]) for one in found.get("controls", ())
-               if one["key"] not in PLACES)
+        sorted((control["key"], control["resolved"], control["enforceability"]) for control in found.get("controls", ())
+               if control["key"] not in PLACES)
     )  # fmt: skip
     identity = Identity(
         subject="inference",
@@ -109,10 +109,10 @@ def narrowed(one: RecordedSide, other: RecordedSide) -> tuple[RecordedSide, tupl
 
 def _validators(report: Report, like: Identity) -> Iterator[Validator]:
     """Yield the validators of a lock with what a report has of them; those that it does not tell are left out."""
-    for one in like.validators:
-        found = _told(report, one)
+    for validator in like.validators:
+        found = _told(report, validator)
         if found is not None:
-            yield msgspec.structs.replace(one, expect=found)
+            yield msgspec.structs.replace(validator, expect=found)
 
 
 def _told(report: Report, one: Validator) -> Any:
@@ -175,9 +175,9 @@ def _shapes(report: Report, at: str) -> tuple[LockedShapes, ...]:
     if report.shapes is None:
         return ()
     found: dict[str, tuple[int, ...]] = {}
-    for one in report.shapes.inputs:
-        sizes = [] if one.observed in ("scalar", "") else one.observed.split(" x ")
+    for input_ in report.shapes.inputs:
+        sizes = [] if input_.observed in ("scalar", "") else input_.observed.split(" x ")
         if not all(size.isdecimal() for size in sizes):
             return ()
-        found[one.input] = tuple(map(int, sizes))
+        found[input_.input] = tuple(map(int, sizes))
     return (LockedShapes(id=at, inputs=found),)

@@ -132,15 +132,15 @@ class Diff(Document, frozen=True, kw_only=True):
 
         Differences of the environment alone, which are why one compares, do not count.
         """
-        if any(one.verdict == "differs" for one in self.levels if one.name not in ("environment", "time")):
+        if any(level.verdict == "differs" for level in self.levels if level.name not in ("environment", "time")):
             return 1
         return 4 if self.level("time").verdict in ("differs", "undecided") else 0
 
     @property
     def headline(self) -> str:
         """One sentence: which levels differ."""
-        differ = [one.name for one in self.levels if one.verdict == "differs"]
-        open_ = [one.name for one in self.levels if one.verdict in ("undecided", "unobservable", "not compared")]
+        differ = [level.name for level in self.levels if level.verdict == "differs"]
+        open_ = [level.name for level in self.levels if level.verdict in ("undecided", "unobservable", "not compared")]
         said = f"{', '.join(differ)} {'differs' if len(differ) == 1 else 'differ'}" if differ else "nothing differs"
         return said + (f"; not known: {', '.join(open_)}" if open_ else "")
 
@@ -225,12 +225,16 @@ _DISTRIBUTION = re.compile(r".*?/(?:site|dist)-packages/")
 def environment_rows(comparison: ReportComparison) -> tuple[DiffRow, ...]:
     """Return what differs in the environment, without paths that differ by the folder of the environment alone."""
     rows = []
-    for one in comparison.surroundings:
-        if one.name.startswith("settings.") or one.name in ("plan.policy_source",):
+    for surrounding in comparison.surroundings:
+        if surrounding.name.startswith("settings.") or surrounding.name in ("plan.policy_source",):
             continue
-        before, after = (None if value is None else _DISTRIBUTION.sub("", value) for value in (one.before, one.after))
+        before, after = (
+            None if value is None else _DISTRIBUTION.sub("", value) for value in (surrounding.before, surrounding.after)
+        )
         if before != after:
-            rows.append(DiffRow(id=one.name, before=before or "-", after=after or "-", restore=_pin(one)))
+            rows.append(
+                DiffRow(id=surrounding.name, before=before or "-", after=after or "-", restore=_pin(surrounding))
+            )
     versions = {(row.before, row.after) for row in rows if row.id.startswith("packages.")}
     return tuple(row for row in rows if row.id != "plan.engine_version" or (row.before, row.after) not in versions)
 
@@ -248,21 +252,21 @@ def plan_rows(
         if (before := getattr(comparison.before, name)) != (after := getattr(comparison.after, name))
     ]
     rows += [
-        DiffRow(id=one.name, what="setting", before=one.before or "-", after=one.after or "-", causes=causes,
-                restore=restore)
-        for one in comparison.surroundings
-        if one.name.startswith("settings.") and one.name != "settings.computes"
+        DiffRow(id=surrounding.name, what="setting", before=surrounding.before or "-",
+                after=surrounding.after or "-", causes=causes, restore=restore)
+        for surrounding in comparison.surroundings
+        if surrounding.name.startswith("settings.") and surrounding.name != "settings.computes"
     ]  # fmt: skip
     rows += [
         DiffRow(
-            id=one.key,
+            id=key.key,
             what="policy key",
-            before=f"{one.requested_before or '-'}, {one.status_before or 'not stated'}",
-            after=f"{one.requested_after or '-'}, {one.status_after or 'not stated'}",
+            before=f"{key.requested_before or '-'}, {key.status_before or 'not stated'}",
+            after=f"{key.requested_after or '-'}, {key.status_after or 'not stated'}",
             causes=causes,
             restore=restore,
         )
-        for one in comparison.keys
+        for key in comparison.keys
     ]
     before, after = defaults
     names = dict.fromkeys((*before, *after)) if before and after else {}

@@ -51,12 +51,12 @@ _PORTABLE: tuple[type[NativeExporter], ...] = (TritonPythonExporter, KServeExpor
 def export_targets(registry: EngineRegistry | None = None) -> dict[str, tuple[str, ...]]:
     """Return what locks can be exported as, each with the engines whose sessions have such a form."""
     engines = known_engines(registry)
-    found = {target: tuple(engines.engines()) for one in _PORTABLE for target in one.targets}
+    targets = {target: tuple(engines.engines()) for one in _PORTABLE for target in one.targets}
     for engine in engines:
         exporter = engine.exporter()
         for target in () if exporter is None else exporter.targets:
-            found[target] = (*found.get(target, ()), engine.name)
-    return found
+            targets[target] = (*targets.get(target, ()), engine.name)
+    return targets
 
 
 def export_lock(
@@ -142,7 +142,7 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
             f"{where} is a lock of {lock.identity.subject}, and sessions alone are exported. Fix: make one with "
             "`xrt lock MODEL`"
         )
-    if any(one.kind == ValidatorKind.ARTIFACT for one in lock.identity.validators):
+    if any(validator.kind == ValidatorKind.ARTIFACT for validator in lock.identity.validators):
         raise UnsupportedOperationError(
             f"{where} is a lock of a compiled artifact, which only xpuruntime opens. Fix: lock the model itself"
         )
@@ -180,7 +180,9 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
     info = with_shapes(read_model(path, trust=trust), policy)
     inputs = calibration_of(calibration, policy, info, lock=str(where))
     _check_same(lock, where, info, inputs)
-    facts: Any = next((one.expect for one in identity.validators if one.kind == ValidatorKind.ENGINE), {})
+    facts: Any = next(
+        (validator.expect for validator in identity.validators if validator.kind == ValidatorKind.ENGINE), {}
+    )
     version = facts.get("version") if isinstance(facts, dict) else None
     package = facts.get("package") if isinstance(facts, dict) else None
     return ExportJob(
@@ -196,9 +198,9 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
         lock_path=str(where),
         environment={
             name: value
-            for one in identity.validators
-            if one.kind == ValidatorKind.ENVIRONMENT and isinstance(one.expect, dict)
-            for name, value in one.expect.items()
+            for validator in identity.validators
+            if validator.kind == ValidatorKind.ENVIRONMENT and isinstance(validator.expect, dict)
+            for name, value in validator.expect.items()
         },
         shapes={name: shape for one in identity.shapes for name, shape in one.inputs.items()},
     )
@@ -208,7 +210,7 @@ def _check_same(lock: Lock, where: Path, info: Any, calibration: Any) -> None:
     """Refuse another model, other data or other calibration inputs than the lock has."""
     identity = lock.identity
     assert identity.plan is not None
-    about = tuple(one for one in identity.validators if one.kind in _OF_THE_MODEL)
+    about = tuple(validator for validator in identity.validators if validator.kind in _OF_THE_MODEL)
     here = surroundings(
         identity.plan.engine,
         identity.plan.device,
@@ -272,7 +274,7 @@ def _record(result: ExportResult) -> dict[str, Any]:
 
 
 def _refuse_less(outcomes: tuple[KeyOutcome, ...], target: str) -> None:
-    less = [one for one in outcomes if one.outcome != "kept"]
+    less = [outcome for outcome in outcomes if outcome.outcome != "kept"]
     if not less:
         return
     lines = "; ".join(f"{one.key} is {one.outcome}: {one.reason}" for one in less[:_NAMED])

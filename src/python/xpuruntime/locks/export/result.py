@@ -80,7 +80,7 @@ class ExportResult(Document, frozen=True, kw_only=True):
     @property
     def not_kept(self) -> tuple[KeyOutcome, ...]:
         """The keys that are weakened or lost."""
-        return tuple(one for one in self.keys if one.outcome != "kept")
+        return tuple(key for key in self.keys if key.outcome != "kept")
 
     @property
     def exit_code(self) -> int:
@@ -180,8 +180,8 @@ def _surroundings(exporter: NativeExporter, ran: NativeRun) -> Iterator[Claim]:
 
 
 def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun, model: ModelInfo) -> Iterator[Claim]:
-    locked = tuple(one for one in lock.identity.outputs if one.at == at.id)
-    drifts = {one.subject: one for one in compare_results(locked, lock, ran.outputs, at.id, model)}
+    locked = tuple(output for output in lock.identity.outputs if output.at == at.id)
+    drifts = {result.subject: result for result in compare_results(locked, lock, ran.outputs, at.id, model)}
     for one in locked:
         id = f"accuracy.outputs.{one.name}"
         drift = drifts.pop(one.name, None)
@@ -203,7 +203,7 @@ def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun, model: ModelInfo) -> 
 
 
 def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Claim]:
-    entries = [one for one in identity.entries if one.at == at.id]
+    entries = [entry for entry in identity.entries if entry.at == at.id]
     if ran.observed is None or not ran.observed.units:
         reason = "the engine did not report what it ran"
         yield _claim("evidence.units", f"{len(entries)} units", "-", "unobservable", reason)
@@ -212,13 +212,13 @@ def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Cla
     for drift in compare_observed(identity, ran.observed.units, ran.observed.decisions, at=at.id):
         groups.setdefault(drift.subject, []).append(drift)
     blind = 0
-    for one in entries:
-        found = groups.pop(one.unit, [])
+    for entry in entries:
+        found = groups.pop(entry.unit, [])
         hidden = [drift for drift in found if drift.code == DriftCode.UNOBSERVABLE]
         real = [drift for drift in found if drift.code != DriftCode.UNOBSERVABLE]
-        blind += one.known == "unobservable"
-        asked = " ".join(part for part in (one.on, one.kernel, one.precision, one.layout) if part)
-        id = f"evidence.units.{one.unit}"
+        blind += entry.known == "unobservable"
+        asked = " ".join(part for part in (entry.on, entry.kernel, entry.precision, entry.layout) if part)
+        id = f"evidence.units.{entry.unit}"
         if real:
             text = "; ".join(f"{drift.code}: {drift.expected}, found {drift.found}" for drift in real)
             yield _claim(id, asked, real[0].found, "fail", text)

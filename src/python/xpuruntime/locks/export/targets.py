@@ -47,7 +47,7 @@ class PortableExporter(NativeExporter):
             )
         folder.mkdir(parents=True, exist_ok=True)
         model = Path(info.file)
-        names = [model.name, *(one.location for one in info.external_files)]
+        names = [model.name, *(file.location for file in info.external_files)]
         for place, name in enumerate(names):
             target = free_place(folder, name, also=(LOCK, *also))
             target.parent.mkdir(parents=True, exist_ok=True)
@@ -81,7 +81,7 @@ class TritonPythonExporter(PortableExporter):
         names = self.copy_model(place / "1", also=("model.py",))
         self.copy_lock(place / "1")
         info = job.request.model
-        scalars = [one.name for one in info.inputs if one.shape == ()]
+        scalars = [input_.name for input_ in info.inputs if input_.shape == ()]
         cuda = job.request.device.startswith("cuda")
         config = ModelConfig(
             name=job.name,
@@ -309,7 +309,7 @@ class OciLayoutExporter(PortableExporter):
         config = {
             "descriptor": {"name": job.name, "version": job.digest},
             "config": {"format": job.request.model.format, "precision": plan.precision},
-            "modelfs": {"type": "layers", "diffIds": [one["digest"] for one in layers]},
+            "modelfs": {"type": "layers", "diffIds": [layer["digest"] for layer in layers]},
         }
         manifest = {
             "schemaVersion": 2,

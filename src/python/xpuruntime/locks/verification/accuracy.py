@@ -51,11 +51,13 @@ def _outputs(subject: Subject) -> Iterator[Claim]:
     if found.not_run is not None or not found.outputs:
         reason = found.not_run or "the model has no output"
         yield _not_compared("outputs", _requested(found.tolerance), reason, _OTHER_INPUTS)
-    for one in found.outputs:
-        if one.name in subject.session.model.random_outputs:
-            yield _not_compared(one.name, _requested(found.tolerance), f"{one.undecided} in this output", RANDOM_FIX)
+    for output in found.outputs:
+        if output.name in subject.session.model.random_outputs:
+            yield _not_compared(
+                output.name, _requested(found.tolerance), f"{output.undecided} in this output", RANDOM_FIX
+            )
         else:
-            yield _output(one, found.tolerance)
+            yield _output(output, found.tolerance)
 
 
 def _output(one: OutputFigures, tolerance: Tolerance) -> Claim:
@@ -106,7 +108,7 @@ def determinism_claims(subject: Subject) -> Iterator[Claim]:
         "verify.determinism": subject.limits.determinism,
         "execution.determinism": subject.policy.execution.determinism,
     }
-    key, grade = max(stated.items(), key=lambda one: DETERMINISM_GRADES.index(one[1]))
+    key, grade = max(stated.items(), key=lambda item: DETERMINISM_GRADES.index(item[1]))
     if grade == "none":
         return
     inputs = subject.feeds if subject.given else None

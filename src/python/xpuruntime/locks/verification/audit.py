@@ -118,7 +118,7 @@ def _no_cache(subject: Subject) -> Claim:
             when: compare(times["new"], times[when], margin=_FASTER, looks=len(_PAIRS), family=2)
             for when in ("later", "at once")
         }
-        worst = max(found.items(), key=lambda one: one[1].ratio)
+        worst = max(found.items(), key=lambda item: item[1].ratio)
         cached = [one for one in found.values() if one.verdict is RatioVerdict.SLOWER]
         if cached or all(one.within_limit for one in found.values()) or time.monotonic() >= ends:
             break

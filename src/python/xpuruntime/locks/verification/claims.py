@@ -194,7 +194,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
 
 def worst_first(claims: tuple[Claim, ...]) -> list[Claim]:
     """Return claims by verdict, the worst first, otherwise in their order."""
-    return sorted(claims, key=lambda one: VERDICTS.index(one.verdict))
+    return sorted(claims, key=lambda claim: VERDICTS.index(claim.verdict))
 
 
 def place_text(result: VerificationResult, claim: Claim) -> str:

@@ -107,24 +107,26 @@ def observed_claims(subject: Subject, report: Report) -> Iterator[Claim]:
     required = tuple(key for part in checks.require for key in _PARTS.get(part, ()))
     allowed = [(pattern, Glob(pattern)) for pattern in checks.allow]
     fixes = {control.key: control.fix for control in subject.session.plan.controls}
-    for one in report.observations:
-        claim = _claim(one, fixes.get(one.key))
-        if claim.verdict == "unobservable" and _is_of(one.key, required):
+    for observation in report.observations:
+        claim = _claim(observation, fixes.get(observation.key))
+        if claim.verdict == "unobservable" and _is_of(observation.key, required):
             claim = msgspec.structs.replace(
                 claim,
                 verdict="fail",
                 code=ClaimCode.NOT_OBSERVED,
-                reason=f"verify.evidence.require names it, and it was not observed: {one.reason}",
+                reason=f"verify.evidence.require names it, and it was not observed: {observation.reason}",
                 fix="run on an engine that reports it, or leave it out of verify.evidence.require",
             )
-        pattern = next((text for text, matches in allowed if matches(one.key)), None)
+        pattern = next((text for text, matches in allowed if matches(observation.key)), None)
         if claim.verdict == "fail" and pattern is not None:
             reason = f"verify.evidence.allow has {pattern!r}: {claim.reason}"
             claim = msgspec.structs.replace(claim, verdict="skipped", code=ClaimCode.ALLOWED, reason=reason)
-        yield subject.placed(claim, one.key)
+        yield subject.placed(claim, observation.key)
     if "placement" in checks.require:
         yield subject.placed(_placement(subject, report), "verify.evidence.require")
-    if "kernels" in checks.require and not any(one.key.startswith("kernels.") for one in report.observations):
+    if "kernels" in checks.require and not any(
+        observation.key.startswith("kernels.") for observation in report.observations
+    ):
         yield subject.placed(_kernels(report), "verify.evidence.require")
     yield from _whole(report)
 

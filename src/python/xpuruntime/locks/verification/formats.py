@@ -58,7 +58,7 @@ def to_junit(result: VerificationResult) -> str:
     counts.pop("skipped")  # which the schema has in suites alone
     root = ET.Element("testsuites", {"name": "xrt verify", **counts})
     for section in SECTIONS:
-        claims = [one for one in result.claims if one.section == section]
+        claims = [claim for claim in result.claims if claim.section == section]
         if not claims:
             continue
         facts = {"name": f"xrt.{section}", **_counts(result, claims), "timestamp": result.created.removesuffix("Z")}
@@ -67,12 +67,12 @@ def to_junit(result: VerificationResult) -> str:
         for name in ("model", "policy", "lock", "engine", "device"):
             if value := getattr(result, name):
                 ET.SubElement(properties, "property", {"name": name, "value": _text(value)})
-        for one in claims:
-            for name, figure in one.figures.items():
-                facts = {"name": _text(f"{one.name}: {name}"), "value": f"{figure:.17g}"}
+        for claim in claims:
+            for name, figure in claim.figures.items():
+                facts = {"name": _text(f"{claim.name}: {name}"), "value": f"{figure:.17g}"}
                 ET.SubElement(properties, "property", facts)
-        for one in claims:
-            _case(suite, result, one)
+        for claim in claims:
+            _case(suite, result, claim)
     ET.indent(root)
     return '<?xml version="1.0" encoding="UTF-8"?>\n' + ET.tostring(root, encoding="unicode") + "\n"
 
@@ -96,8 +96,8 @@ def _story(result: VerificationResult, claim: Claim) -> str:
 
 
 def _counts(result: VerificationResult, claims: Sequence[Claim]) -> dict[str, str]:
-    failed = sum(result.effect(one) == "fail" for one in claims)
-    skipped = sum(one.verdict != "pass" and result.effect(one) != "fail" for one in claims)
+    failed = sum(result.effect(claim) == "fail" for claim in claims)
+    skipped = sum(claim.verdict != "pass" and result.effect(claim) != "fail" for claim in claims)
     return {"tests": str(len(claims)), "failures": str(failed), "errors": "0", "skipped": str(skipped), "time": "0"}
 
 
@@ -113,7 +113,7 @@ _LEVELS = {"fail": "error", "inconclusive": "warning", "unobservable": "note"}
 
 def to_sarif(result: VerificationResult) -> str:
     """Return the JSON text. Claims that passed or were skipped are no results."""
-    found = [one for one in result.claims if one.verdict in _LEVELS]
+    found = [claim for claim in result.claims if claim.verdict in _LEVELS]
     codes = sorted({one.code for one in found}, key=lambda code: code.rule)
     places = {code: place for place, code in enumerate(codes)}
     driver = {
@@ -171,11 +171,11 @@ def to_openmetrics(result: VerificationResult) -> str:
     """Return the text, which ends in ``# EOF``."""
     counts = [({"verdict": verdict}, len(result.of(verdict))) for verdict in VERDICTS]
     passed = [
-        ({"claim": one.id, "section": one.section, "verdict": one.verdict}, int(one.verdict == "pass"))
-        for one in result.claims
+        ({"claim": claim.id, "section": claim.section, "verdict": claim.verdict}, int(claim.verdict == "pass"))
+        for claim in result.claims
     ]
     figures = [
-        ({"claim": one.id, "figure": name}, value) for one in result.claims for name, value in one.figures.items()
+        ({"claim": claim.id, "figure": name}, value) for claim in result.claims for name, value in claim.figures.items()
     ]
     lines = [
         *_family("xrt_verify_claims", "Claims by verdict.", counts),
@@ -226,7 +226,7 @@ def to_in_toto(result: VerificationResult) -> str:
             "warnedTests": [
                 printable(one.id) for one in result.of("inconclusive", "unobservable") if result.effect(one) != "fail"
             ],
-            "failedTests": [printable(one.id) for one in result.claims if result.effect(one) == "fail"],
+            "failedTests": [printable(claim.id) for claim in result.claims if result.effect(claim) == "fail"],
         },
     )
 
@@ -241,8 +241,8 @@ _CUT = "\n\nThe rest was cut off, since a summary may have 1 MiB.\n"
 def workflow_commands(result: VerificationResult) -> list[str]:
     """Return workflow commands, one a line: errors for what fails, warnings for what is inconclusive otherwise."""
     claims = worst_first(result.claims)
-    kinds = {"error": [one for one in claims if result.effect(one) == "fail"]}
-    kinds["warning"] = [one for one in claims if result.effect(one) in ("undecided", "warn")]
+    kinds = {"error": [claim for claim in claims if result.effect(claim) == "fail"]}
+    kinds["warning"] = [claim for claim in claims if result.effect(claim) in ("undecided", "warn")]
     return [line for kind, found in kinds.items() for line in _lines(kind, found, result)]
 
 

@@ -72,7 +72,7 @@ def _growth(subject: Subject) -> Claim:
         for owner, pair in grown.items()
         if pair[1] - pair[0] > max(allowed * pair[0], _NOISE if owner == "process" else 0)
     }
-    owner, (first, last) = max((over or grown).items(), key=lambda one: one[1][1] - one[1][0])
+    owner, (first, last) = max((over or grown).items(), key=lambda item: item[1][1] - item[1][0])
     share = (last - first) / first if first else 0.0
     return Claim(
         id="memory.growth",

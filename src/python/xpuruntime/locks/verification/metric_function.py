@@ -35,7 +35,7 @@ def write_value(value: Any, folder: Path) -> dict[str, Any]:
     array = np.asarray(value)
     if array.dtype == object:
         texts = array.ravel().tolist()
-        if any(type(one) is not str for one in texts):
+        if any(type(text) is not str for text in texts):
             msg = f"a value of type {type(value).__name__} cannot be passed; pass arrays of numbers or of text"
             raise TypeError(msg)
         return {"texts": texts, "shape": array.shape}
@@ -58,10 +58,10 @@ def read_value(passed: dict[str, Any]) -> Any:
         array[:] = content
         return array.reshape(passed["shape"])
     path = Path(content)
-    found = read_array(path)[1]
+    value = read_array(path)[1]
     path.unlink()
     path.with_suffix(".json").unlink()
-    return found
+    return value
 
 
 def _key(key: Any) -> str | int:

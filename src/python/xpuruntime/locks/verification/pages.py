@@ -30,16 +30,16 @@ def to_markdown(result: VerificationResult) -> str:
     claims = worst_first(result.claims)
     if claims:
         lines += ["| claim | requested | observed | verdict |", "|---|---|---|---|"]
-        lines += [_row(one) for one in claims]
+        lines += [_row(claim) for claim in claims]
         lines.append("")
-    reasons = [one for one in claims if one.verdict != "pass"]
+    reasons = [claim for claim in claims if claim.verdict != "pass"]
     if reasons:
         lines += ["### Reasons", ""]
-        for one in reasons:
-            place = place_text(result, one)
-            lines.append(f"* {_code(one.id)}: {_plain(one.reason)}" + (f" ({_code(place)})" if place else ""))
-            if one.fix:
-                lines.append(f"  Fix: {_plain(one.fix)}")
+        for reason in reasons:
+            place = place_text(result, reason)
+            lines.append(f"* {_code(reason.id)}: {_plain(reason.reason)}" + (f" ({_code(place)})" if place else ""))
+            if reason.fix:
+                lines.append(f"  Fix: {_plain(reason.fix)}")
         lines.append("")
     if result.notes:
         lines += ["### Notes", "", *(f"* {_plain(note)}" for note in result.notes), ""]
@@ -86,7 +86,7 @@ def _data(result: VerificationResult) -> dict[str, Any]:
         "exit": result.exit_code,
         "known": [[name, value] for name in names if (value := getattr(result, name))],
         "claims": [_claim(result, one) for one in worst_first(result.claims)],
-        "sections": [section for section in SECTIONS if any(one.section == section for one in result.claims)],
+        "sections": [section for section in SECTIONS if any(claim.section == section for claim in result.claims)],
         "facts": [list(pair) for pair in result.facts.items()],
         "notes": list(result.notes),
     }

@@ -86,7 +86,7 @@ class VerificationResult(Page, frozen=True, kw_only=True):
 
     def of(self, *verdicts: ClaimVerdict) -> tuple[Claim, ...]:
         """Return the claims with one of these verdicts, in their order."""
-        return tuple(one for one in self.claims if one.verdict in verdicts)
+        return tuple(claim for claim in self.claims if claim.verdict in verdicts)
 
     def effect(self, claim: Claim) -> Literal["fail", "undecided", "warn", "none"]:
         """Return what a claim does to the exit code."""
@@ -100,7 +100,7 @@ class VerificationResult(Page, frozen=True, kw_only=True):
     @property
     def verdict(self) -> Literal["pass", "warn", "fail", "inconclusive"]:
         """What came of it as a whole; ``warn``: passed, with inconclusive claims that only warn."""
-        effects = {self.effect(one) for one in self.claims}
+        effects = {self.effect(claim) for claim in self.claims}
         if "fail" in effects:
             return "fail"
         if "undecided" in effects or not self.comparable or not self._anything:
@@ -117,7 +117,7 @@ class VerificationResult(Page, frozen=True, kw_only=True):
     @property
     def _anything(self) -> bool:
         """Whether anything was tested to an end, or left undecided by consent."""
-        return any(one.verdict in ("pass", "fail", "inconclusive") for one in self.claims)
+        return any(claim.verdict in ("pass", "fail", "inconclusive") for claim in self.claims)
 
     @property
     def headline(self) -> str:
@@ -168,15 +168,15 @@ class VerificationResult(Page, frozen=True, kw_only=True):
         where = f"{self.model} on {self.engine}@{self.device}" if self.engine else self.model
         parts.append(Text(where + (f", lock {self.lock}" if self.lock else "")))
         claims = worst_first(self.claims)
-        rows = [(one.id, one.requested, one.observed, (one.verdict, _STYLE[one.verdict])) for one in claims]
+        rows = [(claim.id, claim.requested, claim.observed, (claim.verdict, _STYLE[claim.verdict])) for claim in claims]
         columns = ("claim", "requested", "observed", "verdict")
         parts += rows_table("claims", columns, rows, most=None, widths=_WIDTHS)
-        for one in claims:
-            if one.verdict == "pass":
+        for claim in claims:
+            if claim.verdict == "pass":
                 continue
-            place = place_text(self, one)
-            parts.append(Text(f"{one.verdict}: {one.id}: {one.reason}{f' ({place})' if place else ''}"))
-            if one.fix:
-                parts.append(Text(f"  fix: {one.fix}"))
+            place = place_text(self, claim)
+            parts.append(Text(f"{claim.verdict}: {claim.id}: {claim.reason}{f' ({place})' if place else ''}"))
+            if claim.fix:
+                parts.append(Text(f"  fix: {claim.fix}"))
         parts += [Text(f"note: {note}") for note in self.notes]
         return Group(*parts)

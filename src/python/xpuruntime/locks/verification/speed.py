@@ -187,11 +187,11 @@ def _found(metric: str, pair: Pair, checks: VerifySpeed, left: float, locked: Lo
 
 def decide(findings: Sequence[TimedMetric], checks: VerifySpeed, control: str, lock: str = "") -> list[Claim]:
     """Return the claims. All of them are decided together, by the method of Holm."""
-    known = {one.metric: one.comparison for one in findings if one.comparison is not None}
+    known = {finding.metric: finding.comparison for finding in findings if finding.comparison is not None}
     slower = holm([one.p_slower for one in known.values()], confidence=checks.confidence)
     within = holm([one.p_within_limit for one in known.values()], confidence=checks.confidence)
     flags = dict(zip(known, zip(slower, within, strict=True), strict=True))
-    return [_claim(one, flags.get(one.metric, (False, False)), checks, control, lock) for one in findings]
+    return [_claim(finding, flags.get(finding.metric, (False, False)), checks, control, lock) for finding in findings]
 
 
 def _unmeasured(metric: str, reason: str, checks: VerifySpeed, control: str) -> Claim:

@@ -80,7 +80,8 @@ def elsewhere(subject: Subject, id: str, section: Section) -> Claim | None:
     if lock is None:
         return None
     identity = msgspec.structs.replace(
-        lock.identity, validators=tuple(one for one in lock.identity.validators if one.kind in MACHINE)
+        lock.identity,
+        validators=tuple(validator for validator in lock.identity.validators if validator.kind in MACHINE),
     )
     plan = session.plan
     here = surroundings(plan.engine, plan.device, session._machine, session.model, like=identity.model)
@@ -116,16 +117,16 @@ def not_locked(id: str, section: Section, what: str, key: str) -> Claim:
 def expected_ratio(subject: Subject, metric: str, checks: VerifySpeed) -> LockedRatio | Claim:
     """Return the ratio to the control that a lock has of a metric, or the claim of why it cannot be compared with."""
     assert subject.locked is not None
-    found = subject.locked.measured.ratios.get(metric)
+    ratio = subject.locked.measured.ratios.get(metric)
     id = f"speed.{metric}"
-    if found is None:
+    if ratio is None:
         return not_locked(id, "speed", f"ratio of {metric} to a control", "verify.speed")
-    if found.control != checks.control:
-        what = f"ratio of {metric} to the control '{checks.control}', only to '{found.control}'"
+    if ratio.control != checks.control:
+        what = f"ratio of {metric} to the control '{checks.control}', only to '{ratio.control}'"
         return not_locked(id, "speed", what, "verify.speed.control")
     threads = subject.policy.execution.threads
-    if found.margin is msgspec.UNSET and found.control == "reference" and threads is not None:
+    if ratio.margin is msgspec.UNSET and ratio.control == "reference" and threads is not None:
         return not_locked(
             id, "speed", f"ratio of {metric} to a control with execution.threads {threads}", "verify.speed"
         )
-    return found
+    return ratio

@@ -94,12 +94,14 @@ def time_metric(
 
 
 def _settled(comparisons: Mapping[str, RatioComparison]) -> bool:
-    return all(one.within_limit or one.verdict is RatioVerdict.SLOWER for one in comparisons.values())
+    return all(
+        comparison.within_limit or comparison.verdict is RatioVerdict.SLOWER for comparison in comparisons.values()
+    )
 
 
 def _known(comparisons: Mapping[str, RatioComparison]) -> bool:
     """Whether ratios are known to half of the margin, as `LockedRatio.doubt` wants it."""
-    return all(one.high / one.ratio - 1 <= one.margin / 2 for one in comparisons.values())
+    return all(comparison.high / comparison.ratio - 1 <= comparison.margin / 2 for comparison in comparisons.values())
 
 
 def _contradicted(comparison: RatioComparison, found: RoundTimes, expected: float) -> str:

@@ -241,13 +241,13 @@ def _defaults(engine: str) -> dict[str, str]:
         import openvino
 
         core = openvino.Core()
-        found = {}
+        defaults = {}
         for name in sorted(core.get_property("CPU", "SUPPORTED_PROPERTIES")):
             with contextlib.suppress(Exception):  # some are of compiled models alone
-                found[f"CPU.{name}"] = str(core.get_property("CPU", name))
+                defaults[f"CPU.{name}"] = str(core.get_property("CPU", name))
         for fact in ("CPU.AVAILABLE_DEVICES", "CPU.SUPPORTED_PROPERTIES", "CPU.FULL_DEVICE_NAME"):
-            found.pop(fact, None)
-        return found
+            defaults.pop(fact, None)
+        return defaults
     return {}
 
 

@@ -446,8 +446,8 @@ handles_of_tensors: Callable[[list[Any]], list[Any]] = take(
 
 def python_kernels(op: Any) -> dict[Any, Any]:
     """Return the kernels in Python of an operator, which PyTorch's tracing looks up first; to be changed in place."""
-    found: dict[Any, Any] = op.py_kernels
-    return found
+    kernels: dict[Any, Any] = op.py_kernels
+    return kernels
 
 
 def forget_dispatch(op: Any) -> None:

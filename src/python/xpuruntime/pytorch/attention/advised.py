@@ -125,10 +125,10 @@ def warn_of_own_choice(active: CompiledPolicy, call: AttentionCall, asked: tuple
     if not rows_on(call.q.device):
         return
     kernel = own_choice(call)
-    found = advisory_of(kernel, call)
-    if found is not None and active.is_first((kernel, found)):
+    advisory = advisory_of(kernel, call)
+    if advisory is not None and active.is_first((kernel, advisory)):
         fix = "name torch.math for such calls: no other kernel of PyTorch's can serve them"
         if "auto" not in asked:
             fix = "state attention: auto among the kernels of the policy, which takes another one for such calls"
-        msg = f"{call} runs by {kernel}, which PyTorch chooses and which is known to be wrong: {found}. Fix: {fix}"
+        msg = f"{call} runs by {kernel}, which PyTorch chooses and which is known to be wrong: {advisory}. Fix: {fix}"
         warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)

@@ -80,16 +80,16 @@ class FlashAttentionImpl:
         """Return why forward and backward of a call are left to PyTorch; the same for both."""
         exact = torch.are_deterministic_algorithms_enabled()
         key = (call_key("flash", q, k, v), dropout_p > 0, is_causal, exact)
-        found = self._refusals.get(key)
-        if found is None:
+        refusal = self._refusals.get(key)
+        if refusal is None:
             call = AttentionCall(q, k, v, dropout_p=dropout_p, is_causal=is_causal, needs_grad=True)
-            found = xrt_rejection(self.kernel, call, exact)
-            self._refusals[key] = found
-            if found and found not in self._said:
-                self._said.add(found)
-                msg = f"{call} runs by PyTorch's FlashAttention 2, not by {self.kernel}: {found}"
+            refusal = xrt_rejection(self.kernel, call, exact)
+            self._refusals[key] = refusal
+            if refusal and refusal not in self._said:
+                self._said.add(refusal)
+                msg = f"{call} runs by PyTorch's FlashAttention 2, not by {self.kernel}: {refusal}"
                 warnings.warn(msg, XpuRuntimeWarning, stacklevel=2)
-        return found
+        return refusal
 
     def forward(
         self,

@@ -57,7 +57,7 @@ def _reason_by_kind(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
 
 
 def _reason_by_transform(call: AttentionCall, tensors: tuple[Tensor, ...]) -> str:
-    kinds = [one.key() for one in context.transforms()]
+    kinds = [transform.key() for transform in context.transforms()]
     if _KIND.Jvp in kinds:
         return "xpuruntime kernels have no forward-mode derivative"
     if _private_api.forward_level() >= 0 and any(context.has_tangent(x) for x in (*tensors, call.mask)):

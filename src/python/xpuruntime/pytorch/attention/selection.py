@@ -361,7 +361,7 @@ def _xpuruntime_kernels_for(call: AttentionCall, exact: bool) -> list[str]:
     """Return the xpuruntime kernels that may be chosen for a call without being asked for."""
     prepare()
     kernels = _core.KernelRegistry.instance().kernels("attention")
-    return [one["id"] for one in kernels if one["automatic"] and not xrt_rejection(one["id"], call, exact)]
+    return [kernel["id"] for kernel in kernels if kernel["automatic"] and not xrt_rejection(kernel["id"], call, exact)]
 
 
 def _text_of(call: AttentionCall) -> str:

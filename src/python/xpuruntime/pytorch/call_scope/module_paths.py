@@ -101,7 +101,7 @@ def release(root: torch.nn.Module | None = None, *, first: bool = True) -> None:
 
 def _remove_filter() -> None:
     filters = cast("list[tuple[Any, ...]]", warnings.filters)
-    for one in [one for one in filters if getattr(one[1], "pattern", None) == _HOOKS_WARNING]:
+    for one in [filter_ for filter_ in filters if getattr(filter_[1], "pattern", None) == _HOOKS_WARNING]:
         filters.remove(one)
 
 

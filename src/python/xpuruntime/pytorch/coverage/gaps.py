@@ -131,7 +131,7 @@ def coverage_gaps(
     active = active_policy() if policy is None else CompiledPolicy(coerce_policy(policy))
     if active is None:
         return ()
-    found = [CoverageGap(*one) for one in active.impossible_rules(module)]
+    found = [CoverageGap(*rule) for rule in active.impossible_rules(module)]
     if module is not None:
         found += gaps_in_modules(active, module)
     if options is not None:
@@ -141,7 +141,7 @@ def coverage_gaps(
 
 def gaps_in_modules(active: CompiledPolicy, module: torch.nn.Module) -> list[CoverageGap]:
     """Return what is not reached of a model whether it is compiled or not."""
-    found: list[CoverageGap] = []
+    modules: list[CoverageGap] = []
     for part, path, _ in module_names.walk(module):
         name = path or type(part).__name__
         own = computed_by_operators(part)
@@ -149,24 +149,24 @@ def gaps_in_modules(active: CompiledPolicy, module: torch.nn.Module) -> list[Cov
             requests_other_kernel(own.op, kernel_names)
             for kernel_names in _asked(active, own.op, path, next(part.parameters(), None))
         ):
-            found.append(CoverageGap(own.op, name, own.reason, own.fix))
+            modules.append(CoverageGap(own.op, name, own.reason, own.fix))
         if isinstance(part, torch.fx.GraphModule):
-            found += _gaps_in_calls(active, part.graph.nodes)
+            modules += _gaps_in_calls(active, part.graph.nodes)
         if isinstance(part, torch.nn.RNNBase) and _asks(active, "matmul", path, part):
             weight = next(part.parameters(), None)
             if _is_one_kernel(part.mode.lower(), weight, projects=part.proj_size > 0):
-                found.append(_recurrent(name))
+                modules.append(_recurrent(name))
         if isinstance(part, _NO_KERNEL) and _asks(active, "conv", path, part):
-            found.append(CoverageGap("conv", name, _NO_CONVOLUTION, "add a rule for this module with use: torch"))
+            modules.append(CoverageGap("conv", name, _NO_CONVOLUTION, "add a rule for this module with use: torch"))
         if (
             isinstance(part, (torch.nn.TransformerEncoderLayer, torch.nn.MultiheadAttention))
             and _asks(active, "attention", path, part)
             and torch.backends.mha.get_fastpath_enabled()
         ):
-            found.append(
+            modules.append(
                 CoverageGap("attention", name, _FAST_PATH, "call torch.backends.mha.set_fastpath_enabled(False) first")
             )
-    return found
+    return modules
 
 
 def _asks(active: CompiledPolicy, op: str, path: str, part: torch.nn.Module) -> bool:
@@ -186,7 +186,7 @@ def _asked(active: CompiledPolicy, op: str, module: str, like: torch.Tensor | No
         phase=UNKNOWN,
         module=module,
     )
-    return [one.use for one in active.policy.kernels.compiled_rules.match(facts).preferences]
+    return [preference.use for preference in active.policy.kernels.compiled_rules.match(facts).preferences]
 
 
 def _is_one_kernel(layer: str, like: torch.Tensor | None, *, projects: bool) -> bool:
@@ -225,18 +225,18 @@ def _gaps_in_layers(active: CompiledPolicy, name: str, node: Any) -> list[Covera
 
 def _gaps_in_calls(active: CompiledPolicy, nodes: Any) -> list[CoverageGap]:
     """Return what is not reached of the calls in a graph that was traced, as by ``torch.export``."""
-    found: list[CoverageGap] = []
+    calls: list[CoverageGap] = []
     for node in nodes:
         name, module = _name(node), _module_of(node)
-        found += [gap._replace(what=module or gap.what) for gap in _gaps_in_layers(active, name, node)]
+        calls += [gap._replace(what=module or gap.what) for gap in _gaps_in_layers(active, name, node)]
         for one in UNSERVED:
             if one.name.rpartition("::")[2] != name or one.group not in active.overrides:
                 continue
             asked = _asked(active, one.entry.op, module, _result(node))
             if any(all(map(one.entry.rejection, kernel_names)) for kernel_names in asked):
                 fix = "add a rule for these calls with use: torch"
-                found.append(CoverageGap(one.entry.op, module or str(node.name), one.entry.no_xrt_kernel, fix))
-    return found
+                calls.append(CoverageGap(one.entry.op, module or str(node.name), one.entry.no_xrt_kernel, fix))
+    return calls
 
 
 def _result(node: Any) -> torch.Tensor | None:
@@ -305,7 +305,9 @@ def _module_of(node: Any) -> str:
 def flex_options_overridden() -> bool:
     """Say whether a policy gives calls of flex_attention that are being compiled their option for the kernel."""
     return any(
-        one.override.name == "_apply_kernel_options" for one in CONTEXT.placed.get("flex_options", ()) if one.title
+        option.override.name == "_apply_kernel_options"
+        for option in CONTEXT.placed.get("flex_options", ())
+        if option.title
     )
 
 
@@ -316,17 +318,19 @@ def gaps_in_settings(active: CompiledPolicy, options: Mapping[str, Any]) -> list
         given = options.get(name, options.get(name.replace("_", "-")))
         return getattr(_private_api.inductor_config(), name, default) if given is None else given
 
-    found: list[CoverageGap] = []
+    settings: list[CoverageGap] = []
     if options.get("aot_inductor"):
-        found += gaps_in_package(active)
+        settings += gaps_in_package(active)
     elif setting("cpp_wrapper"):
         shown = ((op, name) for op, name in _STATIC_OPS.items() if op in active.ops)
-        found += [CoverageGap(op, f"{name} under cpp_wrapper", _STATIC, "set cpp_wrapper=False") for op, name in shown]
+        settings += [
+            CoverageGap(op, f"{name} under cpp_wrapper", _STATIC, "set cpp_wrapper=False") for op, name in shown
+        ]
     if "matmul" in active.ops:
-        found += _products(setting)
+        settings += _products(setting)
     if "conv" in active.ops and setting("max_autotune"):
-        found += _tuned("conv", "convolutions", setting, "max_autotune_conv_backends")
-    return found
+        settings += _tuned("conv", "convolutions", setting, "max_autotune_conv_backends")
+    return settings
 
 
 def gaps_in_package(active: CompiledPolicy) -> list[CoverageGap]:
@@ -340,17 +344,17 @@ def gaps_in_package(active: CompiledPolicy) -> list[CoverageGap]:
 
 
 def _products(setting: Any) -> list[CoverageGap]:
-    found = []
+    products = []
     if setting("max_autotune") or setting("max_autotune_gemm"):
-        found += _tuned("matmul", "matrix products", setting, "max_autotune_gemm_backends")
+        products += _tuned("matmul", "matrix products", setting, "max_autotune_gemm_backends")
     if setting("freezing"):
         reason = "on the CPU, Inductor may pack weights for oneDNN, whose product is an operator of its own"
-        found.append(CoverageGap("matmul", "matrix products under freezing", reason, "set freezing=False"))
+        products.append(CoverageGap("matmul", "matrix products under freezing", reason, "set freezing=False"))
     if setting("coordinate_descent_tuning") and torch.backends.cuda.is_built():
         reason = "Inductor computes products of one row or one column inside its own kernels on CUDA"
         fix = "set coordinate_descent_tuning=False"
-        found.append(CoverageGap("matmul", "vectors under coordinate_descent_tuning", reason, fix))
-    return found
+        products.append(CoverageGap("matmul", "vectors under coordinate_descent_tuning", reason, fix))
+    return products
 
 
 def _tuned(op: str, shown: str, setting: Any, backends: str) -> list[CoverageGap]:

@@ -266,7 +266,11 @@ def _overridden() -> dict[str, UncoveredKernel]:
     from xpuruntime.pytorch.dispatch.overrides.registry import RUNNING, overrides_of
 
     # Those of recurrent layers only say that a policy does not reach into them.
-    names = ((one.name.partition("::")[2] or one.name, one.op) for group in RUNNING for one in overrides_of(group))
+    names = (
+        (override.name.partition("::")[2] or override.name, override.op)
+        for group in RUNNING
+        for override in overrides_of(group)
+    )
     short = ((name.partition(".")[0], op) for name, op in names)
     return {name: UncoveredKernel(op, NOT_REACHED) for name, op in short if name not in _RECURRENT_OPERATORS}
 
@@ -376,7 +380,7 @@ def _in_code(code: CodeType) -> set[str]:
     for step in dis.get_instructions(code):
         if step.opname.startswith("BINARY") and step.argrepr in ("@", "-"):
             found.add(step.argrepr)
-    for one in code.co_consts:
-        if isinstance(one, CodeType):
-            found |= _in_code(one)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            found |= _in_code(const)
     return found

@@ -187,9 +187,9 @@ class CompiledPolicy:
 
     def keep_native(self, key: Any, op: str) -> Route:
         """Keep PyTorch's own kernel for calls of one kind that the policy does not speak of. Nothing is said."""
-        found = Route(op, ("auto",), "default", DEFAULT_ID[op])
-        self.keep(key, found)
-        return found
+        native = Route(op, ("auto",), "default", DEFAULT_ID[op])
+        self.keep(key, native)
+        return native
 
     def _rejection(self, name: str, facts: CallFacts, unsupported_reason: str, entry: EntryPoint | None) -> str:
         """Return why a kernel name can never serve on a device, or nothing."""

@@ -56,7 +56,7 @@ class InstalledPolicy:
             if active.by_module:
                 module_paths.require(active.root)
                 undo.callback(module_paths.release, active.root)
-            if active.by_phase or any(one.startswith("unserved_") for one in active.overrides):
+            if active.by_phase or any(override.startswith("unserved_") for override in active.overrides):
                 function_phases.require()
                 undo.callback(function_phases.release)
             if torch.backends.cuda.is_built():

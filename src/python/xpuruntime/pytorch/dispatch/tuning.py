@@ -231,12 +231,12 @@ def keep_tuned(
     times: tuple[tuple[str, float], ...],
 ) -> Route:
     """Return a route by the kernel that measured times have chosen, kept unless that was for a graph."""
-    found = Route(
+    tuned = Route(
         route.op, route.asked, route.source, kernel, place=place, passed_over=route.passed_over, module=route.module,
         phase=route.phase, tuned=True, times=times,
     )  # fmt: skip
-    active.keep(key, None if context.capturing() else found)
-    return found
+    active.keep(key, None if context.capturing() else tuned)
+    return tuned
 
 
 def pick(
@@ -268,7 +268,7 @@ def pick(
             return None
     CONTEXT.times[mark] = found
     can = {name for name, _ in candidates}  # another process may have had more
-    return next((one.kernel for one in found.candidates if one.kernel in can), candidates[0][0])
+    return next((candidate.kernel for candidate in found.candidates if candidate.kernel in can), candidates[0][0])
 
 
 def _known(found: Replacement | None, rule: TuningPolicy) -> Replacement | None:
@@ -285,8 +285,8 @@ def _measured_once(
     rule: TuningPolicy,
 ) -> Replacement:
     with _measuring:  # one at a time, so that none meets the load of another
-        found = _known(CONTEXT.times.get(mark), rule)
-        if found is None:
+        once = _known(CONTEXT.times.get(mark), rule)
+        if once is None:
             with trace_events.mark("tuning", what, candidates=[name for name, _ in candidates]), _as_tuning():
                 step = TuningStep("torch", what)
                 route: float | None = None if step(len(candidates), 0, 0, 0.0) else 0.0
@@ -295,12 +295,12 @@ def _measured_once(
                 if route is None:
                     return _CANCELLED
                 costs = {name: route * passes.get(name, 1) for name, _ in candidates[1:]}
-                found = _measure(candidates, device, mark[2], costs, rule, step)
-                _keep(mark, found, device, known=route < math.inf)
-                if mark[2] and device.type == "cuda" and not found.cancelled:  # a graph may be captured of it later on
+                once = _measure(candidates, device, mark[2], costs, rule, step)
+                _keep(mark, once, device, known=route < math.inf)
+                if mark[2] and device.type == "cuda" and not once.cancelled:  # a graph may be captured of it later on
                     by_device = _measure(candidates, device, False, {}, rule, TuningStep("torch", what))
                     _keep((*mark[:2], False), by_device, device, known=True)
-    return found
+    return once
 
 
 def _keep(mark: tuple[str, str, bool], found: Replacement, device: Any, *, known: bool) -> None:
@@ -336,7 +336,7 @@ def measured(op: str, key: str, device: Any, *, active: CompiledPolicy | None = 
     """Return the ids and the microseconds that `pick` chooses by, as far as they are known; its arguments."""
     rule = _USUAL if active is None else active.policy.kernels.tuning
     found = CONTEXT.times.get(_mark(op, key, device, rule))
-    return () if found is None else tuple((one.kernel, one.microseconds) for one in found.candidates)
+    return () if found is None else tuple((candidate.kernel, candidate.microseconds) for candidate in found.candidates)
 
 
 def _mark(op: str, key: str, device: Any, rule: TuningPolicy) -> tuple[str, str, bool]:

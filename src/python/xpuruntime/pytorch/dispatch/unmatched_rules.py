@@ -85,7 +85,7 @@ class RuleUse:
 def _sentence(at: int, match: RuleMatch, others: list[str]) -> str:
     stated = match.module if match.module is not None else match.node
     key = "module" if match.module is not None else "node"
-    named = [repr(one) if one else "the model itself, or none that is known" for one in others[:_MOST]]
+    named = [repr(other) if other else "the model itself, or none that is known" for other in others[:_MOST]]
     if len(others) > _MOST:
         named.append(f"{len(others) - _MOST} more")
     near = nearest(str(stated), module_names.known())
@@ -98,7 +98,7 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
 
     Their operation has no such size, or no module of `root` has a path that they are for.
     """
-    found = []
+    rules = []
     paths = None
     for rule in policy.kernels.compiled_rules.rules:
         match = rule.rule.match
@@ -109,7 +109,7 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
             missing = [name for name in sizes if name not in SIZES.get(op, ())] or sizes
             known = ", ".join(SIZES.get(op, ())) or "no sizes"
             why = f"a call of {op} has {known}" if op else "no operation has all of these"
-            found.append((op, rule.source, f"it states {', '.join(missing)}, and {why}", f"leave {missing[0]} out"))
+            rules.append((op, rule.source, f"it states {', '.join(missing)}, and {why}", f"leave {missing[0]} out"))
             continue
         if root is None or not rule.use:
             continue
@@ -123,8 +123,8 @@ def impossible_rules(policy: Policy, root: torch.nn.Module | None) -> list[tuple
             if not any(map(test, paths)):
                 near = nearest(stated, paths)
                 why = f"root has no module {stated!r}" + (f"; did you mean {near!r}?" if near else "")
-                found.append((op, rule.source, why, "write the path as in named_modules() of root"))
-    return found
+                rules.append((op, rule.source, why, "write the path as in named_modules() of root"))
+    return rules
 
 
 def refuse_impossible(active: CompiledPolicy) -> None:

@@ -225,16 +225,16 @@ class CallRecorder:
             why = (route.kernel, route.source, route.asked, route.passed_over, route.native)
         kinds = ranged(op, name, phase, shapes)
         key = (name, op, why, module, phase, kinds, *((t.dtype, t.device) for t in tensors))
-        found = self._seen.get(key)
-        if found is None:
+        kind = self._seen.get(key)
+        if kind is None:
             with self._lock:
-                found = self._seen.get(key)
-                if found is None:
-                    found = RecordedCalls(len(self.kinds), name, op, route, module, phase, tensors)
-                    self.kinds.append(found)
-                    self._seen[key] = found
+                kind = self._seen.get(key)
+                if kind is None:
+                    kind = RecordedCalls(len(self.kinds), name, op, route, module, phase, tensors)
+                    self.kinds.append(kind)
+                    self._seen[key] = kind
             self.note_policy()
-        return found
+        return kind
 
 
 def _device_of(tensors: list[torch.Tensor]) -> str:

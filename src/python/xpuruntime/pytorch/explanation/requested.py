@@ -130,7 +130,7 @@ def request_of(kernels: KernelPolicy, facts: CallFacts) -> tuple[Preference | No
     """Return the first preference for a call that asks for more than PyTorch's own choice, and whether it is sure."""
     result = kernels.compiled_rules.match(facts)
     op = str(facts.op)
-    found = next((one for one in result.preferences if requests_other_kernel(op, one.use)), None)
+    found = next((preference for preference in result.preferences if requests_other_kernel(op, preference.use)), None)
     return found, result.certainty != "unknown"
 
 

@@ -191,7 +191,7 @@ def decision_of(seen: RecordedCalls, decisions: Sequence[Decision]) -> Decision 
     """Return what the core decided for calls of one kind; ``None`` where PyTorch's own kernel served them."""
     if seen.native:
         return None
-    fitting = [one for one in decisions if _is_of(one, seen)]
+    fitting = [decision for decision in decisions if _is_of(decision, seen)]
     exact = next((one for one in fitting if _fits(one, seen)), None)
     if exact is None and seen.site is not None:  # the log keeps so many, and where the calls come from some more
         exact = next((one for one in recorded(seen.site) if _is_of(one, seen) and _fits(one, seen)), None)

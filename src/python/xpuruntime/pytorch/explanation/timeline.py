@@ -201,10 +201,10 @@ def _paths(threads: dict[int, list[HostEvent]]) -> dict[tuple[int, int], str]:
     Every operator has the number of the node that comes next. The last one with a number has made that node: those
     before have made none, and may be of another module.
     """
-    found: dict[tuple[int, int], str] = {}
+    paths: dict[tuple[int, int], str] = {}
     for thread, nodes in threads.items():
         for node in nodes:
             if node.sequence < 0 or node.forward:  # or it is such a node itself, that runs
                 continue
-            found[thread, node.sequence] = next((one.module for one in node.upward() if one.module is not None), "")
-    return found
+            paths[thread, node.sequence] = next((one.module for one in node.upward() if one.module is not None), "")
+    return paths

@@ -72,7 +72,7 @@ def name_nodes(graph: onnx.GraphProto, modules: Collection[str]) -> set[str]:
     """
     paths = _paths(graph)
     counts: dict[str, int] = {}
-    found: set[str] = set()
+    nodes: set[str] = set()
     for node, own in _walk(graph, paths, ""):
         path = own
         if (folded := _folded_into(node, modules)) is not None:
@@ -83,8 +83,8 @@ def name_nodes(graph: onnx.GraphProto, modules: Collection[str]) -> set[str]:
         counts[base] = count + 1
         node.name = f"{base}_{count}" if count else base
         if path:
-            found.add(path)
-    return found
+            nodes.add(path)
+    return nodes
 
 
 def _folded_into(node: onnx.NodeProto, modules: Collection[str]) -> str | None:
@@ -113,16 +113,16 @@ def _paths(graph: onnx.GraphProto) -> list[str | None]:
     for i, node in enumerate(graph.node):
         for name in node.input:
             readers.setdefault(name, []).append(i)
-    found = list(stated)
+    paths = list(stated)
     for i, node in enumerate(graph.node):
         if stated[i] is not None:
             continue
         after = {stated[r] for name in node.output for r in readers.get(name, ())}
-        before = {found[makers[name]] for name in node.input if name in makers}
+        before = {paths[makers[name]] for name in node.input if name in makers}
         around = {path for path in after or before if path is not None}
         if around:
-            found[i] = _common(around)
-    return found
+            paths[i] = _common(around)
+    return paths
 
 
 def _stated(node: onnx.NodeProto) -> str | None:

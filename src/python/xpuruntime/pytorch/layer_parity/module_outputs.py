@@ -43,7 +43,7 @@ def feeds_and_call(
     kwargs: dict[str, Any] = {}
     if isinstance(inputs, Mapping):
         unknown = [str(name) for name in inputs if name not in parameters]
-        if unknown and not any(one.kind is one.VAR_KEYWORD for one in parameters.values()):
+        if unknown and not any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values()):
             raise InputError(
                 f"{what}: inputs {', '.join(map(str, inputs))} are given, and the session takes {', '.join(names)}"
             )

@@ -112,20 +112,20 @@ class Parity:
     @property
     def agreed(self) -> bool:
         """Whether every layer that was compared is within tolerance, and a result of the model was judged."""
-        return all(one.passed for one in self.layers) and any(
-            not one.module and not one.undecided for one in self.layers
+        return all(layer.passed for layer in self.layers) and any(
+            not layer.module and not layer.undecided for layer in self.layers
         )
 
     @property
     def first_diverging(self) -> LayerParity | None:
         """The first layer out of tolerance in the order of execution, inner ones before those around them."""
-        return next((one for one in self.layers if not one.passed), None)
+        return next((layer for layer in self.layers if not layer.passed), None)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as plain values."""
         plain = asdict(self)
         first = self.first_diverging
-        plain["layers"] = [{**asdict(one), "shape": list(one.shape)} for one in self.layers]
+        plain["layers"] = [{**asdict(layer), "shape": list(layer.shape)} for layer in self.layers]
         return {
             "schema": plain.pop("schema"),
             "agreed": self.agreed,
@@ -159,7 +159,7 @@ class Parity:
         first = self.first_diverging
         if first is not None:
             return f"first diverging layer: {first.name} ({first.kind}): {first.reason}"
-        idle = sum(bool(one.undecided) for one in self.layers)
+        idle = sum(bool(layer.undecided) for layer in self.layers)
         agree = f"{len(self.layers) - idle} results of modules agree"
         return f"{agree}, {idle} cannot be judged on these inputs" if idle else agree
 
@@ -272,7 +272,7 @@ def parity(
         rtol=limits.rtol,
         atol=limits.atol,
         cosine=limits.cosine,
-        layers=tuple(one for one in layers if one is not None),
+        layers=tuple(layer for layer in layers if layer is not None),
         skipped=skipped,
     )
 

@@ -83,8 +83,8 @@ def _fused_attention(
             )
 
     active = policy_for_xrt(kernel)
-    given = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
-    return attend(active, natively, given, kernel, explicit=True)
+    arguments = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+    return attend(active, natively, arguments, kernel, explicit=True)
 
 
 def _cast(tensors: tuple[Any, ...]) -> tuple[Any, ...]:

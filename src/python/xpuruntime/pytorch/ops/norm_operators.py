@@ -204,7 +204,7 @@ def _forward(
     total = input.new_empty(0) if residual is None else found.pop(1).view(input.shape)
     out, *stats = found
     lead = (*input.shape[:-n], *(1,) * n)
-    return out.view(input.shape), total, *(one.view(lead) for one in stats)
+    return out.view(input.shape), total, *(stat.view(lead) for stat in stats)
 
 
 def _backward(

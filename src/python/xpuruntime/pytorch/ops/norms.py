@@ -174,7 +174,7 @@ def _is_native_call(function: str, kernel_name: str, *operands: Tensor | None) -
             torch._dynamo.graph_break(msg=_COMPILED_TRANSFORM)
     elif _private_api.forward_level() < 0:
         return False
-    elif kernel_name and any(has_tangent(one) for one in operands):
+    elif kernel_name and any(has_tangent(operand) for operand in operands):
         raise UnsupportedOperationError(norm_autograd.NO_FORWARD_MODE)
     return not kernel_name
 

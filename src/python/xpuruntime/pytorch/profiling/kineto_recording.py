@@ -62,7 +62,7 @@ class KinetoRecording:
         """Return a recording of ranges with the work of devices and PyTorch's operators added."""
         work, calls, operators, dropped = read(self._profiler.events(), self._limit)
         work = with_bytes(work, self._sizes()) if any(one.kind in ("copy", "fill") for one in work) else work
-        first = max((one.id for one in recording.ranges), default=0) + 1
+        first = max((range_.id for range_ in recording.ranges), default=0) + 1
         nested = nest(operators, first)
         ranges = [*recording.ranges, *nested]
         placed = assign_ranges(work, calls, recording.ranges)
@@ -73,7 +73,7 @@ class KinetoRecording:
             recording,
             source="kineto",
             notes=notes,
-            ranges=tuple(sorted(ranges, key=lambda one: one.start_ns)),
+            ranges=tuple(sorted(ranges, key=lambda range_: range_.start_ns)),
             work=tuple(placed),
             calls=tuple(calls),
             dropped=recording.dropped + dropped,
@@ -177,7 +177,7 @@ def _work(event: Any, name: str, start: int, end: int) -> DeviceWork:
 
 def nest(operators: list[Range], first: int) -> list[Range]:
     """Return operators with numbers, and with what each ran in."""
-    operators.sort(key=lambda one: (one.thread, one.start_ns, -one.end_ns))
+    operators.sort(key=lambda operator: (operator.thread, operator.start_ns, -operator.end_ns))
     found: list[Range] = []
     open_: list[Range] = []
     for number, one in enumerate(operators, first):

@@ -94,8 +94,8 @@ class _EventMaker:
         for event in self._theirs:
             if event.get("cat") == "user_annotation" and event["name"].startswith(_CATEGORY + " "):
                 ranges[(event["name"], event["tid"])].append((event["ts"], event["pid"]))
-        for found in ranges.values():
-            found.sort(key=lambda one: one[0])
+        for range_ in ranges.values():
+            range_.sort(key=lambda one: one[0])
         for seen in kinds:
             if seen.count:
                 self._decision(seen, decision_of(seen, decisions), ranges.get((seen.label, seen.thread), []))
@@ -110,8 +110,8 @@ class _EventMaker:
 
     def _decision(self, seen: RecordedCalls, decision: Decision | None, ranges: list[tuple[float, Any]]) -> None:
         start = self._at(seen.first_ns)
-        index = bisect_left(ranges, start, key=lambda one: one[0])
-        near = min(ranges[max(0, index - 1) : index + 1], key=lambda one: abs(one[0] - start), default=None)
+        index = bisect_left(ranges, start, key=lambda range_: range_[0])
+        near = min(ranges[max(0, index - 1) : index + 1], key=lambda range_: abs(range_[0] - start), default=None)
         end = start + seen.first_duration_ns / 1000
         if near is not None:
             # Clocks may differ by some microseconds, and an arrow must not go back in time.
@@ -144,7 +144,7 @@ class _EventMaker:
         """Draw each capture of a CUDA graph, from the calls that began and ended it."""
         begun: dict[Any, float] = {}
         calls = [event for event in self._theirs if str(event.get("name", "")).startswith((*_BEGIN, *_END))]
-        for event in sorted(calls, key=lambda one: one["ts"]):
+        for event in sorted(calls, key=lambda call: call["ts"]):
             thread = event["tid"]
             if event["name"].startswith(_BEGIN):
                 begun[thread] = event["ts"]
@@ -177,11 +177,11 @@ class _EventMaker:
         def named(what: str, tid: int, **args: Any) -> dict[str, Any]:
             return {"ph": "M", "name": what, "pid": _PROCESS, "tid": tid, "ts": first, "args": args}
 
-        found = [named("process_name", 0, name="xpuruntime"), named("process_sort_index", 0, sort_index=-1)]
+        names = [named("process_name", 0, name="xpuruntime"), named("process_sort_index", 0, sort_index=-1)]
         for (track, thread), tid in self._tracks.items():
-            found.append(named("thread_name", tid, name=f"{track} (thread {thread})"))
-            found.append(named("thread_sort_index", tid, sort_index=tid))
-        return found
+            names.append(named("thread_name", tid, name=f"{track} (thread {thread})"))
+            names.append(named("thread_sort_index", tid, sort_index=tid))
+        return names
 
 
 class profile(RecordedBlock["_Watch"]):  # noqa: N801 - used like a function
@@ -298,14 +298,14 @@ class _Watch(Watch):
 
 def _activities(given: Any) -> list[Any]:
     known = torch.profiler.ProfilerActivity
-    found = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else [given]
-    wrong = next((one for one in found if not isinstance(one, known)), None)
+    activities = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else [given]
+    wrong = next((one for one in activities if not isinstance(one, known)), None)
     if wrong is not None:
         msg = f"activities has {wrong!r:.60}: give a list of torch.profiler.ProfilerActivity"
         raise TypeError(msg)
-    if not found:
+    if not activities:
         raise InputError("activities is empty: name what to record, such as [torch.profiler.ProfilerActivity.CPU]")
-    return found
+    return activities
 
 
 def _range(seen: RecordedCalls) -> Any:

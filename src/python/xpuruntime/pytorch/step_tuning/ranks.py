@@ -178,7 +178,7 @@ def _facts(device: torch.device, policies: Mapping[str, KernelPolicy | None]) ->
     """Return what has to be the same on all ranks."""
     from xpuruntime import __version__
 
-    found = {
+    facts = {
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         "PyTorch": torch.__version__,
         "CUDA": str(torch.version.cuda),
@@ -188,5 +188,5 @@ def _facts(device: torch.device, policies: Mapping[str, KernelPolicy | None]) ->
     }
     for name, policy in policies.items():
         if policy is not None:
-            found[f"for {name}"] = json.dumps(policy.to_plain(), sort_keys=True, default=str)
-    return found
+            facts[f"for {name}"] = json.dumps(policy.to_plain(), sort_keys=True, default=str)
+    return facts

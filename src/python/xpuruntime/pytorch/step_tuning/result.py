@@ -114,7 +114,7 @@ def _losses_and_types(step: Callable[..., Any], args: tuple[Any, ...]) -> tuple[
 
 
 def _tolerance(types: set[torch.dtype]) -> float:
-    return max((_TOLERANCES[one] for one in types & _TOLERANCES.keys()), default=_TOLERANCES[torch.float32])
+    return max((_TOLERANCES[type_] for type_ in types & _TOLERANCES.keys()), default=_TOLERANCES[torch.float32])
 
 
 @dataclass(frozen=True)
@@ -244,7 +244,7 @@ class TunedStep:
     @property
     def headline(self) -> str:
         """One line: the winner with its ratio, or that nothing is faster."""
-        row = next(one for one in self.candidates if one.name == self.name)
+        row = next(candidate for candidate in self.candidates if candidate.name == self.name)
         if self.verdict == "winner" and row.ratio is not None:
             ratio, low, high = row.ratio
             return f"{self.name}: {1 / ratio:.2f}x [{1 / high:.2f}, {1 / low:.2f}] faster than eager"

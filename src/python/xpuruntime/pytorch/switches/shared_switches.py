@@ -61,17 +61,19 @@ def reads(switch: str) -> bool | None:
 
 def stored_products() -> Mapping[Any, Any]:
     """Return what is stored for products."""
-    found: dict[Any, Any] = _stored(_PRODUCTS)
-    found[_MATMUL] = _hidden(_PRODUCTS, "ieee", torch.get_float32_matmul_precision, found)
-    return found
+    products: dict[Any, Any] = _stored(_PRODUCTS)
+    products[_MATMUL] = _hidden(_PRODUCTS, "ieee", torch.get_float32_matmul_precision, products)
+    return products
 
 
 def stored_convolutions() -> Mapping[Any, Any]:
     """Return what is stored for convolutions and recurrent layers."""
-    found: dict[Any, Any] = _stored(_CONVOLUTIONS)
+    convolutions: dict[Any, Any] = _stored(_CONVOLUTIONS)
     # PyTorch reads it where both kernels of cuDNN agree with it, and raises otherwise.
-    found[_CUDNN] = _hidden(_CONVOLUTIONS[:2], "tf32", _private_api.cudnn_allow_tf32, found, otherwise=False)
-    return found
+    convolutions[_CUDNN] = _hidden(
+        _CONVOLUTIONS[:2], "tf32", _private_api.cudnn_allow_tf32, convolutions, otherwise=False
+    )
+    return convolutions
 
 
 def set_products(tf32: bool) -> None:

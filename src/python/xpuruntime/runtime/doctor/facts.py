@@ -150,12 +150,12 @@ def packages(paths: Sequence[str] | None = None) -> tuple[Package, ...]:
     """List the installed distributions, those of one name in the order of the search path."""
     return tuple(
         Package(
-            name=one.name,
-            version=one.version,
-            location=one.location,
-            provides_onnxruntime=_provides_onnxruntime(one),
+            name=distribution.name,
+            version=distribution.version,
+            location=distribution.location,
+            provides_onnxruntime=_provides_onnxruntime(distribution),
         )
-        for one in sorted(distributions(paths), key=lambda one: one.name)
+        for distribution in sorted(distributions(paths), key=lambda distribution: distribution.name)
     )
 
 

@@ -28,10 +28,10 @@ EXTENSIONS = "onnxruntime-extensions"
 
 def mapped_libraries() -> dict[str, str]:
     """Return file name to path of the libraries that this process has mapped, sorted by path."""
-    found: dict[str, str] = {}
+    libraries: dict[str, str] = {}
     for path in mapped_paths():
-        found.setdefault(os.path.basename(path), path)  # noqa: PTH119 - hot
-    return found
+        libraries.setdefault(os.path.basename(path), path)  # noqa: PTH119 - hot
+    return libraries
 
 
 def path_in_packages(path: str) -> str:
@@ -51,16 +51,16 @@ def operator_library(stated: str) -> str | None:
     if stated != EXTENSIONS:
         return stated if Path(stated).is_file() else None
     spec = importlib.util.find_spec(EXTENSIONS.replace("-", "_"))
-    folders = [Path(one) for one in (spec.submodule_search_locations or ())] if spec is not None else []
+    folders = [Path(location) for location in (spec.submodule_search_locations or ())] if spec is not None else []
     files = (path for folder in folders for path in sorted(folder.glob("_extensions_pydll*")))
     return next((str(path) for path in files if path.suffix in (".so", ".pyd")), None)
 
 
 def find_file(name: str, place: str, mapped: Mapping[str, str]) -> str | None:
     """Return the file that this process has mapped, or would map, as the library `name`; ``None`` if none is found."""
-    found = mapped.get(name)
-    if found is not None:
-        return found
+    file = mapped.get(name)
+    if file is not None:
+        return file
     if not place.startswith("/"):
         for folder in sys.path:
             path = Path(folder or ".", place)

@@ -100,14 +100,14 @@ def cached_libraries() -> tuple[str, ...]:
 
 def wheel_versions(paths: Sequence[str] | None = None) -> dict[str, str]:
     """Map the real path of every shared library in a vendor's wheel to the version of that wheel."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     for wheel in distributions(paths):
         if not wheel.name.startswith(("nvidia-", "tensorrt", "scipy-openblas")):
             continue
         for file in wheel.files() or ():
             if ".so" in file or file.lower().endswith((".dll", ".dylib")):
-                found[os.path.realpath(Path(wheel.location, file))] = wheel.version
-    return found
+                versions[os.path.realpath(Path(wheel.location, file))] = wheel.version
+    return versions
 
 
 #: Kind, address, offset in the file, and size.

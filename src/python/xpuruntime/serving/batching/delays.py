@@ -163,7 +163,7 @@ _SIZES: dict[str, tuple[int, ...]] = {
 def sized_by_values(model: ModelInfo) -> bool:
     """Return whether the values of a request may say how much a model computes, beside the shapes of its inputs."""
     made_by = {name: node for node in model.nodes for name in node.outputs}
-    given = {one.name for one in model.inputs}
+    given = {input_.name for input_ in model.inputs}
     todo = [
         name
         for node in model.nodes

@@ -153,19 +153,19 @@ def assemble(
     """Put the rows of some requests of one group together."""
     empty = np.empty if runner is None else runner.empty
     copies = runner is not None and runner.copies_all
-    own = sum(one.stop - one.start for one in slices)
+    own = sum(slice_.stop - slice_.start for slice_ in slices)
     rows = fixed_rows or own
     feeds: dict[str, Any] = {}
     elements = total = 0
     for name in slices[0].feed.arrays:
         info = layout.inputs[name]
-        parts = [_part(info, one) for one in slices]
+        parts = [_part(info, slice_) for slice_ in slices]
         elements += sum(part.size for part in parts) if info.batch is not None else parts[0].size
         array = parts[0]
         first = slices[0].feed
         target = None
         if info.padding is not None:
-            target = first.targets.get(name, max(one.feed.lengths[name] for one in slices))
+            target = first.targets.get(name, max(slice_.feed.lengths[name] for slice_ in slices))
         alone = len(slices) == 1 or info.batch is None
         if not (
             alone
@@ -245,16 +245,16 @@ def _joined_parts(
 
 def _for_engine(info: InputLayout, array: np.ndarray[Any, Any]) -> Any:
     if info.datatype == "BYTES":
-        made = np.empty(array.shape, object)
+        engine = np.empty(array.shape, object)
         try:
-            made.reshape(-1)[:] = [_text(one) for one in array.reshape(-1)]
+            engine.reshape(-1)[:] = [_text(one) for one in array.reshape(-1)]
         except UnicodeDecodeError as error:
             raise ServingError(
                 Status.INVALID_ARGUMENT,
                 f"input {info.name!r} has an element that is not UTF-8 text: {error.reason} at byte {error.start}. "
                 "Fix: encode text as UTF-8",
             ) from None
-        return made
+        return engine
     if info.datatype == "BF16":
         import ml_dtypes
 
@@ -394,5 +394,5 @@ class BatchExecutor:
             job.pieces[part.start] = outputs
 
     def _padded(self, slices: Sequence[Slice]) -> int:
-        rows = sum(one.stop - one.start for one in slices)
+        rows = sum(slice_.stop - slice_.start for slice_ in slices)
         return next((size for size in self._sizes if size >= rows), 0)

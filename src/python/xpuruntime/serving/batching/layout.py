@@ -30,14 +30,14 @@ DATATYPE_OF = {
 
 def datatype_of(info: TensorInfo) -> str:
     """Return the datatype of the protocol."""
-    found = DATATYPE_OF.get(info.dtype) if info.kind == "tensor" else None
-    if found is None:
+    datatype = DATATYPE_OF.get(info.dtype) if info.kind == "tensor" else None
+    if datatype is None:
         what = info.dtype if info.kind == "tensor" else f"a {info.kind} of {info.dtype}"
         raise UnsupportedOperationError(
             f"{info.name!r} is {what}, for which the Open Inference Protocol has no datatype. Fix: convert it inside "
             f"of the model to one of {', '.join(DATATYPE_OF)}"
         )
-    return found
+    return datatype
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,12 +119,12 @@ class Layout:
         ]
         _check_masks(masks, {one.name: one for one in made})
         rules = {name: rule.outputs for name, rule in settings.pad.items()}
-        results = {one.name: _output(one, key, bool(axes), symbols, rules) for one in outputs}
+        results = {output.name: _output(output, key, bool(axes), symbols, rules) for output in outputs}
         if axes:
-            for found in results.values():
-                if found.batch is None:
+            for result in results.values():
+                if result.batch is None:
                     raise PolicyError(
-                        f"batching.max_batch_size: {settings.max_batch_size}, but the output {found.name!r} has no "
+                        f"batching.max_batch_size: {settings.max_batch_size}, but the output {result.name!r} has no "
                         "batch dimension, so its rows cannot be distinguished. Fix: state 0, or give the output one"
                     )
         return cls({one.name: one for one in made}, results, bool(axes), masks)
@@ -135,11 +135,11 @@ def _buffer_type(dtype: str) -> np.dtype[Any]:
 
 
 def _padding(name: str, rule: PadRule, inputs: Sequence[TensorInfo], batch: int | None) -> Padding:
-    info = next((one for one in inputs if one.name == name), None)
+    info = next((input_ for input_ in inputs if input_.name == name), None)
     if info is None:
         raise PolicyError(
             f"batching.pad.{name}: the model has no input {name!r}. Fix: name one of "
-            f"{', '.join(one.name for one in inputs)}"
+            f"{', '.join(input_.name for input_ in inputs)}"
         )
     if info.dtype == "string":
         raise PolicyError(f"batching.pad.{name}: it holds strings, which are not padded. Fix: leave the rule out")
@@ -177,14 +177,14 @@ def _check_fill(name: str, value: float, dtype: np.dtype[Any], word: str) -> Non
 
 def _padded_symbols(paddings: Mapping[str, Padding], inputs: Sequence[TensorInfo]) -> dict[str, str]:
     """Return the names of padded dimensions, each with the first input that has it."""
-    found: dict[str, str] = {}
+    symbols: dict[str, str] = {}
     for info in inputs:
         padding = paddings.get(info.name)
         if padding is not None and info.shape is not None:
             symbol = info.shape[padding.axis]
             if isinstance(symbol, str):
-                found.setdefault(symbol, info.name)
-    return found
+                symbols.setdefault(symbol, info.name)
+    return symbols
 
 
 def _check_symbols(

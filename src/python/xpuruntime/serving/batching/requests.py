@@ -178,7 +178,7 @@ def _add_masks(
 def _outputs(request: InferRequest, layout: Layout) -> tuple[str, ...]:
     if not request.outputs:
         return tuple(layout.outputs)
-    names = tuple(one.name for one in request.outputs)
+    names = tuple(output.name for output in request.outputs)
     for name in names:
         if name not in layout.outputs:
             raise _refuse(f"no output {name!r}{did_you_mean(name, layout.outputs, 'outputs')}")
@@ -324,6 +324,6 @@ def failure_of_run(error: BaseException, name: str) -> ServingError:
         text = f"{text}. Fix: lower batching.max_batch_size, or the number of models on the device"
     else:
         status = Status.INTERNAL
-    made = ServingError(status, f"model {name!r}: {text}")
-    made.__cause__ = error
-    return made
+    failure = ServingError(status, f"model {name!r}: {text}")
+    failure.__cause__ = error
+    return failure

@@ -309,13 +309,13 @@ class Scheduler:
 
     def _heads(self) -> list[Entry]:
         """Return the oldest waiting entry of each level, in the order of levels."""
-        found = []
+        heads = []
         for level, lane in enumerate(self._lanes):
             while lane and not lane[0].waits_at(level):
                 lane.popleft()
             if lane:
-                found.append(lane[0])
-        return found
+                heads.append(lane[0])
+        return heads
 
     def _due(self, head: Entry) -> tuple[float, Reason]:
         """Return when the group of an entry is sent although its batch is not full, and why then."""
@@ -355,7 +355,7 @@ class Scheduler:
             if group not in found:
                 first = next(self._groups[group].waiting())
                 found[group] = ((first.level, first.number), None)
-        return [(group, reason) for group, (_, reason) in sorted(found.items(), key=lambda one: one[1][0])]
+        return [(group, reason) for group, (_, reason) in sorted(found.items(), key=lambda item: item[1][0])]
 
     def _form(self, group: Group, due: Reason | None) -> tuple[list[EntryRows], int, Reason] | None:
         """Return the parts of the next batch of a group, or ``None`` where it is better to wait for more."""

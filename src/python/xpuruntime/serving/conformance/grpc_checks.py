@@ -147,7 +147,7 @@ class GrpcChecks:
                 raise UnobservableCheck("it states no inputs, so no request can be made")
 
         def infer(raw: bool) -> str:
-            if not raw and any(DATATYPES[one.datatype].only_raw for one in inputs):
+            if not raw and any(DATATYPES[input_.datatype].only_raw for input_ in inputs):
                 raise UnobservableCheck("an input has no form in typed contents")
             try:
                 sent = self.call("ModelInfer", write_infer_request(InferRequest(model, inputs, id="7"), raw=raw))

@@ -231,7 +231,7 @@ class RestChecks:
         metadata: dict[str, Any] = {}
         if not run(f"{model}: metadata", lambda: self._model_metadata(path, metadata, model)):
             return
-        self.inputs.update(one["name"] for one in metadata["inputs"])
+        self.inputs.update(input_["name"] for input_ in metadata["inputs"])
         run(f"{model}: ready", lambda: self._need("GET", f"{path}/ready"))
         versions = metadata.get("versions") or ()
         if versions:
@@ -253,7 +253,7 @@ class RestChecks:
         run(f"infer {model}: nested data", lambda: self._again(path, request, "nested data", nested=True))
         run(f"infer {model}: one output", lambda: self._one_output(path, request))
         run(f"infer {model}: binary tensors", lambda: self._binary(path, request, metadata, offered=binary))
-        if any(DATATYPES[one.datatype].only_raw for one in inputs):
+        if any(DATATYPES[input_.datatype].only_raw for input_ in inputs):
             return
         self._run_errors(path, request)
 
@@ -354,7 +354,7 @@ class RestChecks:
             raise FailedCheck(f"Content-Type is {answer.headers.get('content-type')!r}")
         self.answers[request.model] = response
         self._nulls[request.model] = _null_keys(answer)
-        return ", ".join(f"{one.name} {one.datatype} {list(one.shape)}" for one in response.outputs)
+        return ", ".join(f"{output.name} {output.datatype} {list(output.shape)}" for output in response.outputs)
 
     def _first(self, model: str) -> InferResponse:
         if model not in self.answers:
@@ -373,7 +373,7 @@ class RestChecks:
     def _one_output(self, path: str, request: InferRequest) -> str:
         name = self._first(request.model).outputs[-1].name
         asked = InferRequest(request.model, request.inputs, outputs=[RequestedOutput(name)])
-        found = [one.name for one in self._infer(path, asked)[0].outputs]
+        found = [output.name for output in self._infer(path, asked)[0].outputs]
         if found != [name]:
             raise FailedCheck(f"{name!r} was asked for, and {found} came")
         return name
@@ -400,5 +400,5 @@ def _null_keys(answer: Answer) -> list[str]:
     """Return the keys of an answer, and of its outputs, that are null."""
     found = [key for key, value in answer.json(dict[str, msgspec.Raw]).items() if bytes(value) == b"null"]
     outputs = answer.json(_Nullable).outputs
-    within = {key for one in outputs for key, value in one.items() if bytes(value) == b"null"}
+    within = {key for output in outputs for key, value in output.items() if bytes(value) == b"null"}
     return [*found, *(f"outputs.{key}" for key in sorted(within))]

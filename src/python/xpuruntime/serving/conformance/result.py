@@ -70,14 +70,14 @@ class ConformanceResult(Document, frozen=True, kw_only=True):
     @property
     def failed(self) -> tuple[Check, ...]:
         """The checks that failed."""
-        return tuple(one for one in self.checks if one.outcome == "fail")
+        return tuple(check for check in self.checks if check.outcome == "fail")
 
     @property
     def exit_code(self) -> int:
         """1 where a check failed, 4 where inference could not be checked, else 0."""
         if self.failed:
             return 1
-        answered = (one for one in self.checks if one.outcome == "pass" and one.name.startswith("infer "))
+        answered = (check for check in self.checks if check.outcome == "pass" and check.name.startswith("infer "))
         return 0 if any(one.name.rpartition(": ")[2] in _ANSWERED for one in answered) else 4
 
     def __rich__(self) -> RenderableType:
@@ -89,10 +89,10 @@ class ConformanceResult(Document, frozen=True, kw_only=True):
         for column in ("transport", "check", "outcome", "detail"):
             table.add_column(column, overflow="fold")
         styles = {"pass": "green", "fail": "bold red", "unobservable": "yellow"}
-        for one in self.checks:
-            outcome = Text(one.outcome, style=styles[one.outcome])
-            table.add_row(one.transport, one.name, outcome, Text(one.detail))
-        counted = {word: sum(one.outcome == word for one in self.checks) for word in styles}
+        for check in self.checks:
+            outcome = Text(check.outcome, style=styles[check.outcome])
+            table.add_row(check.transport, check.name, outcome, Text(check.detail))
+        counted = {word: sum(check.outcome == word for check in self.checks) for word in styles}
         passed, failed, unseen = counted.values()
         return Group(table, Text(f"{passed} passed, {failed} failed, {unseen} unobservable"))
 
@@ -144,12 +144,14 @@ _MOST = 1 << 24
 
 def probe_inputs(metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]]) -> list[InferTensor]:
     """Return inputs of a model: 0.5 and 0, and empty strings, with free dimensions of size 1 unless stated."""
-    found, total = [], 0
-    for one in metadata.get("inputs", ()):
-        name, datatype = one["name"], DATATYPES.get(one["datatype"])
+    inputs, total = [], 0
+    for input_ in metadata.get("inputs", ()):
+        name, datatype = input_["name"], DATATYPES.get(input_["datatype"])
         if datatype is None:
-            raise FailedCheck(f"input {name!r} has the datatype {one['datatype']!r}, which the protocol does not have")
-        dims = [int(dim) for dim in one.get("shape", ())]
+            raise FailedCheck(
+                f"input {name!r} has the datatype {input_['datatype']!r}, which the protocol does not have"
+            )
+        dims = [int(dim) for dim in input_.get("shape", ())]
         shape = tuple(shapes.get(name) or (1 if dim < 0 else dim for dim in dims))
         total += math.prod(shape)
         if total > _MOST or len(shape) > 32:
@@ -160,26 +162,28 @@ def probe_inputs(metadata: Mapping[str, Any], shapes: Mapping[str, Sequence[int]
             array = np.full(shape, 0x3F00, datatype.dtype)
         else:
             array = np.full(shape, 0.5 if datatype.dtype.kind == "f" else 0, datatype.dtype)
-        found.append(InferTensor(name, datatype.name, shape, array))
-    return found
+        inputs.append(InferTensor(name, datatype.name, shape, array))
+    return inputs
 
 
 def check_outputs(response: InferResponse, metadata: Mapping[str, Any], model: str) -> None:
     """Raise FailedCheck where a response is not of the model that the metadata describe."""
     if response.model != model:
         raise FailedCheck(f"model_name is {response.model!r}, and {model!r} was asked")
-    stated = {one["name"]: one for one in metadata.get("outputs", ())}
+    stated = {output["name"]: output for output in metadata.get("outputs", ())}
     if not response.outputs:
         raise FailedCheck("there are no outputs")
-    for one in response.outputs:
-        facts = stated.get(one.name)
+    for output in response.outputs:
+        facts = stated.get(output.name)
         if facts is None:
-            raise FailedCheck(f"output {one.name!r} is not in the metadata")
-        if facts["datatype"] != one.datatype:
-            raise FailedCheck(f"output {one.name!r} is {one.datatype}, and {facts['datatype']} in the metadata")
+            raise FailedCheck(f"output {output.name!r} is not in the metadata")
+        if facts["datatype"] != output.datatype:
+            raise FailedCheck(f"output {output.name!r} is {output.datatype}, and {facts['datatype']} in the metadata")
         dims = [int(dim) for dim in facts.get("shape", ())]
-        if len(dims) != len(one.shape) or any(dim not in (size, -1) for dim, size in zip(dims, one.shape, strict=True)):
-            raise FailedCheck(f"output {one.name!r} has the shape {list(one.shape)}, and {dims} in the metadata")
+        if len(dims) != len(output.shape) or any(
+            dim not in (size, -1) for dim, size in zip(dims, output.shape, strict=True)
+        ):
+            raise FailedCheck(f"output {output.name!r} has the shape {list(output.shape)}, and {dims} in the metadata")
 
 
 def need_same(one: InferResponse, other: InferResponse, what: str) -> None:

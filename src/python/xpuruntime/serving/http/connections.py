@@ -171,7 +171,7 @@ class Connection(HttpToolsProtocol):
         if not isinstance(error, HttpParserUpgrade) or not self._other_protocol():
             return
         lines = [b"%b %b HTTP/%b" % (self.parser.get_method(), self.url, self.parser.get_http_version().encode())]
-        lines += [b"%b: %b" % one for one in self.headers if one[0] != b"upgrade"]
+        lines += [b"%b: %b" % header for header in self.headers if header[0] != b"upgrade"]
         self.parser = HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)
         self._feed(b"\r\n".join([*lines, b"", self.fed[error.args[0] :]]))
@@ -289,7 +289,7 @@ class Connection(HttpToolsProtocol):
             self.transport.write(found)
             return
         headers = [*self.server_state.default_headers, *found.headers, (b"content-length", b"%d" % found.length)]
-        lines = b"".join([b"%b: %b\r\n" % one for one in headers])
+        lines = b"".join([b"%b: %b\r\n" % header for header in headers])
         self.transport.writelines([STATUS_LINE[found.status], lines, b"\r\n", *found.chunks])
         if CLOSE in found.headers:
             self.transport.close()
@@ -298,7 +298,7 @@ class Connection(HttpToolsProtocol):
         """Return what good responses begin with; the headers have the date, and change each second."""
         if self.server_state.default_headers is not self.line_headers:
             self.line_headers = self.server_state.default_headers
-            self.line = STATUS_LINE[200] + b"".join([b"%b: %b\r\n" % one for one in self.line_headers])
+            self.line = STATUS_LINE[200] + b"".join([b"%b: %b\r\n" % header for header in self.line_headers])
         return self.line
 
     def timeout_keep_alive_handler(self) -> None:

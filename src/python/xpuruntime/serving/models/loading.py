@@ -81,13 +81,13 @@ def _versions(folder: Path) -> dict[int, Path]:
         names = [entry.name for entry in os.scandir(folder) if entry.is_dir()]
     except OSError as error:
         raise ModelError(f"{folder}: cannot be read: {reason_of(error)}. Fix: correct 'source'") from None
-    found = {int(name): folder / name for name in names if _VERSION.fullmatch(name)}
-    if not found:
+    versions = {int(name): folder / name for name in names if _VERSION.fullmatch(name)}
+    if not versions:
         raise ModelError(
             f"{folder} is neither a compiled artifact nor a folder of versions. Fix: put each version into a folder "
             "1, 2, ... of it"
         )
-    return found
+    return versions
 
 
 def _model_in(folder: Path) -> Path:
@@ -97,7 +97,7 @@ def _model_in(folder: Path) -> Path:
     models = [one for one in inside if one.suffix in _MODELS and one.is_file()]
     models += [one for one in inside if one.is_dir() and made_files(one) is not None]
     if len(models) != 1:
-        names = f"several: {', '.join(one.name for one in models)}" if models else "none"
+        names = f"several: {', '.join(model.name for model in models)}" if models else "none"
         raise ModelError(
             f"{folder} must hold one model ({', '.join(_MODELS)}, or a compiled artifact), and holds {names}. "
             "Fix: keep one"
@@ -182,7 +182,9 @@ def batch_feeds(
     from xpuruntime.engines.precision.probe import probe_shape
 
     strings = {
-        one.name: np.full(probe_shape(one), "0", object) for one in session.model.inputs if one.dtype == "string"
+        input_.name: np.full(probe_shape(input_), "0", object)
+        for input_ in session.model.inputs
+        if input_.dtype == "string"
     }
     feeds = {}
     for name, array in host_copies(probe_feeds(session.model, overrides=strings)).items():
@@ -252,9 +254,9 @@ def locked_curve(lock: Lock | None, layout: Layout, batching: BatchSettings) -> 
             if size < largest:
                 return f"the lock has times of {name!r} with {size} elements, and it is padded to {largest}"
     if batching.shapes == "fixed":
-        found = tuple(one for one in times if one.rows == most)
+        found = tuple(time_ for time_ in times if time_.rows == most)
         return found or f"the lock has no times of {most} rows, which every execution has"
-    return tuple(one for one in times if one.rows <= most) or f"the lock has no times of {most} rows or fewer"
+    return tuple(time_ for time_ in times if time_.rows <= most) or f"the lock has no times of {most} rows or fewer"
 
 
 def curve_of(
@@ -369,7 +371,7 @@ class MemoryBudget:
     def _evict_one(self, device: str) -> bool:
         """Unload the least recently used model that nobody uses; return whether there was one."""
         candidates = [one for one, (where, _) in self._held.items() if where == device and self._may_go(one)]
-        for one in sorted(candidates, key=lambda one: one.last_used):
+        for one in sorted(candidates, key=lambda candidate: candidate.last_used):
             if one.try_evict():
                 self._held.pop(one, None)
                 self.evictions += 1

@@ -355,12 +355,12 @@ class Models:
         return self._slots
 
     def _slot(self, model: str) -> ModelSlot:
-        found = self._slots.get(model)
-        if found is None:
+        slot = self._slots.get(model)
+        if slot is None:
             raise ServingError(
                 Status.NOT_FOUND, f"no model {model[:128]!r}{did_you_mean(model, self._slots, 'models')}"
             )
-        return found
+        return slot
 
     def _loaded(self, model: str, version: str) -> tuple[ModelSlot, ServedVersion]:
         slot = self._slot(model)

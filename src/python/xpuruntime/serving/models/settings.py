@@ -59,12 +59,12 @@ def _check_listen(text: str) -> str:
 
 
 def _check_budget_device(text: str) -> str:
-    found = check_device(text)
-    if found in ("auto", "cuda"):
-        raise Refused(f"{quote(text)} names no single device; write '{'cuda:0' if found == 'cuda' else 'cpu'}'")
-    if found != text:
-        raise Refused(f"{quote(text)} is another way to write {quote(found)}; write that")
-    return found
+    device = check_device(text)
+    if device in ("auto", "cuda"):
+        raise Refused(f"{quote(text)} names no single device; write '{'cuda:0' if device == 'cuda' else 'cpu'}'")
+    if device != text:
+        raise Refused(f"{quote(text)} is another way to write {quote(device)}; write that")
+    return device
 
 
 def _check_path(text: str) -> str:

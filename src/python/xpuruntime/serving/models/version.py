@@ -281,9 +281,9 @@ class ServedVersion:
         self.statistics.succeeded(
             seconds,
             queued,
-            sum(one.input_ns for one in job.executions),
-            sum(one.infer_ns for one in job.executions),
-            sum(one.output_ns for one in job.executions),
+            sum(execution.input_ns for execution in job.executions),
+            sum(execution.infer_ns for execution in job.executions),
+            sum(execution.output_ns for execution in job.executions),
         )
 
     def _response(self, job: Job) -> InferResponse:
@@ -292,7 +292,7 @@ class ServedVersion:
         if request.parameters.get("xrt_evidence") is True:
             assert job.began is not None
             lock = self.lock
-            ran = [one for one in job.executions if one.error is None]  # one that failed was repeated
+            ran = [execution for execution in job.executions if execution.error is None]  # one that failed was repeated
             whole = sum(one.elements + one.padding for one in ran)
             parameters = {
                 "xrt_engine": f"{self.session.plan.engine}@{self.device}",
@@ -302,7 +302,7 @@ class ServedVersion:
                 "xrt_dispatch": ran[-1].batch.reason,
                 "xrt_padded": sum(one.padding for one in ran) / whole if whole else 0.0,
                 "xrt_queue_us": int((job.began - job.entry.arrived) * 1e6),
-                "xrt_compute_us": sum(one.compute_ns for one in job.executions) // 1000,
+                "xrt_compute_us": sum(execution.compute_ns for execution in job.executions) // 1000,
             }
         return InferResponse(
             request.model, str(self.version), joined(self.layout, job.feed, job.pieces), request.id, parameters
@@ -331,7 +331,7 @@ class ServedVersion:
         *_, sizes = warmup_sizes(self.layout)
         most = max(batching.max_batch_size, 1)
         rows = (most,) if batching.shapes == "fixed" else batch_sizes(most, batching.preferred_batch_size)
-        return [batch_feeds(self.session, self.layout, one, sizes) for one in rows]
+        return [batch_feeds(self.session, self.layout, row, sizes) for row in rows]
 
     def _run_once(self, feeds: dict[str, Any], source: str, rows: int | None = None) -> None:
         begin = time.perf_counter()

@@ -99,8 +99,8 @@ class AccessLog:
             if job.began is not None:
                 line["queue_ms"] = round((job.began - job.entry.arrived) * 1e3, 3)
             if job.executions:
-                line["compute_ms"] = round(sum(one.compute_ns for one in job.executions) / 1e6, 3)
-                line["batch"] = max(one.batch.rows for one in job.executions)
+                line["compute_ms"] = round(sum(execution.compute_ns for execution in job.executions) / 1e6, 3)
+                line["batch"] = max(execution.batch.rows for execution in job.executions)
         if error is not None:
             line["error"] = str(error)
         data = msgspec.json.encode({key: printable(v) if isinstance(v, str) else v for key, v in line.items()}) + b"\n"
@@ -158,7 +158,7 @@ class RequestSpans:
             within = trace.set_span_in_context(span)
             self._tracer.start_span("queue", within, start_time=start).end(began)
             if job.executions:
-                ran = sum(one.compute_ns for one in job.executions)
+                ran = sum(execution.compute_ns for execution in job.executions)
                 self._tracer.start_span("execute", within, attributes=_of_executions(job), start_time=began).end(
                     min(began + ran, end)
                 )
@@ -180,25 +180,25 @@ def request_spans() -> RequestSpans | None:
 
 
 def _attributes(request: InferRequest, error: ServingError | None, job: Job | None) -> Mapping[str, Any]:
-    found: dict[str, Any] = {
+    attributes: dict[str, Any] = {
         "xpuruntime.model": request.model[:128],
         "xpuruntime.model_version": request.version[:32],
         "xpuruntime.request_id": request.id[:128],
     }
     if job is not None:
-        found["xpuruntime.rows"] = job.feed.rows
+        attributes["xpuruntime.rows"] = job.feed.rows
     if error is not None:
-        found["error.type"] = error.code.name
-    return found
+        attributes["error.type"] = error.code.name
+    return attributes
 
 
 def _of_executions(job: Job) -> Mapping[str, Any]:
     last = job.executions[-1]
     return {
         "xpuruntime.executions": len(job.executions),
-        "xpuruntime.batch_rows": max(one.batch.rows for one in job.executions),
+        "xpuruntime.batch_rows": max(execution.batch.rows for execution in job.executions),
         "xpuruntime.dispatch": last.batch.reason,
-        "xpuruntime.compute_us": sum(one.compute_ns for one in job.executions) // 1000,
+        "xpuruntime.compute_us": sum(execution.compute_ns for execution in job.executions) // 1000,
     }
 
 

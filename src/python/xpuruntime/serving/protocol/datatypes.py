@@ -134,14 +134,14 @@ DATATYPES = {
 
 def datatype_named(name: str, tensor: str) -> Datatype:
     """Return a datatype by its name; `tensor` is named in the error."""
-    found = DATATYPES.get(name)
-    if found is None:
+    named = DATATYPES.get(name)
+    if named is None:
         raise ServingError(
             Status.INVALID_ARGUMENT,
             f"tensor {tensor!r} has the datatype {name[:40]!r}, which the protocol does not have. "
             f"Fix: state one of {', '.join(DATATYPES)}",
         )
-    return found
+    return named
 
 
 def checked_shape(shape: Iterable[int], tensor: str) -> tuple[int, ...]:
@@ -207,7 +207,7 @@ def array_of_pieces(
 ) -> NDArray[Any]:
     """Return an array of numbers that come in pieces; see `array_of_elements`."""
     try:
-        arrays = [_exact(datatype, one) for one in pieces]
+        arrays = [_exact(datatype, piece) for piece in pieces]
     except OverflowError:
         raise ServingError(
             Status.INVALID_ARGUMENT,
@@ -237,15 +237,15 @@ def _exact(datatype: Datatype, elements: Sequence[Any] | NDArray[Any]) -> NDArra
             raise OverflowError
         return wide.astype(datatype.dtype)
     if kind == "u":
-        if not isinstance(elements, np.ndarray) and any(one < 0 for one in elements):
+        if not isinstance(elements, np.ndarray) and any(element < 0 for element in elements):
             raise OverflowError
         return np.asarray(elements, datatype.dtype)
     if kind == "f":
         with np.errstate(over="ignore"):
-            made = np.asarray(elements, datatype.dtype)
-        if not isinstance(elements, np.ndarray) and np.isinf(made).any():  # JSON has no infinity
+            exact = np.asarray(elements, datatype.dtype)
+        if not isinstance(elements, np.ndarray) and np.isinf(exact).any():  # JSON has no infinity
             raise OverflowError
-        return made
+        return exact
     return np.asarray(elements, datatype.dtype)
 
 

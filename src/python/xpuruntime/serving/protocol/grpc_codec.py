@@ -92,11 +92,11 @@ def read_infer_request(message: bytes | memoryview, now: float | None = None, *,
     """Return the request in a message. Arrays of raw contents are views of it."""
     items = Items(inline=inline)
     parts = _parts(memoryview(message), items, raw_field=7, outputs_field=6)
-    refuse_duplicates((one.name for one in parts.tensors), "input")
+    refuse_duplicates((tensor.name for tensor in parts.tensors), "input")
     refuse_duplicates((one.name for one in parts.outputs), "output")
     refuse_extensions(parts.parameters, "the request")
-    for one in parts.tensors:
-        refuse_extensions(one.parameters, f"the input {one.name!r}")
+    for tensor in parts.tensors:
+        refuse_extensions(tensor.parameters, f"the input {tensor.name!r}")
     for output in parts.outputs:
         refuse_extensions(output.parameters, f"the output {output.name!r}")
     return InferRequest(
@@ -124,7 +124,7 @@ def read_names(message: bytes) -> InferRequest:
 def read_infer_response(message: bytes | memoryview) -> InferResponse:
     """Return the response in a message, as a client reads it. Raises as `read_infer_request`."""
     parts = _parts(memoryview(message), None, raw_field=6, outputs_field=0)
-    refuse_duplicates((one.name for one in parts.tensors), "output")
+    refuse_duplicates((tensor.name for tensor in parts.tensors), "output")
     outputs = _tensors(parts, "raw_output_contents", None)
     return InferResponse(parts.model, parts.version, outputs, parts.id, parts.parameters)
 
@@ -255,7 +255,7 @@ def _parameter(message: memoryview, items: Items | None, stated: Parameter | Non
 
 
 def _tensors(parts: _Parts, raw_field: str, items: Items | None) -> list[InferTensor]:
-    typed = [one.name for one in parts.tensors if one.contents]
+    typed = [tensor.name for tensor in parts.tensors if tensor.contents]
     if parts.raw and typed:
         raise ServingError(
             Status.INVALID_ARGUMENT,
@@ -266,7 +266,7 @@ def _tensors(parts: _Parts, raw_field: str, items: Items | None) -> list[InferTe
             Status.INVALID_ARGUMENT,
             f"{raw_field} has {len(parts.raw)} elements for {len(parts.tensors)} tensors. Fix: give one for each",
         )
-    made = []
+    tensors = []
     for at, one in enumerate(parts.tensors):
         datatype = datatype_named(one.datatype, one.name)
         shape = checked_shape(one.shape, one.name)
@@ -274,8 +274,8 @@ def _tensors(parts: _Parts, raw_field: str, items: Items | None) -> list[InferTe
             array = array_of_raw(datatype, shape, parts.raw[at], one.name, items)
         else:
             array = _typed_array(datatype, shape, one, items)
-        made.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
-    return made
+        tensors.append(InferTensor(one.name, datatype.name, shape, array, one.parameters))
+    return tensors
 
 
 #: Field of ``InferTensorContents`` to its number, and the wire type of elements that are not packed.

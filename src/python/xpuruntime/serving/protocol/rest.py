@@ -127,10 +127,10 @@ def _structure_of(shape: Sequence[int], length: int) -> bytes:
     sizes = itertools.accumulate(reversed(shape), lambda inner, dim: 2 + dim * inner + max(dim - 1, 0), initial=0)
     if max(sizes) > length:
         return b""
-    made = b""
+    structure = b""
     for dim in reversed(shape):
-        made = b"[" + (made + b",") * max(dim - 1, 0) + made * min(dim, 1) + b"]"
-    return made
+        structure = b"[" + (structure + b",") * max(dim - 1, 0) + structure * min(dim, 1) + b"]"
+    return structure
 
 
 #: Bytes of JSON that are decoded at a time, and what its structure is without.
@@ -182,8 +182,8 @@ def elements_of(tensor: InferTensor) -> list[Any]:
     array = tensor.data.ravel()
     if datatype.dtype.kind == "f" and not np.isfinite(array).all():
         raise _only_binary(tensor, "has NaN or an infinity, which JSON has no form for")
-    found: list[Any] = array.tolist()
-    return found
+    elements: list[Any] = array.tolist()
+    return elements
 
 
 def _only_binary(tensor: InferTensor, reason: str) -> NoJsonFormError:
@@ -248,7 +248,7 @@ def _data(tensor: InferTensor) -> list[Any] | msgspec.Raw:
         return elements_of(tensor)
     flat = tensor.data.ravel()
     pieces = (replace(tensor, data=flat[at : at + _PIECE_ELEMENTS]) for at in range(0, flat.size, _PIECE_ELEMENTS))
-    return msgspec.Raw(b"[" + b",".join(_ENCODER.encode(elements_of(one))[1:-1] for one in pieces) + b"]")
+    return msgspec.Raw(b"[" + b",".join(_ENCODER.encode(elements_of(piece))[1:-1] for piece in pieces) + b"]")
 
 
 def error_body(message: str) -> bytes:
@@ -296,9 +296,11 @@ def write_request(request: InferRequest, *, binary: bool = False, nested: bool =
     written: dict[str, Any] = {"inputs": inputs}
     if request.id:
         written["id"] = request.id
-    outputs = [{"name": one.name, "parameters": {**one.parameters, "binary_data": binary}} for one in request.outputs]
+    outputs = [
+        {"name": output.name, "parameters": {**output.parameters, "binary_data": binary}} for output in request.outputs
+    ]
     if outputs:
-        written["outputs"] = outputs if binary else [{"name": one["name"]} for one in outputs]
+        written["outputs"] = outputs if binary else [{"name": output["name"]} for output in outputs]
     parameters = dict(request.parameters)
     if binary and not outputs:
         parameters["binary_data_output"] = True
@@ -324,22 +326,22 @@ def read_response(body: bytes, length: int | None = None) -> InferResponse:
         read = _DECODER.decode(body if length is None else view[:length])
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise _wrong(reason_of(error)) from None
-    refuse_duplicates((one.name for one in read.outputs), "output")
+    refuse_duplicates((output.name for output in read.outputs), "output")
     at = len(body) if length is None else length
     outputs = []
-    for one in read.outputs:
-        datatype = datatype_named(one.datatype, one.name)
-        shape = checked_shape(one.shape, one.name)
-        parameters = one.parameters or {}
+    for output in read.outputs:
+        datatype = datatype_named(output.datatype, output.name)
+        shape = checked_shape(output.shape, output.name)
+        parameters = output.parameters or {}
         size = parameters.pop("binary_data_size", None)
         if size is None:
-            array = array_of_json(datatype, shape, memoryview(one.data), one.name)
+            array = array_of_json(datatype, shape, memoryview(output.data), output.name)
         else:
             if type(size) is not int or not 0 <= size <= len(body) - at:
-                raise _wrong(f"output {one.name!r} has the binary_data_size {size!r}, and {len(body) - at} are left")
-            array = array_of_raw(datatype, shape, view[at : at + size], one.name)
+                raise _wrong(f"output {output.name!r} has the binary_data_size {size!r}, and {len(body) - at} are left")
+            array = array_of_raw(datatype, shape, view[at : at + size], output.name)
             at += size
-        outputs.append(InferTensor(one.name, datatype.name, shape, array, parameters))
+        outputs.append(InferTensor(output.name, datatype.name, shape, array, parameters))
     if at != len(body):
         raise _wrong(f"{len(body) - at} bytes follow its outputs")
     return InferResponse(read.model_name, read.model_version or "", outputs, read.id or "", read.parameters or {})

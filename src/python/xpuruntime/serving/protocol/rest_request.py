@@ -110,9 +110,9 @@ def _parameters(text: msgspec.Raw, where: str) -> dict[str, Parameter]:
         return {}
     read = _decoded(_PARAMETERS, text, _LONGEST_PARAMETERS, f"the parameters of {where}") or {}
     _COUNTED.items.take(len(read))
-    found = {name: value for name, value in read.items() if value is not None}
-    refuse_extensions(found, where)
-    return found
+    parameters = {name: value for name, value in read.items() if value is not None}
+    refuse_extensions(parameters, where)
+    return parameters
 
 
 @dataclass(slots=True)
@@ -168,15 +168,15 @@ def read_request(
     except (ValueError, msgspec.MsgspecError, RecursionError) as error:
         raise _wrong(reason_of(error)) from None
     _check_model(read, model, version)
-    refuse_duplicates((one.name for one in read.inputs), "input")
+    refuse_duplicates((input_.name for input_ in read.inputs), "input")
     named = read.outputs or []
     refuse_duplicates((one.name for one in named), "output")
     parameters = _parameters(read.parameters, "the request")
-    binary_only = all(len(memoryview(one.data)) == 0 for one in read.inputs)
+    binary_only = all(len(memoryview(input_.data)) == 0 for input_ in read.inputs)
     inputs = _inputs(read.inputs, view[len(body) if length is None else length :], items)
     by_default = _flag(parameters.pop("binary_data_output", False), "binary_data_output", "the request")
     outputs, binary = _outputs(named, by_default)
-    made = RestRequest(
+    request = RestRequest(
         InferRequest(
             model,
             inputs,
@@ -193,8 +193,8 @@ def read_request(
     if key is not None and binary_only:
         if len(_FORMS) >= _MOST_FORMS:
             _FORMS.clear()
-        _FORMS[key] = _Form(made, len(body) - len(key[0]))
-    return made
+        _FORMS[key] = _Form(request, len(body) - len(key[0]))
+    return request
 
 
 class _Form:
@@ -208,14 +208,14 @@ class _Form:
         #: Each tensor with its datatype, number of elements and place behind the JSON.
         self._tensors: list[tuple[InferTensor, Datatype, int, int]] = []
         at = 0
-        for one in asked.request.inputs:
-            datatype = DATATYPES[one.datatype]
+        for input_ in asked.request.inputs:
+            datatype = DATATYPES[input_.datatype]
             if datatype.is_bytes:  # its size says nothing of its shape, and is not known
                 self.size = -1
                 return
-            count = math.prod(one.shape)
-            made = InferTensor(one.name, one.datatype, one.shape, None, one.parameters)
-            self._tensors.append((made, datatype, count, at))
+            count = math.prod(input_.shape)
+            tensor = InferTensor(input_.name, input_.datatype, input_.shape, None, input_.parameters)
+            self._tensors.append((tensor, datatype, count, at))
             at += count * datatype.size
 
     def request(self, body: bytes | memoryview, begin: int, now: float | None) -> RestRequest:

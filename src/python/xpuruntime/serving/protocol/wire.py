@@ -53,7 +53,7 @@ def fields_of(message: memoryview, items: Items | None = None) -> list[tuple[int
 
     Values are integers for varints (0 to 2⁶⁴-1) and fixed fields, and views for what has a length.
     """
-    found: list[tuple[int, int, Any]] = []
+    fields: list[tuple[int, int, Any]] = []
     at, end = 0, len(message)
     most = end if items is None else items.left
     value: Any
@@ -85,12 +85,12 @@ def fields_of(message: memoryview, items: Items | None = None) -> list[tuple[int
             at += form.size
         else:
             raise malformed(f"field {number} has the wire type {kind}")
-        found.append((number, kind, value))
-        if len(found) > most:
+        fields.append((number, kind, value))
+        if len(fields) > most:
             break
     if items is not None:
-        items.take(len(found))
-    return found
+        items.take(len(fields))
+    return fields
 
 
 def _varint_at(message: memoryview, at: int, end: int) -> tuple[int, int]:

@@ -77,10 +77,10 @@ def _all(rewriting: Rewriting, made: Mapping[str, Sequence[Decision]], device: s
     from xpuruntime.ops.decision_log import as_record
 
     timed = {one.rewrite.node: one for one in rewriting.timed if one.found is not None}
-    for one in rewriting.rewrites:
-        for decision in made.get(one.node, ()):
-            record = as_record(decision, (one.node,))
-            yield _with_own(record, timed[one.node]) if one.node in timed else record
+    for rewrite in rewriting.rewrites:
+        for decision in made.get(rewrite.node, ()):
+            record = as_record(decision, (rewrite.node,))
+            yield _with_own(record, timed[rewrite.node]) if rewrite.node in timed else record
     for left in rewriting.found.left:
         yield _left(left, device)
     for loser in timed.values():

@@ -335,19 +335,19 @@ def of_whole_names(graph: GraphView, events: Sequence[NodeEvent]) -> list[NodeEv
     """
     nodes = Counter((node.name.partition("#")[0], node.op) for node in graph.nodes)
     said = Counter((event.name, event.op) for event in events)
-    found = []
+    names = []
     for event in events:
         key = (event.name, event.op)
         if key in nodes or event.name == f"{event.op}_{event.index}":
             if said[key] <= nodes.get(key, said[key]):
-                found.append(event)
+                names.append(event)
             continue
         longer = [name for name, op in nodes if op == event.op and name.startswith(event.name)]
         if not longer:
-            found.append(event)  # of an operator that the graph calls otherwise
+            names.append(event)  # of an operator that the graph calls otherwise
         elif len(longer) == said[key] == 1 and (longer[0], event.op) not in said:
-            found.append(msgspec.structs.replace(event, name=longer[0]))
-    return found
+            names.append(msgspec.structs.replace(event, name=longer[0]))
+    return names
 
 
 #: What ONNX Runtime numbers in the order in which it inserts it.

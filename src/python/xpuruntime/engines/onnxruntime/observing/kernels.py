@@ -58,7 +58,7 @@ class DecidedKernels:
     def attach(self, observed: Observed) -> Observed:
         """Return `observed` with the kernel of every unit that an xpuruntime operator ran, and the keys compared."""
         made = self._decisions()
-        kinds = {one.node: one.kind for one in self._rewriting.rewrites}
+        kinds = {rewrite.node: rewrite.kind for rewrite in self._rewriting.rewrites}
         units = tuple(_with_kernel(unit, kinds, made) for unit in observed.units)
         notes = list(observed.notes)
         silent = [node for node in kinds if node not in made]
@@ -83,11 +83,11 @@ class DecidedKernels:
     def _decisions(self) -> dict[str, list[Decision]]:
         from xpuruntime.ops.decision_log import recorded
 
-        made: dict[str, list[Decision]] = {}
+        decisions: dict[str, list[Decision]] = {}
         for one in recorded(self._log):
             if one.count:
-                made.setdefault(one.node, []).append(one)
-        return made
+                decisions.setdefault(one.node, []).append(one)
+        return decisions
 
     def _keys(self, kinds: dict[str, str], made: dict[str, list[Decision]]) -> dict[str, KeySeen]:
         """Compare what ran with what the policy asks of each operation, whatever the dispatcher was given."""
@@ -103,7 +103,7 @@ class DecidedKernels:
             for key in sorted({*done, *left, *asked} - {"default"})
         }
         if policy.auto_strategy == "best_performance":
-            tuned = sum(one.key == "tuning" for one in self._rewriting.rewrites)
+            tuned = sum(rewrite.key == "tuning" for rewrite in self._rewriting.rewrites)
             text = f"{tuned} of {len(self._rewriting.found.free)} free nodes run as xpuruntime operators"
             seen["kernels.auto_strategy"] = KeySeen(
                 observed=text, status="honoured", reason="measured when the session was loaded; see its conversions"
@@ -139,7 +139,7 @@ class DecidedKernels:
         if not ran:
             reason = "no operation of the observed runs was one that it is for"
             return KeySeen(observed=text, status="unobservable", reason=reason)
-        lost = [one.node for one in rewrites if one.node not in nodes]
+        lost = [rewrite.node for rewrite in rewrites if rewrite.node not in nodes]
         if lost and self._log.dropped:
             reason = (
                 f"the record of {len(lost)} {_nodes(len(lost))}, such as {lost[0]!r}, was dropped: the log was full"
@@ -201,7 +201,9 @@ def with_device_times(profile: NodeProfile, recording: DeviceRecording, began_ns
     windows = [(began_ns + start * 1000, began_ns + end * 1000) for start, end in profile.windows]
     owners, outside, waits = _sorted(profile.spans, windows, recording, began_ns)
     count = len(windows)
-    events = tuple(_event(one, owners.get((one.name, one.index, one.op), []), count) for one in profile.events)
+    events = tuple(
+        _event(event, owners.get((event.name, event.index, event.op), []), count) for event in profile.events
+    )
     totals, within = [0.0] * count, [0.0] * count
     for pieces in owners.values():
         for piece in pieces:

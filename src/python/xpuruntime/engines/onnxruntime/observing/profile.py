@@ -344,13 +344,13 @@ class Devices:
         return [
             Mark(
                 "nodes of ONNX Runtime",
-                one.name,
-                began + round(one.start_us * 1000),
-                began + round(one.end_us * 1000),
-                one.thread,
-                {"op": one.op, "provider": one.provider},
+                span.name,
+                began + round(span.start_us * 1000),
+                began + round(span.end_us * 1000),
+                span.thread,
+                {"op": span.op, "provider": span.provider},
             )
-            for one in profile.spans
+            for span in profile.spans
         ]
 
     def added_to(self, profile: NodeProfile) -> DeviceTimes:

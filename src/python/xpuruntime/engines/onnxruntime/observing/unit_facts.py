@@ -74,7 +74,7 @@ def _sum(events: Iterable[NodeEvent]) -> Time | None:
     if not events:
         return None
     times = [event.time for event in events]
-    return Time(value=sum(one.value for one in times), unit="us", kind=times[0].kind, runs=times[0].runs)
+    return Time(value=sum(time_.value for time_ in times), unit="us", kind=times[0].kind, runs=times[0].runs)
 
 
 def _islands(graph: GraphView, seen: dict[int, NodeEvent]) -> list[Boundary]:
@@ -137,7 +137,7 @@ def live_of(graph: GraphView, seen: Mapping[int, NodeEvent], ids: Mapping[int, s
 def _step(node: NodeView, event: NodeEvent, unit: str) -> UnitMemory:
     outputs = [name for name in node.outputs if name]
     reads = tuple(name for name in node.inputs if name)
-    sizes = [_bytes(one.dtype, one.elements) for one in event.outputs]
+    sizes = [_bytes(output.dtype, output.elements) for output in event.outputs]
     if node.op in _VIEWS and not node.domain and reads and outputs:
         rest = dict(zip(outputs[1:], sizes[1:], strict=False))
         return UnitMemory(unit=unit, reads=reads, makes=rest, views={outputs[0]: reads[0]})

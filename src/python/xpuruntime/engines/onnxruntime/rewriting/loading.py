@@ -57,12 +57,13 @@ def _tune(rewriting: Rewriting, request: Request, settings: OnnxRuntimeSettings,
         rewriting.model, rewriting.found.free, rules.key, open_part, deterministic=settings.deterministic,
         rule=request.policy.kernels.tuning, place=_place(copy, request), versions={"onnxruntime": _ort_version()},
     )  # fmt: skip
-    for one in times:
+    for time_ in times:
         log.add(
-            f"{one.rewrite.node!r} was measured as ONNX Runtime has it and as xpuruntime.{one.rewrite.op}", str(one)
+            f"{time_.rewrite.node!r} was measured as ONNX Runtime has it and as xpuruntime.{time_.rewrite.op}",
+            str(time_),
         )
     rewriting.timed = tuple(times)
-    rewriting.use([*rewriting.found.rewrites, *(one.rewrite for one in times if one.wins)])
+    rewriting.use([*rewriting.found.rewrites, *(time_.rewrite for time_ in times if time_.wins)])
 
 
 def _place(settings: OnnxRuntimeSettings, request: Request) -> str:
@@ -95,13 +96,13 @@ def _runner(session: Any, request: Request) -> Callable[[], Any]:
     binding = session.io_binding()
     kind, _, index = request.device.partition(":")
     place = (kind, int(index or 0))
-    for given in session.get_inputs():
-        word = given.type.removeprefix("tensor(").removesuffix(")")
+    for input_ in session.get_inputs():
+        word = input_.type.removeprefix("tensor(").removesuffix(")")
         dtype = {"float": "float32", "double": "float64", "bool": "bool", "float16": "float16"}.get(word, word)
-        values = random.standard_normal([int(d) for d in given.shape])
-        binding.bind_ortvalue_input(given.name, _value(ort, values, dtype, place))
-    for made in session.get_outputs():
-        binding.bind_output(made.name, *place)
+        values = random.standard_normal([int(d) for d in input_.shape])
+        binding.bind_ortvalue_input(input_.name, _value(ort, values, dtype, place))
+    for output in session.get_outputs():
+        binding.bind_output(output.name, *place)
 
     def run() -> None:
         try:
@@ -206,13 +207,13 @@ def _tolerance(rewriting: Rewriting) -> Tolerance:
     held = {DTYPES.get(tensor.data_type) for graph in graphs(rewriting.model) for tensor in graph.initializer}
     held |= {DTYPES.get(v.type.tensor_type.elem_type) for v in rewriting.model.graph.input}
     words: list[str] = [word for word in ("bf16", "fp16") if word in held]
-    if not words and any(one.attributes.get("allow_tf32") for one in rewriting.rewrites):
+    if not words and any(rewrite.attributes.get("allow_tf32") for rewrite in rewriting.rewrites):
         words = ["tf32"]
     return TOLERANCES[words[0] if words else "fp32"]
 
 
 def _failing(result: ProbeResult) -> str:
-    worst = next(one for one in result.outputs if not one.passed)
+    worst = next(output for output in result.outputs if not output.passed)
     return f"{worst.name!r} is out of tolerance: {worst.reason}"
 
 
@@ -226,7 +227,7 @@ def _first_difference(
     """Name the first rewritten node, in the order of the graph, whose result differs."""
     from xpuruntime.evidence.tolerances import compare_within
 
-    tapped = {one.output: one.node for one in rewriting.rewrites if one.graph == ""}
+    tapped = {rewrite.output: rewrite.node for rewrite in rewriting.rewrites if rewrite.graph == ""}
     order = [name for node in rewriting.model.graph.node for name in node.output if name in tapped]
     try:
         expected = run(open_plain(rewriting.sourced(rewriting.model, order)), feeds)

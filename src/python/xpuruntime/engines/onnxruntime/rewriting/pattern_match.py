@@ -122,11 +122,11 @@ class _Finder:
 
     def _offer(self, scope: Scope, candidate: RewriteCandidate) -> None:
         """List a node whose kernel the policy leaves open, in the form that folds most and some kernel can serve."""
-        asked = KernelRequest(("auto",), "tuning", ())
+        request = KernelRequest(("auto",), "tuning", ())
         for form in candidate.forms:
-            if self._taken.isdisjoint(form.nodes) and self._why_not(candidate, form, asked) is None:
+            if self._taken.isdisjoint(form.nodes) and self._why_not(candidate, form, request) is None:
                 self._taken.update(form.nodes)
-                self.free.append(_rewrite(scope, candidate, form, asked))
+                self.free.append(_rewrite(scope, candidate, form, request))
                 return
 
     def _why_not(self, candidate: RewriteCandidate, form: Form, asked: KernelRequest) -> str | None:

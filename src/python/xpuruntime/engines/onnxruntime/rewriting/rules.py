@@ -156,7 +156,7 @@ class RuleQuery:
     def asked(self, candidate: RewriteCandidate) -> KernelRequest | None:
         """Return what the policy requests for a node; ``None`` where no kernel of this library for any size."""
         result = self.policy.compiled_rules.match(facts_of_node(candidate, self.device, self.arch))
-        found = [one for one in result.preferences if one.source != "default"]
+        found = [preference for preference in result.preferences if preference.source != "default"]
         named = [one for one in found if self.names_kernel(candidate.op, one.use)]
         if not named:
             return None

@@ -57,7 +57,7 @@ class Timed(NamedTuple):
 
     def _of(self, kernel: str) -> KernelTiming:
         assert self.found is not None
-        return next(one for one in self.found.candidates if one.kernel == kernel)
+        return next(candidate for candidate in self.found.candidates if candidate.kernel == kernel)
 
     def __str__(self) -> str:
         """Return what was measured in one line."""

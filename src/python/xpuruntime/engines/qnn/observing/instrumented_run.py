@@ -201,13 +201,13 @@ def _edge(name: str, series: list[int], device: str, runs: int, kind: Any) -> Un
 
 def _host_events(folder: Path, notes: list[str]) -> dict[str, NodeEvent]:
     """Return the nodes that ran on the CPU, from ONNX Runtime's own profile."""
-    found: dict[str, NodeEvent] = {}
+    events: dict[str, NodeEvent] = {}
     for path in folder.glob("ort*.json"):
         try:
-            found.update({e.name: e for e in read_profile(path).events if e.provider == "CPUExecutionProvider"})
+            events.update({e.name: e for e in read_profile(path).events if e.provider == "CPUExecutionProvider"})
         except XpuRuntimeError as error:
             notes.append(str(error))
-    return found
+    return events
 
 
 def _boundaries(units: Sequence[Unit]) -> tuple[Boundary, ...]:
@@ -234,9 +234,9 @@ def _sum(units: Sequence[Unit]) -> Time | None:
 
 
 def _effective(units: Sequence[Unit], chip: tuple[int, int] | None) -> dict[str, str]:
-    found = effective_of(units, "qnn")
+    effective = effective_of(units, "qnn")
     if chip is not None:
         where = "execution.provider_options.qnn"
         stated = f"soc_model={chip[0]}, htp_arch={chip[1]}"
-        found.update({f"{where}.{key}": stated for key in ("soc", "soc_model", "htp_arch")})
-    return found
+        effective.update({f"{where}.{key}": stated for key in ("soc", "soc_model", "htp_arch")})
+    return effective

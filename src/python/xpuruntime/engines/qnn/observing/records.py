@@ -94,12 +94,12 @@ def read_records(folder: Path) -> SessionTrace:
     trace = _json(folder / _TRACE, notes) or {}
     mappings = tuple(
         OperationMapping(
-            operation=str(one.get("dst_name")),
-            op=str(one.get("dst_qnn_op_type")),
-            nodes=tuple(str(s.get("name")) for s in one.get("sources", ()) if s.get("type") == "OP"),
+            operation=str(mapping.get("dst_name")),
+            op=str(mapping.get("dst_qnn_op_type")),
+            nodes=tuple(str(s.get("name")) for s in mapping.get("sources", ()) if s.get("type") == "OP"),
         )
         for part in trace.get("subgraph_traces") or ()
-        for one in part.get("op_mappings") or ()
+        for mapping in part.get("op_mappings") or ()
     )
     chip = None
     for one in trace.get("soc_traces") or ():
@@ -112,7 +112,7 @@ def read_records(folder: Path) -> SessionTrace:
             operations.update(_operations((_json(path, notes) or {}).get("graph") or {}))
     return SessionTrace(
         mappings=mappings,
-        nodes=_partitioned(folder / _INPUT, {name for one in mappings for name in one.nodes}, notes),
+        nodes=_partitioned(folder / _INPUT, {name for mapping in mappings for name in mapping.nodes}, notes),
         operations=operations,
         chip=chip,
         notes=tuple(notes),
@@ -185,18 +185,18 @@ def _partitioned(folder: Path, wanted: set[str], notes: list[str]) -> tuple[dict
 
 def _operations(graph: dict[str, Any]) -> dict[str, Operation]:
     tensors = graph.get("tensors") or {}
-    found = {}
+    operations = {}
     for name, node in (graph.get("nodes") or {}).items():
         read = [tensors[k] for k in node.get("input_names", ()) if k in tensors]
         varying = [one for one in read if one.get("type") != _STATIC] or read
         written = [tensors[k] for k in node.get("output_names", ()) if k in tensors]
-        found[name] = Operation(
+        operations[name] = Operation(
             name=name,
             op=str(node.get("type")),
             read=_word(varying[0]) if varying else None,
             written=_word(written[0]) if written else None,
         )
-    return found
+    return operations
 
 
 def _word(tensor: dict[str, Any]) -> str | None:

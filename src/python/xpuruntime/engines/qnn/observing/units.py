@@ -215,7 +215,7 @@ class _Joiner:
         if self.precision == "model":
             return stated
         if self.precision == "int8" and not any(is_product(node.op) for node in held):
-            both = [one for one in types if one not in _INDICES]
+            both = [type_ for type_ in types if type_ not in _INDICES]
             return next((one for one in both if ran and meets(one, ran)), both[0] if both else None)
         return None if stated is not None and stated not in FLOATS and self.precision != "int8" else self.precision
 

@@ -70,17 +70,17 @@ def _times(model: TensorRtModel, slot: Slot, feeds: Mapping[str, Any], runs: int
         else:
             outputs.append(model.room(name, shape, slot.stream))
             slot.address(name, outputs[-1].data_ptr)
-    found: dict[str, list[float]] = {}
+    times: dict[str, list[float]] = {}
     for run in range(runs + 1):
         profiler.seen.clear()
         slot.enqueue()
         slot.stream.synchronize()
         if run:
             for name, spent in profiler.seen.items():
-                found.setdefault(name, []).append(spent)
+                times.setdefault(name, []).append(spent)
         if run in (0, runs):
             checkpoint(COUNTED if run else COLD)
-    return found
+    return times
 
 
 def _profiler(trt: Any) -> Any:

@@ -136,8 +136,8 @@ class CallDecisions:
             chosen, source = ", ".join(ran), "fallback"
             notes = [f"{route.kernel} was called for, and PyTorch ran {', '.join(sorted(instead))}"]
             candidates = [
-                _refused(route.kernel, "PyTorch ran another one") if one.id == route.kernel else one
-                for one in candidates
+                _refused(route.kernel, "PyTorch ran another one") if candidate.id == route.kernel else candidate
+                for candidate in candidates
             ] + [_served(kernel) for kernel in ran]
         elif route.kernel == "torch.sdpa" and ran:
             notes = [f"PyTorch chose {', '.join(ran)}"]
@@ -161,15 +161,17 @@ class CallDecisions:
 
         record = as_record(made, (call.node,) if call.node else (), count=count)
         key = self.key_of(route)
-        asked, passed = route.asked, self.passed_over(route)
+        names, passed = route.asked, self.passed_over(route)
         if why := self.unsupported(key):
-            asked = kernel_names_of(self._policy, key)
-            passed = {one.id: one.reason for one in self._refused(call, asked, why)}
-        known = {one.id for one in record.candidates}
+            names = kernel_names_of(self._policy, key)
+            passed = {one.id: one.reason for one in self._refused(call, names, why)}
+        known = {candidate.id for candidate in record.candidates}
         candidates = [_refused(kernel_name, why) for kernel_name, why in passed.items() if kernel_name not in known]
         candidates += [
-            msgspec.structs.replace(one, accepted=False, reason=passed[one.id]) if one.id in passed else one
-            for one in record.candidates
+            msgspec.structs.replace(candidate, accepted=False, reason=passed[candidate.id])
+            if candidate.id in passed
+            else candidate
+            for candidate in record.candidates
         ]
         source: DecisionSource = "tuned" if route.tuned or made.source == "tuned" else _asking(key)
         notes = record.notes
@@ -184,7 +186,7 @@ class CallDecisions:
                 notes = (*notes, told)
         return msgspec.structs.replace(
             record,
-            asked=asked,
+            asked=names,
             asked_by=_tuning(key) if route.tuned else key,
             source="fallback" if why else source,
             candidates=tuple(candidates),
@@ -349,17 +351,17 @@ class SeenCalls:
         from xpuruntime.pytorch.dispatch.context import DTYPES
         from xpuruntime.pytorch.explanation.call_recorder import LEFT
 
-        tensors = [one for one in args if isinstance(one, torch.Tensor)]
-        shapes = tuple(tuple(one.shape) for one in tensors)
+        tensors = [arg for arg in args if isinstance(arg, torch.Tensor)]
+        shapes = tuple(tuple(tensor.shape) for tensor in tensors)
         first = tensors[0] if tensors else None
         dtype = "" if first is None else DTYPES.get(first.dtype, str(first.dtype).removeprefix("torch."))
         device = "" if first is None else str(first.device)
         key = (self._node, op, id(route), shapes, dtype, device)
-        found = self._kinds.get(key)
-        if found is None:  # which keeps the route alive, so that no id comes twice
+        kind = self._kinds.get(key)
+        if kind is None:  # which keeps the route alive, so that no id comes twice
             why = LEFT if route is None else ""
-            found = self._kinds[key] = SeenCall(self._node, op, route, shapes, dtype, device, why)
-        return found
+            kind = self._kinds[key] = SeenCall(self._node, op, route, shapes, dtype, device, why)
+        return kind
 
     def _attribute(self) -> None:
         """Give what the core has served since the last time to the innermost call that goes on."""
@@ -397,7 +399,7 @@ class SeenCalls:
     @property
     def kinds(self) -> tuple[SeenCall, ...]:
         """What was seen of calls that returned, in their order."""
-        return tuple(one for one in self._kinds.values() if one.count)
+        return tuple(kind for kind in self._kinds.values() if kind.count)
 
 
 #: As `xpuruntime.pytorch.dispatch.overrides.report_only` reports its calls.

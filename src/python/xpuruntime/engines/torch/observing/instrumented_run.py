@@ -142,7 +142,7 @@ class _Watch:
             if event.name.startswith(_MARK) and str(event.device_type).endswith("CPU"):
                 name = event.name[len(_MARK) :]
                 found[name] = _measured(event, cuda=self._model.device != "cpu")
-                self.launched[name] = Counter(one.name for inner in _below(event) for one in inner.kernels)
+                self.launched[name] = Counter(kernel.name for inner in _below(event) for kernel in inner.kernels)
                 self.kernels.ran(name, [inner.name for inner in _below(event)], self.precision.get(name, ""))
         return found
 
@@ -158,7 +158,7 @@ class _Watch:
             result = function()
         self._edges.append(time.perf_counter())
         self.kernels.at("")
-        made = [one for one in pytree.tree_leaves(result) if isinstance(one, torch.Tensor)]
+        made = [leaf for leaf in pytree.tree_leaves(result) if isinstance(leaf, torch.Tensor)]
         self.sizes.made(name, made)
         kinds = {torch_precision(one.dtype) for one in made}
         self.precision[name] = "->".join(sorted(kinds))

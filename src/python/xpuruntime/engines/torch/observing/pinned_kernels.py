@@ -197,7 +197,9 @@ class PinnedKernels:
         """
         if route.native:
             return sorted(set(self._call_decisions.instead(call).values())) or [str(route.kernel)]
-        return list(dict.fromkeys(one.kernel for one in self._call_decisions.decisions_of(call))) or [str(route.kernel)]
+        return list(dict.fromkeys(decision.kernel for decision in self._call_decisions.decisions_of(call))) or [
+            str(route.kernel)
+        ]
 
     def _meets(self, call: SeenCall, route: Route) -> bool:
         """Whether the kernels that the dispatcher chose for a call are those that its route names."""
@@ -205,7 +207,10 @@ class PinnedKernels:
         if route.native or kernel_name == "auto":
             return True
         ids = _core.KernelRegistry.instance().find(route.op, kernel_name)
-        return all(one.chosen in ids and config in ("", one.config) for one in self._call_decisions.decisions_of(call))
+        return all(
+            decision.chosen in ids and config in ("", decision.config)
+            for decision in self._call_decisions.decisions_of(call)
+        )
 
 
 def _count(calls: list[SeenCall]) -> str:

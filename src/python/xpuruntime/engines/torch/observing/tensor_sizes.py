@@ -32,7 +32,7 @@ class TensorSizes:
 
     def made(self, name: str, results: Sequence[Any]) -> None:
         """Note the results of an operator that has just run."""
-        self._results[name] = [(_memory(one), int(one.untyped_storage().nbytes())) for one in results]
+        self._results[name] = [(_memory(result), int(result.untyped_storage().nbytes())) for result in results]
 
     def live(self, nodes: Mapping[str, NodeInfo], outputs: Collection[str] = ()) -> tuple[LiveBytes, ...]:
         """Return what is live around each operator that ran; nothing where one of them is not among `nodes`.
@@ -46,7 +46,7 @@ class TensorSizes:
             node = nodes.get(name)
             if node is None:
                 return ()
-            read = {address: one for one in node.inputs for address in held.get(one, ())}
+            read = {address: input_ for input_ in node.inputs for address in held.get(input_, ())}
             makes: dict[str, int] = {}
             views: dict[str, str] = {}
             for output, series in _shared_out(node.outputs, results):
@@ -60,7 +60,7 @@ class TensorSizes:
                 read |= dict.fromkeys(own, output)
             steps.append(UnitMemory(unit=name, reads=node.inputs, makes=makes, views=views))
         read_by_some = {one for step in steps for one in step.reads}
-        unread = {one for step in steps for one in (*step.makes, *step.views)} - read_by_some
+        unread = {make for step in steps for make in (*step.makes, *step.views)} - read_by_some
         return live_bytes(steps, {*unread, *outputs})
 
 

@@ -350,7 +350,7 @@ def _grows(node: ast.AST) -> bool:
         isinstance(one, (ast.Constant, ast.UnaryOp, ast.USub, ast.Name, ast.Load, ast.Call))
         for one in ast.walk(exponent)
     ) and not _is_called(exponent, ("Pow", "PowByNatural", "LShift"))
-    small = plain and all(isinstance(one, (int, float)) and abs(one) <= _LARGEST_POWER for one in numbers)
+    small = plain and all(isinstance(number, (int, float)) and abs(number) <= _LARGEST_POWER for number in numbers)
     symbols = [
         one
         for one in ast.walk(base)

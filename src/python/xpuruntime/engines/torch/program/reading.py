@@ -80,7 +80,7 @@ def _info(program: Any, path: str, size: int, mtime_ns: int, metadata: dict[str,
     from xpuruntime.pytorch.exporter.torch_program import node_names, program_digest
 
     signature = program.graph_signature
-    given = set(filter(None, (one if isinstance(one, str) else None for one in signature.user_inputs)))
+    given = set(filter(None, (input_ if isinstance(input_, str) else None for input_ in signature.user_inputs)))
     changed = [name for name in written_state(program) if name not in given]  # a session copies inputs that are written
     if changed:
         fix = "export the module without in-place state"

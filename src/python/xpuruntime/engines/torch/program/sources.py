@@ -237,15 +237,15 @@ def _plain_arguments(spec: Any, pytree: Any) -> bool:
 
 def _constants(program: Any) -> dict[int, Any]:
     """Return the arguments that export has fixed to a constant, by position among the leaves."""
-    found: dict[int, Any] = {}
+    constants: dict[int, Any] = {}
     position = 0
     for spec in program.graph_signature.input_specs:
         if spec.kind.name != "USER_INPUT":
             continue
         if hasattr(spec.arg, "value"):
-            found[position] = spec.arg.value
+            constants[position] = spec.arg.value
         position += 1
-    return found
+    return constants
 
 
 @contextlib.contextmanager
@@ -290,9 +290,11 @@ def spelled(tensors: Iterable[tuple[str, Any]], given: Mapping[str, str]) -> Cal
 
     def spell(size: Any) -> str:
         found = size.node.expr
-        if not all(str(one) in names for one in found.free_symbols):
+        if not all(str(symbol) in names for symbol in found.free_symbols):
             return places[str(found)]
-        return str(found.xreplace({one: type(one)(names[str(one)], integer=True) for one in found.free_symbols}))
+        return str(
+            found.xreplace({symbol: type(symbol)(names[str(symbol)], integer=True) for symbol in found.free_symbols})
+        )
 
     return spell
 
@@ -330,7 +332,7 @@ def _needs_it(graph: Any) -> bool:
 
 def _stated(node: Node) -> bool:
     """Say whether a node states float32, in its arguments."""
-    return any(one is torch.float32 for one in pytree.tree_leaves((node.args, node.kwargs)))
+    return any(leaf is torch.float32 for leaf in pytree.tree_leaves((node.args, node.kwargs)))
 
 
 def _as(value: Any, target: torch.dtype) -> Any:

@@ -73,10 +73,10 @@ def _scaled_dot_product_attention(native: Native) -> Callable[..., Any] | FastKe
 
         active = active_policy()
         if active is not None:
-            given = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
+            arguments = Arguments(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa)
             if "attention" in active.ops or active.avoids:
-                return attend(active, natively, given)
-            _keep_native(active, given)
+                return attend(active, natively, arguments)
+            _keep_native(active, arguments)
         return _natively(None, natively, (query, key, value))
 
     return fast_operator_kernel(native, scaled_dot_product_attention)

@@ -101,8 +101,8 @@ def layout_of(
     if _is_plain(x) and _is_plain(weight):
         return torch.contiguous_format
     backend = _private_api.conv_backend(x, weight, bias, *rest, None if bias_shape is None else list(bias_shape))
-    found: torch.memory_format = _private_api.conv_memory_format(x, weight, backend)
-    return found
+    layout: torch.memory_format = _private_api.conv_memory_format(x, weight, backend)
+    return layout
 
 
 def _is_plain(x: Tensor) -> bool:

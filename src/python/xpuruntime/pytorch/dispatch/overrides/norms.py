@@ -280,7 +280,7 @@ def _gradients(
 
 def _is_row(shape: Sequence[int], *tensors: Tensor) -> bool:
     """Say whether the last dimension alone is normalized, in tensors that xpuruntime kernels take as they are."""
-    return len(shape) == 1 and all(one.is_contiguous() for one in tensors)
+    return len(shape) == 1 and all(tensor.is_contiguous() for tensor in tensors)
 
 
 def _fits(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None) -> bool:

@@ -185,7 +185,7 @@ def _shares_within(out: Tensor) -> bool:
 def _overlap(out: Tensor, *operands: Tensor | None) -> bool:
     """Say whether the memory of a result overlaps that of an operand."""
     first, last = _span(out)
-    spans = (_span(one) for one in operands if one is not None)
+    spans = (_span(operand) for operand in operands if operand is not None)
     return any(start < last and first < end for start, end in spans)
 
 

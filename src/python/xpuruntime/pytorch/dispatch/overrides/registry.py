@@ -147,13 +147,13 @@ def _module(name: str) -> Any:
 def overrides_of(op: str) -> tuple[Override, ...]:
     """Return the overrides of one thing that can be required; those that this PyTorch knows."""
     if op.startswith(_UNSERVED):
-        found: tuple[Override, ...] = _module("report_only").overrides_of_operators(op.removeprefix(_UNSERVED))
-        return found
+        overrides: tuple[Override, ...] = _module("report_only").overrides_of_operators(op.removeprefix(_UNSERVED))
+        return overrides
     return tuple(
-        one
+        override
         for module in map(_module, _MODULES[op])
-        for one in module.OVERRIDES
-        if (one.group or one.op) == op and _exists(one)
+        for override in module.OVERRIDES
+        if (override.group or override.op) == op and _exists(override)
     )
 
 

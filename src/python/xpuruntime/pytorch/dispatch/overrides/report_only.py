@@ -41,9 +41,9 @@ def _route(one: Unserved, active: CompiledPolicy, call: UnservedCall) -> Route:
     like, dtype, sizes = call
     skip = one.reasons(like)
     key = (one.title, dtype, like.device, sizes, phase, module, skip)
-    found = active.routes.get(key)
-    if found is not None:
-        return found
+    route = active.routes.get(key)
+    if route is not None:
+        return route
     op = one.entry.op
     operands = f"{sizes_of(like)} {context.DTYPES.get(dtype, dtype)} on {like.device}"
     facts = facts_of_call(

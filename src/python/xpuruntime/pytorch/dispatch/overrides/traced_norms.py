@@ -85,7 +85,7 @@ def _takes_xrt_kernel(op: str, x: Tensor) -> bool:
 
 def _is_differentiated_by_func() -> bool:
     """Say whether a transform of ``torch.func`` that differentiates is active; ``vmap`` alone is none."""
-    return any(one.key() in (_KIND.Grad, _KIND.Jvp) for one in context.transforms())
+    return any(transform.key() in (_KIND.Grad, _KIND.Jvp) for transform in context.transforms())
 
 
 def _requests_xrt_kernel(active: CompiledPolicy, op: str, x: Tensor, phase: str) -> bool:
