@@ -12,9 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-ROOT = Path(__file__).resolve().parents[2]
-SOURCE = ROOT / "src" / "python" / "xpuruntime"
+from import_graph import ROOT, SOURCE, module_graph, nearest_tests, runtime_imports
 
 #: The rooms in order: each may import those before it. `SHARED` is for all; `testing` imports what it tests.
 ORDER = (
@@ -55,23 +53,6 @@ VENDORS = {
 
 def modules() -> list[Path]:
     return sorted(SOURCE.rglob("*.py"))
-
-
-def runtime_imports(path: Path) -> list[ast.Import | ast.ImportFrom]:
-    """Return the import statements of a file, wherever in it, except those for type checkers only."""
-    tree = ast.parse(path.read_text(encoding="utf-8"), str(path))
-    typing_only = {
-        id(node)
-        for block in ast.walk(tree)
-        if isinstance(block, ast.If) and ast.unparse(block.test) in {"TYPE_CHECKING", "typing.TYPE_CHECKING"}
-        for child in block.body
-        for node in ast.walk(child)
-    }
-    return [
-        node
-        for node in ast.walk(tree)
-        if isinstance(node, (ast.Import, ast.ImportFrom)) and id(node) not in typing_only
-    ]
 
 
 def imported_by(path: Path) -> list[tuple[int, str]]:
@@ -119,25 +100,6 @@ def test_imports_go_one_way(path: Path):
     assert not wrong, "\n".join(wrong)
 
 
-def module_graph() -> dict[str, set[str]]:
-    """Return for each module of the package the modules of it that it imports, wherever in the file."""
-    paths = {}
-    for path in modules():
-        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
-        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    graph: dict[str, set[str]] = {}
-    for name, path in paths.items():
-        found = set()
-        for node in runtime_imports(path):
-            if isinstance(node, ast.Import):
-                found |= {alias.name for alias in node.names}
-            elif node.level == 0 and node.module is not None:
-                inner = {f"{node.module}.{alias.name}" for alias in node.names}
-                found |= {one if one in paths else node.module for one in inner}
-        graph[name] = (found & paths.keys()) - {name}
-    return graph
-
-
 def import_cycles(graph: dict[str, set[str]]) -> list[list[str]]:
     """Return the groups of modules that import each other, directly or over others (Tarjan's algorithm)."""
     order: dict[str, int] = {}
@@ -175,7 +137,7 @@ def test_no_modules_import_each_other():
     )
 
 
-def test_the_cycle_test_can_fail(tmp_path, monkeypatch):
+def test_the_cycle_test_can_fail(tmp_path):
     source = tmp_path / "src" / "python" / "xpuruntime"
     (source / "policies").mkdir(parents=True)
     (source / "policies" / "__init__.py").write_text("")
@@ -185,8 +147,24 @@ def test_the_cycle_test_can_fail(tmp_path, monkeypatch):
     (source / "policies" / "four.py").write_text(
         "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from xpuruntime.policies.four import x\n"
     )
-    monkeypatch.setattr(sys.modules[__name__], "SOURCE", source)
-    assert import_cycles(module_graph()) == [[f"xpuruntime.policies.{name}" for name in ("one", "three", "two")]]
+    assert import_cycles(module_graph(source)) == [[f"xpuruntime.policies.{name}" for name in ("one", "three", "two")]]
+
+
+@pytest.mark.parametrize(
+    ("file", "test"),
+    [
+        ("errors.py", "test_errors.py"),  # imports the module
+        ("locks/relock.py", "cli/test_generated_inputs.py"),  # uses a public name of it
+        (
+            "engines/onnxruntime/rewriting/norm.py",
+            "engines/onnxruntime_engine/test_rewriting_norms.py",
+        ),
+    ],
+)
+def test_the_tests_of_a_file_are_those_that_reach_it(file: str, test: str):
+    tests = nearest_tests([SOURCE / file])
+    assert ROOT / "tests" / "unit" / test in tests
+    assert ROOT / "tests" / "docs" / "test_words.py" not in tests
 
 
 def test_the_direction_test_can_fail(tmp_path, monkeypatch):
