@@ -126,6 +126,18 @@ def test_the_backward_apart_from_its_forward_costs_no_memory_of_all_scores():
         assert allocated() < 4 * plain
 
 
+def test_products_inside_of_attention_are_no_calls_that_a_rule_for_products_misses():
+    q = torch.randn(1, 2, 5, 8, requires_grad=True)
+    rules = [rule("cpu.reference", phase="backward"), rule("torch.math", phase="train")]
+    rules.append({"match": {"op": "matmul"}, "use": "cpu.reference"})
+    with xt.kernel_policy(strict(rules=rules)), xt.explain() as found:
+        sdpa(q, q, q).sum().backward()
+    assert {(row.op, row.phase, row.resolved) for row in found.rows if row.op in ("attention", "matmul")} == {
+        ("attention", "train", "torch.math"),
+        ("attention", "backward", "cpu.reference"),
+    }
+
+
 def test_with_dropout_the_backward_has_to_follow_the_forward():
     q, k, v = operands()
     rules = [rule("torch.math", phase="backward"), rule("cpu.reference", phase="train")]

@@ -80,7 +80,7 @@ class HostEvent:
 
     @property
     def phase(self) -> str:
-        """Which phase it belongs to, as `call_state.phase` has it."""
+        """Which phase it belongs to, as `context.phase` has it."""
         recorded = False
         for node in self.upward():
             if node.name.startswith(_BACKWARD):

@@ -224,11 +224,15 @@ def _forward_by_torch(
     if dropout_p > 0:
         raise _no_dropout(route, "the forward")
     out = torch.empty_like(q)
-    with torch.no_grad():
-        out.copy_(_run("attention", route, by_torch, (route.kernel, q, k, v, mask, 0.0, is_causal, scale)))
+
+    def attend(*_: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        out.copy_(by_torch(route.kernel, q, k, v, mask, 0.0, is_causal, scale))
         with thread_policy(None):
-            lse = _lse(q, k, mask, is_causal, scale) if want_lse else None
-    return out, lse
+            return out, _lse(q, k, mask, is_causal, scale) if want_lse else None
+
+    with torch.no_grad():
+        result: tuple[Tensor, Tensor | None] = _run("attention", route, attend, (q, k, v, mask))
+    return result
 
 
 def _lse(q: Tensor, k: Tensor, mask: Tensor | None, is_causal: bool, scale: float | None) -> Tensor:
