@@ -214,7 +214,7 @@ def norm_cases() -> Iterator[OpCase]:
         for what, spec in _FORWARD.items():
             for dtype in DTYPES:
                 yield OpCase(f"{op}/{what}/{dtype}", op, op, functools.partial(_norm_forward, rms, dtype, spec))
-        op += "_norm_backward"
+        op += "_backward"
         for what, spec in _BACKWARD.items():
             for dtype in DTYPES:
                 yield OpCase(f"{op}/{what}/{dtype}", op, op, functools.partial(_norm_backward, rms, dtype, spec))
