@@ -57,6 +57,9 @@ OPERATORS_INTRO = """\
 Engines compute these operators without an error, but not as ONNX defines them. A plan names such nodes under
 `execution.operators`. `mode: strict` refuses the engine for the model and tries the next one; the other modes warn, and
 the report is not honoured. [OpenVINO](../engines/openvino.md#known-silent-errors) has the ways out.
+
+Rows with the word *simulator* were seen on the engine's simulator, which `strict` refuses, and not executed on a
+device, for which a plan only notes them.
 """
 ARITHMETIC_INTRO = """
 ## Arithmetic of quantized operators on ONNX Runtime
@@ -194,7 +197,8 @@ def known_error(error: KnownError) -> str:
     issue = error.reference.removeprefix("https://github.com/").replace("/issues/", "#")
     source = f"[{issue}]({error.reference})" if issue != error.reference else issue
     versions = error.first if error.first == error.last else f"{error.first} to {error.last}"
-    return f"| {operators}{types}{opsets}{attributes}{inner} | {error.wrong} | {versions} | {source} |\n"
+    seen = f"{versions}, simulator" if error.simulator else versions
+    return f"| {operators}{types}{opsets}{attributes}{inner} | {error.wrong} | {seen} | {source} |\n"
 
 
 def operators_page() -> str:

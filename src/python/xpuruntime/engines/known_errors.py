@@ -29,8 +29,18 @@ if TYPE_CHECKING:
     import onnx
 
     from xpuruntime.engines.model import ModelInfo
+    from xpuruntime.runtime.machine import EngineFacts
 
-__all__ = ["KEY", "KnownError", "applies_to", "control_of", "known_errors", "nodes_with_errors", "not_swept"]
+__all__ = [
+    "KEY",
+    "KnownError",
+    "applies_to",
+    "control_of",
+    "known_errors",
+    "nodes_with_errors",
+    "not_swept",
+    "seen_on_simulator",
+]
 
 #: The key under which plans and reports name such nodes; it is in no policy file.
 KEY = "execution.operators"
@@ -89,6 +99,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         Whether the first input must have a size that the graph leaves open.
     large : bool
         Whether only values beyond 2**24 are wrong. What is computed of sizes and of small constants alone is below.
+    simulator : bool
+        Whether it was seen on the engine's simulator alone, and no device was run: there it is only reported.
     saturates : bool
         Whether it is about 8-bit products of a processor that cuts their sums off, see `saturating_nodes`.
     reference : str
@@ -123,6 +135,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     types: tuple[str, ...] = ()
     open: bool = False
     large: bool = False
+    simulator: bool = False
     saturates: bool = False
     elsewhere: bool = True
     instead: str = ""
@@ -203,27 +216,50 @@ def nodes_with_errors(
     ]
 
 
-def control_of(
-    engine: str, version: str | None, device: str, model: ModelInfo, features: Collection[str]
-) -> Control | None:
+def control_of(engine: EngineFacts, device: str, model: ModelInfo, features: Collection[str]) -> Control | None:
     """Return what a plan says of nodes that the engine is known to compute wrongly; ``None`` where there are none."""
-    errors = tuple(one for one in known_errors(engine) if applies_to(one, version, device))
-    found = nodes_with_errors(model, errors, features)
+    found = _known_wrong(engine, device, model, features, simulator=False)
+    if engine.simulated:
+        found += _known_wrong(engine, device, model, features, simulator=True)
     if not found:
         return None
-    named = "; ".join(f"{name!r} {error.wrong} ({error.reference})" for name, error in found[:_NAMED])
-    which = engine if version is None else f"{engine} {version}"
     ways = [_ELSEWHERE] if all(error.elsewhere for _, error in found) else []
     ways += dict.fromkeys(error.instead for _, error in found if error.instead)
-    more = f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return Control(
         key=KEY,
         requested="as ONNX defines them",
         resolved="-",
         enforceability="unsupported",
-        reason=f"{which} is known to compute some nodes wrongly, and without an error: {named}{more}",
+        reason=f"{_release(engine)} is known to compute some nodes wrongly, and without an error: {_listed(found)}",
         fix=", or ".join(ways),
     )
+
+
+def seen_on_simulator(engine: EngineFacts, device: str, model: ModelInfo) -> str | None:
+    """Name nodes that the engine's simulator computes wrongly, for a plan on a device; ``None``: there are none."""
+    found = [] if engine.simulated else _known_wrong(engine, device, model, (), simulator=True)
+    if not found:
+        return None
+    return (
+        f"{_release(engine)} is known to compute some nodes wrongly on its simulator; they were not executed on a "
+        f"device: {_listed(found)}. See xrt compare for whether this device does"
+    )
+
+
+def _known_wrong(
+    engine: EngineFacts, device: str, model: ModelInfo, features: Collection[str], *, simulator: bool
+) -> list[tuple[str, KnownError]]:
+    rows = (row for row in known_errors(engine.name) if row.simulator == simulator)
+    return nodes_with_errors(model, tuple(row for row in rows if applies_to(row, engine.version, device)), features)
+
+
+def _release(engine: EngineFacts) -> str:
+    return engine.name if engine.version is None else f"{engine.name} {engine.version}"
+
+
+def _listed(found: Sequence[tuple[str, KnownError]]) -> str:
+    named = "; ".join(f"{name!r} {error.wrong} ({error.reference})" for name, error in found[:_NAMED])
+    return named + (f"; and {len(found) - _NAMED} more" if len(found) > _NAMED else "")
 
 
 def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mapping[str, _Value], inside: bool) -> bool:

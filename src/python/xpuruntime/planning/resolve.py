@@ -11,7 +11,7 @@ import msgspec
 
 from xpuruntime.artifacts.checks import artifact_controls, foreign_artifact, refuse_compiling, stale_artifact
 from xpuruntime.engines.base import Judgement, Refusal, judge
-from xpuruntime.engines.known_errors import control_of, not_swept
+from xpuruntime.engines.known_errors import control_of, not_swept, seen_on_simulator
 from xpuruntime.engines.quantisation.judge import calibration_digest
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import PolicyError
@@ -28,6 +28,7 @@ from xpuruntime.planning.candidates import (
 from xpuruntime.planning.plan import ModelFacts, Plan, execution_facts
 from xpuruntime.planning.refusal import control_lines, device_fix, kinds_of, refusal, with_free_choices, without_nodes
 from xpuruntime.printable import printable
+from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command
 
 if TYPE_CHECKING:
@@ -185,9 +186,8 @@ def judge_candidate(
     verdict = _with_device_fix(verdict, candidate, request, policy, machine, engines)
     known = None
     if verdict.accepted and request.artifact is None and request.model.format == "onnx":
-        facts = machine.engines.get(candidate.engine)
-        version, features = facts.version if facts else None, machine.cpu.features
-        known = control_of(candidate.engine, version, candidate.device, request.model, features)
+        facts = machine.engines.get(candidate.engine) or EngineFacts(name=candidate.engine)
+        known = control_of(facts, candidate.device, request.model, machine.cpu.features)
     about_artifacts = artifact_controls(engine, asked, judgement)
     told = [control for control in judgement.controls if control.key not in about_artifacts]
     if request.model.format == "onnx":
@@ -384,6 +384,9 @@ def _notes(
         lines.append(unknown)
     if request.artifact is not None:
         lines.append(f"loaded from artifact {request.artifact.folder}")
+    elif facts is not None and request.model.format == "onnx":
+        known = seen_on_simulator(facts, winner.device, request.model)
+        lines += [known] if known else []
     lines.extend(f"the file is not as the ONNX standard wants it: {note}" for note in request.model.notes[:_NOTED])
     if before:
         lines.append("rejected before it: " + ", ".join(f"{v.candidate} ({v.code})" for v in before))

@@ -13,6 +13,7 @@ import sys
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import onnx
 import onnxruntime as ort
@@ -23,6 +24,10 @@ from onnx import numpy_helper, parser
 import xpuruntime as xrt
 from xpuruntime.engines.known_errors import applies_to, known_errors, nodes_with_errors
 from xpuruntime.engines.model import inspect_model
+from xpuruntime.engines.registry import default_registry
+from xpuruntime.planning import PlanRequest, resolve
+from xpuruntime.policies import Policy
+from xpuruntime.runtime.snapshot import machine_snapshot
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -231,3 +236,20 @@ def test_strict_refuses_with_a_fix_that_works(name: str, tmp_path: Path) -> None
     with xrt.InferenceSession(path, policy={"mode": "strict", **yaml.safe_load(fix)}) as session:
         assert session.plan.engine == "onnxruntime"
         assert session.run(MODELS[name][1])
+
+
+@pytest.mark.parametrize("runs_on", ["simulator", "device"])
+def test_strict_refuses_on_the_simulator_alone_where_nothing_else_was_executed(runs_on: str, tmp_path: Path) -> None:
+    engines = default_registry().engines()
+    facts = engines["qnn"].probe()
+    facts = msgspec.structs.replace(facts, detail={**facts.detail, "runs_on": runs_on})
+    machine = machine_snapshot().with_engines({"qnn": facts})
+    execution = {"device": "npu", "engine": "qnn", "provider_options": {"qnn": {"soc": "sm8650"}}}
+    request = PlanRequest(model=inspect_model(saved("exp-of-small-numbers", tmp_path)))
+    policy = Policy.coerce({"mode": "strict", "execution": execution})
+    if runs_on == "simulator":
+        with pytest.raises(xrt.UnsupportedOperationError, match="known to compute some nodes wrongly"):
+            resolve(request, policy, machine, engines)
+    else:
+        notes = resolve(request, policy, machine, engines).notes
+        assert [note for note in notes if "returns 131008" in note and "not executed on a device" in note]
