@@ -36,7 +36,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test test-python test-cpp test-unchanged test-killed test-killed-clients test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns sweep fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test quick test-python test-cpp test-unchanged test-killed test-killed-clients test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns sweep fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -94,6 +94,12 @@ test: test-cpp test-python ## Run all tests that need no GPU
 
 test-python: $(STAMPS)/install $(STAMPS)/test ## Run the Python tests only
 	$(PY) -m pytest -n $(TEST_JOBS) --dist loadfile --no-loadscope-reorder $(PYTEST)
+
+# ROOM: a folder of tests/unit. FILE: a source file, of which tools/import_graph.py finds the tests.
+quick: $(STAMPS)/install $(STAMPS)/test ## Run the fast tests of ROOM=engines, or those nearest to FILE=src/python/xpuruntime/errors.py
+	@[ -n "$(ROOM)$(FILE)" ] || { echo "quick needs a room or a file. Fix: make quick ROOM=engines"; exit 2; }
+	@tests="$(if $(FILE),$$($(PY) tools/import_graph.py "$(FILE)"),tests/unit/$(ROOM))" && printf '%s\n' "$$tests" && \
+	  $(PY) -m pytest -q --quick -n $(TEST_JOBS) --dist loadfile $$tests $(PYTEST)
 
 CPP_TESTS := test-cpp-plain test-cpp-asan test-cpp-tsan
 .PHONY: $(CPP_TESTS)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--quick", action="store_true", help="leave out tests marked slow, and files that take long")
     parser.addoption("--skip-logged", metavar="FILE", help="leave out passed tests of FILE that no engine can change")
     parser.addoption(
         "--timed", action="store_true", help="run the tests marked timed, on a quiet machine, and only those"
@@ -54,11 +55,48 @@ _LONG = (
 )
 
 
+#: Files that keep two processors busy for more than five seconds, or wait as long: `make quick` leaves them out.
+_NOT_QUICK = (
+    "tests/conformance/",
+    "tests/docs/test_blocks.py",
+    "tests/docs/test_examples.py",
+    *(
+        f"tests/unit/{room}/test_{name}.py"
+        for room, names in {
+            "cli": ("terminations", "tune_command"),
+            "engines": ("engine_plugins", "known_errors", "passes_apart"),
+            "engines/onnxruntime_engine": (
+                "arithmetic", "decision_reports", "rewriting_attention", "rewriting_evidence", "rewriting_products",
+                "rewriting_suite",
+            ),
+            "engines/openvino_engine": ("openvino_artifacts", "openvino_evidence"),
+            "engines/qnn_engine": (
+                "qnn_accuracy", "qnn_artifact", "qnn_evidence", "qnn_known_errors", "qnn_session", "qnn_worker",
+            ),
+            "engines/quantisation": ("int8_engines", "quantise"),
+            "engines/tensorrt_engine": ("trt_artifacts", "trt_building"),
+            "engines/torch_engine": ("pt2_trust", "torch_decisions", "torch_multi_head"),
+            "files": ("writers",),
+            "locks": ("diff", "locked_figures", "unchanged", "version_bisect"),
+            "pytorch": (
+                "export_onnx", "export_program", "fast_products", "flex_attention", "fused_attention", "fused_norms",
+                "module_paths", "odd_arguments", "opinfo_under_policy", "parity", "sdp_backend_scopes", "step_tuning",
+            ),
+            "tuning": ("killed", "tune"),
+        }.items()
+        for name in names
+    ),
+)  # fmt: skip
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
     left = [item for item in items if bool(item.get_closest_marker("timed")) != config.getoption("--timed")]
+    if config.getoption("--quick"):
+        left += [item for item in items if item.get_closest_marker("slow") or item.nodeid.startswith(_NOT_QUICK)]
     config.hook.pytest_deselected(items=left)
-    items[:] = [item for item in items if item not in left]
+    left_ids = set(map(id, left))
+    items[:] = [item for item in items if id(item) not in left_ids]
     if (log := config.getoption("--skip-logged")) and Path(log).exists():  # no test passed where there is none
         outcomes = [line.split(" ", 1) for line in Path(log).read_text().splitlines()]
         passed = {test for outcome, test in outcomes if outcome == "passed"}
