@@ -110,7 +110,7 @@ SERVICE = ArgumentType(
 )
 TRANSPORT_OPTIONS = ArgumentType(
     "a TransportOptions, such as xpuruntime.serving.TransportOptions()",
-    _instance("xpuruntime.serving.options", "TransportOptions"),
+    _instance("xpuruntime.serving.transport.options", "TransportOptions"),
 )
 PAGES = ArgumentType(
     "a mapping of path to function",

@@ -73,8 +73,8 @@ def service() -> Iterator[Service]:
 def served(service: Service) -> Iterator[Served]:
     for package in ("uvicorn", "httptools", "grpc"):
         pytest.importorskip(package, reason=f"needs {package}, of the extra serve")
-    from xpuruntime.serving.options import Access, TransportOptions
     from xpuruntime.serving.server import Server
+    from xpuruntime.serving.transport.options import Access, TransportOptions
 
     options = TransportOptions(
         access=Access(repository=True), max_body=4 << 20, max_message=4 << 20, header_seconds=1.5, body_seconds=1.5

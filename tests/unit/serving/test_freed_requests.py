@@ -16,7 +16,8 @@ from serving_models import WAIT, FaultyEngine, ask, eventually, serve_gated
 
 from xpuruntime.errors import EngineFailed
 from xpuruntime.serving.messages import InferRequest, InferResponse, InferTensor
-from xpuruntime.serving.protocol.grpc_codec import read_infer_request, write_infer_request
+from xpuruntime.serving.protocol.infer_decoding import read_infer_request
+from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.protocol.rest_request import read_request
 from xpuruntime.serving.status import ServingError
 

@@ -289,7 +289,7 @@ def test_many_shapes_are_bounded() -> None:
 def test_one_client_is_served_inline(mlp: Path, serve: Serve, kind: str) -> None:
     pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
     grpc = pytest.importorskip("grpc", reason="needs grpcio, of the extra serve")
-    from xpuruntime.serving.protocol.grpc_codec import write_infer_request
+    from xpuruntime.serving.protocol.infer_encoding import write_infer_request
     from xpuruntime.serving.protocol.rest import write_request
     from xpuruntime.serving.server import Server
 

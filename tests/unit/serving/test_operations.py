@@ -25,9 +25,9 @@ from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import MemorySettings, ServeSettings
 from xpuruntime.serving.monitoring.pages import status_data, status_page
 from xpuruntime.serving.monitoring.records import AccessLog
-from xpuruntime.serving.options import Access, TransportOptions
-from xpuruntime.serving.protocol.grpc_codec import write_infer_request
+from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.transport.options import Access, TransportOptions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

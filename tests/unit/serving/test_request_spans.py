@@ -16,7 +16,7 @@ from serving_models import WAIT, ask, rows_of
 import xpuruntime as xrt
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
-from xpuruntime.serving.protocol.grpc_codec import write_infer_request
+from xpuruntime.serving.protocol.infer_encoding import write_infer_request
 from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:

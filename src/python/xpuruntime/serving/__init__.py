@@ -12,9 +12,9 @@ if TYPE_CHECKING:
     from xpuruntime.serving.http.application import asgi_app
     from xpuruntime.serving.models.service import Models
     from xpuruntime.serving.models.settings import ServeSettings
-    from xpuruntime.serving.options import Access, Tls, TransportOptions
     from xpuruntime.serving.server import Server
     from xpuruntime.serving.status import ServingError, Status
+    from xpuruntime.serving.transport.options import Access, Tls, TransportOptions
 
 __all__ = [
     "Access", "Models", "ServeSettings", "Server", "ServingError", "Status", "Tls", "TransportOptions", "asgi_app",
@@ -22,14 +22,14 @@ __all__ = [
 
 #: Public name to the module that has it; loaded on first use.
 _LAZY = {
-    "Access": "options",
+    "Access": "transport.options",
     "Models": "models.service",
     "ServeSettings": "models.settings",
     "Server": "server",
     "ServingError": "status",
     "Status": "status",
-    "Tls": "options",
-    "TransportOptions": "options",
+    "Tls": "transport.options",
+    "TransportOptions": "transport.options",
     "asgi_app": "http.application",
 }
 

@@ -110,9 +110,9 @@ class GrpcMethods:
         from types import SimpleNamespace
 
         if self._handlers is None:
-            from xpuruntime.serving.gate import Gate
-            from xpuruntime.serving.grpc_handlers import Handlers
-            from xpuruntime.serving.options import TransportOptions
+            from xpuruntime.serving.transport.gate import Gate
+            from xpuruntime.serving.transport.grpc_handlers import Handlers
+            from xpuruntime.serving.transport.options import TransportOptions
 
             options = TransportOptions()
             self._handlers = Handlers(self.models, options, Gate(options.max_buffered))

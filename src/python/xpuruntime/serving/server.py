@@ -17,13 +17,14 @@ from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineUnavailable, InputError, XpuRuntimeError
 from xpuruntime.runtime.interruptible_waits import BackgroundCall, Latch, uninterrupted
 from xpuruntime.runtime.packages import install_command
-from xpuruntime.serving.gate import Gate
 from xpuruntime.serving.http.application import Application
 from xpuruntime.serving.http.bodies import BodyThreads, default_threads
 from xpuruntime.serving.models.service import Models
 from xpuruntime.serving.models.settings import ServeSettings
 from xpuruntime.serving.monitoring.pages import pages_of
-from xpuruntime.serving.options import (
+from xpuruntime.serving.status import ServingError
+from xpuruntime.serving.transport.gate import Gate
+from xpuruntime.serving.transport.options import (
     Tls,
     TransportOptions,
     bind,
@@ -34,7 +35,6 @@ from xpuruntime.serving.options import (
     shown,
     unusable,
 )
-from xpuruntime.serving.status import ServingError
 
 if TYPE_CHECKING:
     import os
@@ -328,7 +328,7 @@ class Server:
     async def _start_grpc(self, address: str) -> Any:
         import grpc
 
-        from xpuruntime.serving.grpc_handlers import Handlers
+        from xpuruntime.serving.transport.grpc_handlers import Handlers
 
         patience = round(self._options.response_seconds * 1000)
         limits = [

@@ -21,9 +21,9 @@ from serving_clients import kill_a_client, until
 
 import xpuruntime as xrt
 from xpuruntime.serving.messages import InferRequest, InferTensor, RequestedOutput
-from xpuruntime.serving.options import Tls, TransportOptions
 from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
+from xpuruntime.serving.transport.options import Tls, TransportOptions
 
 REQUEST = json.dumps({"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1]}]}).encode()
 

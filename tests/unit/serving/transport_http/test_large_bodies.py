@@ -23,9 +23,9 @@ from xpuruntime.errors import InputError
 from xpuruntime.serving import server as server_module
 from xpuruntime.serving.http.bodies import BodyReceiver
 from xpuruntime.serving.messages import InferRequest, InferTensor
-from xpuruntime.serving.options import Access, Tls, TransportOptions
 from xpuruntime.serving.protocol.rest import write_request
 from xpuruntime.serving.server import Server
+from xpuruntime.serving.transport.options import Access, Tls, TransportOptions
 
 pytest.importorskip("uvicorn", reason="needs uvicorn, of the extra serve")
 pytest.importorskip("httptools", reason="needs httptools, of the extra serve")

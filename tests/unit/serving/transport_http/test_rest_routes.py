@@ -417,7 +417,7 @@ def test_paths_begin_where_the_application_is_mounted(app, mount, path, status):
 def test_it_needs_no_package_of_the_extra():
     code = (
         "import sys, xpuruntime as xrt; app = xrt.serving.asgi_app\n"
-        "from xpuruntime.serving.protocol import grpc_messages, grpc_codec\n"
+        "from xpuruntime.serving.protocol import grpc_messages, infer_decoding, infer_encoding\n"
         "print(sorted({'uvicorn', 'httptools', 'grpc', 'google.protobuf', 'starlette', 'pydantic'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

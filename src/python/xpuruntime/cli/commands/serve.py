@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from xpuruntime.policies.kinds import Kind
     from xpuruntime.serving.models.settings import ServeSettings
-    from xpuruntime.serving.options import Tls
     from xpuruntime.serving.server import Server
+    from xpuruntime.serving.transport.options import Tls
 
 __all__ = [
     "oip_check",
@@ -114,8 +114,8 @@ def serve(
     from xpuruntime.cli.output import error_line, working
     from xpuruntime.policies.quantities import read_duration
     from xpuruntime.serving.models.settings import is_settings_file
-    from xpuruntime.serving.options import read_token
     from xpuruntime.serving.server import Server
+    from xpuruntime.serving.transport.options import read_token
 
     of_model = {
         "--name": name, "--policy": policy, "--device": device, "--lock": lock, "--batch": batch, "--delay": delay,
@@ -209,7 +209,7 @@ def _with_listeners(
 
 
 def _tls(certificate: str | None, key: str | None, clients: str | None) -> Tls | None:
-    from xpuruntime.serving.options import Tls
+    from xpuruntime.serving.transport.options import Tls
 
     if certificate is None or key is None:
         if certificate is not key or clients is not None:
@@ -248,7 +248,7 @@ def _say(server: Server, *, as_json: bool) -> None:
 
 def _warn_of_open_addresses(server: Server) -> None:
     from xpuruntime.cli.output import error_line
-    from xpuruntime.serving.options import is_loopback
+    from xpuruntime.serving.transport.options import is_loopback
 
     for address in filter(None, (server.http_address, server.grpc_address)):
         if not is_loopback(address.rpartition(":")[0].strip("[]")):
@@ -356,7 +356,7 @@ def oip_check(
     from xpuruntime.cli.output import print_thing, working
     from xpuruntime.policies.quantities import read_duration
     from xpuruntime.serving.conformance.checking import check_server
-    from xpuruntime.serving.options import read_token
+    from xpuruntime.serving.transport.options import read_token
 
     shapes = dict(_shape(one) for one in shape or ())
     token = None if token_file is None else read_token(token_file, "the token file")

@@ -14,7 +14,7 @@ from xpuruntime.files.paths import reason_of
 from xpuruntime.runtime.packages import install_command
 from xpuruntime.serving.conformance.rest_checks import HttpClient, RestChecks
 from xpuruntime.serving.conformance.result import ConformanceResult, FailedCheck
-from xpuruntime.serving.options import read_authorities
+from xpuruntime.serving.transport.options import read_authorities
 
 if TYPE_CHECKING:
     import os

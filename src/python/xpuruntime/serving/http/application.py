@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.argument_types import PAGES, SERVICE, TRANSPORT_OPTIONS, check_types
-from xpuruntime.serving.gate import ClientGone, Gate, HeldBytes, refuse_of, respond_of, response_of
 from xpuruntime.serving.http.bodies import (
     CLOSE,
     JSON,
@@ -30,10 +29,11 @@ from xpuruntime.serving.http.bodies import (
 from xpuruntime.serving.messages import InferRequest
 from xpuruntime.serving.monitoring.pages import pages_of
 from xpuruntime.serving.monitoring.records import TRACE_HEADERS
-from xpuruntime.serving.options import TransportOptions, check_model, check_version, is_loopback, options_for
 from xpuruntime.serving.protocol.rest import write_response
 from xpuruntime.serving.protocol.rest_request import RestRequest, header_length, read_raw_request, read_request
 from xpuruntime.serving.status import ServingError, Status, failure_of
+from xpuruntime.serving.transport.gate import ClientGone, Gate, HeldBytes, refuse_of, respond_of, response_of
+from xpuruntime.serving.transport.options import TransportOptions, check_model, check_version, is_loopback, options_for
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

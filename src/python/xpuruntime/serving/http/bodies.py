@@ -15,16 +15,16 @@ import numpy as np
 from xpuruntime import _core
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
-from xpuruntime.serving.gate import ClientGone
 from xpuruntime.serving.protocol.rest import error_body
 from xpuruntime.serving.status import ServingError, Status
+from xpuruntime.serving.transport.gate import ClientGone
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Sequence
 
-    from xpuruntime.serving.gate import HeldBytes
     from xpuruntime.serving.http.direct import Head
     from xpuruntime.serving.protocol.rest import RestResponse
+    from xpuruntime.serving.transport.gate import HeldBytes
 
 __all__ = [
     "CLOSE",

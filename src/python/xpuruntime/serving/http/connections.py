@@ -13,23 +13,23 @@ from typing import TYPE_CHECKING, Any
 from httptools import HttpParserUpgrade, HttpRequestParser
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
-from xpuruntime.serving.gate import HeldBytes
 from xpuruntime.serving.http.bodies import CLOSE, SLOWEST, BodyReceiver, ShortReads
 from xpuruntime.serving.http.direct import DirectInfer, Waiting, stopped
 from xpuruntime.serving.protocol.rest import error_body
 from xpuruntime.serving.status import Status
+from xpuruntime.serving.transport.gate import HeldBytes
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
     from concurrent.futures import Future
 
-    from xpuruntime.serving.gate import BodyBudget
     from xpuruntime.serving.http.application import Application
     from xpuruntime.serving.http.bodies import Answer, BodyThreads
     from xpuruntime.serving.http.direct import Head
     from xpuruntime.serving.messages import InferResponse
-    from xpuruntime.serving.options import TransportOptions
     from xpuruntime.serving.status import ServingError
+    from xpuruntime.serving.transport.gate import BodyBudget
+    from xpuruntime.serving.transport.options import TransportOptions
 
 __all__ = ["close_stuck", "connection_class"]
 

@@ -3,7 +3,8 @@
 """Messages of ``inference.GRPCInferenceService``, of Triton's extensions and of health, read and written by protobuf.
 
 They are in a pool of their own: two packages that register the same messages in protobuf's cannot be in one process,
-and a server must not decide which clients can be imported beside it. Inference has codecs of its own in `grpc_codec`.
+and a server must not decide which clients can be imported beside it. Inference has
+codecs of its own in `infer_decoding` and `infer_encoding`.
 """
 
 from __future__ import annotations
