@@ -149,6 +149,12 @@ MODELS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
         {"x": np.int32([[777777777, -999999999]]), "k": np.int32([[1900000000, 5]])},
         {},
     ),
+    "pow-of-negative-zero": (
+        "float[1, 3] x) => (float[1, 3] y) { y = Pow (x, k) }",
+        {"x": F32([[-0.0, -1e-9, 2.5]])},
+        {"k": F32(2)},
+    ),
+    "square as a Mul": ("float[1, 3] x) => (float[1, 3] y) { y = Mul (x, x) }", {"x": F32([[-0.0, -1e-9, 2.5]])}, {}),
     "reduce-l2-of-large-numbers": (
         "float[1, 3] x) => (float[1, 1] y) { y = ReduceL2 <axes = [1]> (x) }",
         {"x": F32([[1000, 1000, 1000]])},
