@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Autograd and batching rules of ``xpuruntime::layer_norm`` and ``xpuruntime::rms_norm``."""
+"""Autograd and batching rules of the operators of norms, and norms and their gradients by PyTorch's own operations.
+
+The latter run where no kernel can serve, and where a gradient is to be differentiated again.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,18 @@ import torch
 
 from xpuruntime.errors import UnsupportedOperationError
 from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.dispatch.context import thread_policy
 from xpuruntime.pytorch.dispatch.overrides.norms import rms_eps
-from xpuruntime.pytorch.ops.norm_gradients import gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
-__all__ = ["NO_FORWARD_MODE", "layer_norm", "register", "rms_norm"]
+__all__ = [
+    "NO_FORWARD_MODE", "layer_norm", "register", "rms_norm", "torch_layer_norm", "torch_layer_norm_backward",
+    "torch_rms_norm", "torch_rms_norm_backward",
+]  # fmt: skip
 
 NO_FORWARD_MODE = (
     "forward mode (torch.func.jvp, jacfwd, hessian, torch.autograd.forward_ad) is PyTorch's for its own norms alone: "
@@ -41,7 +47,7 @@ def _layer_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None
     if grad is None:
         found: Sequence[Tensor | None] = (grad_sum, None, None)
     elif torch.is_grad_enabled():
-        found = gradients(grad, grad_sum, summed, ctx.shape, weight, bias, ctx.eps, rms=False)
+        found = _differentiable_gradients(grad, grad_sum, summed, ctx.shape, weight, bias, ctx.eps, rms=False)
     else:
         found = torch.ops.xpuruntime.layer_norm_backward(
             grad, grad_sum, summed, ctx.shape, mean, rstd, weight, bias, mask, ctx.kernel
@@ -75,7 +81,7 @@ def _rms_norm_gradients(ctx: Any, grad: Tensor | None, grad_sum: Tensor | None, 
     if grad is None:
         found: Sequence[Tensor | None] = (grad_sum, None)
     elif torch.is_grad_enabled():
-        found = gradients(grad, grad_sum, summed, ctx.shape, weight, None, ctx.eps, rms=True)[:2]
+        found = _differentiable_gradients(grad, grad_sum, summed, ctx.shape, weight, None, ctx.eps, rms=True)[:2]
     else:
         found = torch.ops.xpuruntime.rms_norm_backward(
             grad, grad_sum, summed, ctx.shape, rstd, weight, mask, ctx.kernel
@@ -167,3 +173,114 @@ def register(library: torch.library.Library) -> None:
     for name, (rows, mask) in _ROWS.items():
         rule = _batching(getattr(torch.ops.xpuruntime, name), rows, mask)
         torch.library.register_vmap(f"xpuruntime::{name}", rule, lib=library)
+
+
+def torch_layer_norm(
+    input: Tensor,
+    residual: Tensor | None,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return the norm, the sum, mean and rstd, by PyTorch's own kernels."""
+    summed = _sum(input, residual)
+    with thread_policy(None):
+        out, mean, rstd = torch.native_layer_norm(summed, shape, _as(weight, input), _as(bias, input), eps)
+    return out, _or_empty(summed, residual), mean, rstd
+
+
+def torch_layer_norm_backward(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    summed: Tensor,
+    shape: Sequence[int],
+    mean: Tensor,
+    rstd: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    """Return the gradients of the sum, weight and bias, by PyTorch's own kernels; ``None`` where `mask` wants none."""
+    with thread_policy(None):
+        grads = torch.ops.aten.native_layer_norm_backward(
+            grad, summed, shape, mean, rstd, _as(weight, summed), _as(bias, summed), mask
+        )
+    found = [None if grad is None else grad.contiguous() for grad in grads]
+    if grad_sum is not None and found[0] is not None:
+        found[0] = found[0] + grad_sum
+    return found[0], _as(found[1], weight), _as(found[2], bias)
+
+
+def torch_rms_norm(
+    input: Tensor, residual: Tensor | None, shape: Sequence[int], weight: Tensor | None, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the norm, the sum and rstd, by PyTorch's own operations."""
+    summed = _sum(input, residual)
+    with thread_policy(None):
+        out, rstd = torch.ops.aten._fused_rms_norm(summed, list(shape), _as(weight, input), eps)
+    return out.contiguous(), _or_empty(summed, residual), rstd
+
+
+def torch_rms_norm_backward(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    summed: Tensor,
+    shape: Sequence[int],
+    rstd: Tensor,
+    weight: Tensor | None,
+    mask: Sequence[bool],
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return the gradients of the sum and weight, as `torch_layer_norm_backward`."""
+    with thread_policy(None):
+        grads = torch.ops.aten._fused_rms_norm_backward(
+            grad, summed, list(shape), rstd, _as(weight, summed), list(mask)
+        )
+    grad_x = grads[0] if mask[0] else None
+    if grad_sum is not None and grad_x is not None:
+        grad_x = grad_x + grad_sum
+    return grad_x, _as(grads[1], weight) if mask[1] else None
+
+
+def _differentiable_gradients(
+    grad: Tensor,
+    grad_sum: Tensor | None,
+    summed: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    bias: Tensor | None,
+    eps: float,
+    *,
+    rms: bool,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """Return the gradients of the sum, weight and bias, by operations that can be differentiated again."""
+    wide = torch.float64 if summed.dtype == torch.float64 else torch.float32
+    inner = tuple(range(summed.dim() - len(shape), summed.dim()))
+    outer = tuple(range(summed.dim() - len(shape)))
+    s, g = summed.to(wide), grad.to(wide)
+    centred = s if rms else s - s.mean(inner, keepdim=True)
+    rstd = (centred.square().mean(inner, keepdim=True) + eps).rsqrt()
+    normal = centred * rstd
+    scaled = g if weight is None else g * weight.to(wide)
+    rest = scaled - normal * (normal * scaled).mean(inner, keepdim=True)
+    if not rms:
+        rest = rest - scaled.mean(inner, keepdim=True)
+    grad_x = (rest * rstd).to(summed.dtype)
+    if grad_sum is not None:
+        grad_x = grad_x + grad_sum
+    product = g * normal
+    grad_weight = None if weight is None else (product.sum(outer) if outer else product).to(weight.dtype)
+    grad_bias = None if bias is None else (g.sum(outer) if outer else g).to(bias.dtype)
+    return grad_x, grad_weight, grad_bias
+
+
+def _sum(input: Tensor, residual: Tensor | None) -> Tensor:
+    return input if residual is None else (input + residual).contiguous()
+
+
+def _or_empty(summed: Tensor, residual: Tensor | None) -> Tensor:
+    return summed.new_empty(0) if residual is None else summed
+
+
+def _as(columns: Tensor | None, like: Tensor | None) -> Tensor | None:
+    return columns if columns is None or like is None or columns.dtype == like.dtype else columns.to(like.dtype)

@@ -20,8 +20,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.overrides.invoke import invoke
 from xpuruntime.pytorch.dispatch.overrides.norms import add_missing_kernel, as_rows, rms_eps, stats_dtype
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, Route
-from xpuruntime.pytorch.ops import norm_gradients as by_torch
-from xpuruntime.pytorch.ops.norm_autograd import register
+from xpuruntime.pytorch.ops import norm_autograd
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,7 +65,7 @@ def _layer_norm(
     phase: str,
 ) -> Any:
     args = (input, residual, shape, weight, bias, eps)
-    return _run("layer_norm", "layer_norm", kernel, input, by_torch.layer_norm, _xrt_layer_norm, args, phase)
+    return _run("layer_norm", "layer_norm", kernel, input, norm_autograd.torch_layer_norm, _xrt_layer_norm, args, phase)
 
 
 def _xrt_layer_norm(
@@ -98,8 +97,8 @@ def _layer_norm_backward(
 ) -> tuple[Tensor, ...]:
     args = (grad, grad_sum, summed, shape, mean, rstd, weight, bias, mask)
     found = _run(
-        "layer_norm_backward", "layer_norm", kernel, summed, by_torch.layer_norm_backward, _xrt_layer_norm_backward,
-        args,
+        "layer_norm_backward", "layer_norm", kernel, summed, norm_autograd.torch_layer_norm_backward,
+        _xrt_layer_norm_backward, args,
     )  # fmt: skip
     return tuple(summed.new_empty(0) if one is None else one for one in found)
 
@@ -134,7 +133,7 @@ def _rms_norm(
     phase: str,
 ) -> Any:
     args = (input, residual, shape, weight, rms_eps(input.dtype, eps))
-    return _run("rms_norm", "rms_norm", kernel, input, by_torch.rms_norm, _xrt_rms_norm, args, phase)
+    return _run("rms_norm", "rms_norm", kernel, input, norm_autograd.torch_rms_norm, _xrt_rms_norm, args, phase)
 
 
 def _xrt_rms_norm(
@@ -162,8 +161,9 @@ def _rms_norm_backward(
 ) -> tuple[Tensor, ...]:
     args = (grad, grad_sum, summed, shape, rstd, weight, mask)
     found = _run(
-        "rms_norm_backward", "rms_norm", kernel, summed, by_torch.rms_norm_backward, _xrt_rms_norm_backward, args
-    )
+        "rms_norm_backward", "rms_norm", kernel, summed, norm_autograd.torch_rms_norm_backward,
+        _xrt_rms_norm_backward, args,
+    )  # fmt: skip
     return tuple(summed.new_empty(0) if one is None else one for one in found)
 
 
@@ -342,6 +342,6 @@ for _name, _schema in OPERATORS.items():
     _body, _fake = _BODIES[_name]
     _library.impl(_name, _body, "CompositeExplicitAutograd")
     torch.library.register_fake(f"xpuruntime::{_name}", _fake, lib=_library)
-register(_library)
+norm_autograd.register(_library)
 
 add_missing_kernel()  # which the operators here call
