@@ -63,7 +63,7 @@ _NOT_QUICK = (
     *(
         f"tests/unit/{room}/test_{name}.py"
         for room, names in {
-            "cli": ("terminations", "tune_command"),
+            "cli": ("process", "terminations", "tune_command"),
             "engines": ("engine_plugins", "known_errors", "passes_apart"),
             "engines/onnxruntime_engine": (
                 "arithmetic", "decision_reports", "rewriting_attention", "rewriting_evidence", "rewriting_products",
@@ -77,7 +77,9 @@ _NOT_QUICK = (
             "engines/tensorrt_engine": ("trt_artifacts", "trt_building"),
             "engines/torch_engine": ("pt2_trust", "torch_decisions", "torch_multi_head"),
             "files": ("writers",),
-            "locks": ("diff", "locked_figures", "unchanged", "version_bisect"),
+            "inference": ("buffer_sweep", "symbols"),
+            "locks": ("diff", "file_metrics", "locked_figures", "planted_drift", "unchanged", "version_bisect"),
+            "locks/export": ("native",),
             "pytorch": (
                 "export_onnx", "export_program", "fast_products", "flex_attention", "fused_attention", "fused_norms",
                 "module_paths", "odd_arguments", "opinfo_under_policy", "parity", "sdp_backend_scopes", "step_tuning",
