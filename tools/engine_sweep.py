@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import onnx
+import onnx.reference
 from onnx import defs, helper, numpy_helper
 from onnx_backend_suite import DEVICES, cases, directly, load, version
 
@@ -122,7 +123,7 @@ def bases() -> list[Base]:
         key = repr((node.op_type, sorted(map(str, node.attribute)), ranks))
         names = [value.name for value in case.model.graph.input]
         found.setdefault(key, Base(case.model, dict(zip(names, values, strict=False))))
-    return [*found.values(), *_recurrent(), _pooling(), _remainder(), *_shifts()]
+    return [*found.values(), *_recurrent(), _pooling(), _remainder(), _suppression(), *_shifts()]
 
 
 def _recurrent() -> Iterator[Base]:
@@ -150,6 +151,13 @@ def _remainder() -> Base:
     """Return a base whose dividends are near multiples of their divisors."""
     feeds = {"x": np.array([1, 2, 6], np.float32), "y": np.array([0.2, 0.4, 0.2], np.float32)}
     return _base("Mod", ["x", "y"], ["z"], feeds, fmod=1)
+
+
+def _suppression() -> Base:
+    """Return a base of boxes that do not overlap, without a threshold."""
+    boxes = np.array([[[0, 0, 2, 2], [4, 4, 5, 5], [7, 7, 8, 8]]], np.float32)
+    feeds = {"boxes": boxes, "scores": np.array([[[0.9, 0.8, 0.7]]], np.float32), "most": np.array([3], np.int64)}
+    return _base("NonMaxSuppression", ["boxes", "scores", "most"], ["y"], feeds)
 
 
 def _shifts() -> Iterator[Base]:

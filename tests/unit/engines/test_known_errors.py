@@ -39,6 +39,7 @@ def floats(*shape: int) -> Any:
     return RNG.standard_normal(shape).astype(np.float32)
 
 
+BOXES, SCORES = np.float32([[[0, 0, 2, 2], [4, 4, 5, 5], [7, 7, 8, 8]]]), np.float32([[[0.9, 0.8, 0.7]]])
 X3, X4, IMAGE, SEQUENCE = floats(2, 3, 4), floats(2, 3, 4, 5), floats(1, 2, 7, 6), floats(4, 2, 3)
 
 
@@ -206,6 +207,10 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
         typed("LpNormalization", [np.float32([[size, size / 2]])], axis=1, p=p) for size, p in ((1e-3, 2), (1e-5, 1))
     ],
     "mod-of-floats": lambda: [typed("Mod", [np.float32([33, 6, 1]), np.float32([-1e-3, 0.1, 0.1])], fmod=1)],
+    "suppression-without-overlap": lambda: [
+        typed("NonMaxSuppression", [BOXES, SCORES, np.int64([4]), *threshold])
+        for threshold in ([], [np.float32([0])], [(np.float32([0]),)])
+    ],
     "tile-with-variable-repeats": lambda: [typed("Tile", [X4, (np.int64([1, 2, 2, 2]),)])],
     "top-k-of-equal-values": lambda: [
         typed("TopK", [np.zeros((1, 64), np.float32), np.int64([10])], 2),
@@ -265,6 +270,7 @@ OPENVINO: dict[str, Callable[[], list[Any]]] = {
 }
 #: Alike, and right.
 RIGHT: list[Callable[[], Any]] = [
+    lambda: typed("NonMaxSuppression", [BOXES, SCORES, np.int64([4]), np.float32([1e-6])]),
     lambda: one("Softmax", X3, 12, axis=2),
     lambda: one("Softmax", X3, 12, axis=-1),
     lambda: one("Softmax", X3, 13, axis=1),

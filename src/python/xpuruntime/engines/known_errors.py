@@ -82,6 +82,8 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     right_within : dict of int to (int, int)
         Inputs and bounds, both included: it is right where each is a constant between them and no size of the first
         input is open.
+    right_of_fractions : tuple of int
+        Inputs: it is right where each is a constant that is no integer.
     lengths_differ : bool
         Whether the sizes of its first two inputs along their axis before the last must not be known to be equal.
     last_window : {"", "partial", "outside"}
@@ -127,6 +129,7 @@ class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     variable: tuple[int, ...] = ()
     rank: int = 0
     right_within: dict[int, tuple[int, int]] = {}
+    right_of_fractions: tuple[int, ...] = ()
     lengths_differ: bool = False
     last_window: Literal["", "partial", "outside"] = ""
     inner_axis: bool = False
@@ -280,6 +283,9 @@ def _concerns(error: KnownError, node: onnx.NodeProto, opset: int, values: Mappi
             _there(node.input, k) and values.get(node.input[k], _UNKNOWN).lies_in(both) for k, both in bounds.items()
         )
     ):
+        return False
+    fractions = [values.get(node.input[k], _UNKNOWN) for k in error.right_of_fractions if _there(node.input, k)]
+    if fractions and all(value.constant and value.span is None for value in fractions):
         return False
     if error.where == "subgraph" and not inside:
         return False
