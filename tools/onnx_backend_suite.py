@@ -123,8 +123,9 @@ def directly(engine: str, model: Any) -> Callable[[list[Any]], list[Any]]:
 
         def infer(values: list[Any]) -> list[Any]:
             named = {k: v for k, v in zip(names, values, strict=False) if any(k in port for port in taken)}
-            if missing := [one for one in taken if not one & named.keys()]:  # OpenVINO takes what is in its memory
-                raise ValueError(f"the case has no value for {missing}")
+            missing = [" or ".join(sorted(port)) for port in taken if not port & named.keys()]
+            if missing:  # OpenVINO takes what is in its memory
+                raise ValueError(f"the case has no value for {', '.join(missing)}")
             return list(compiled(named).to_tuple())  # by name: a port as a key is never freed, nor its model's threads
 
         return infer

@@ -91,6 +91,7 @@ def test_a_transformer_compiles_as_a_whole(precision: Any, tmp_path: Path) -> No
     assert sorted(n for unit in report.units for n in unit.source_nodes) == sorted(n.name for n in session.model.nodes)
 
 
+@pytest.mark.filterwarnings("ignore:.*known to compute")  # its Pow may be wrong for -0.0
 def test_a_graph_that_a_fusion_spoils_opens_and_compiles_without_it(tmp_path: Path) -> None:
     """In fp16, ONNX Runtime makes a LayerNormalization of two types of what is written out."""
     name = "layer_norm_written_out"
@@ -101,7 +102,7 @@ def test_a_graph_that_a_fusion_spoils_opens_and_compiles_without_it(tmp_path: Pa
         want = direct.run(feeds)["y"]
         report = direct.explain(feeds, runs=1)
     assert any("without LayerNormFusion" in one.what for one in report.conversions)
-    assert report.honoured
+    assert {deviation.key for deviation in report.deviations} == {"execution.operators"}
     with xrt.InferenceSession(tmp_path / "n.xrt") as session:
         assert session.run(feeds)["y"].tobytes() == want.tobytes()
 
