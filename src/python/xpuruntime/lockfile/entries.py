@@ -45,7 +45,8 @@ _CUDA = (
     "libcusolver*.so*", "libcusparse*.so*", "libnvrtc.so*", "libnvJitLink.so*",
 )  # fmt: skip
 
-#: Engine to the names of the libraries that compute: what merely reads other formats is left out.
+#: Engine to the names of the libraries that compute: what merely reads other formats is left out, such as the reader
+#: of compiled graphs of QNN, which a process maps once it has compiled or opened any.
 _LIBRARIES: dict[str, tuple[str, ...]] = {
     "onnxruntime": (
         "onnxruntime_pybind11_state*", "libonnxruntime.so*", "libonnxruntime_providers_cuda.so*",
@@ -54,7 +55,7 @@ _LIBRARIES: dict[str, tuple[str, ...]] = {
     "openvino": ("libopenvino.so*", "libopenvino_intel_*_plugin.so*", "libopenvino_onnx_frontend.so*", "libtbb.so*"),
     "qnn": (
         "onnxruntime_pybind11_state*", "libonnxruntime_providers_qnn.so*", "libQnnHtp.so*", "libQnnHtpPrepare.so*",
-        "libHtpPrepare.so*", "libQnnSystem.so*", "libQnnCpu.so*", "libQnnGpu.so*", "libQnnIr.so*",
+        "libHtpPrepare.so*", "libQnnCpu.so*", "libQnnGpu.so*", "libQnnIr.so*",
     ),
     "tensorrt": ("libnvinfer.so*", "libnvinfer_plugin.so*", "libnvonnxparser.so*", "libtensorrt_rtx.so*"),
     "torch": (
