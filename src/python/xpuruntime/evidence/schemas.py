@@ -44,7 +44,9 @@ def schema_of(kind: type[msgspec.Struct], title: str) -> dict[str, Any]:
 def _property_schema(stated: property) -> dict[str, Any]:
     returned = get_type_hints(stated.fget)["return"]
     summary = inspect.cleandoc(stated.__doc__ or "").partition("\n\n")[0]
-    return {**msgspec.json.schema(returned), "description": " ".join(summary.split())}
+    schema = msgspec.json.schema(returned)
+    schema.pop("propertyNames", None)  # which msgspec states since 0.23
+    return {**schema, "description": " ".join(summary.split())}
 
 
 def _describe(part: dict[str, Any], kind: type) -> None:
