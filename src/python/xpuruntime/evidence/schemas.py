@@ -44,9 +44,7 @@ def schema_of(kind: type[msgspec.Struct], title: str) -> dict[str, Any]:
 def _property_schema(stated: property) -> dict[str, Any]:
     returned = get_type_hints(stated.fget)["return"]
     summary = inspect.cleandoc(stated.__doc__ or "").partition("\n\n")[0]
-    schema = msgspec.json.schema(returned)
-    schema.pop("propertyNames", None)  # which msgspec states since 0.23
-    return {**schema, "description": " ".join(summary.split())}
+    return {**msgspec.json.schema(returned), "description": " ".join(summary.split())}
 
 
 def _describe(part: dict[str, Any], kind: type) -> None:
@@ -59,6 +57,7 @@ def _describe(part: dict[str, Any], kind: type) -> None:
     told = _attributes(text)
     for name, one in part["properties"].items():
         one.pop("default", None)
+        one.pop("propertyNames", None)  # which msgspec states since 0.23
         if name in told:
             one["description"] = told[name]
     if issubclass(kind, msgspec.Struct):  # keys of a typed dict may be left out
