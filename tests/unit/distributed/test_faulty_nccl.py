@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""A communicator over an NCCL that fails and stalls when it is told to: see faulty_nccl_cases.py."""
+"""A communicator over an NCCL with planted failures and stalls: see faulty_nccl_cases.py."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def refused(call):
 check(session.run(x)); check(session.run_async(x).result(30))
 bound = session.bind(x)
 """
-#: What a child may do, and what it is told to do with a session of its own.
+#: Calls of a forked child, and the fix that its errors state for a session of its own.
 _WORK = {
     "operation": "xrt.ops.matmul(np.ones((64, 64), 'f'), np.ones((64, 64), 'f'))",
     "another": "check(xrt.InferenceSession(xrt.demo_model_path(), device='cpu', engine=engine).run(x))",
