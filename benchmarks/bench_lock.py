@@ -58,7 +58,7 @@ def policy_of(name: str, device: str) -> dict[str, Any]:
 def observe(session: Any, feeds: dict[str, Any]) -> dict[str, Any]:
     """Return the kernel of every call that xpuruntime dispatched, and the digest of the outputs."""
     report = session.explain(feeds, runs=1)
-    kernels = sorted(f"{', '.join(one.nodes)}: {one.kernel}" for one in report.decisions)
+    kernels = sorted(f"{', '.join(decision.nodes)}: {decision.kernel}" for decision in report.decisions)
     digest = hashlib.sha256()
     for array in session.run(feeds).values():
         digest.update(np.ascontiguousarray(array).tobytes())
@@ -108,13 +108,13 @@ def measure(name: str, device: str, folder: Path) -> dict[str, Any]:
         session.run(feeds)
     command = [sys.executable, __file__, "--replay", str(path), str(lock), str(folder / "inputs.npz")]
     runs = [json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout) for _ in range(3)]
-    calls = [f"{one.node}: {one.kernel}" for one in made.identity.calls]
+    calls = [f"{call.node}: {call.kernel}" for call in made.identity.calls]
     return {
         "model": name,
         "device": device,
         "units": len(made.identity.entries),
         "calls": len(calls),
-        "configurations": sum("@" in one for one in calls),
+        "configurations": sum("@" in call for call in calls),
         "same_kernels": all(run["kernels"] == runs[0]["kernels"] for run in runs),
         "same_bits": all(run["outputs"] == runs[0]["outputs"] for run in runs),
         "lock_s": lock_s,

@@ -151,8 +151,8 @@ class Bound:
         self.binding = self.session.io_binding()
         self.kept = {name: on_device(value) for name, value in inputs.items()}
         types = {"tensor(float16)": torch.float16, "tensor(float)": torch.float32, "tensor(bfloat16)": torch.bfloat16}
-        for one in self.session.get_outputs():
-            self.kept[one.name] = torch.empty(one.shape, dtype=types[one.type], device="cuda")
+        for output in self.session.get_outputs():
+            self.kept[output.name] = torch.empty(output.shape, dtype=types[output.type], device="cuda")
         codes = {torch.float16: 10, torch.float32: 1, torch.bfloat16: 16, torch.int64: 7}
         for name, tensor in self.kept.items():
             bind = self.binding.bind_input if name in inputs else self.binding.bind_output

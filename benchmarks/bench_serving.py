@@ -251,8 +251,8 @@ def measure(options: argparse.Namespace, path: Path, core: int) -> dict[str, Any
         call, bare_call = channel.unary_unary(INFER), bare_channel.unary_unary(INFER)
         connections = {"HTTP binary": Connection(http, binary), "HTTP JSON": Connection(http, json)}
         expected = session.run({"x": x})["y"]
-        for one in connections.values():
-            np.testing.assert_array_equal(output_of(one.ask()), expected)
+        for connection in connections.values():
+            np.testing.assert_array_equal(output_of(connection.ask()), expected)
         np.testing.assert_array_equal(read_infer_response(call(message)).outputs[0].data, expected)
         cases: dict[str, Any] = {"session.run": lambda: session.run({"x": x})}
         cases |= {name: one.ask for name, one in connections.items()}

@@ -81,16 +81,16 @@ def ideal_latencies(arrivals: Sequence[float], seconds: Sequence[float]) -> list
     seconds : sequence of float
         Time of a batch by its rows; the last one is the largest batch.
     """
-    found: list[float] = []
+    latencies: list[float] = []
     now, first = 0.0, 0
     while first < len(arrivals):
         now, stop = max(now, arrivals[first]), first
         while stop < len(arrivals) and stop - first < len(seconds) - 1 and arrivals[stop] <= now:
             stop += 1
         now += seconds[stop - first]
-        found += [now - one for one in arrivals[first:stop]]
+        latencies += [now - arrival for arrival in arrivals[first:stop]]
         first = stop
-    return found
+    return latencies
 
 
 def measure(path: Path, size: int, delay_us: int, seconds: float, cores: str) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def measure(path: Path, size: int, delay_us: int, seconds: float, cores: str) ->
         found = server_scenario(requests, rate, seconds, target_ms=1e3 * TARGET * whole)
         busy = (cpu_seconds(pid) - theirs) / (time.perf_counter() - start)
     # of a peak of one full batch after the other
-    at_its_load = [(one.due - found.samples[0].due) * peak.per_second * whole / size for one in found.samples]
+    at_its_load = [(sample.due - found.samples[0].due) * peak.per_second * whole / size for sample in found.samples]
     ideal = float(np.quantile(ideal_latencies(at_its_load, curve), 0.99))
     plain = found.to_plain()
     return {

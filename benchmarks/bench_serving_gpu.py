@@ -144,7 +144,7 @@ def graph_run(case: Case, session: Any, number: int, size: int) -> Callable[[], 
 def settings_of(cases: list[Case], args: argparse.Namespace, policy: Path, **more: Any) -> ServeSettings:
     batching = {"max_batch_size": args.batch, "max_queue_delay_us": args.delay}
     shared = {"policy": str(policy), "batching": batching, "instances": args.instances, **more.pop("model", {})}
-    models = {one.name: {"source": one.path, **shared} for one in cases}
+    models = {case.name: {"source": case.path, **shared} for case in cases}
     return ServeSettings.coerce({"schema": "xpuruntime.serve/1", "models": models, **more})
 
 
@@ -206,7 +206,7 @@ def shared_budget(cases: list[Case], args: argparse.Namespace, policy: Path) -> 
         with Models(settings_of(cases, args, policy, memory={"budget": {args.device: 1 << 50}})) as models:
             sizes = {one.name: models.slots[one.name].version().memory for one in cases}
     found["sizes"] = sizes
-    small, large = sorted(one["bytes"] for one in sizes.values())
+    small, large = sorted(size["bytes"] for size in sizes.values())
     for name, limit in (("both", 3 * (small + large)), ("one", large + small // 2)):
         budget = {"budget": {args.device: limit}}
         settings = settings_of(cases, args, policy, memory=budget, model={"load": "on_demand"})

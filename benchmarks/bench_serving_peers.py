@@ -123,13 +123,13 @@ PEERS = {
 
 def requests_of(peer: Peer, x: np.ndarray, expected: np.ndarray) -> Requests:
     """Return a request for each row, to a port that is free."""
-    made = Requests(free_port(), [], expected, peer.read)
+    requests = Requests(free_port(), [], expected, peer.read)
     for at in range(len(x)):
         body, headers = peer.write(x[at : at + 1])
         lines = [f"POST {peer.path} HTTP/1.1", "Host: 127.0.0.1", f"Content-Length: {len(body)}"]
         lines += [f"{key}: {value}" for key, value in headers.items()]
-        made.sent.append("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
-    return made
+        requests.sent.append("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
+    return requests
 
 
 def python_of(folder: Path, peer: Peer) -> Path:
@@ -172,7 +172,7 @@ def prepare(folder: Path) -> None:
 
 
 def versions(folder: Path, peer: Peer) -> dict[str, str]:
-    names = [one.partition("==")[0].partition("[")[0] for one in peer.packages] or ["xpuruntime", "uvicorn"]
+    names = [package.partition("==")[0].partition("[")[0] for package in peer.packages] or ["xpuruntime", "uvicorn"]
     ask_for = (
         "import importlib.metadata as m, json, sys\n"
         "f = {}\n"

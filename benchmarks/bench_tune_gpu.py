@@ -67,8 +67,8 @@ def row(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Any]:
     execution = {"engine": case.engine, "device": options.device, **case.fixed}
     result = searched(case, path, {"execution": execution}, given, options.budget)
     print(f"{name}: {result.headline} ({result.elapsed:.0f} s): {result.changes}", flush=True)
-    for one in result.candidates:
-        print(f"  {one.code:12} {one.figure!s:.24} {one.changes} {one.reason[:90]}", flush=True)
+    for candidate in result.candidates:
+        print(f"  {candidate.code:12} {candidate.figure!s:.24} {candidate.changes} {candidate.reason[:90]}", flush=True)
     policies = {
         label: {**policy, "execution": {**execution, **policy.get("execution", {})}}
         for label, policy in case.policies.items()

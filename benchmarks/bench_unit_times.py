@@ -106,7 +106,7 @@ def onnxruntime_runs(path: Path, folder: Path) -> dict[str, float]:
         options.intra_op_num_threads = 1
         options.enable_profiling, options.profile_file_prefix = profiled, str(folder / "profile")
         session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-        feed = {one.name: np.ones(one.shape, np.float32) for one in session.get_inputs()}
+        feed = {input_.name: np.ones(input_.shape, np.float32) for input_ in session.get_inputs()}
         called = []
         for _ in range(RUNS):
             start = time.perf_counter()

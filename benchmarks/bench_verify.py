@@ -86,7 +86,7 @@ class Results:
 
     def count(self, kind: str, planted: float | None = None) -> int:
         """Return how many there are."""
-        return sum(one["kind"] == kind and one.get("planted") == planted for one in self.entries)
+        return sum(entry["kind"] == kind and entry.get("planted") == planted for entry in self.entries)
 
 
 def verify_once(budget: float) -> dict[str, Any]:
@@ -96,7 +96,7 @@ def verify_once(budget: float) -> dict[str, Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", xrt.XpuRuntimeWarning)
         found = xrt.verify(xrt.demo_model_path(), policy, only=SECTIONS)
-    claims = [[one.section, one.verdict, one.code] for one in found.claims]
+    claims = [[claim.section, claim.verdict, claim.code] for claim in found.claims]
     return {"claims": claims, "failed": [f"{one.id}: {one.reason}" for one in found.of("fail")]}
 
 
@@ -130,13 +130,13 @@ def summary(results: Results, shares: list[float]) -> dict[str, Any]:
     sections: dict[str, Counter[str]] = defaultdict(Counter)
     planted: list[dict[str, Any]] = []
     failed: list[str] = []
-    for one in results.entries:
-        if one["kind"] == "verify":
-            for section, verdict, code in one["claims"]:
+    for entry in results.entries:
+        if entry["kind"] == "verify":
+            for section, verdict, code in entry["claims"]:
                 sections[section][_word(verdict, code)] += 1
-            failed += one["failed"]
+            failed += entry["failed"]
     for share in shares:
-        found = [one for one in results.entries if one["kind"] == "trial" and one["planted"] == share]
+        found = [entry for entry in results.entries if entry["kind"] == "trial" and entry["planted"] == share]
         counts = Counter(_word(one["verdict"], one["code"]) for one in found)
         if found:
             rounds = float(np.median([one["rounds"] for one in found]))
@@ -144,12 +144,12 @@ def summary(results: Results, shares: list[float]) -> dict[str, Any]:
             planted.append({"planted": share, "claims": len(found), "verdicts": counts, "rounds": rounds,
                             "ratio": ratio})  # fmt: skip
     whole = results.count("verify")
-    with_failure = sum(bool(one["failed"]) for one in results.entries if one["kind"] == "verify")
-    loads = sorted(one["load"] for one in results.entries)
+    with_failure = sum(bool(entry["failed"]) for entry in results.entries if entry["kind"] == "verify")
+    loads = sorted(entry["load"] for entry in results.entries)
     return {
         "verifications": whole, "with_failure": with_failure, "failed": failed, "sections": sections,
         "planted": planted, "load": [loads[0], float(np.median(loads)), loads[-1]] if loads else [],
-        "seconds": sum(one["seconds"] for one in results.entries),
+        "seconds": sum(entry["seconds"] for entry in results.entries),
     }  # fmt: skip
 
 

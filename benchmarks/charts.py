@@ -214,7 +214,9 @@ def servers(record: dict[str, Any]) -> Chart:
     for case, heading in (("alone", "tiny model, without batches"), ("batched", "wide model, in batches")):
         rows.append(Bar(heading))
         for name, found in record["cases"][case].items():
-            rate = next((one.get("per_second") for one in found.get("loads", ()) if one["load"] == "16 clients"), None)
+            rate = next(
+                (load.get("per_second") for load in found.get("loads", ()) if load["load"] == "16 clients"), None
+            )
             if rate is not None:
                 rows.append(Bar(name, rate, is_own(name)))
     caption = "16 clients, each with one request at a time. The tables have latencies, other loads and lost requests."

@@ -81,7 +81,7 @@ def main() -> None:
                 try:
                     policy = {"execution": execution}
                     found = xrt.determinism(path, None, device, engine, policy=policy, trust=engine == "torch")
-                    stopped = next((one for one in found.tests if one.verdict != "passed"), None)
+                    stopped = next((test for test in found.tests if test.verdict != "passed"), None)
                     why = "" if stopped is None else f"{stopped.grade} {stopped.verdict}: {reason_text(stopped)}"
                     rows.append({"model": model, "engine": engine, "observed": found.observed, "why": why})
                 except XpuRuntimeError as error:

@@ -82,10 +82,10 @@ def rate(runs: Sequence[Callable[[], Any]], rows: int, seconds: float) -> float:
 
     start = time.perf_counter()
     workers = [threading.Thread(target=work, args=(index,)) for index in range(len(runs))]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     return rows * sum(counts) / (time.perf_counter() - start)
 
 

@@ -40,7 +40,7 @@ def load(
     count = min(CLIENTS, concurrency)
     command = [sys.executable, __file__, address, str(folder), str(concurrency // count), str(seconds)]
     processes = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
-    found = [json.loads(one.communicate(timeout=seconds + 120)[0]) for one in processes]
+    found = [json.loads(process.communicate(timeout=seconds + 120)[0]) for process in processes]
     taken = [one for client in found for one in client["taken"]]
     answers = [(int(at), np.array(one, np.float32)) for client in found for at, one in client["answers"].items()]
     return taken, answers
@@ -66,10 +66,10 @@ def _client(address: str, folder: Path, connections: int, seconds: float) -> Non
         connection.socket.close()
 
     workers = [threading.Thread(target=work, args=(place,)) for place in range(connections)]
-    for one in workers:
-        one.start()
-    for one in workers:
-        one.join()
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join()
     print(json.dumps({"taken": taken, "answers": answers}))
 
 

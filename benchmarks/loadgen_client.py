@@ -99,7 +99,7 @@ class Outcome:
             "per_second": self.per_second, "client_busy": self.busy,
         }  # fmt: skip
         if self.samples:
-            delays = [one.delay for one in self.samples]
+            delays = [sample.delay for sample in self.samples]
             recorded = [delay + own for delay, own in zip(delays, self.own, strict=True)]
             for name, share in (("p50_ms", 0.5), ("p99_ms", 0.99)):
                 found[name] = self.log[f"result_{100 * share:.2f}_percentile_latency_ns"] / 1e6

@@ -106,7 +106,7 @@ def matmul(record: dict[str, Any]) -> Section:
     for case in record["grid"]:
         found = medians(case)
         others = {name: us for name, us in found.items() if name not in ("auto", "cupy (float16)")}
-        name = min(others, key=lambda one: others[one])
+        name = min(others, key=lambda other: others[other])
         ratio = found["auto"] / others[name]
         worst = max(worst, ratio)
         behind += ratio > 1 + record["targets"]["behind_best"]

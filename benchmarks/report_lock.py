@@ -59,7 +59,10 @@ def verdicts(record: dict[str, Any]) -> Section:
         word
         for word in _VERDICTS
         if word in _VERDICTS[:3]
-        or any(word in one for one in (*record["sections"].values(), *(row["verdicts"] for row in record["planted"])))
+        or any(
+            word in section
+            for section in (*record["sections"].values(), *(row["verdicts"] for row in record["planted"]))
+        )
     ]
     whole = [[f"`{name}`", *(str(one.get(word, 0)) for word in words)] for name, one in record["sections"].items()]
     slowed = [

@@ -108,7 +108,7 @@ def peers(record: dict[str, Any]) -> Section:
 
 def _recorded(loads: list[dict[str, Any]]) -> str:
     """Say how far LoadGen's percentiles are from what the client recorded, and how late requests were issued."""
-    own = [one for one in loads if "recorded_p99_ms" in one]
+    own = [load for load in loads if "recorded_p99_ms" in load]
     if not own:
         return ""
     p50, p99 = (max(abs(one[f"recorded_{name}"] / one[name] - 1) for one in own) for name in ("p50_ms", "p99_ms"))
@@ -132,12 +132,12 @@ def _cores_option(record: dict[str, Any]) -> str:
 def batches(record: dict[str, Any]) -> Section:
     """Show latencies of batched requests at a part of the peak."""
     rows, checks = [], []
-    for one in record["rows"]:
-        name = f"up to {one['max_batch_size']} rows, a delay of {one['max_queue_delay_us'] / 1e3:g} ms"
-        after = [f"{one[key]:.2f}" for key in _BATCH_FIGURES]
-        after += [f"{one[key]:.0%}" for key in _BATCH_CORES if key in one]
-        rows.append([name, f"{one['peak_per_second']:,.0f}", f"{one['requests']:,}", *after])
-        checks.append(Check(f"p99 to a full batch's time, {name}", one["p99_to_batch"], record["target"], "times"))
+    for row in record["rows"]:
+        name = f"up to {row['max_batch_size']} rows, a delay of {row['max_queue_delay_us'] / 1e3:g} ms"
+        after = [f"{row[key]:.2f}" for key in _BATCH_FIGURES]
+        after += [f"{row[key]:.0%}" for key in _BATCH_CORES if key in row]
+        rows.append([name, f"{row['peak_per_second']:,.0f}", f"{row['requests']:,}", *after])
+        checks.append(Check(f"p99 to a full batch's time, {name}", row["p99_to_batch"], record["target"], "times"))
     head = ("", "peak, a second", "requests", "batch, ms", "later, ms", "p50, ms", "p99, ms", "batches", "ideal")
     head += tuple(title for key, title in _BATCH_CORES.items() if key in record["rows"][0])
     text = (

@@ -56,24 +56,28 @@ def _steps(case: dict[str, Any]) -> str:
 def _race(case: dict[str, Any]) -> str:
     """Show the candidates of the race, with what each was left out for."""
     rows = []
-    for one in case["candidates"]:
-        seconds = "-" if one["seconds"] is None else f"{one['seconds'] * 1e3:.3f}"
-        to_it = _ratio(case["ratios"].get(_OVERHEAD)) if one["name"] == _OVERHEAD else "-"
-        outcome = one["code"] if one["seconds"] is not None else f"{one['code']}: {_line(one['reason'])}"
-        rows.append([f"`{one['name']}`", seconds, _ratio(one["ratio"]), _size(one["memory"]),
-                     _share(one["loss_difference"]), to_it, outcome])  # fmt: skip
+    for candidate in case["candidates"]:
+        seconds = "-" if candidate["seconds"] is None else f"{candidate['seconds'] * 1e3:.3f}"
+        to_it = _ratio(case["ratios"].get(_OVERHEAD)) if candidate["name"] == _OVERHEAD else "-"
+        outcome = (
+            candidate["code"]
+            if candidate["seconds"] is not None
+            else f"{candidate['code']}: {_line(candidate['reason'])}"
+        )
+        rows.append([f"`{candidate['name']}`", seconds, _ratio(candidate["ratio"]), _size(candidate["memory"]),
+                     _share(candidate["loss_difference"]), to_it, outcome])  # fmt: skip
     head = ("race of the tuner", "ms", "to eager", "MiB", "losses", "tuned to it", "outcome")
     return f"{table(head, rows)}\n"
 
 
 def _checks(name: str, case: dict[str, Any], target: float) -> list[Check]:
     ratios = case["ratios"]
-    found = [Check(f"{name}: tuned to the step by hand, {one}", ratios[one][0], 1.0, "times")
-             for one in case["variants"] if one in ratios]  # fmt: skip
+    checks = [Check(f"{name}: tuned to the step by hand, {variant}", ratios[variant][0], 1.0, "times")
+             for variant in case["variants"] if variant in ratios]  # fmt: skip
     if _OVERHEAD in ratios:
         what = f'{name}: tuned to torch.compile(mode="reduce-overhead")'
-        found.append(Check(what, ratios[_OVERHEAD][0], target, "times"))
-    return found
+        checks.append(Check(what, ratios[_OVERHEAD][0], target, "times"))
+    return checks
 
 
 def _ratio(ratio: list[float] | None) -> str:

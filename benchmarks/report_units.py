@@ -45,7 +45,7 @@ def unit_times(record: dict[str, Any]) -> Section:
                 off_by = 100 * abs(found["coverage"] - 1)
                 checks.append(Check(f"{engine}, {name}, units alone against the run", off_by, target, "%"))
     chains = record["softmaxes"]
-    fixed, many = chains["0"], max(chains.values(), key=lambda one: one["own"])
+    fixed, many = chains["0"], max(chains.values(), key=lambda chain: chain["own"])
     each = (many["own"] - chains["1"]["own"]) / (max(map(int, chains)) - 1)
     text = (
         "Do the times of units add up to the run they were taken in? First the engines' own counters, by the engines' "

@@ -85,8 +85,8 @@ def _write(data: bytes) -> Callable[[Path], None]:
 
 
 def _rows(name: str, row: tuple[int, ...], batch: int) -> tuple[Any, dict[str, np.ndarray]]:
-    given = rows_of(name, row, (SAMPLES + 1) * batch, 30522)
-    return {name: given[batch:]}, {name: given[:batch]}
+    rows = rows_of(name, row, (SAMPLES + 1) * batch, 30522)
+    return {name: rows[batch:]}, {name: rows[:batch]}
 
 
 def _resnet(batch: int, **more: Any) -> Case:

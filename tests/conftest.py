@@ -144,7 +144,7 @@ class _OutcomeLog:
 
 def pytest_configure(config: pytest.Config) -> None:
     # These tests tell what happens without a GPU, where a session takes the CPU by itself.
-    if any({"unit", "conformance"}.intersection(Path(one.partition("::")[0]).parts) for one in config.args):
+    if any({"unit", "conformance"}.intersection(Path(arg.partition("::")[0]).parts) for arg in config.args):
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
     # A shell that starts a job in the background has it ignore Ctrl-C, and every process below inherits that.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -224,12 +224,12 @@ def _opsets(op: str) -> list[int]:
 def _types(node: Any, schema: Any) -> list[tuple[str, Any]]:
     """Return type variables of a schema and the types that they can have; first none, for the base's own."""
     variables = {_formal(schema, place).type_str for place, name in enumerate(node.input) if name}
-    found: list[tuple[str, Any]] = [("", None)]
+    types: list[tuple[str, Any]] = [("", None)]
     for constraint in schema.type_constraints:
         if constraint.type_param_str in variables:
             kinds = [TYPES[one] for one in sorted(constraint.allowed_type_strs) if one in TYPES]
-            found += [(constraint.type_param_str, kind) for kind in kinds]
-    return found
+            types += [(constraint.type_param_str, kind) for kind in kinds]
+    return types
 
 
 def _formal(schema: Any, place: int) -> Any:

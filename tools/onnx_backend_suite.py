@@ -144,10 +144,10 @@ def _qnn(data: bytes) -> Any:
     import onnxruntime_qnn
 
     ort.set_default_logger_severity(4)
-    devices = [one for one in ort.get_ep_devices() if one.ep_name == "QNNExecutionProvider"]
+    devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
     if not devices:
         ort.register_execution_provider_library("QNNExecutionProvider", onnxruntime_qnn.get_library_path())
-        devices = [one for one in ort.get_ep_devices() if one.ep_name == "QNNExecutionProvider"]
+        devices = [device for device in ort.get_ep_devices() if device.ep_name == "QNNExecutionProvider"]
     options = ort.SessionOptions()
     options.add_session_config_entry("session.disable_cpu_ep_fallback", "1")
     chip = {"backend_type": "htp", "soc_model": "57", "htp_arch": "75", "offload_graph_io_quantization": "0"}

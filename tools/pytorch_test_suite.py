@@ -140,8 +140,8 @@ def _served() -> dict[str, int]:
     import xpuruntime as xrt
 
     served = Counter[str]()
-    for one in xrt.decisions():
-        served[one.chosen] += one.count
+    for decision in xrt.decisions():
+        served[decision.chosen] += decision.count
     xrt.clear_decisions()
     return served
 

@@ -253,7 +253,9 @@ class ModelChecks:
         if not str(report).strip() or not json.loads(report.to_json())["units"]:
             raise CheckFailedError("explain: the report is empty")
         if not report.honoured:
-            raise DeviationError("; ".join(f"{one.key}: {one.reason}" for one in report.deviations) or report.headline)
+            raise DeviationError(
+                "; ".join(f"{deviation.key}: {deviation.reason}" for deviation in report.deviations) or report.headline
+            )
         return ""
 
     def _ran(self) -> tuple[set[str], int]:
@@ -288,7 +290,9 @@ class ModelChecks:
         request.infer({name: value for name, value in self.others[0].items() if name in read})
         status = ov.ProfilingInfo.Status.EXECUTED
         layers = [one.get_rt_info() for one in compiled.get_runtime_model().get_ops()]
-        kernels = [one["primitiveType"].astype(str) for one in layers if one["layerType"].astype(str) in _PRODUCTS]
+        kernels = [
+            layer["primitiveType"].astype(str) for layer in layers if layer["layerType"].astype(str) in _PRODUCTS
+        ]
         ran = {one.node_name for one in request.get_profiling_info() if one.status == status}
         return ran & unique, sum(kernel.endswith(("_I8", "_U8")) for kernel in kernels)
 
@@ -329,7 +333,7 @@ class ModelChecks:
         precision_row = next(row for row in report.observations if row.key == "execution.precision")
         if precision_row.status == "honoured" and not reduced:
             raise CheckFailedError(f"{precision} is called honoured, and no unit computed in it: {sorted(ran)}")
-        worst = max(others, key=lambda one: (bool(one.reason), one.rel))
+        worst = max(others, key=lambda other: (bool(other.reason), other.rel))
         said = f"{precision_row.status}, probe {probe.rel:.1e}, {_WORST} {worst.rel:.1e}"
         return said + (f", out of tolerance: {worst.reason}" if worst.reason else "")
 

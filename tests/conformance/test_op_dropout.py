@@ -57,9 +57,9 @@ class Own(PythonKernel):
                 results = references.attention(*numbers)
             else:
                 results = references.attention_backward(views["grad_out"].astype(np.float64), *numbers)
-            for one in results:
-                if one.name in views:
-                    views[one.name][...] = one.values
+            for result in results:
+                if result.name in views:
+                    views[result.name][...] = result.values
 
         return run
 

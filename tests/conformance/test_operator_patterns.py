@@ -100,7 +100,7 @@ def reference(name: str, folder: Path) -> dict[str, Any]:
 
 def run_cells(engine: str, precision: str, folder: Path) -> dict[str, dict[str, Any]]:
     """Return the result of each pattern; ``{"crash": ...}`` where the process ended in it."""
-    found: dict[str, dict[str, Any]] = {}
+    cells: dict[str, dict[str, Any]] = {}
     left = list(ALL)
     explained = ",".join(explained_by(engine))
     paths = [str(Path(pattern_cells.__file__).parent), os.environ.get("PYTHONPATH", "")]
@@ -111,13 +111,13 @@ def run_cells(engine: str, precision: str, folder: Path) -> dict[str, dict[str, 
             command, capture_output=True, text=True, check=False, env=environment, timeout=280 if EVERY > 1 else 800
         )
         lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith('{"pattern"')]
-        found |= {line["pattern"]: line for line in lines if len(line) > 1}
-        begun = [line["pattern"] for line in lines if line["pattern"] not in found]
+        cells |= {line["pattern"]: line for line in lines if len(line) > 1}
+        begun = [line["pattern"] for line in lines if line["pattern"] not in cells]
         if begun or done.returncode:
             at = begun[-1] if begun else left[0]
-            found.setdefault(at, {"crash": f"the process ended with {done.returncode}: {done.stderr[-2000:]}"})
-        left = [name for name in left if name not in found]
-    return found
+            cells.setdefault(at, {"crash": f"the process ended with {done.returncode}: {done.stderr[-2000:]}"})
+        left = [name for name in left if name not in cells]
+    return cells
 
 
 def limit_of(engine: str, name: str, precision: str) -> float:
@@ -159,7 +159,7 @@ def test_patterns_are_right_or_refused_for_a_reason_listed(engine: str, precisio
     if engine in PACKAGES and find_spec(PACKAGES[engine]) is None:
         pytest.skip(f"needs {PACKAGES[engine]}: make engines installs the engines")
     found = run_cells(engine, precision, tmp_path)
-    rows = [one for one in REFUSALS if engine in one.engines and precision in one.precisions]
+    rows = [refusal for refusal in REFUSALS if engine in refusal.engines and precision in refusal.precisions]
     faults = {}
     for name in ALL:
         row, listed = found[name], [one for one in rows if name in one.patterns]

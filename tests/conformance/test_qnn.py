@@ -74,9 +74,9 @@ class TestQnn(EngineSuite):
 
 def _shapes(path: Path) -> dict[str, list[int]]:
     """Return sizes for the open dimensions of the suite's models, as its checks use them."""
-    found = {}
+    shapes = {}
     for tensor in inspect_model(path).inputs:
         if tensor.shape is not None and not all(isinstance(size, int) for size in tensor.shape):
             rows = 4 if tensor.shape[-1] == 64 else 2
-            found[tensor.name] = [size if isinstance(size, int) else rows for size in tensor.shape]
-    return found
+            shapes[tensor.name] = [size if isinstance(size, int) else rows for size in tensor.shape]
+    return shapes

@@ -39,7 +39,7 @@ def test_the_page_has_every_model_and_each_of_its_reasons_is_in_the_table() -> N
 
     text = (ROOT / "docs" / "results" / "real-models.md").read_text(encoding="utf-8")
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith("| ") and " | " in line][1:]
-    assert [(one[0].removeprefix("| "), one[1]) for one in rows] == [
+    assert [(row[0].removeprefix("| "), row[1]) for row in rows] == [
         (model.name, engine) for model in table.MODELS for engine in ("onnxruntime", "openvino")
     ]
     reasons = set(re.findall(r"^\d+\. `(.*)`$", text, re.M))

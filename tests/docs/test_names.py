@@ -84,8 +84,8 @@ def test_the_page_has_rows():
 @pytest.mark.parametrize(("name", "replacements"), rows())
 def test_a_name_resolves_or_is_replaced(name: str, replacements: list[str]):
     needs_torch(name, replacements)
-    for one in replacements or [name]:
-        resolve(one)
+    for replacement in replacements or [name]:
+        resolve(replacement)
     if replacements and name.startswith("xpuruntime."):
         with pytest.raises((AttributeError, ModuleNotFoundError)):
             resolve(name)
@@ -150,7 +150,12 @@ print(json.dumps(test_names.resolve_in_forks({names!r})))
 
 def dotted(*, torch: bool) -> list[str]:
     """Return the names that are the same, and what replaces the others."""
-    found = [one for name, replacements in rows() for one in replacements or [name] if one.startswith("xpuruntime.")]
+    found = [
+        replacement
+        for name, replacements in rows()
+        for replacement in replacements or [name]
+        if replacement.startswith("xpuruntime.")
+    ]
     return [one for one in dict.fromkeys(found) if bool(TORCH.search(one)) == torch]
 
 

@@ -17,7 +17,7 @@ pytest.importorskip("torch")
 @pytest.mark.skipif(sys.platform == "win32", reason="gloo over torchrun is run on Linux and macOS")
 def test_the_program_for_several_ranks_runs(tmp_path: Path) -> None:
     page = ROOT / "docs" / "guides" / "tune-training.md"
-    program = next(one.body for one in blocks(page) if one.body.startswith("# torchrun"))
+    program = next(block.body for block in blocks(page) if block.body.startswith("# torchrun"))
     assert "budget=10.0" in program
     (tmp_path / "tune_ranks.py").write_text(program.replace("budget=10.0", "budget=1.0"))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", "tune_ranks.py"]

@@ -22,15 +22,15 @@ def work() -> tuple[Any, Any]:
 
 def told(prof: xrt.profile) -> dict[str, Any]:
     result = prof.result
-    names = {one.id: one.name for one in result.ranges}
+    names = {range_.id: range_.name for range_ in result.ranges}
     return {
         "source": result.source,
         "notes": list(result.notes),
-        "ranges": [one.name for one in result.ranges],
+        "ranges": [range_.name for range_ in result.ranges],
         "dropped": result.dropped,
         "span": [prof.result._recording.start_ns, prof.result._recording.end_ns],
         "work": [{**one._asdict(), "in": names.get(one.range, "")} for one in result.work],
-        "calls": [one._asdict() for one in result.calls],
+        "calls": [call._asdict() for call in result.calls],
     }
 
 

@@ -79,7 +79,11 @@ def test_the_fastest_is_taken_and_its_times_are_told() -> None:
     assert_product(out, a, b)
     decision = last()
     assert decision["source"] == "tuned", decision["text"]
-    times = {(one["id"], one["config"]): one["measured_us"] for one in decision["candidates"] if one["measured_us"]}
+    times = {
+        (candidate["id"], candidate["config"]): candidate["measured_us"]
+        for candidate in decision["candidates"]
+        if candidate["measured_us"]
+    }
     assert len(times) > 1, decision["text"]
     chosen = times[decision["chosen"], decision["config"]]
     assert chosen <= 1.05 * min(times.values()), "the first stays where nothing is faster by 2 % with confidence"

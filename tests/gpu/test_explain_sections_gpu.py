@@ -55,8 +55,8 @@ def test_a_node_on_the_cpu_is_named(tmp_path: Path, graph: str, status: str) -> 
     found = report.cuda_graph
     assert found is not None
     assert found.status == status, found
-    assert ("unique", "Unique", "placement") in [(one.node, one.op, one.kind) for one in found.blockers]
-    assert any(one.kind == "copy" for one in found.blockers)
+    assert ("unique", "Unique", "placement") in [(blocker.node, blocker.op, blocker.kind) for blocker in found.blockers]
+    assert any(blocker.kind == "copy" for blocker in found.blockers)
     assert "unique" in str(report)
 
 
@@ -74,7 +74,7 @@ def test_what_waits_for_the_device_is_named() -> None:
         after = session.explain({"x": x}, runs=1).cuda_graph
     assert before is not None
     assert before.status == "blocked", before
-    assert [one.kind for one in before.blockers] == ["sync"]
+    assert [blocker.kind for blocker in before.blockers] == ["sync"]
     assert after is not None
     assert after.status == "refused"
     assert after.blockers == before.blockers

@@ -26,7 +26,7 @@ TORCH = {"engine": "torch", "device": "cuda:0"}
 
 
 def statuses(report: xrt.Report) -> dict[str, str]:
-    return {one.key: one.status for one in report.observations}
+    return {observation.key: observation.status for observation in report.observations}
 
 
 def with_options(monkeypatch: pytest.MonkeyPatch, **changed: Any) -> None:
@@ -112,7 +112,7 @@ def test_tf32_left_on_in_pytorch(half: tuple[Path, Any], switch: str) -> None:
             report = session.explain({"x": x}, runs=1)
         finally:
             where.allow_tf32 = False
-    found = {one.key: (one.status, one.observed) for one in report.observations}
+    found = {observation.key: (observation.status, observation.observed) for observation in report.observations}
     assert found["execution.tf32"] == ("substituted", f"{switch}.allow_tf32=true")
     assert found["execution.precision"][0] == "substituted"
 
@@ -153,7 +153,7 @@ def test_cudnn_where_flash_was_pinned(half: tuple[Path, Any], monkeypatch: pytes
     monkeypatch.setattr(attention, "by_backend", changed_behind)
     with xrt.InferenceSession(path, policy=policy) as session:
         report = session.explain({"x": x}, runs=2)
-    (seen,) = (one for one in report.observations if one.key == "kernels.attention")
+    (seen,) = (observation for observation in report.observations if observation.key == "kernels.attention")
     assert (seen.status, seen.observed) == ("substituted", "torch.cudnn (1 operator)")
     (decision,) = report.decisions
     assert (decision.asked, decision.chosen, decision.source) == (("torch.flash",), "torch.cudnn", "fallback")
@@ -166,10 +166,10 @@ def test_kernels_of_ours_are_told_with_their_reasons(half: tuple[Path, Any]) -> 
     with xrt.InferenceSession(path, policy=policy) as session:
         for _ in range(3):
             report = session.explain({"x": x}, runs=3)
-            told = {one.op: one for one in report.decisions}
+            told = {decision.op: decision for decision in report.decisions}
             assert told["matmul"].chosen == "cublas.cublasLt"
             assert told["attention"].chosen == "cuda_raw.flash_attention_v2"
             assert {one.count for one in told.values()} == {3}
-            refused = {one.id: one for one in told["matmul"].candidates}["cpu.blas"]
+            refused = {candidate.id: candidate for candidate in told["matmul"].candidates}["cpu.blas"]
             assert (refused.accepted, bool(refused.reason)) == (False, True)
-    assert not any("#" in one.node for one in xrt.decisions())
+    assert not any("#" in decision.node for decision in xrt.decisions())

@@ -42,17 +42,17 @@ def test_cupti_sees_kernels_in_their_ranges_and_copies_with_their_bytes() -> Non
     assert found["source"] == "cupti", found["notes"]
     assert found["dropped"] == 0
     products = [one for one in of(found, "kernel") if one["in"].startswith("matmul ")]
-    assert len({one["range"] for one in products}) == 3, of(found, "kernel")
+    assert len({product["range"] for product in products}) == 3, of(found, "kernel")
     start, end = found["span"]
     for one in found["work"]:
         assert start <= one["start_ns"] <= one["end_ns"] <= end, one
     copies = [one for one in of(found, "copy") if one["bytes"] == 4 << 20]
-    ends = {(one["source"].split(" ")[0], one["destination"].split(" ")[0]) for one in copies}
+    ends = {(copy["source"].split(" ")[0], copy["destination"].split(" ")[0]) for copy in copies}
     assert ends == {("host", "device"), ("device", "host")}, copies
-    assert all(one["in"] == "copies" for one in copies)
+    assert all(copy["in"] == "copies" for copy in copies)
     assert any(one["name"].startswith("the host waits") for one in of(found, "wait"))
-    launched = {one["correlation"] for one in found["calls"]}
-    assert all(one["correlation"] in launched for one in products)
+    launched = {call["correlation"] for call in found["calls"]}
+    assert all(product["correlation"] in launched for product in products)
 
 
 def test_cupti_is_given_back_so_that_pytorch_profiles_afterwards() -> None:
@@ -75,7 +75,7 @@ def test_records_beyond_the_limit_are_counted() -> None:
 def test_work_of_a_graph_says_so() -> None:
     found = program("graph")
     assert any(one["graph"] for one in of(found, "kernel")), found["work"]
-    assert any("GraphLaunch" in one["name"] for one in found["calls"])
+    assert any("GraphLaunch" in call["name"] for call in found["calls"])
 
 
 def test_copies_say_what_memory_they_read_and_write_and_allocations_their_bytes() -> None:
@@ -120,10 +120,10 @@ def test_beside_pytorch_its_profiler_is_the_source() -> None:
         x.cpu()
     result = prof.result
     assert result.source == "kineto", result.notes
-    named = {one.id: one for one in result.ranges}
+    named = {range_.id: range_ for range_ in result.ranges}
     products = [one for one in result.work if one.range and named[one.range].name.startswith("matmul ")]
     assert products, result.shares()
-    assert any(one.category == "torch" and "relu" in one.name for one in result.ranges)
+    assert any(range_.category == "torch" and "relu" in range_.name for range_ in result.ranges)
     assert any(one.kind == "copy" and one.bytes == x.numel() * 4 for one in result.work)
 
 
@@ -148,10 +148,14 @@ def test_a_trace_of_the_device_opens(tmp_path: Path) -> None:
     with xrt.profile(tmp_path / "trace.json") as prof:
         xrt.ops.matmul(x, x)
     trace = json.loads((tmp_path / "trace.json").read_text())
-    kernels = [one for one in trace["traceEvents"] if one.get("cat") == "kernel" and one["pid"] == 1_000_000_000]
+    kernels = [
+        traceevent
+        for traceevent in trace["traceEvents"]
+        if traceevent.get("cat") == "kernel" and traceevent["pid"] == 1_000_000_000
+    ]
     assert len(kernels) == sum(one.kind == "kernel" for one in prof.result.work)
-    flows = {one["id"] for one in trace["traceEvents"] if one["ph"] == "s"}
-    assert flows <= {one["id"] for one in trace["traceEvents"] if one["ph"] == "f"}
+    flows = {traceevent["id"] for traceevent in trace["traceEvents"] if traceevent["ph"] == "s"}
+    assert flows <= {traceevent["id"] for traceevent in trace["traceEvents"] if traceevent["ph"] == "f"}
 
 
 @pytest.fixture
@@ -206,5 +210,5 @@ def test_a_profile_around_explain_is_said(heavy: Path) -> None:
     ):
         report = session.explain({"x": x})
     assert any("what the device did is not seen" in note for note in report.notes)
-    assert any(one.track == "nodes of ONNX Runtime" for one in prof.result.marks)
-    assert any(one.category == "run" for one in prof.result.ranges)
+    assert any(mark.track == "nodes of ONNX Runtime" for mark in prof.result.marks)
+    assert any(range_.category == "run" for range_ in prof.result.ranges)

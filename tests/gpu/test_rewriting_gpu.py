@@ -57,7 +57,11 @@ def policy(kernels: dict[str, Any], mode: str = "strict", **execution: Any) -> d
 
 
 def verdicts(report: Any) -> dict[str, str]:
-    return {one.key: one.status for one in report.observations if one.key.startswith("kernels.")}
+    return {
+        observation.key: observation.status
+        for observation in report.observations
+        if observation.key.startswith("kernels.")
+    }
 
 
 def close(got: Any, want: Any, rtol: float) -> None:
@@ -155,7 +159,7 @@ def test_what_is_faster_is_found(tmp_path: Path) -> None:
     given = {**policy({}, precision="fp16"), "auto_strategy": "best_performance"}
     with xrt.InferenceSession(path, policy=given) as session:
         report = session.explain(runs=2)
-    measured = [one for one in report.conversions if "was measured" in one.what]
+    measured = [conversion for conversion in report.conversions if "was measured" in conversion.what]
     assert len(measured) == 2
     ours = {node for unit in report.units if unit.kernel for node in unit.source_nodes}
     assert len(ours) == sum(": the xpuruntime operator is used" in one.reason for one in measured)

@@ -101,8 +101,8 @@ def test_answers_at_a_concurrency(net: Path, tmp_path: Path, policy: dict[str, A
         for index, data, then in kept:
             close(data[0], want[index])
             assert np.array_equal(data, then), "an answer changed after it was given"
-        pools = [one for one in memory_report("cuda:0").pools if "net.onnx, host arrays" in one.name]
-        assert any(one.kind == "pinned" and one.stats.total_allocations > 256 // 8 for one in pools)
+        pools = [pool for pool in memory_report("cuda:0").pools if "net.onnx, host arrays" in pool.name]
+        assert any(pool.kind == "pinned" and pool.stats.total_allocations > 256 // 8 for pool in pools)
 
 
 @pytest.mark.alone
@@ -353,7 +353,7 @@ def test_sizes_and_times_of_a_lock(wide: Path, tmp_path: Path) -> None:
     """A lock knows what one more session takes of the device, and a server that is given it goes by that."""
     path = tmp_path / "wide.lock"
     measured = xrt.lock(wide, FP32, path, batches=[1, 8]).lock.measured
-    assert [one.rows for one in measured.batches] == [1, 8]
+    assert [batch.rows for batch in measured.batches] == [1, 8]
     assert measured.memory is not None
     assert measured.memory.device == "cuda:0"
     assert 2 * 512 * 512 * 4 <= measured.memory.bytes < 4 << 30
@@ -374,7 +374,7 @@ def test_inputs_of_other_engines_are_pinned(wide: Path) -> None:
     want = module(torch.from_numpy(feeds["x"])).detach().numpy()
     given = {"input": torch.ones(4, 512, device="cuda")}
     with xrt.InferenceSession(module.cuda(), policy=policy, example_inputs=given) as session:
-        (name,) = (one.name for one in session.inputs)
+        (name,) = (input_.name for input_ in session.inputs)
         with Models(sessions={"linear": session}) as service:
             assert service.evidence("linear", "evidence")["host_memory"] == "pinned"
             for index in range(8):

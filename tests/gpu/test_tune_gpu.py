@@ -50,7 +50,7 @@ def test_a_busy_device_uses_more_energy_than_an_idle_one() -> None:
 
 
 def test_the_clock_is_that_of_the_device() -> None:
-    clocks = {one.index: one for one in moment().gpus}
+    clocks = {gpu.index: gpu for gpu in moment().gpus}
     assert 0 in clocks
     assert 0 < clocks[0].sm_mhz <= clocks[0].max_sm_mhz
 
@@ -59,10 +59,10 @@ def test_the_clock_is_that_of_the_device() -> None:
 def test_a_search_for_energy(wide: Path) -> None:
     found = xrt.tune(wide, POLICY, inputs="random", objective="energy", spec=SPEC)
     assert found.stages["raced"] >= 2, told(found)
-    for one in found.candidates:
-        if one.code is not CandidateCode.DUPLICATE:
-            assert one.figure is not None, told(found)
-            assert 0 < one.figure < 1.0, f"joules of a run of a small model\n{told(found)}"
+    for candidate in found.candidates:
+        if candidate.code is not CandidateCode.DUPLICATE:
+            assert candidate.figure is not None, told(found)
+            assert 0 < candidate.figure < 1.0, f"joules of a run of a small model\n{told(found)}"
 
 
 def test_a_search_of_bound_runs_finds_graphs(wide: Path, tmp_path: Path) -> None:
@@ -71,17 +71,27 @@ def test_a_search_of_bound_runs_finds_graphs(wide: Path, tmp_path: Path) -> None
     found = xrt.tune(wide, POLICY, inputs="random", spec=spec, journal=tmp_path / "j")
     assert found.call == "bind", told(found)
     assert any("CUDA graphs are asked for" in note for note in found.notes)
-    graphs = {one.changes.get("execution.cuda_graph", "off"): one.cuda_graph for one in found.candidates if one.figure}
+    graphs = {
+        candidate.changes.get("execution.cuda_graph", "off"): candidate.cuda_graph
+        for candidate in found.candidates
+        if candidate.figure
+    }
     assert graphs == {"off": "off", "require": "captured"}, told(found)
-    assert all(one.error is not None and one.error < 1e-2 for one in found.candidates if one.figure is not None)
+    assert all(
+        candidate.error is not None and candidate.error < 1e-2
+        for candidate in found.candidates
+        if candidate.figure is not None
+    )
     plain = xrt.tune(wide, POLICY, inputs="random", call="run", spec=SPEC)
-    assert {one.cuda_graph for one in plain.candidates} == {None}
+    assert {candidate.cuda_graph for candidate in plain.candidates} == {None}
 
 
 @pytest.mark.skipif(xrt.get_device_count("cuda") < 2, reason="needs two CUDA devices")
 def test_a_search_on_two_devices(wide: Path, tmp_path: Path) -> None:
     devices = ["cuda:0", "cuda:1"]
     found = xrt.tune(wide, POLICY, inputs="random", spec=SPEC, devices=devices, journal=tmp_path / "j")
-    assert {one.device for one in found.candidates if one.figure is not None} == set(devices), told(found)
-    assert {one.device for one in found.candidates if one.device} >= set(devices)
+    assert {candidate.device for candidate in found.candidates if candidate.figure is not None} == set(devices), told(
+        found
+    )
+    assert {candidate.device for candidate in found.candidates if candidate.device} >= set(devices)
     assert found.devices == tuple(devices)

@@ -98,14 +98,14 @@ def test_a_profile_sees_both_devices() -> None:
 
 def test_beside_pytorch_a_profile_sees_both_devices() -> None:
     tensors = [torch.ones(64, 64, device=device) for device in ("cuda:0", "cuda:1")]
-    for one in tensors:
-        xrt.ops.matmul(one, one)
+    for tensor in tensors:
+        xrt.ops.matmul(tensor, tensor)
     with xrt.profile() as prof:
-        for one in tensors:
-            xrt.ops.matmul(one, one)
-            torch.relu(one)
+        for tensor in tensors:
+            xrt.ops.matmul(tensor, tensor)
+            torch.relu(tensor)
     result = prof.result
     assert result.source == "kineto", result.notes
-    named = {one.id: one.name for one in result.ranges}
+    named = {range_.id: range_.name for range_ in result.ranges}
     seen = {(one.device, named.get(one.range, "").split(" ")[0]) for one in result.work if one.kind == "kernel"}
     assert {(0, "matmul"), (1, "matmul")} <= seen, seen

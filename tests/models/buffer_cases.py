@@ -67,8 +67,8 @@ class BufferCase(NamedTuple):
         graph = h.make_graph(
             self.nodes,
             self.name,
-            [value(*one) for one in self.inputs.items()],
-            [value(*one) for one in self.outputs.items()],
+            [value(*item) for item in self.inputs.items()],
+            [value(*item) for item in self.outputs.items()],
             [numpy_helper.from_array(array, name) for name, array in self.constants.items()],
         )
         return h.make_model(graph, opset_imports=[h.make_opsetid("", 17)], ir_version=9)

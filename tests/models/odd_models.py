@@ -53,7 +53,7 @@ def _model(
     graph = h.make_graph(
         list(nodes), "g", list(inputs or [_info("x")]), list(outputs or [_info("y", None)]), list(initial)
     )
-    imports = [h.make_opsetid("", opset), *(h.make_opsetid(*one) for one in (domains or {}).items())]
+    imports = [h.make_opsetid("", opset), *(h.make_opsetid(*item) for item in (domains or {}).items())]
     return h.make_model(graph, opset_imports=imports, ir_version=ir)
 
 
@@ -152,9 +152,9 @@ def intermediate_without_a_type() -> onnx.ModelProto:
 
 @_odd
 def graph_without_a_name() -> onnx.ModelProto:
-    made = _add()
-    made.graph.name = ""
-    return made
+    name = _add()
+    name.graph.name = ""
+    return name
 
 
 @_odd
@@ -215,9 +215,9 @@ def wrong_output_rank() -> onnx.ModelProto:
 
 @_odd
 def wrong_intermediate_shape() -> onnx.ModelProto:
-    made = _model([_n("Add", ["x", "b"], ["a"]), _n("Relu", ["a"], ["y"])], initial=[_ONE])
-    made.graph.value_info.append(_info("a", (9, 9, 9, 9)))
-    return made
+    shape = _model([_n("Add", ["x", "b"], ["a"]), _n("Relu", ["a"], ["y"])], initial=[_ONE])
+    shape.graph.value_info.append(_info("a", (9, 9, 9, 9)))
+    return shape
 
 
 @_odd
@@ -232,17 +232,17 @@ def negative_sizes() -> onnx.ModelProto:
 
 @_odd
 def domain_by_its_long_name() -> onnx.ModelProto:
-    made = _add()
-    made.opset_import[0].domain = "ai.onnx"
-    made.graph.node[0].domain = "ai.onnx"
-    return made
+    name = _add()
+    name.opset_import[0].domain = "ai.onnx"
+    name.graph.node[0].domain = "ai.onnx"
+    return name
 
 
 @_odd
 def domain_imported_twice() -> onnx.ModelProto:
-    made = _add()
-    made.opset_import.append(h.make_opsetid("ai.onnx", 17))
-    return made
+    twice = _add()
+    twice.opset_import.append(h.make_opsetid("ai.onnx", 17))
+    return twice
 
 
 @_odd
@@ -283,18 +283,18 @@ def dropout_that_trains_at_ratio_zero() -> onnx.ModelProto:
 
 @_odd
 def local_function() -> onnx.ModelProto:
-    made = _model([_n("Twice", ["x"], ["y"], domain="mine", name="call")], domains={"mine": 1})
+    function = _model([_n("Twice", ["x"], ["y"], domain="mine", name="call")], domains={"mine": 1})
     body = [_n("Add", ["p", "p"], ["q"])]
-    made.functions.append(h.make_function("mine", "Twice", ["p"], ["q"], body, [h.make_opsetid("", 17)]))
-    return made
+    function.functions.append(h.make_function("mine", "Twice", ["p"], ["q"], body, [h.make_opsetid("", 17)]))
+    return function
 
 
 @_odd
 def local_function_of_a_standard_name() -> onnx.ModelProto:
-    made = _model([_n("Swish2", ["x"], ["y"], domain="mine", name="call")], domains={"mine": 1})
+    function = _model([_n("Swish2", ["x"], ["y"], domain="mine", name="call")], domains={"mine": 1})
     body = [_n("Sigmoid", ["p"], ["s"]), _n("Mul", ["p", "s"], ["q"])]
-    made.functions.append(h.make_function("mine", "Swish2", ["p"], ["q"], body, [h.make_opsetid("", 17)]))
-    return made
+    function.functions.append(h.make_function("mine", "Swish2", ["p"], ["q"], body, [h.make_opsetid("", 17)]))
+    return function
 
 
 @_odd
@@ -339,12 +339,12 @@ def unnamed_output_of_a_node() -> onnx.ModelProto:
 
 @_odd
 def metadata_and_doc_strings() -> onnx.ModelProto:
-    made = _add()
-    made.doc_string = "d" * 1000
-    made.metadata_props.add(key="k", value="1")
-    made.metadata_props.add(key="k", value="2")
-    made.producer_name, made.domain, made.model_version = "", "", -5
-    return made
+    strings = _add()
+    strings.doc_string = "d" * 1000
+    strings.metadata_props.add(key="k", value="1")
+    strings.metadata_props.add(key="k", value="2")
+    strings.producer_name, strings.domain, strings.model_version = "", "", -5
+    return strings
 
 
 @_odd
@@ -363,9 +363,9 @@ def weight_without_elements() -> onnx.ModelProto:
 def sparse_weight() -> onnx.ModelProto:
     values = h.make_tensor("b", TensorProto.FLOAT, [2], [4.0, 5.0])
     indices = h.make_tensor("at", TensorProto.INT64, [2], [1, 14])
-    made = _model([_n("MatMul", ["x", "b"], ["y"])])
-    made.graph.sparse_initializer.append(h.make_sparse_tensor(values, indices, [4, 4]))
-    return made
+    weight = _model([_n("MatMul", ["x", "b"], ["y"])])
+    weight.graph.sparse_initializer.append(h.make_sparse_tensor(values, indices, [4, 4]))
+    return weight
 
 
 @_odd
@@ -387,10 +387,10 @@ def names_that_are_no_identifiers() -> onnx.ModelProto:
 
 @_odd
 def inputs_listed_twice_as_value_info() -> onnx.ModelProto:
-    made = _add()
-    made.graph.value_info.append(_info("x"))
-    made.graph.value_info.append(_info("y"))
-    return made
+    info = _add()
+    info.graph.value_info.append(_info("x"))
+    info.graph.value_info.append(_info("y"))
+    return info
 
 
 @_odd
@@ -405,23 +405,23 @@ def newest_opset_with_old_ir() -> onnx.ModelProto:
 
 @_odd
 def empty_value_info() -> onnx.ModelProto:
-    made = _add()
-    made.graph.value_info.add()
-    return made
+    info = _add()
+    info.graph.value_info.add()
+    return info
 
 
 @_odd
 def training_info() -> onnx.ModelProto:
-    made = _add()
-    made.training_info.add()
-    return made
+    info = _add()
+    info.training_info.add()
+    return info
 
 
 @_odd
 def quantization_annotation() -> onnx.ModelProto:
-    made = _add()
-    made.graph.quantization_annotation.add().tensor_name = "x"
-    return made
+    annotation = _add()
+    annotation.graph.quantization_annotation.add().tensor_name = "x"
+    return annotation
 
 
 @_odd
@@ -448,15 +448,15 @@ def contrib_operator_in_a_branch() -> onnx.ModelProto:
 
 @_odd
 def contrib_operator_in_a_function() -> onnx.ModelProto:
-    made = _model([_n("Mine", ["x"], ["y"], domain="mine")], domains={"mine": 1, "com.microsoft": 1})
+    function = _model([_n("Mine", ["x"], ["y"], domain="mine")], domains={"mine": 1, "com.microsoft": 1})
     body = [_n("Gelu", ["p"], ["q"], domain="com.microsoft")]
     imports = [h.make_opsetid("", 17), h.make_opsetid("com.microsoft", 1)]
-    made.functions.append(h.make_function("mine", "Mine", ["p"], ["q"], body, imports))
-    return made
+    function.functions.append(h.make_function("mine", "Mine", ["p"], ["q"], body, imports))
+    return function
 
 
 @_odd
 def weight_with_its_data_twice() -> onnx.ModelProto:
-    made = _add()
-    made.graph.initializer[0].float_data.extend([1.0, 2.0, 3.0])
-    return made
+    twice = _add()
+    twice.graph.initializer[0].float_data.extend([1.0, 2.0, 3.0])
+    return twice

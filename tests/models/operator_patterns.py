@@ -253,7 +253,7 @@ def write(name: str, folder: Path) -> Path:
 def inputs_of(name: str, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
     """Return inputs for a pattern: floats of about 1, integers below 3."""
     chance = np.random.default_rng([zlib.crc32(name.encode()), seed])
-    found: dict[str, np.ndarray[Any, Any]] = {}
+    inputs: dict[str, np.ndarray[Any, Any]] = {}
     for declared in PATTERNS[name].inputs.split("]"):
         kind, _, rest = declared.strip(", ").partition("[")
         if not rest:
@@ -263,5 +263,5 @@ def inputs_of(name: str, seed: int = 0) -> dict[str, np.ndarray[Any, Any]]:
         kind = kind.split()[-1]
         shape = tuple(int(size) for size in rest.split(","))
         array = chance.integers(0, 3, shape) if kind == "int64" else chance.standard_normal(shape).astype(F32)
-        found[key] = array
-    return found
+        inputs[key] = array
+    return inputs

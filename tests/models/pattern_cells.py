@@ -65,8 +65,11 @@ def _cell(engine: str, precision: str, folder: Path, name: str, *, explain: bool
     return {
         **ran,
         "honoured": report.honoured,
-        "precision": next((one.status for one in report.observations if one.key == "execution.precision"), "missing"),
-        "deviations": [f"{one.key}: {one.reason}" for one in report.deviations],
+        "precision": next(
+            (observation.status for observation in report.observations if observation.key == "execution.precision"),
+            "missing",
+        ),
+        "deviations": [f"{deviation.key}: {deviation.reason}" for deviation in report.deviations],
     }
 
 

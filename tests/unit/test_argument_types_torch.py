@@ -64,7 +64,7 @@ _CALLED = ("sample_inputs", "inputs", "before_step", "fn")
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    weights, grad_mode = [one.detach().clone() for one in NET.parameters()], torch.is_grad_enabled()
+    weights, grad_mode = [parameter.detach().clone() for parameter in NET.parameters()], torch.is_grad_enabled()
     yield
     assert xt.get_kernel_policy() is None
     assert torch.is_grad_enabled() == grad_mode
@@ -93,7 +93,7 @@ def test_wrong_types_are_named(name: str, tmp_path: Path, monkeypatch: pytest.Mo
     more: tuple[Any, ...] = (float("nan"), -1, 10**30, "", [])
     if not name.startswith("fused"):  # PyTorch says what does not fit together there
         more += (torch.zeros(2, dtype=torch.complex64), torch.zeros(2, device="meta"))
-    bare = [one for one in bare_errors(function, right, finish=finish, more=more) if not one.startswith(_CALLED)]
+    bare = [error for error in bare_errors(function, right, finish=finish, more=more) if not error.startswith(_CALLED)]
     with contextlib.suppress(KeyError):
         right["session"].close()
     assert not bare, "\n".join(bare)

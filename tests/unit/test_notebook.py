@@ -222,7 +222,7 @@ def test_a_notebook_shows_every_record_of_training(tmp_path: Path):
 
 def records_of_the_source() -> dict[str, set[str]]:
     """Return the methods of each class that shows itself: as rich renderables, or by a text of several lines."""
-    found = {}
+    records = {}
     for path in sorted(SOURCE.rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ClassDef):
@@ -231,8 +231,8 @@ def records_of_the_source() -> dict[str, set[str]]:
                 inherited = {ast.unparse(base) for base in node.bases} & {"Shown", "Document", "Page"}
                 if node.name != "Shown" and ("__rich__" in methods or "'\\n'.join" in text):
                     name = f"{path.relative_to(SOURCE).with_suffix('')}:{node.name}"
-                    found[name] = {*methods, *(("__str__", "_repr_html_") if inherited else ())}
-    return found
+                    records[name] = {*methods, *(("__str__", "_repr_html_") if inherited else ())}
+    return records
 
 
 def test_every_record_with_a_text_has_html():
@@ -263,7 +263,7 @@ def test_consoles_never_write_to_the_cell():
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             called = getattr(node, "func", None)
             if "Console" in (getattr(called, "id", ""), getattr(called, "attr", "")):
-                given = {one.arg: ast.unparse(one.value) for one in node.keywords}
+                given = {keyword.arg: ast.unparse(keyword.value) for keyword in node.keywords}
                 assert given.get("force_jupyter") == "False", f"{path}:{node.lineno}"
                 consoles += 1
     assert consoles >= 1
@@ -305,8 +305,8 @@ def test_a_record_of_a_model_with_hostile_names(tmp_path: Path):
         report = session.explain(runs=1)
         records = [session.plan, report, xrt.compare_reports(report, report), block]
     records.append(xrt.compare_engines(path, ["onnxruntime", "null"], device="cpu", runs=1, layers=True))
-    assert any("onerror" in read(one._repr_html_()).text for one in records)
-    assert all(read(one._repr_html_()).text for one in records)
+    assert any("onerror" in read(record._repr_html_()).text for record in records)
+    assert all(read(record._repr_html_()).text for record in records)
 
 
 def test_before_there_is_a_result_the_text_says_so():
@@ -322,6 +322,6 @@ def test_before_there_is_an_explanation_the_text_says_so():
     pytest.importorskip("torch")
     import xpuruntime.pytorch as xt
 
-    found = xt.Explanation()
-    assert "nothing yet" in str(found)
-    assert "nothing yet" in read(found._repr_html_()).text
+    explanation = xt.Explanation()
+    assert "nothing yet" in str(explanation)
+    assert "nothing yet" in read(explanation._repr_html_()).text

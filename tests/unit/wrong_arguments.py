@@ -64,7 +64,7 @@ def bare_errors(
 
 def _parameters(function: Callable[..., Any]) -> list[str]:
     kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    return [one.name for one in inspect.signature(function).parameters.values() if one.kind in kinds]
+    return [parameter.name for parameter in inspect.signature(function).parameters.values() if parameter.kind in kinds]
 
 
 def _arguments(function: Callable[..., Any], right: dict[str, Any], parameter: str, wrong: Any) -> dict[str, Any]:

@@ -126,7 +126,7 @@ def arrays(here: Rank) -> None:
         with comm.group():
             sums = [comm.all_reduce(one) for one in many]
             gathered = comm.all_gather(many[1])
-        assert all(bool((one == 3.0).all()) for one in sums)
+        assert all(bool((sum_ == 3.0).all()) for sum_ in sums)
         assert gathered.shape == (2000,)
         try:
             with comm.group():

@@ -53,7 +53,7 @@ def test_two_ranks_work_together(batch: Batch, name: str) -> None:
 
 def test_a_policy_is_what_nccl_says_it_ran(batch: Batch) -> None:
     (choices,) = [found for path in batch.folder.glob("*.log") if (found := read_choices(path))]  # rank 0 writes them
-    reduced = [one for one in choices if one.collective == "all_reduce" and one.bytes == 4 << 20][-4:]
+    reduced = [choice for choice in choices if choice.collective == "all_reduce" and choice.bytes == 4 << 20][-4:]
     assert [(one.algorithm, one.protocol) for one in reduced[:3]] == [
         ("ring", "simple"),
         ("tree", "ll"),
@@ -62,7 +62,7 @@ def test_a_policy_is_what_nccl_says_it_ran(batch: Batch) -> None:
     assert reduced[0].channels is not None
     assert reduced[0].channels <= 2
     assert reduced[2].channels == 4
-    gathered = [one for one in choices if one.collective == "all_gather"][-4:]
+    gathered = [choice for choice in choices if choice.collective == "all_gather"][-4:]
     assert [one.protocol for one in gathered[:3]] == ["simple", "ll", "ll128"]
     assert gathered[1].algorithm == "ring", "a tree is of all_reduce, and others go on as they can"
 

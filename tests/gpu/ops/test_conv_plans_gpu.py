@@ -33,7 +33,11 @@ def test_each_plan_is_right(name: str) -> None:
     }
     getattr(ops, case.function)(**inputs, **call.options, **outputs, policy=BEST)
     decision = xrt.decisions()[-1]
-    plans = {f"{one.id}@{one.config}" for one in decision.candidates if one.measured_us is not None and one.config}
+    plans = {
+        f"{candidate.id}@{candidate.config}"
+        for candidate in decision.candidates
+        if candidate.measured_us is not None and candidate.config
+    }
     assert plans, decision.text
     wrong = []
     for plan in sorted(plans):

@@ -189,12 +189,12 @@ def test_it_is_measured_beside_cudnn_and_not_taken_without() -> None:
     work.run = lambda **given: ops.conv2d(groups=32, padding=1, **given)
     work(policy=KernelPolicy())
     decision = xrt.decisions()[-1]
-    passed_over = next(one for one in decision.candidates if one.id == KERNEL)
+    passed_over = next(candidate for candidate in decision.candidates if candidate.id == KERNEL)
     assert decision.chosen.startswith("cudnn."), decision.text
     assert "best_performance" in passed_over.reason
     work(policy=KernelPolicy(auto_strategy="best_performance"))
     decision = xrt.decisions()[-1]
-    measured = {one.id for one in decision.candidates if one.measured_us is not None}
+    measured = {candidate.id for candidate in decision.candidates if candidate.measured_us is not None}
     assert KERNEL in measured, decision.text
     work(policy=KernelPolicy(conv="cuda_raw"))
     assert xrt.decisions()[-1].chosen == KERNEL

@@ -97,8 +97,8 @@ def test_the_fastest_is_chosen_and_replayed_bit_by_bit(name: str) -> None:
     work(policy=policy)
     work.check()
     decision = xrt.decisions()[-1]
-    served = [one for one in decision.candidates if one.measured_us is not None]
-    if len({one.id for one in decision.candidates if one.accepted}) > 1 or len(served) > 1:
+    served = [candidate for candidate in decision.candidates if candidate.measured_us is not None]
+    if len({candidate.id for candidate in decision.candidates if candidate.accepted}) > 1 or len(served) > 1:
         assert decision.source == "tuned", decision.text
         assert min(one.measured_us or 0 for one in served) > 0
     first = {key: value.clone() for key, value in work.into.items()}
@@ -127,7 +127,11 @@ def test_deterministic_means_the_same_bits(name: str) -> None:
 
 
 def times(decision: Decision) -> dict[tuple[str, str], float]:
-    return {(one.id, one.config): one.measured_us for one in decision.candidates if one.measured_us is not None}
+    return {
+        (candidate.id, candidate.config): candidate.measured_us
+        for candidate in decision.candidates
+        if candidate.measured_us is not None
+    }
 
 
 def test_measured_times_are_kept_in_the_file_and_found(tmp_path: Path) -> None:

@@ -219,19 +219,19 @@ def test_attention_of_many_elements(kernel: str) -> None:
         return
     out, lse = made
     ends = [slice(0, 1), slice(-1, None)]
-    for one in ends:
-        want, want_lse = exact_attention(q[one].double(), k[one].double(), v[one].double())
-        assert_near(out[one], want, q.dtype, f"batch {one}")
-        assert_near(lse[one], want_lse, q.dtype, f"lse of batch {one}")
+    for end in ends:
+        want, want_lse = exact_attention(q[end].double(), k[end].double(), v[end].double())
+        assert_near(out[end], want, q.dtype, f"batch {end}")
+        assert_near(lse[end], want_lse, q.dtype, f"lse of batch {end}")
     if kernel == "cudnn.sdpa":
         return
     grads = ops.attention_backward(out, q, k, v, out, lse, is_causal=True, kernel=kernel)
-    for one in ends:
-        leaves = [x[one].double().requires_grad_() for x in (q, k, v)]
+    for end in ends:
+        leaves = [x[end].double().requires_grad_() for x in (q, k, v)]
         result, _ = exact_attention(*leaves)
-        wanted = torch.autograd.grad(result, leaves, out[one].double())
+        wanted = torch.autograd.grad(result, leaves, out[end].double())
         for got, want, name in zip(grads, wanted, "qkv", strict=True):
-            assert_near(got[one], want, q.dtype, f"gradient of {name}, batch {one}")
+            assert_near(got[end], want, q.dtype, f"gradient of {name}, batch {end}")
 
 
 @pytest.mark.usefixtures("clean")

@@ -199,7 +199,7 @@ def test_policies_of_threads_are_their_own() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert {one.chosen for one in xrt.decisions() if one.asked_by == "kernels.matmul"} == set(kernels)
+    assert {decision.chosen for decision in xrt.decisions() if decision.asked_by == "kernels.matmul"} == set(kernels)
 
 
 def test_ctrl_c_leaves_all_in_order() -> None:

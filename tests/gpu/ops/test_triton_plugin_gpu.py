@@ -58,7 +58,7 @@ def last() -> dict[str, Any]:
 def test_it_is_listed() -> None:
     import triton
 
-    (listed,) = (one for one in xrt.ops.kernels("layer_norm") if one.id == KERNEL)
+    (listed,) = (kernel for kernel in xrt.ops.kernels("layer_norm") if kernel.id == KERNEL)
     assert (listed.available, listed.device_type) == (True, "cuda"), listed.reason
     assert listed.version.endswith(f"triton {triton.__version__}")
 
@@ -111,7 +111,11 @@ def test_it_is_measured_beside_the_others() -> None:
     assert_right(out, x, weight, bias)
     decision = last()
     assert decision["source"] == "tuned", decision["text"]
-    times = {one["id"]: one["measured_us"] for one in decision["candidates"] if one["measured_us"] is not None}
+    times = {
+        candidate["id"]: candidate["measured_us"]
+        for candidate in decision["candidates"]
+        if candidate["measured_us"] is not None
+    }
     assert {KERNEL, "cuda_raw.layer_norm"} <= set(times), decision["text"]
     assert all(0 < time < 10_000 for time in times.values())
 

@@ -227,13 +227,13 @@ class TestGraphs:
             static.fill_(3.0)
             graph.replay()
             assert float(out.min()) == float(out.max()) == 7.0
-            assert all(float(one.min()) == float(one.max()) == 9.0 for one in others)
+            assert all(float(other.min()) == float(other.max()) == 9.0 for other in others)
         # The graph outlives the scope.
         others = [numbers(8, 9.0) for _ in range(8)]
         static.fill_(5.0)
         graph.replay()
         assert float(out.min()) == float(out.max()) == 11.0
-        assert all(float(one.max()) == 9.0 for one in others)
+        assert all(float(other.max()) == 9.0 for other in others)
         del graph, out, static, others
         gc.collect()
         torch.cuda.synchronize()

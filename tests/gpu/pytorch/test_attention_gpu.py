@@ -89,15 +89,15 @@ def assert_as_good_as(found, natively, truth):
 
 def chosen() -> dict[str, set[str]]:
     found: dict[str, set[str]] = {}
-    for one in xrt.decisions():
-        found.setdefault(one.op, set()).add(one.chosen)
+    for decision in xrt.decisions():
+        found.setdefault(decision.op, set()).add(decision.chosen)
     return found
 
 
 def counts() -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in xrt.decisions():
-        found[one.op] = found.get(one.op, 0) + one.count
+    for decision in xrt.decisions():
+        found[decision.op] = found.get(decision.op, 0) + decision.count
     return found
 
 
@@ -361,11 +361,11 @@ def test_another_kernel_of_pytorch_may_be_the_fastest(kernel, monkeypatch):
 
     def measure(candidates, *rest):
         found = real(candidates, *rest)
-        assert kernel in {one.kernel for one in found.candidates}  # PyTorch's own choice is cuDNN here
+        assert kernel in {candidate.kernel for candidate in found.candidates}  # PyTorch's own choice is cuDNN here
         verdicts = [
-            one._replace(verdict="faster", ratio=0.1) if one.kernel == kernel
-            else one._replace(verdict="control" if one.verdict == "control" else "slower")
-            for one in found.candidates
+            candidate._replace(verdict="faster", ratio=0.1) if candidate.kernel == kernel
+            else candidate._replace(verdict="control" if candidate.verdict == "control" else "slower")
+            for candidate in found.candidates
         ]  # fmt: skip
         return replacing(verdicts, rounds=found.rounds, seconds=found.seconds)
 

@@ -51,7 +51,7 @@ def test_all_phases_run_beside_each_other(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=280)
     assert done.returncode == 0, done.stdout + done.stderr
     cases = json.loads(out.read_text())["cases"]
-    assert {(one["shape"], one["phase"]) for one in cases} == {
+    assert {(case["shape"], case["phase"]) for case in cases} == {
         (shape, phase) for shape in ("gpt2-1x1024", "bert-1x128") for phase in ("plain", "eager", "norms", "tuned")
     }
-    assert all("ms" in one and "error" not in one for one in cases)
+    assert all("ms" in case and "error" not in case for case in cases)

@@ -109,7 +109,9 @@ def test_workspaces_that_others_free_stay_apart(compile_, monkeypatch):
     segments = [
         one for one in torch.cuda.memory_snapshot() if one["stream"] == mine and one["segment_pool_id"] == (0, 0)
     ]
-    common = [block["size"] for one in segments for block in one["blocks"] if block["state"].startswith("active")]
+    common = [
+        block["size"] for segment in segments for block in segment["blocks"] if block["state"].startswith("active")
+    ]
     assert max(common, default=0) < 1 << 20, "workspaces lie in the common memory, which others give back"
     torch._C._cuda_clearCublasWorkspaces()  # as captures of torch.compile do
     torch.cuda.empty_cache()

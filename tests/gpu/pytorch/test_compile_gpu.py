@@ -46,8 +46,8 @@ def strict(kernel: str) -> dict[str, Any]:
 
 def served() -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in xrt.decisions():
-        found[one.chosen] = found.get(one.chosen, 0) + one.count
+    for decision in xrt.decisions():
+        found[decision.chosen] = found.get(decision.chosen, 0) + decision.count
     xrt.clear_decisions()
     return found
 

@@ -57,7 +57,7 @@ def _exact_and_clean():
 
 
 def served() -> list[tuple[str, int]]:
-    return [(one.chosen, one.count) for one in xrt.decisions()]
+    return [(decision.chosen, decision.count) for decision in xrt.decisions()]
 
 
 def steps(x):

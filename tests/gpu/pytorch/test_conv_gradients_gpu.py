@@ -43,7 +43,7 @@ def _exact_and_clean():
 
 
 def served() -> list[tuple[str, str]]:
-    return [(one.op, one.chosen) for one in xrt.decisions()]
+    return [(decision.op, decision.chosen) for decision in xrt.decisions()]
 
 
 def strict(kernel):
@@ -100,7 +100,7 @@ def test_the_same_bits_where_they_are_asked_for(kernel, dtype):
             runs = [gradients(x, weight, options, grad) for _ in range(3)]
         for again in runs[1:]:
             assert all(map(torch.equal, again, runs[0])), (layout, size)
-    assert all("deterministic" in one.description for one in xrt.decisions())
+    assert all("deterministic" in decision.description for decision in xrt.decisions())
 
 
 def test_the_switch_for_tf32_is_obeyed():

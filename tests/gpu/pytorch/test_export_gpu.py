@@ -81,8 +81,8 @@ def test_the_lock_says_what_training_ran(trained: Trained) -> None:
     major, minor = torch.cuda.get_device_capability(0)
     assert (lock.device, lock.arch) == ("cuda:0", f"sm{major}{minor}")
     assert lock.device_name == torch.cuda.get_device_name(0)
-    assert {one.kernel.partition("@")[0] for one in lock.kernels} == set(KERNELS.values())
-    assert {one.dtype for one in lock.kernels} == {"fp16"}
+    assert {kernel.kernel.partition("@")[0] for kernel in lock.kernels} == set(KERNELS.values())
+    assert {kernel.dtype for kernel in lock.kernels} == {"fp16"}
 
 
 @pytest.mark.parametrize("form", ["onnx", "program"])
@@ -97,7 +97,7 @@ def test_the_same_kernels_run(trained: Trained, form: str) -> None:
         assert set(kernels.values()) == {"enforced"}, plan
         report = session.explain({"ids": trained.ids}, runs=2)
     assert ours(report) == KERNELS
-    seen = {one.key: one for one in report.observations if one.key in kernels}
+    seen = {observation.key: observation for observation in report.observations if observation.key in kernels}
     assert {one.status for one in seen.values()} == {"honoured"}, seen
     assert any("the kernels that the lock has" in note for note in report.notes), report.notes
 
@@ -108,7 +108,7 @@ def test_layers_agree(trained: Trained, form: str) -> None:
         found = xt.parity(trained.model, session, trained.ids)
     assert found.agreed, str(found)
     assert found.skipped == {}
-    assert {one.module for one in found.layers} >= {*KERNELS, ""}
+    assert {layer.module for layer in found.layers} >= {*KERNELS, ""}
 
 
 def test_results_and_other_batches(trained: Trained) -> None:
@@ -149,7 +149,7 @@ def test_pytorchs_own_kernels_by_module(trained: Trained) -> None:
     with open_session(trained.program.path, policy={"kernels": {"rules": rules}}) as session:
         report = session.explain({"ids": trained.ids}, runs=1)
         found = xt.parity(trained.model, session, trained.ids)
-    seen = {one.key: one for one in report.observations}
+    seen = {observation.key: observation for observation in report.observations}
     assert seen["kernels.rules[0]"].observed == "torch.math (1 operator)"
     assert seen["kernels.rules[1]"].observed == "torch.flash (1 operator)"
     flash = next(u for u in report.units if u.id == "layers.1.attn/scaled_dot_product_attention")

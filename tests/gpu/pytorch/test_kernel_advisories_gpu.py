@@ -106,7 +106,7 @@ def test_compiled_code_obeys_kernels_that_are_named():
         with xt.kernel_policy(policy), torch.profiler.profile(acc_events=True) as profile:
             found = torch.compile(attend)(*tensors)
             gradients = torch.autograd.grad(found, tensors, torch.ones_like(found))
-        ran = {one.key for one in profile.key_averages()}
+        ran = {average.key for average in profile.key_averages()}
         assert f"aten::_scaled_dot_product_{name.lower()}_attention" in ran
         torch.testing.assert_close((found, gradients), expected, rtol=5e-2, atol=5e-2)
 

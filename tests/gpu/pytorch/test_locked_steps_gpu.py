@@ -28,10 +28,10 @@ def test_fresh_processes_run_what_was_locked(tmp_path: Path) -> None:
     path = tmp_path / "step.lock"
     first = run(path)
     locked = path.read_bytes()
-    wanted = {one.kernel for one in load_lock(path).identity.calls}
+    wanted = {call.kernel for call in load_lock(path).identity.calls}
     assert wanted
     for _ in range(2):
         again = run(path)
         assert again == first  # kernels with their configurations, losses and parameters to the last bit
     assert path.read_bytes() == locked
-    assert wanted <= {one.rpartition(": ")[2] for one in first["kernels"]}
+    assert wanted <= {kernel.rpartition(": ")[2] for kernel in first["kernels"]}

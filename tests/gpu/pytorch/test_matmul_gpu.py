@@ -35,7 +35,7 @@ def strict(matmul: Any = None, rules: list[dict[str, Any]] | None = None) -> dic
 
 
 def served() -> set[str]:
-    return {one.chosen for one in xrt.decisions()}
+    return {decision.chosen for decision in xrt.decisions()}
 
 
 def made(*shape: int, dtype: torch.dtype = torch.bfloat16) -> torch.Tensor:
@@ -78,7 +78,7 @@ FORMS: dict[str, Callable[[torch.dtype], tuple[Any, tuple[torch.Tensor, ...], di
 def test_every_form_is_exact_and_looks_as_pytorchs(form: str, kernel: str, dtype: torch.dtype) -> None:
     op, args, more = FORMS[form](dtype)
     native = op(*args, **more)
-    exact = op(*(one.double() for one in args), **more)
+    exact = op(*(arg.double() for arg in args), **more)
     xrt.clear_decisions()
     with xt.kernel_policy(strict(kernel)):
         found = op(*args, **more)
@@ -182,13 +182,13 @@ def test_training_by_pinned_algorithms() -> None:
     expected = step()
     with xt.kernel_policy(strict(LT)):
         first = step()
-    decisions = [one for one in xrt.decisions() if one.op == "matmul"]
-    assert [one.chosen for one in decisions] == [LT] * 3
-    pins = {f"{one.chosen}@{one.config}" for one in decisions}
+    decisions = [decision for decision in xrt.decisions() if decision.op == "matmul"]
+    assert [decision.chosen for decision in decisions] == [LT] * 3
+    pins = {f"{decision.chosen}@{decision.config}" for decision in decisions}
     xrt.clear_decisions()
     with xt.kernel_policy(strict([*sorted(pins)])):
         again = step()
-    assert {f"{one.chosen}@{one.config}" for one in xrt.decisions()} <= pins
+    assert {f"{decision.chosen}@{decision.config}" for decision in xrt.decisions()} <= pins
     for native, one, two in zip(expected, first, again, strict=True):
         assert_close(one, native.double(), torch.bfloat16)
         assert_close(two, native.double(), torch.bfloat16)
@@ -221,8 +221,8 @@ def test_rules_of_phase_and_module_hold_in_the_thread_of_backward() -> None:
     with xt.kernel_policy(strict(rules=rules)):
         model(x).float().sum().backward()
     counts: dict[tuple[str, str], int] = {}
-    for one in xrt.decisions():
-        counts[one.chosen, one.module] = counts.get((one.chosen, one.module), 0) + one.count
+    for decision in xrt.decisions():
+        counts[decision.chosen, decision.module] = counts.get((decision.chosen, decision.module), 0) + decision.count
     assert counts == {("cublas.cublas", "0"): 1, ("cublas.cublas", "1"): 1, (LT, "1"): 2}
 
 
@@ -261,14 +261,14 @@ def test_a_graph_captured_under_a_policy_replays_its_kernels() -> None:
         with torch.cuda.graph(graph):
             found = layer(x)
     assert served() == {LT}
-    counted = sum(one.count for one in xrt.decisions())
+    counted = sum(decision.count for decision in xrt.decisions())
     with torch.no_grad():
         for _ in range(3):
             x.copy_(made(64, 256))
             graph.replay()
             exact = x.double() @ layer.weight.double().t() + layer.bias.double()
             assert_close(found, exact, torch.bfloat16)
-    assert sum(one.count for one in xrt.decisions()) == counted
+    assert sum(decision.count for decision in xrt.decisions()) == counted
 
 
 def routes() -> list[Any]:
@@ -296,7 +296,7 @@ def test_the_fastest_is_measured_once_and_never_in_a_capture() -> None:
         assert_close(found, exact, torch.bfloat16)
         made_of = [found for (_, key, eager), found in CONTEXT.times.items() if "4096" in key and not eager]
     (measured,) = made_of
-    times = {one.kernel: one.microseconds for one in measured.candidates}
+    times = {candidate.kernel: candidate.microseconds for candidate in measured.candidates}
     assert set(times) == {"torch.mm", "auto"}
     assert all(1 < time < 1000 for time in times.values()), times
     assert measured.chosen.kernel == route.kernel

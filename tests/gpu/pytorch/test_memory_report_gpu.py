@@ -15,7 +15,7 @@ MIB = 1 << 20
 
 
 def device_of(report):
-    (found,) = [one for one in report.devices if one.device == "cuda:0"]
+    (found,) = [device for device in report.devices if device.device == "cuda:0"]
     return found
 
 
@@ -50,7 +50,7 @@ def test_the_text_and_the_data() -> None:
     kept = torch.ones(MIB, device="cuda")
     report = xt.memory_report("cuda")
     text = str(report)
-    assert [one.device for one in report.devices] == ["cuda:0"]
+    assert [device.device for device in report.devices] == ["cuda:0"]
     assert "caching allocator" in text
     assert "unexplained" in text
     assert report.to_dict()["devices"][0]["total"] == torch.cuda.mem_get_info(0)[1]
@@ -72,6 +72,6 @@ def test_pinned_memory_is_on_the_host() -> None:
     buffer = pool.allocate(4 * MIB)
     report = xt.memory_report()
     assert not [one for one in device_of(report).holders if one.owner == pool.name]
-    (host,) = [one for one in report.devices if one.device == "cpu"]
+    (host,) = [device for device in report.devices if device.device == "cpu"]
     assert [one.in_use for one in host.holders if one.owner == pool.name] == [pool.stats().current]
     assert buffer.nbytes == 4 * MIB

@@ -42,7 +42,7 @@ def _clean():
 
 
 def served() -> list[tuple[str, str, int]]:
-    return [(one.op, one.chosen, one.count) for one in xrt.decisions()]
+    return [(decision.op, decision.chosen, decision.count) for decision in xrt.decisions()]
 
 
 def alike(found, expected, **tolerance):

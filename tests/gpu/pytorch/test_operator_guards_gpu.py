@@ -114,7 +114,7 @@ def test_ours_serve_each_call_without_python(form: str, asked: list[int]) -> Non
             for one, other in zip(run(), expected, strict=True):
                 torch.testing.assert_close(one, other, rtol=2e-2, atol=2e-1)
     assert len(asked) == 2
-    assert sum(one.count for one in xrt.decisions()) == 8
+    assert sum(decision.count for decision in xrt.decisions()) == 8
 
 
 def test_a_captured_norm_and_attention_are_replayed() -> None:

@@ -105,7 +105,7 @@ def test_ours_serve_each_call(form: str) -> None:
     with xt.kernel_policy(matmul=["cublas.cublasLt", "cublas.cublas"]):
         for _ in range(4):
             torch.testing.assert_close(run(), expected, rtol=2e-2, atol=2e-2)
-    assert sum(one.count for one in xrt.decisions()) == 4
+    assert sum(decision.count for decision in xrt.decisions()) == 4
 
 
 def test_a_result_of_ours_that_another_stream_reads_is_not_given_away() -> None:
@@ -124,7 +124,7 @@ def test_a_result_of_ours_that_another_stream_reads_is_not_given_away() -> None:
         # Nothing here may wait for the device, as loading a kernel does: then the result could go to others.
         others = [torch.empty_like(a) for _ in range(4)]
         assert not side.query()
-        assert address not in [one.data_ptr() for one in others]
+        assert address not in [other.data_ptr() for other in others]
         torch.cuda.synchronize()
     assert torch.equal(copied, expected)
 

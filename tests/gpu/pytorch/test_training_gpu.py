@@ -72,7 +72,7 @@ def test_the_loss_curve_is_that_of_pytorch(run, policy, autocast):
     with xt.kernel_policy(**POLICIES[policy]):
         losses, _ = RUNS[run](steps=STEPS, autocast=autocast)
     assert max(abs(one - other) for one, other in zip(losses, expected, strict=True)) < NATS[autocast]
-    served = {one.op for one in xrt.decisions()}
+    served = {decision.op for decision in xrt.decisions()}
     if policy != "vendors":
         assert served >= {"layer_norm", "layer_norm_backward"}
     if policy != "vendors" and run == "text":

@@ -59,14 +59,14 @@ def run(case: dict[str, Any], room: Path) -> None:
 
 def processes_of(room: Path) -> list[str]:
     """Return the commands of the processes that a case has started and that are there."""
-    found = []
+    processes = []
     for place in Path("/proc").glob("[0-9]*"):
         try:
             if f"XPURUNTIME_CASE={room}".encode() in (place / "environ").read_bytes().split(b"\0"):
-                found.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
+                processes.append((place / "cmdline").read_bytes().replace(b"\0", b" ").decode()[:200])
         except OSError:
             continue
-    return found
+    return processes
 
 
 def start(case: dict[str, Any], room: Path) -> int:

@@ -88,10 +88,10 @@ def command(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_doctor_names_each(site: Path) -> None:
     done = command(site, "doctor", "--json")
     found = json.loads(done.stdout)
-    told = [one["what"] for one in found["findings"] if one["code"] == "plugin_failed"]
+    told = [finding["what"] for finding in found["findings"] if finding["code"] == "plugin_failed"]
     for name in (*FAIL_TO_LOAD, "kexits", "kuntold"):
         assert sum(repr(name) in sentence for sentence in told) == 1, (name, told)
-    broken = [one["what"] for one in found["findings"] if one["code"] == "engine_broken"]
+    broken = [finding["what"] for finding in found["findings"] if finding["code"] == "engine_broken"]
     assert all(any(what.startswith(name + " ") for what in broken) for name in ("probes", "probes-none"))
     assert "\x1b" not in done.stdout + done.stderr
     assert "Traceback" not in done.stderr
@@ -113,7 +113,7 @@ def test_plan_says_which_is_broken_and_goes_on(site: Path) -> None:
     assert done.returncode == 0, done.stderr
     plan = json.loads(done.stdout)
     assert plan["engine"] in ("places", "null")
-    verdicts = {one["candidate"]: one for one in plan["verdicts"]}
+    verdicts = {verdict["candidate"]: verdict for verdict in plan["verdicts"]}
     assert verdicts["prints@cpu"]["code"] == "engine_broken"
     assert "ZeroDivisionError: no" in verdicts["prints@cpu"]["reason"]
     assert "in judge" in done.stderr
@@ -139,7 +139,7 @@ def test_doctor_outlives_a_library_that_ends_the_process(tmp_path: Path, monkeyp
     monkeypatch.setattr(registry.EngineRegistry, "engines", lambda _: {"null": few["null"]})  # one probe is enough
     diagnosis = diagnosing.diagnosis_apart()
     assert diagnosis.facts.machine.engines["null"].loadable
-    [broken] = [one for one in diagnosis.findings if one.code == "engine_broken"]
+    [broken] = [finding for finding in diagnosis.findings if finding.code == "engine_broken"]
     assert broken.what.startswith("torch ")
     assert broken.why == "importing torch ends the process by SIGSEGV"
     assert not diagnosis.healthy

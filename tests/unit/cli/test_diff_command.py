@@ -46,7 +46,7 @@ def test_interpreters_run_the_model(xrt: Xrt, digits: str) -> None:
     found = xrt("diff", "here", "here", digits, "--device", "cpu", "--budget", "1s", "--margin", "0.5", "--json")
     assert found.code in {0, 4}
     result = found.json()
-    assert [one["name"] for one in result["levels"] if one["verdict"] == "differs"] in ([], ["time"])
+    assert [level["name"] for level in result["levels"] if level["verdict"] == "differs"] in ([], ["time"])
     assert result["speed"]["rounds"] > 0
     assert result["conditions"]["seconds"] > 0
 

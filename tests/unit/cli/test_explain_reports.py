@@ -127,8 +127,8 @@ def test_refusals(xrt: Xrt, folder: Path, tmp_path: Path, digits: str, arguments
     text = (folder / "a.json").read_text()
     other = json.loads(text)
     other["plan"]["model"]["sha256"] = "0" * 64
-    for one in other["units"]:
-        one["source_nodes"] = ["other_" + name for name in one["source_nodes"]]
+    for unit in other["units"]:
+        unit["source_nodes"] = ["other_" + name for name in unit["source_nodes"]]
     made = {
         "CUT": text[:-200],
         "BARE": '{"schema": "xpuruntime.report/1"}',
@@ -140,7 +140,7 @@ def test_refusals(xrt: Xrt, folder: Path, tmp_path: Path, digits: str, arguments
     for name, content in made.items():
         places[name] = tmp_path / name
         (tmp_path / name).write_text(content)
-    given = [os.fspath(places.get(one, one)) for one in arguments]
+    given = [os.fspath(places.get(argument, argument)) for argument in arguments]
     result = xrt("explain", *given, "--json")
     assert (result.code, result.json()["error"]["exit_code"]) == (2, 2)
     assert words in result.json()["error"]["message"]

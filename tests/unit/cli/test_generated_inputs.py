@@ -141,5 +141,7 @@ def test_a_lock_of_a_model_that_refuses_generated_values_has_no_outputs(tmp_path
     given = {"x": np.ones(1, np.float32), "n": np.int64([6])}
     assert xrt_package.lock(path, CPU, path + ".lock", inputs=given).lock.identity.outputs == ()
     with xrt_package.InferenceSession(path, lock=path + ".lock") as session:
-        row = next(one for one in session.explain(given).observations if one.key == "execution.lock")
+        row = next(
+            observation for observation in session.explain(given).observations if observation.key == "execution.lock"
+        )
     assert (row.status, "the lock has none" in row.reason) == ("honoured", True)

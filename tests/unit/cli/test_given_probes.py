@@ -56,7 +56,7 @@ def test_explain_compares_the_input_that_is_given(
     xrt: Any, padded: Path, tmp_path: Path, chosen: dict[str, list[str]]
 ) -> None:
     result = xrt("explain", padded, *chosen["policy"], "--input", f"audio=@{tmp_path / 'audio.npy'}", "--json")
-    (seen,) = [one for one in result.json()["observations"] if one["key"] == "accuracy.rtol"]
+    (seen,) = [observation for observation in result.json()["observations"] if observation["key"] == "accuracy.rtol"]
     assert seen["status"] == "honoured"
     assert "inconclusive" not in result.err
 

@@ -83,7 +83,7 @@ def test_profile(xrt: Xrt, digits: str, tmp_path: Path) -> None:
     assert result.code == 0
     told = result.json()
     assert told["schema"] == "xpuruntime.profile/1"
-    [run] = [one for one in told["shares"] if one["what"] == "range"]
+    [run] = [share for share in told["shares"] if share["what"] == "range"]
     assert run["times"] >= 7
     assert run["us"] > 0
     tracks = {event.get("cat") for event in json.loads(trace.read_text())["traceEvents"]}

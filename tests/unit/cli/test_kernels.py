@@ -23,14 +23,14 @@ def test_all_of_them_as_json(xrt: Any) -> None:
     assert (result.code, result.err) == (0, "")
     found = result.json()
     assert found["schema"] == "xpuruntime.kernels/1"
-    assert found["kernels"] == json.loads(json.dumps([one.to_dict() for one in ops.kernels()]))
-    assert {one["op"] for one in found["kernels"]} == OPS
-    for one in found["kernels"]:
-        assert one["id"].startswith(one["backend"] + ".")
-        assert one["description"]
-        assert one["limits"]
-        assert one["available"] == (one["reason"] == "")
-        assert one["version"] or not one["available"]
+    assert found["kernels"] == json.loads(json.dumps([kernel.to_dict() for kernel in ops.kernels()]))
+    assert {kernel["op"] for kernel in found["kernels"]} == OPS
+    for kernel in found["kernels"]:
+        assert kernel["id"].startswith(kernel["backend"] + ".")
+        assert kernel["description"]
+        assert kernel["limits"]
+        assert kernel["available"] == (kernel["reason"] == "")
+        assert kernel["version"] or not kernel["available"]
 
 
 def test_those_of_one_operation(xrt: Any) -> None:
@@ -38,7 +38,7 @@ def test_those_of_one_operation(xrt: Any) -> None:
     assert {"cpu.blas", "cpu.reference", "null.null"} <= {one["id"] for one in found}
     assert {one["op"] for one in found} == {"matmul"}
     order = [one["id"] for one in found]
-    assert order == [one.id for one in ops.kernels("matmul")]
+    assert order == [kernel.id for kernel in ops.kernels("matmul")]
 
 
 def test_the_table(xrt: Any) -> None:
@@ -54,15 +54,15 @@ def test_the_table(xrt: Any) -> None:
 
 def test_a_reason_is_shown_once(xrt: Any) -> None:
     shown = xrt("kernels").out
-    for reason in {one.reason for one in ops.kernels() if not one.available}:
+    for reason in {kernel.reason for kernel in ops.kernels() if not kernel.available}:
         assert shown.count(reason) == 1
 
 
 def test_every_kernel_is_in_the_table(xrt: Any) -> None:
     shown = xrt("kernels").out
-    for one in ops.kernels():
-        assert one.id in shown
-        assert one.op in shown
+    for kernel in ops.kernels():
+        assert kernel.id in shown
+        assert kernel.op in shown
 
 
 def test_an_unknown_operation(xrt: Any) -> None:

@@ -42,7 +42,7 @@ OTHERS = {
 def own(xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, list[bytes]]:
     """What the commands write, by its kind."""
     monkeypatch.chdir(tmp_path)
-    outs = [word for one in VERIFICATIONS for word in ("--out", f"{one}=v.{one}")]
+    outs = [word for verification in VERIFICATIONS for word in ("--out", f"{verification}=v.{verification}")]
     for command in (
         ("explain", digits, "-d", "cpu", "-o", "report", "--html", "page"),
         ("run", digits, "-d", "cpu", "-o", "a.npz"),
@@ -56,7 +56,7 @@ def own(xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     names = {
         "report": ["report"], "page": ["page"], "arrays": ["a.npz", "a.npy"], "trace": ["t.json", "t.json.gz"],
         "lock": ["lock"], "statement": ["statement"],
-        **{f"verification as {one}": [f"v.{one}"] for one in VERIFICATIONS},
+        **{f"verification as {verification}": [f"v.{verification}"] for verification in VERIFICATIONS},
     }  # fmt: skip
     found = {kind: [(tmp_path / name).read_bytes() for name in paths] for kind, paths in names.items()}
     found["policy"] = [b"# tied\nexecution: {device: cpu}\n", b'{"mode": "prefer"}']
@@ -96,7 +96,7 @@ OPTIONS = [
     ("explain", "-o", "there"), ("explain", "--html", "there"), ("run", "-o", "there.npz"),
     ("profile", "--trace", "there.json"), ("compare", "--html", "there"), ("lock", "--statement", "there"),
     ("tune", "-o", "there"), ("tune", "--lock", "there"), ("tune", "--html", "there"), ("tune", "--journal", "there"),
-    *(("verify", "--out", f"{one}=there") for one in VERIFICATIONS),
+    *(("verify", "--out", f"{verification}=there") for verification in VERIFICATIONS),
 ]  # fmt: skip
 
 

@@ -29,7 +29,7 @@ def explain(xrt: Xrt, model: Any, *options: Any) -> dict[str, str]:
     assert shown.out.splitlines()[0].startswith(report["headline"])
     assert report["headline"].endswith(("deviation", "deviations"))
     assert report["honoured"] is False
-    return {one["key"]: one["status"] for one in report["observations"]}
+    return {observation["key"]: observation["status"] for observation in report["observations"]}
 
 
 def deviating(statuses: dict[str, str]) -> set[str]:

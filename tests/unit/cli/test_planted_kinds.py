@@ -48,7 +48,7 @@ def told(xrt: Xrt, model: Path, given: Path, code: int) -> tuple[str, dict[str, 
     report = result.json()
     assert shown.out.splitlines()[0].startswith(report["headline"])
     assert report["honoured"] is (code == 0)
-    return report["headline"], {one["key"]: one["status"] for one in report["observations"]}
+    return report["headline"], {observation["key"]: observation["status"] for observation in report["observations"]}
 
 
 def deviating(statuses: dict[str, str]) -> set[str]:

@@ -224,6 +224,6 @@ def test_what_cannot_be_served_is_refused(xrt, digits, tmp_path, arguments, code
     yaml = tmp_path / "serve.yaml"
     yaml.write_text("schema: xpuruntime.serve/1\nmodels: {}\n")
     missing = tmp_path / "missing.onnx"
-    result = xrt("serve", *ANY, *(one.format(digits=digits, missing=missing, yaml=yaml) for one in arguments))
+    result = xrt("serve", *ANY, *(argument.format(digits=digits, missing=missing, yaml=yaml) for argument in arguments))
     assert (result.code, result.out) == (code, "")
     assert match in result.err

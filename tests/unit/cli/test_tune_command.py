@@ -45,7 +45,7 @@ def test_a_tie_writes_policy_page_and_lock(xrt: Xrt, digits: str, spec: Path, tm
     jsonschema.Draft202012Validator(schema_of(TuneResult, "")).validate(result)
     assert (found.code, result["verdict"], result["exit_code"]) == (0, "tied", 0), result["reason"]
     assert result["headline"] == "tied: nothing is better by 90%"
-    assert {one["code"] for one in result["candidates"]} <= {"control", "duplicate", "not_faster", "slower"}
+    assert {candidate["code"] for candidate in result["candidates"]} <= {"control", "duplicate", "not_faster", "slower"}
     assert (tmp_path / "tuned.yaml").read_text().startswith("# tied: nothing is better by 90%, latency.p50")
     assert xpuruntime.Policy.load("tuned.yaml").execution.device == "cpu"
     assert "Trade-offs" in (tmp_path / "t.html").read_text()

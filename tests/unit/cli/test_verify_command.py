@@ -67,7 +67,7 @@ def test_an_inconclusive_claim(xrt: Xrt, policy: Path, tmp_path: Path, word: str
     words = () if word is None else ("--inconclusive", word)
     found = xrt("verify", "zeros.onnx", "-p", policy, "--only", "evidence,accuracy", *words, "--json")
     assert found.code == code, found.out
-    assert [one["verdict"] for one in found.json()["claims"] if one["section"] == "accuracy"] == ["inconclusive"]
+    assert [claim["verdict"] for claim in found.json()["claims"] if claim["section"] == "accuracy"] == ["inconclusive"]
 
 
 def test_outputs(xrt: Xrt, digits: str, policy: Path, tmp_path: Path) -> None:

@@ -61,7 +61,7 @@ def test_it_recognises_what_it_was_shipped_to_recognise(cpu):
 
 def test_it_verifies_what_it_ran(cpu):
     result, text = cpu
-    claims = {one["id"]: one["verdict"] for one in result.verification["claims"]}
+    claims = {claim["id"]: claim["verdict"] for claim in result.verification["claims"]}
     assert result.verified
     assert claims["accuracy.metric.recognised"] == "pass"
     assert claims["evidence.execution.engine"] == "pass"

@@ -222,8 +222,8 @@ def test_an_unsuitable_made_up_input_refuses_no_session(tmp_path):
     assert "refuses the generated input" in told
     assert "Fix: pass inputs as calibration" in told
     with xrt.InferenceSession(path, calibration=[x], **asked) as session:
-        assert not any("inconclusive" in one for one in session.plan.warnings)
-        told = " ".join(one.reason for one in session.explain(x).conversions)
+        assert not any("inconclusive" in warning for warning in session.plan.warnings)
+        told = " ".join(conversion.reason for conversion in session.explain(x).conversions)
     assert "the first calibration input" in told
 
 
@@ -251,7 +251,7 @@ def test_quantised_models_keep_their_tolerance_in_fp16(tmp_path):
     weights = [arr("w", 64, 8192), const("s", 0.03), const("z", 128, np.uint8)]
     path = save(tmp_path / "m.onnx", nodes, [V("x", FLOAT, ["n", 64])], weights)
     with xrt.InferenceSession(path, device="cpu", engine="onnxruntime", precision="fp16") as session:
-        told = " ".join(one.reason for one in session.explain().conversions)
+        told = " ".join(conversion.reason for conversion in session.explain().conversions)
     assert "outputs agree" in told
 
 
@@ -274,7 +274,7 @@ def test_a_conversion_beside_integer_products_is_compared_with_fp32(tmp_path):
     with xrt.InferenceSession(path, **options) as session:
         assert session.plan.control("execution.precision").enforceability == "unsupported"
         report = session.explain(x, runs=1)
-        assert any("probe input" in one.what for one in report.conversions)
+        assert any("probe input" in conversion.what for conversion in report.conversions)
         assert not report.honoured
     with pytest.raises(xrt.EngineError, match="does not agree with fp32"):  # 1e6 is not in the range of fp16
         xrt.InferenceSession(integer_product(tmp_path / "n.onnx", 1e6), **options)
@@ -285,8 +285,8 @@ def decoder(path, present):
     shape = "[]" if present is None else f"[B, 2, {present}, 32]"
     caches = [f"{name}{layer}" for layer in (0, 1) for name in ("k", "v")]
     text = f"""<ir_version: 9, opset_import: ["": 17, "com.microsoft": 1]>
-    g (float[B, S, 128] x0, int64[B, M] mask, {", ".join(f"float[B, 2, P, 32] p{one}" for one in caches)})
-      => (float[B, S, 128] x2, {", ".join(f"float{shape} n{one}" for one in caches)})
+    g (float[B, S, 128] x0, int64[B, M] mask, {", ".join(f"float[B, 2, P, 32] p{cache}" for cache in caches)})
+      => (float[B, S, 128] x2, {", ".join(f"float{shape} n{cache}" for cache in caches)})
     <int64[1] axis = {{1}}, int64 second = {{1}}> {{
       rows = ReduceSum <keepdims = 0> (mask, axis)
       before = Sub (rows, second)
@@ -323,12 +323,12 @@ def test_caches_grow_from_run_to_run_in_fp16(present, tmp_path):
     x = np.random.default_rng(1).standard_normal((1, 8, 128)).astype(np.float32)
 
     def generated(precision):
-        found, past = [], {f"p{one}": np.zeros((1, 2, 0, 32), np.float32) for one in caches}
+        found, past = [], {f"p{cache}": np.zeros((1, 2, 0, 32), np.float32) for cache in caches}
         options = {"device": "cpu", "engine": "onnxruntime", "precision": precision, "policy": {"mode": "auto"}}
         with xrt.InferenceSession(tmp_path / "m.onnx", **options) as session:
             for start, end in ((0, 5), (5, 6), (6, 7), (7, 8)):
                 results = session.run({"x0": x[:, start:end], "mask": np.ones((1, end), np.int64), **past})
-                past = {f"p{one}": results[f"n{one}"] for one in caches}
+                past = {f"p{cache}": results[f"n{cache}"] for cache in caches}
                 found.append(results["x2"])
         assert {one.shape for one in past.values()} == {(1, 2, 8, 32)}
         return np.concatenate(found, axis=1)

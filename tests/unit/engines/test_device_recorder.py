@@ -78,7 +78,7 @@ def test_a_pytorch_without_cuda_is_not_asked() -> None:
     assert not device_recorder._torch_profiles_cuda()
     kineto_recording = recorded(DeviceRecorder())
     assert kineto_recording.source != "kineto"
-    assert [one.name for one in kineto_recording.ranges] == ["one"]
+    assert [range_.name for range_ in kineto_recording.ranges] == ["one"]
 
 
 @pytest.mark.parametrize(
@@ -87,10 +87,10 @@ def test_a_pytorch_without_cuda_is_not_asked() -> None:
 def test_pytorch_is_asked_where_it_can_profile_cuda(
     monkeypatch: pytest.MonkeyPatch, cuda: str | None, available: bool, asked: bool
 ) -> None:
-    made = types.SimpleNamespace(
+    namespace = types.SimpleNamespace(
         version=types.SimpleNamespace(cuda=cuda), cuda=types.SimpleNamespace(is_available=lambda: available)
     )
-    monkeypatch.setitem(device_recorder.sys.modules, "torch", made)
+    monkeypatch.setitem(device_recorder.sys.modules, "torch", namespace)
     assert device_recorder._torch_profiles_cuda() is asked
 
 
@@ -106,7 +106,7 @@ def test_beside_pytorch_ranges_are_ours_and_work_is_pytorchs(kineto: type[Kineto
     for times in (1, 2):
         kineto_recording = recorded(recorder)
         assert kineto_recording.source == "kineto"
-        assert [one.name for one in kineto_recording.ranges] == ["one"]
+        assert [range_.name for range_ in kineto_recording.ranges] == ["one"]
         assert [one.name for one in kineto_recording.work] == ["k"]
         assert (kineto.started, kineto.stopped) == (times, times)
 

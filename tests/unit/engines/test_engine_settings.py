@@ -59,7 +59,7 @@ _MACHINE = Machine(
     cpu=CpuFacts(name="cpu", cores=4, features=("avx2", "avx512f")),
     cuda=(_GPU,),
     core_cuda=True,
-    engines={one.name: one for one in _FACTS},
+    engines={fact.name: fact for fact in _FACTS},
 )
 #: Engine and device to what the policy states of the execution there.
 _ASKED: dict[tuple[str, str], dict[str, Any]] = {
@@ -107,25 +107,25 @@ def _request(engine: str, device: str, folder: Path) -> Request:
 
 
 def _judge(engine: str, device: str, folder: Path) -> Judgement:
-    found = default_registry().get(engine).judge(_request(engine, device, folder), _MACHINE)
-    assert found.verdict.accepted, found.verdict.reason
-    return found
+    judge = default_registry().get(engine).judge(_request(engine, device, folder), _MACHINE)
+    assert judge.verdict.accepted, judge.verdict.reason
+    return judge
 
 
 def test_every_engine_is_swept() -> None:
     names = {name for name in default_registry().names() if name != "null"}  # which has no settings
-    assert {engine for engine, _ in _ASKED} >= names & {one.name for one in _FACTS}
+    assert {engine for engine, _ in _ASKED} >= names & {fact.name for fact in _FACTS}
     assert names >= {"onnxruntime", "openvino", "qnn", "tensorrt", "tensorrt-rtx", "torch"}
-    assert [one.__module__.split(".")[2] for one in _classes()] == [
+    assert [cls.__module__.split(".")[2] for cls in _classes()] == [
         "onnxruntime",
         "openvino",
         "qnn",
         "tensorrt",
         "torch",
     ]
-    for one in _classes():
-        assert issubclass(one, EngineSettings), one
-        assert one.__struct_config__.frozen, one
+    for cls in _classes():
+        assert issubclass(cls, EngineSettings), cls
+        assert cls.__struct_config__.frozen, cls
 
 
 @pytest.mark.parametrize(("engine", "device"), list(_ASKED))

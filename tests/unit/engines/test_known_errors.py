@@ -141,7 +141,7 @@ def attention(keys: int, *, past: int = 0, open_: bool = False, **attributes: An
     """Return an Attention of four queries; open lengths that are equal have the same name."""
     heads: list[Any] = [floats(1, 2, 4, 8), floats(1, 2, keys, 8), floats(1, 2, keys, 8)]
     if open_:
-        heads[1:] = [(one,) for one in heads[1:]]
+        heads[1:] = [(head,) for head in heads[1:]]
     more = [None, floats(1, 2, past, 8), floats(1, 2, past, 8)] if past else []
     model = typed("Attention", [*heads, *more], 3 if past else 1, 25 if not past else 23, **attributes)
     fed = VALUES[model.SerializeToString()]
@@ -388,7 +388,7 @@ def test_plans_and_reports_say_so(row: str, tmp_path: Path) -> None:
     with session:
         report = session.explain(feeds, runs=1)
     assert not report.honoured
-    assert (KEY, "unsupported") in [(one.key, one.status) for one in report.deviations]
+    assert (KEY, "unsupported") in [(deviation.key, deviation.status) for deviation in report.deviations]
 
 
 def test_strict_takes_the_next_engine(tmp_path: Path) -> None:
@@ -426,7 +426,7 @@ def test_softmax_of_old_opsets_is_computed_as_defined(
         assert np.abs(session.run({"x": x})["y"] - want).max() < 1e-5
         report = session.explain({"x": x}, runs=1)
     assert report.honoured, report.observations
-    assert any("computed on a matrix" in one.what for one in report.conversions)
+    assert any("computed on a matrix" in conversion.what for conversion in report.conversions)
     assert [u for u in report.units if "node" in u.source_nodes and u.relation != "folded"]
 
 
@@ -457,7 +457,7 @@ def test_a_plan_says_that_a_version_was_not_swept(version: str, known: bool, tmp
     policy = Policy.coerce({"execution": {"engine": "openvino", "device": "cpu", "precision": "fp32"}})
     machine = machine_snapshot().with_engines({"openvino": facts})
     notes = resolve(request, policy, machine, default_registry().engines()).notes
-    assert any("2027.0.0 was not swept" in one for one in notes) != known
+    assert any("2027.0.0 was not swept" in note for note in notes) != known
 
 
 OUT_OF_8_BITS = (

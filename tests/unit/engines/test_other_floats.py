@@ -69,7 +69,9 @@ def test_a_plan_that_is_not_strict_names_the_nodes_and_the_report_agrees(tmp_pat
     with pytest.warns(xrt.XpuRuntimeWarning, match="other types"):
         session = xrt.InferenceSession(path, policy=policy("fp32", mode="prefer"))
     with session:
-        (seen,) = (one for one in session.explain(X, runs=1).deviations if one.key == "execution.precision")
+        (seen,) = (
+            deviation for deviation in session.explain(X, runs=1).deviations if deviation.key == "execution.precision"
+        )
     assert "fp64" in seen.observed
 
 
@@ -85,4 +87,4 @@ def test_types_by_their_numbers() -> None:
     from xpuruntime.engines.precision.stated import precision_of
 
     kinds = (TensorProto.DOUBLE, TensorProto.FLOAT16, TensorProto.BFLOAT16, 999)
-    assert [precision_of(one) for one in kinds] == ["fp64", "fp16", "bf16", ""]
+    assert [precision_of(kind) for kind in kinds] == ["fp64", "fp16", "bf16", ""]

@@ -64,9 +64,9 @@ def fill_log() -> None:
 def hold(report: xrt.Report, runs: set[int]) -> None:
     kernels = [unit.kernel for unit in report.units if unit.kernel == "cpu.reference"]
     assert len(kernels) == 2
-    assert {one.chosen for one in report.decisions} == {"cpu.reference"}
-    assert sum(len(one.nodes) for one in report.decisions) == 2
-    assert {one.count for one in report.decisions} <= runs
+    assert {decision.chosen for decision in report.decisions} == {"cpu.reference"}
+    assert sum(len(decision.nodes) for decision in report.decisions) == 2
+    assert {decision.count for decision in report.decisions} <= runs
     assert not any("dispatcher" in note for note in report.notes)
     assert {o.key: o.status for o in report.observations}["kernels.matmul"] == "honoured"
 
@@ -82,8 +82,8 @@ def test_passes_leave_nothing_in_the_log_of_the_process(make: Callable[..., Any]
             hold(session.explain(feeds, runs=2), {2, 3})
     # Those that are new are of the session's own timed runs, on arrays that lie elsewhere: the same few each time.
     known = {(one.description, one.chosen) for one in before}
-    assert {(one.description, one.chosen) for one in xrt.decisions()} == known
-    assert not any("#" in one.node for one in xrt.decisions())
+    assert {(decision.description, decision.chosen) for decision in xrt.decisions()} == known
+    assert not any("#" in decision.node for decision in xrt.decisions())
 
 
 @pytest.mark.parametrize("make", ENGINES)
@@ -150,9 +150,9 @@ def test_passes_of_two_sessions_at_once_have_their_own_kernels(tmp_path: Path) -
     for kernel, reports in found.items():
         assert len(reports) == PASSES // 2
         for report in reports:
-            assert {one.chosen for one in report.decisions} == {kernel}
+            assert {decision.chosen for decision in report.decisions} == {kernel}
             assert [unit.kernel for unit in report.units if unit.kernel] == [kernel] * 2
-            assert {one.count for one in report.decisions} <= {2, 3}
+            assert {decision.count for decision in report.decisions} <= {2, 3}
 
 
 def test_a_log_of_its_own() -> None:
@@ -174,4 +174,4 @@ def test_a_log_of_its_own() -> None:
     log.clear()
     assert log.decisions() == []
     site.choose(desc)
-    assert [one["node"] for one in log.decisions()] == ["here"]
+    assert [decision["node"] for decision in log.decisions()] == ["here"]

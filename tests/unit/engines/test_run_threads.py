@@ -72,7 +72,7 @@ def test_an_interruption_cannot_be_lost_in_a_callback_of_a_future() -> None:
     futures += [threads.submit(dict) for _ in range(3)]
     assert futures[2].cancel()
     for future in futures:
-        assert [one.__callback__ for one in weakref.getweakrefs(future)] == [None]
+        assert [getweakref.__callback__ for getweakref in weakref.getweakrefs(future)] == [None]
     release.set()
     concurrent.futures.wait(futures, 30)
     threads.submit(dict).result(30)
@@ -141,14 +141,14 @@ def test_each_accepted_request_completes_or_is_cancelled(engine: str, want: Any)
 
         arguments = (session, futures, start)
         threads = [threading.Thread(target=_hand_over, args=arguments) for _ in range(2)]
-        for one in threads:
-            one.start()
+        for thread in threads:
+            thread.start()
         start.wait(30)
         while not futures:
             pass
         session.close()
-        for one in threads:
-            one.join(30)
+        for thread in threads:
+            thread.join(30)
         done, left = concurrent.futures.wait(futures, 30)
         assert not left
         for future in done:

@@ -111,7 +111,7 @@ def test_openvino_is_refused_and_named(op: str, largest: int, tmp_path: Path) ->
     path, feeds, want = case(tmp_path / "model.onnx", op, np.uint8, largest)
     core = ov.Core()
     raw = core.compile_model(core.read_model(path), "CPU", {"INFERENCE_PRECISION_HINT": "f32"})(feeds)[0]
-    (row,) = [one for one in known_errors("openvino") if one.saturates]
+    (row,) = [error for error in known_errors("openvino") if error.saturates]
     wrong = HERE and largest > 64
     assert far(raw, want) == (wrong and applies_to(row, ov.__version__, "cpu"))
     policy = {"mode": "strict", "execution": {"engine": "openvino", "device": "cpu"}}

@@ -256,7 +256,7 @@ class TestSessions:
         with xrt.InferenceSession(path, device="cpu", policy=stated) as session:
             report = session.explain(runs=2)
         assert report.honoured, str(report)
-        seen = {one.key: (one.observed, one.status) for one in report.observations}
+        seen = {observation.key: (observation.observed, observation.status) for observation in report.observations}
         assert seen["execution.shapes.x"] == (f"[{shape[0]}, 8]", "honoured")
         assert seen.get("execution.static_shape", ("", "honoured"))[1] == "honoured"
 

@@ -194,4 +194,4 @@ class Browser:
         elif method == "Log.entryAdded" and facts["entry"]["level"] in ("error", "warning"):
             self.complaints.append(facts["entry"]["text"])
         elif method == "Runtime.consoleAPICalled":
-            self.complaints.append(str([one.get("value") for one in facts["args"]]))
+            self.complaints.append(str([arg.get("value") for arg in facts["args"]]))

@@ -52,7 +52,7 @@ def profile(**changed: Any) -> Profile:
 
 
 def test_shares_sum_what_is_alike() -> None:
-    found = [tuple(one) for one in profile().shares()]
+    found = [tuple(share) for share in profile().shares()]
     assert found == [
         ("range", "epoch", 1, 2000.0, 0),
         ("range", "m on e@cuda:0", 2, 700.0, 0),
@@ -125,8 +125,8 @@ def test_a_trace_is_written_as_a_whole(tmp_path: Path, name: str) -> None:
     data = target.read_bytes()
     trace = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
     assert trace["metadata"]["run"] == 5
-    assert sum(one.get("cat") == "kernel" for one in trace["traceEvents"]) == 2
-    assert any(one["name"] == "matmul" for one in trace["traceEvents"])
+    assert sum(traceevent.get("cat") == "kernel" for traceevent in trace["traceEvents"]) == 2
+    assert any(traceevent["name"] == "matmul" for traceevent in trace["traceEvents"])
     assert [one.name for one in tmp_path.iterdir()] == [name]
 
 

@@ -141,7 +141,7 @@ def test_the_page_shows_what_is_live_and_leads_to_the_unit(show):
     heights = browser.evaluate(
         "[...document.querySelectorAll('#memory .live rect')].map(r => +r.getAttribute('height'))"
     )
-    assert [round(one / heights[1], 3) for one in heights] == [0.25, 1.0, 0.75]
+    assert [round(height / heights[1], 3) for height in heights] == [0.25, 1.0, 0.75]
     assert "At most 4.0 KiB, around b, unit 2 of 3." in texts(browser, "#memory .hint")[1]
     browser.click("#memory .live [data-live='2']")
     assert texts(browser, "#inspector h2") == ["c"]
@@ -210,14 +210,16 @@ def changed():
 
 def test_two_reports():
     found = compare_reports(report(), changed())
-    assert [(one.owner, one.before, one.after) for one in found.peaks] == [
+    assert [(peak.owner, peak.before, peak.after) for peak in found.peaks] == [
         ("pool a: in use", 3 * MIB, 9 * MIB),
         ("tensors between units", 4096, 8192),
     ]
     graph = found.cuda_graph
     assert (graph.status_before, graph.status_after) == ("blocked", "refused")
     assert (graph.blockers_gone, graph.blockers_new) == (("b (NonZero)",), ("det (Det)",))
-    assert [(one.input, one.allowed_before, one.allowed_after, one.observed_after) for one in found.shapes] == [
+    assert [
+        (shape.input, shape.allowed_before, shape.allowed_after, shape.observed_after) for shape in found.shapes
+    ] == [
         ("x", "1..8 x 4", "any x 4", "3 x 4"),
         ("k", "4", "-", "-"),
     ]
@@ -238,7 +240,7 @@ def test_noise_of_memory_is_not_told():
     near = report(memory_over_time=samples(None, 3 * MIB + 9, 2 * MIB))
     found = compare_reports(report(), near)
     assert (found.peaks, found.cuda_graph, found.shapes, found.notes) == ((), None, (), ())
-    assert [one.owner for one in compare_reports(report(), near, noise=0).peaks] == ["pool a: in use"]
+    assert [peak.owner for peak in compare_reports(report(), near, noise=0).peaks] == ["pool a: in use"]
 
 
 def test_a_report_from_before_is_not_held_against_the_other():

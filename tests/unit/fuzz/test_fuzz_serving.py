@@ -133,7 +133,7 @@ class Connection:
 
 
 def head(path: bytes, headers: dict[bytes, bytes]) -> bytes:
-    lines = [b"POST %b HTTP/1.1" % path, b"Host: a", *(b"%b: %b" % one for one in headers.items())]
+    lines = [b"POST %b HTTP/1.1" % path, b"Host: a", *(b"%b: %b" % item for item in headers.items())]
     return b"\r\n".join(lines) + b"\r\n\r\n"
 
 

@@ -95,8 +95,8 @@ def test_any_engine_is_held_against_the_reference() -> None:
     assert engine.closed == 1, "a session that is refused leaves nothing open"
     with opened(OffEngine(1.0), accuracy={"rtol": 1.0, "cosine": 0.0}) as session:
         report = session.explain(runs=1)
-    assert any("a probe input was compared with fp32" in one.what for one in report.conversions)
-    found = {one.key: one.status for one in report.observations}
+    assert any("a probe input was compared with fp32" in conversion.what for conversion in report.conversions)
+    found = {observation.key: observation.status for observation in report.observations}
     assert found["accuracy.rtol"] == "honoured"
 
 
@@ -164,7 +164,11 @@ def test_where_the_reference_does_not_run_unasked_arithmetic_is_not_held_against
 
     monkeypatch.setattr("xpuruntime.engines.accuracy._plain", refuse)
     with opened(CoarseEngine(1.0)) as session:
-        (said,) = (one for one in session.explain(runs=1).conversions if one.what.startswith("not compared with"))
+        (said,) = (
+            conversion
+            for conversion in session.explain(runs=1).conversions
+            if conversion.what.startswith("not compared with")
+        )
     assert "no kernel" in said.reason
 
 
@@ -233,12 +237,12 @@ def test_a_model_that_refuses_a_made_up_input_opens(tmp_path: Path) -> None:
 
 
 def count_loads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    made: list[int] = []
+    loads: list[int] = []
     from xpuruntime.engines import accuracy
 
     original = accuracy._plain
-    monkeypatch.setattr(accuracy, "_plain", lambda *a: made.append(1) or original(*a))
-    return made
+    monkeypatch.setattr(accuracy, "_plain", lambda *a: loads.append(1) or original(*a))
+    return loads
 
 
 def test_an_artifact_that_passed_is_not_checked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -181,4 +181,6 @@ class TestCaches:
                     session.bind(feeds, outputs)
                 return
             session.bind(feeds, outputs).run()
-            assert [one.what for one in session._open().conversions()] == ["output 'nk' copied after each bound run"]
+            assert [conversion.what for conversion in session._open().conversions()] == [
+                "output 'nk' copied after each bound run"
+            ]

@@ -146,7 +146,7 @@ class TestOneArrayInTwoPlaces:
                 binding.run()
                 for key, array in want.items():
                     np.testing.assert_allclose(binding.outputs[key], array, rtol=1e-5, atol=1e-6, err_msg=key)
-            assert any("copied after each bound run" in one.what for one in session._open().conversions())
+            assert any("copied after each bound run" in conversion.what for conversion in session._open().conversions())
 
     @pytest.mark.parametrize("engine", HOST)
     def test_under_a_strict_policy_the_buffer_is_refused(self, engine: str, tmp_path: Path) -> None:

@@ -73,7 +73,7 @@ class TestPolicy:
             report = session.explain(X, runs=1)
         assert report.plan["policy_source"] == "model metadata"
         assert any("source: model metadata" in note for note in report.notes)
-        seen = {one.key: one for one in report.observations}
+        seen = {observation.key: observation for observation in report.observations}
         assert seen["kernels.matmul"].status == "honoured"
         assert seen["kernels.matmul"].observed == "cpu.blas (2 nodes)"
 
@@ -337,7 +337,10 @@ class TestIntermediates:
         with xrt.InferenceSession(write(tmp_path), device="cpu", engine="onnxruntime") as session:
             xrt.clear_decisions()
             session.intermediates(X, ["h"])
-            assert {one.node: one.chosen for one in xrt.decisions()} == {"mm1": "cpu.blas", "mm2": "cpu.blas"}
+            assert {decision.node: decision.chosen for decision in xrt.decisions()} == {
+                "mm1": "cpu.blas",
+                "mm2": "cpu.blas",
+            }
 
     def test_a_compiled_model_has_none(self, tmp_path: Path) -> None:
         path = write(tmp_path, None)

@@ -133,7 +133,7 @@ def test_an_entry_that_does_not_fit_is_refused_or_made_again_as_asked(
     engine: SlowEngine, cache: Path, name: str
 ) -> None:
     open_cached(engine, MODEL, cache).close()
-    (folder,) = (cache / one for one in entries(cache))
+    (folder,) = (cache / entry for entry in entries(cache))
     DAMAGE[name](folder)
     for _ in range(2):
         with pytest.raises(xrt.XpuRuntimeError, match=r"Or state execution\.artifacts\.stale: rebuild") as told:

@@ -79,7 +79,7 @@ def test_errors_of_fp16_are_there_and_within_its_tolerance() -> None:
     assert len(errors) == len(LAYERS)
     assert 1e-5 < max(errors) < row.tolerance.rtol
     assert row.drift.first is None
-    assert [one.name for one in row.outputs] == ["logits"]
+    assert [output.name for output in row.outputs] == ["logits"]
 
 
 def test_openvino_gives_every_layer() -> None:

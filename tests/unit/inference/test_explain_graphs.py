@@ -90,7 +90,7 @@ class TestPlanted:
         status = report.cuda_graph
         assert status is not None
         assert (status.status, status.asked) == ("blocked", "prefer")
-        assert [(one.node, one.op, one.kind) for one in status.blockers] == [
+        assert [(blocker.node, blocker.op, blocker.kind) for blocker in status.blockers] == [
             ("pool2", "MaxPool", "placement"),
             ("cuda:0 -> cpu", "copy", "copy"),
         ]

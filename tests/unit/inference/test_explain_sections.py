@@ -279,12 +279,12 @@ def test_a_device_that_cannot_be_read_and_an_engine_that_breaks_are_noted_once()
     watch = MemoryWatch(broken, "cuda:99")
     watch("a")
     watch("b")
-    assert [one.moment for one in watch.samples] == ["a", "b"]
+    assert [sample.moment for sample in watch.samples] == ["a", "b"]
     assert [note.partition(":")[0] for note in watch.notes] == [
         "the engine does not report what the session holds",
         "the memory of cuda",
     ]
-    assert not any(owner.startswith(("session", "cuda")) for one in watch.samples for owner in one.owners)
+    assert not any(owner.startswith(("session", "cuda")) for sample in watch.samples for owner in sample.owners)
 
 
 def test_moments_are_told_to_the_one_who_watches_and_to_nobody_else() -> None:

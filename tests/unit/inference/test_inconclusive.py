@@ -69,7 +69,7 @@ SILENT: dict[str, tuple[list[Any], dict[str, Any]]] = {
 
 
 def statuses(report: Any) -> dict[str, str]:
-    return {one.key: one.status for one in report.observations}
+    return {observation.key: observation.status for observation in report.observations}
 
 
 @pytest.mark.parametrize("kind", SILENT)

@@ -66,7 +66,7 @@ def test_a_strided_array_in_a_sequence_is_copied_once_and_said(concat: Path) -> 
     with xrt.InferenceSession(concat, device="cpu") as session:
         np.testing.assert_array_equal(session.run({"s": [strided]})["y"], strided)
         conversions = session.explain({"s": [strided]}, runs=1).conversions
-    assert any("copied once" in one.what for one in conversions)
+    assert any("copied once" in conversion.what for conversion in conversions)
 
 
 def test_bind_refuses_a_sequence_by_name(concat: Path, tmp_path: Path) -> None:

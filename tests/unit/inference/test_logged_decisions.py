@@ -21,8 +21,8 @@ POLICY = {"execution": {"device": "cpu", "engine": "onnxruntime"}}
 
 
 def told(caplog: pytest.LogCaptureFixture, level: int) -> str:
-    records = [one for one in caplog.records if one.name.startswith("xpuruntime.")]
-    return "\n".join(one.getMessage() for one in records if one.levelno == level)
+    records = [record for record in caplog.records if record.name.startswith("xpuruntime.")]
+    return "\n".join(record.getMessage() for record in records if record.levelno == level)
 
 
 def test_plan_fallback_and_evidence_are_logged(caplog: pytest.LogCaptureFixture) -> None:

@@ -47,7 +47,7 @@ def raw(path: Path, given: dict[str, Any]) -> dict[str, Any]:
     options = ort.SessionOptions()
     options.log_severity_level = 4
     session = ort.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return dict(zip((one.name for one in session.get_outputs()), session.run(None, given), strict=True))
+    return dict(zip((output.name for output in session.get_outputs()), session.run(None, given), strict=True))
 
 
 @pytest.fixture(params=ODD)

@@ -191,7 +191,7 @@ def test_a_choice_of_outputs_of_a_module() -> None:
 
     x = torch.arange(4.0)
     with xrt.InferenceSession(Two().eval(), device="cpu", example_inputs=(x,)) as session:
-        first, second = (one.name for one in session.outputs)
+        first, second = (output.name for output in session.outputs)
         name = session.inputs[0].name
         for _ in range(2):
             found = session.run({name: x}, outputs=[second])

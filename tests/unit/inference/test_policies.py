@@ -30,7 +30,7 @@ def without_cuda() -> Machine:
 
 
 def status_of(session: xrt.InferenceSession) -> dict[str, str]:
-    return {one.key: one.status for one in session.explain({"image": X}, runs=1).observations}
+    return {observation.key: observation.status for observation in session.explain({"image": X}, runs=1).observations}
 
 
 def test_a_listed_fallback_runs_and_is_told_in_plan_warning_and_evidence() -> None:
@@ -46,7 +46,7 @@ def test_a_listed_fallback_runs_and_is_told_in_plan_warning_and_evidence() -> No
         assert ". Fix: use device cpu" in line
         report = session.explain({"image": X}, runs=1)
     assert report.plan["warnings"] == [line]
-    observed = {one.key: one.observed for one in report.observations}
+    observed = {observation.key: observation.observed for observation in report.observations}
     assert observed["execution.device"].startswith("cpu")
     assert observed["execution.fallback"] == "used"
 
@@ -54,9 +54,11 @@ def test_a_listed_fallback_runs_and_is_told_in_plan_warning_and_evidence() -> No
 def test_a_fallback_that_was_not_needed_is_told_as_that() -> None:
     policy = {"execution": {"device": "cpu", "fallback": ["null@cpu"]}}
     with xrt.InferenceSession(MODEL, policy=policy) as session:
-        observed = {one.key: one.observed for one in session.explain({"image": X}, runs=1).observations}
+        observed = {
+            observation.key: observation.observed for observation in session.explain({"image": X}, runs=1).observations
+        }
     assert observed["execution.fallback"] == "not used"
-    resolved = {one.key: one.resolved for one in session.plan.controls}
+    resolved = {control.key: control.resolved for control in session.plan.controls}
     assert resolved == {"execution.device": "cpu", "execution.fallback": "not needed"}
 
 

@@ -52,11 +52,11 @@ def test_ranges_runs_and_operations_are_in_one_profile(session: xrt.InferenceSes
         session.run(X)
         with prof.range("after"):
             xrt.ops.matmul(np.ones((4, 5), np.float32), np.ones((5, 6), np.float32))
-    by_name = {one.name.split(" on ")[0]: one for one in prof.result.ranges}
+    by_name = {range_.name.split(" on ")[0]: range_ for range_ in prof.result.ranges}
     step, run, after = by_name["step"], by_name["net.onnx"], by_name["after"]
-    [product] = [one for one in prof.result.ranges if one.category == "kernel"]
+    [product] = [range_ for range_ in prof.result.ranges if range_.category == "kernel"]
     assert product.name.startswith("matmul ")
-    assert product.name.split(" ")[1] in {one.kernel for one in xrt.decisions()}
+    assert product.name.split(" ")[1] in {decision.kernel for decision in xrt.decisions()}
     assert (step.parent, run.parent, after.parent, product.parent) == (0, step.id, step.id, after.id)
     assert (step.category, run.category) == ("range", "run")
     assert prof.result.duration_us >= (step.end_ns - step.start_ns) / 1000
@@ -76,8 +76,8 @@ def test_sixteen_threads_nest_by_themselves(session: xrt.InferenceSession) -> No
             thread.start()
         for thread in threads:
             thread.join()
-    by_id = {one.id: one for one in prof.result.ranges}
-    found = [one for one in prof.result.ranges if one.category == "run"]
+    by_id = {range_.id: range_ for range_ in prof.result.ranges}
+    found = [range_ for range_ in prof.result.ranges if range_.category == "run"]
     assert len(found) == 160
     assert all(by_id[one.parent].thread == one.thread for one in found)
     assert {by_id[one.parent].name for one in found} == {f"thread {number}" for number in range(16)}
@@ -110,7 +110,7 @@ def test_ctrl_c_in_the_block_ends_it(session: xrt.InferenceSession) -> None:
     with pytest.raises(KeyboardInterrupt), xrt.profile() as prof, prof.range("long"):
         signal.raise_signal(signal.SIGINT)
     assert session.run is before
-    assert [(one.name, one.finished) for one in prof.result.ranges] == [("long", True)]
+    assert [(range_.name, range_.finished) for range_ in prof.result.ranges] == [("long", True)]
 
 
 def test_a_second_profile_is_refused_with_its_reason(session: xrt.InferenceSession) -> None:
@@ -249,8 +249,8 @@ def test_the_trace_has_what_the_result_has(tmp_path: Path, session: xrt.Inferenc
         session.run(X)
     data = (tmp_path / name).read_bytes()
     trace = json.loads(gzip.decompress(data) if name.endswith(".gz") else data)
-    drawn = [one for one in trace["traceEvents"] if one["ph"] == "X"]
-    assert [one["name"] for one in drawn] == [one.name for one in prof.result.ranges]
+    drawn = [traceevent for traceevent in trace["traceEvents"] if traceevent["ph"] == "X"]
+    assert [one["name"] for one in drawn] == [range_.name for range_ in prof.result.ranges]
     assert all(one["dur"] >= 0 and {"pid", "tid", "ts"} <= set(one) for one in drawn)
     assert trace["metadata"]["source"] == prof.result.source
     assert trace["metadata"]["notes"] == list(prof.result.notes)
@@ -261,18 +261,18 @@ def test_explain_inside_puts_the_nodes_of_onnxruntime_into_the_trace(
 ) -> None:
     with xrt.profile(tmp_path / "t.json") as prof:
         report = session.explain(X, runs=3)
-    nodes = [one for one in prof.result.marks if one.track == "nodes of ONNX Runtime"]
-    assert {one.name for one in nodes} == {unit.id for unit in report.units if unit.time is not None}
-    counts = {name: sum(one.name == name for one in nodes) for name in {one.name for one in nodes}}
+    nodes = [mark for mark in prof.result.marks if mark.track == "nodes of ONNX Runtime"]
+    assert {node.name for node in nodes} == {unit.id for unit in report.units if unit.time is not None}
+    counts = {name: sum(node.name == name for node in nodes) for name in {node.name for node in nodes}}
     assert set(counts.values()) == {3}  # the counted runs, without the cold one
     recording = prof.result._recording
-    for one in nodes:
-        assert recording.start_ns <= one.start_ns <= one.end_ns <= recording.end_ns
-        assert one.details["provider"] == "CPUExecutionProvider"
-    assert not any("laid end to end" in one.track for one in prof.result.marks)
+    for node in nodes:
+        assert recording.start_ns <= node.start_ns <= node.end_ns <= recording.end_ns
+        assert node.details["provider"] == "CPUExecutionProvider"
+    assert not any("laid end to end" in mark.track for mark in prof.result.marks)
     trace = json.loads((tmp_path / "t.json").read_text())
-    assert sum(one.get("cat") == "nodes of ONNX Runtime" for one in trace["traceEvents"]) == len(nodes)
-    assert any(one.category == "run" for one in prof.result.ranges)  # those by which it measures
+    assert sum(traceevent.get("cat") == "nodes of ONNX Runtime" for traceevent in trace["traceEvents"]) == len(nodes)
+    assert any(range_.category == "run" for range_ in prof.result.ranges)  # those by which it measures
 
 
 def test_explain_inside_lays_units_of_other_engines_end_to_end(tmp_path: Path) -> None:
@@ -283,7 +283,7 @@ def test_explain_inside_lays_units_of_other_engines_end_to_end(tmp_path: Path) -
         xrt.profile(tmp_path / "t.json") as prof,
     ):
         report = session.explain({"x": np.ones((4, 1024), np.float32)}, runs=3)
-    laid = [one for one in prof.result.marks if one.track == "units of openvino, one run, laid end to end"]
+    laid = [mark for mark in prof.result.marks if mark.track == "units of openvino, one run, laid end to end"]
     timed = [unit for unit in report.units if unit.time is not None and unit.time.unit == "us" and unit.time.value]
     assert laid
     assert [one.name for one in laid] == [unit.id for unit in timed]
@@ -302,7 +302,7 @@ def test_explain_inside_lays_units_of_pytorch_end_to_end() -> None:
         feeds = {session.inputs[0].name: X["x"]}
         with xrt.profile(devices=False) as prof:
             session.explain(feeds, runs=3)
-    laid = [one for one in prof.result.marks if one.track == "units of torch, one run, laid end to end"]
+    laid = [mark for mark in prof.result.marks if mark.track == "units of torch, one run, laid end to end"]
     assert len(laid) >= 3
     assert any("addmm" in str(one.details["op"]) or "linear" in str(one.details["op"]) for one in laid)
 
@@ -322,4 +322,4 @@ def test_profile_of_a_program_without_arrays_and_sessions(tmp_path: Path) -> Non
     )
     assert done.returncode == 0, done.stderr
     assert "load" in done.stdout
-    assert any(one["name"] == "load" for one in json.loads(target.read_text())["traceEvents"])
+    assert any(traceevent["name"] == "load" for traceevent in json.loads(target.read_text())["traceEvents"])

@@ -115,7 +115,7 @@ def test_a_session_says_that_its_accuracy_cannot_be_judged(sampled: str, more: d
     with xrt.InferenceSession(sampled, policy=policy, precision=more.get("precision")) as session:
         assert any(f"{NOISE} are in 'y'. Fix: export the model with its random" in w for w in session.plan.warnings)
         x = {"x": np.ones((2, 4), np.float32)}
-        row = next(one for one in session.explain(x).observations if one.key == "accuracy.rtol")
+        row = next(observation for observation in session.explain(x).observations if observation.key == "accuracy.rtol")
     assert row.status == "inconclusive"
     assert NOISE in row.reason
 
@@ -131,14 +131,14 @@ def test_a_comparison_of_engines_names_the_node(sampled: str) -> None:
 def test_a_lock_has_the_outputs_that_can_be_locked(sampled: str, tmp_path: Path) -> None:
     path = str(tmp_path / "sampled.lock")
     made = xrt.lock(sampled, CPU, path)
-    assert {one.name: one.grade for one in made.lock.identity.outputs} == {"m": "bitwise", "y": "random"}
+    assert {output.name: output.grade for output in made.lock.identity.outputs} == {"m": "bitwise", "y": "random"}
     with xrt.InferenceSession(sampled, lock=path) as session:
-        row = next(one for one in session.explain().observations if one.key == "execution.lock")
+        row = next(observation for observation in session.explain().observations if observation.key == "execution.lock")
     assert row.status == "honoured"
     assert "'y' depend on random numbers, and are not compared" in row.reason
     result = xrt.verify(sampled, lock=path, only=["evidence", "accuracy", "audit"])
     assert not result.of("fail"), str(result)
-    claims = {one.id: one for one in result.claims}
+    claims = {claim.id: claim for claim in result.claims}
     assert claims["accuracy.y"].verdict == "inconclusive"
     assert NOISE in claims["accuracy.y"].reason
     assert claims["accuracy.m"].verdict == claims["audit.same_work"].verdict == "pass"

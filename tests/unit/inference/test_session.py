@@ -348,7 +348,7 @@ def test_repr_and_metadata(mlp: Path) -> None:
 @pytest.mark.parametrize("function", [xrt.InferenceSession, xrt.plan, xrt.compile_model])
 def test_only_the_policy_is_taken_by_place(function):
     parameters = list(inspect.signature(function).parameters.values())
-    by_place = [one.name for one in parameters if one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
+    by_place = [parameter.name for parameter in parameters if parameter.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD]
     assert by_place[0] == "model"
     assert by_place[-1] == "policy"
     assert len(by_place) <= 3

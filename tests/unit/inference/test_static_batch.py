@@ -67,9 +67,9 @@ def test_rows_are_right_and_the_same_in_batches_of_every_size(engine: str, tmp_p
             with pytest.raises(InputError, match=f"has {count} rows; execution.static_batch takes 1 to {SIZE}"):
                 session.run({feed: np.zeros((count, 16), np.float32)})
         report = session.explain({feed: rows[:1]}, runs=2)
-    seen = {one.key: one for one in report.observations}["execution.static_batch"]
+    seen = {observation.key: observation for observation in report.observations}["execution.static_batch"]
     assert (seen.status, seen.observed) == ("honoured", f"every run has {SIZE} rows")
-    padded = [one for one in report.conversions if one.what == "batch padded"]
+    padded = [conversion for conversion in report.conversions if conversion.what == "batch padded"]
     assert len(padded) == 1
     assert padded[0].count >= 9
 

@@ -33,7 +33,7 @@ def opened(path: Path, engine: str = "onnxruntime") -> xrt.InferenceSession:
 
 
 def runs(prof: xrt.profile) -> list[str]:
-    return [one.name for one in prof.result.ranges if one.category == "run"]
+    return [range_.name for range_ in prof.result.ranges if range_.category == "run"]
 
 
 @pytest.mark.parametrize("engine", ["onnxruntime", "null", "openvino", "torch"])
@@ -62,7 +62,7 @@ def test_runs_of_an_open_session_are_seen_and_its_run_is_the_same_afterwards(
         np.testing.assert_array_equal(got[name], want[name])
         session.run(feeds)
     assert len(runs(prof)) == 3
-    assert all(f" on {engine}@cpu" in one for one in runs(prof))
+    assert all(f" on {engine}@cpu" in run for run in runs(prof))
 
 
 def test_a_model_is_left_as_python_reads_it_fastest(path: Path) -> None:
@@ -71,12 +71,12 @@ def test_a_model_is_left_as_python_reads_it_fastest(path: Path) -> None:
         session.run_async(X).result(WAIT)
         owners = (session, session._loaded, binding)
         # An object whose attributes were added to or listed refers to a dict of them from then on, and is slower.
-        before = [[id(one) for one in gc.get_referents(owner)] for owner in owners]
+        before = [[id(referent) for referent in gc.get_referents(owner)] for owner in owners]
         with xrt.profile():
             session.run(X)
             session.run_async(X).result(WAIT)
             binding.run()
-        after = [[id(one) for one in gc.get_referents(owner)] for owner in owners]
+        after = [[id(referent) for referent in gc.get_referents(owner)] for owner in owners]
     assert after == before
 
 
@@ -177,7 +177,7 @@ def test_asynchronous_runs_of_threads_are_seen(path: Path) -> None:
     with opened(path) as session, xrt.profile() as prof:
         for future in [session.run_async(X) for _ in range(8)]:
             future.result(WAIT)
-    found = [one for one in prof.result.ranges if one.category == "run"]
+    found = [range_ for range_ in prof.result.ranges if range_.category == "run"]
     assert [one.name for one in found] == ["net.onnx on onnxruntime@cpu"] * 8
     assert threading.get_native_id() not in {one.thread for one in found}
 
@@ -193,7 +193,7 @@ def test_asynchronous_requests_of_an_engine_are_seen_from_start_to_end(path: Pat
     marks = [one for one in prof.result.marks if one.track == "asynchronous runs"]
     # The caller of result() may go on before the mark of the last is told.
     assert 7 <= len(marks) <= 8
-    handed = [one for one in prof.result.ranges if one.category == "run"]
+    handed = [range_ for range_ in prof.result.ranges if range_.category == "run"]
     assert {one.thread for one in marks} == {one.thread for one in handed}
     for mark in marks:
         assert mark.start_ns <= mark.end_ns

@@ -27,7 +27,7 @@ def test_a_latch_wakes_all_and_waits_no_longer_than_asked() -> None:
     calls = [BackgroundCall(latch.wait, f"waiter-{number}") for number in range(5)]
     latch.set()
     latch.set()
-    assert [one.result() for one in calls] == [True] * 5
+    assert [call.result() for call in calls] == [True] * 5
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="Windows has no SIGUSR1")
@@ -95,8 +95,8 @@ def test_threads_wait_for_a_context_and_close_waits_for_them() -> None:
                     held -= 1
 
     calls = [BackgroundCall(work, f"user-{number}") for number in range(6)]
-    for one in calls:
-        one.result()
+    for call in calls:
+        call.result()
     assert most <= 2
     turn = slots.slot()
     turn.__enter__()

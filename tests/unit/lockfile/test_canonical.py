@@ -66,17 +66,17 @@ def test_one_entry_more_is_one_line_more() -> None:
 
 def test_validators_that_entries_share_are_stated_once() -> None:
     identity = a_lock(20).identity
-    ids = tuple(one.id for one in identity.validators)
-    entries = tuple(msgspec.structs.replace(one, depends_on=ids) for one in identity.entries)
+    ids = tuple(validator.id for validator in identity.validators)
+    entries = tuple(msgspec.structs.replace(entry, depends_on=ids) for entry in identity.entries)
     lock = Lock.of(msgspec.structs.replace(identity, entries=entries))
     data = lock_bytes(lock)
     plain = json.loads(data)
     assert plain["identity"]["groups"] == {"g0": list(ids)}
-    assert {tuple(one["depends_on"]) for one in plain["identity"]["entries"]} == {("g0",)}
-    assert [tuple(one["depends_on"]) for one in plain["identity"]["calls"]] == [(ENGINE,)], "no entry shares it"
+    assert {tuple(entry["depends_on"]) for entry in plain["identity"]["entries"]} == {("g0",)}
+    assert [tuple(call["depends_on"]) for call in plain["identity"]["calls"]] == [(ENGINE,)], "no entry shares it"
     assert parse_lock(data, "m.lock") == lock
-    for one in plain["identity"]["entries"]:
-        one["depends_on"] = list(ids)
+    for entry in plain["identity"]["entries"]:
+        entry["depends_on"] = list(ids)
     del plain["identity"]["groups"]
     assert parse_lock(json.dumps(plain), "m.lock") == lock, "as earlier releases wrote it, with the same digest"
 
@@ -84,8 +84,8 @@ def test_validators_that_entries_share_are_stated_once() -> None:
 @pytest.mark.parametrize("edit", [{"g0": ["eng-00000000"]}, {}, {"g1": [ENGINE, ENGINE]}])
 def test_edited_groups_are_refused(edit: dict[str, list[str]]) -> None:
     identity = a_lock().identity
-    shared = tuple(one.id for one in identity.validators)
-    entries = tuple(msgspec.structs.replace(one, depends_on=shared) for one in identity.entries)
+    shared = tuple(validator.id for validator in identity.validators)
+    entries = tuple(msgspec.structs.replace(entry, depends_on=shared) for entry in identity.entries)
     plain = json.loads(lock_bytes(Lock.of(msgspec.structs.replace(identity, entries=entries))))
     plain["identity"]["groups"] = edit
     with pytest.raises(xrt.LockError, match=r"m\.lock was edited: its identity has the digest"):
@@ -171,13 +171,13 @@ def test_an_entry_that_depends_on_nothing_known_is_refused() -> None:
 
 
 def without(identity: dict[str, Any], kind: str) -> None:
-    identity["validators"] = [one for one in identity["validators"] if one["kind"] != kind]
+    identity["validators"] = [validator for validator in identity["validators"] if validator["kind"] != kind]
 
 
 def renamed(identity: dict[str, Any], id: str) -> None:
     identity["validators"][0].update(id=id)
-    for one in (*identity["entries"], *identity["calls"]):
-        one.update(depends_on=[id])
+    for entry in (*identity["entries"], *identity["calls"]):
+        entry.update(depends_on=[id])
 
 
 #: Edits of a lock as plain values, and what is said of them. Its digest is made anew each time.
@@ -303,8 +303,8 @@ def test_two_processes_write_one_file(tmp_path: Path) -> None:
     env = {**os.environ, "PYTHONPATH": str(HERE)}
     writers = [subprocess.Popen([sys.executable, "-c", code, str(path), str(n)], env=env) for n in (50, 400)]
     sizes = set()
-    while any(one.poll() is None for one in writers):
+    while any(writer.poll() is None for writer in writers):
         sizes.add(len(load_lock(path).identity.entries))
-    assert [one.returncode for one in writers] == [0, 0]
+    assert [writer.returncode for writer in writers] == [0, 0]
     assert sizes <= {1, 50, 400}
     assert {one.name for one in tmp_path.iterdir()} == {"m.lock"}

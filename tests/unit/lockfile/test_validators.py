@@ -73,7 +73,7 @@ def identity_of(here: Surroundings, kernel: str = "cuda_raw.skinny") -> Identity
         relation="exact",
         at="s0",
         on="onnxruntime cpu",
-        depends_on=tuple(one.id for one in validators),
+        depends_on=tuple(validator.id for validator in validators),
         known="unobservable",
     )
     return Identity(subject="inference", validators=validators, entries=(entry,), calls=(call,))
@@ -87,7 +87,7 @@ def test_nothing_drifts_where_nothing_changed() -> None:
     identity = identity_of(HERE)
     assert not compare_validators(identity, HERE)
     assert identity == identity_of(replace(HERE, mapped=mapped_libraries()))
-    kinds = {one.kind for one in identity.validators}
+    kinds = {validator.kind for validator in identity.validators}
     assert kinds == {
         "model", "external_data", "policy", "device", "engine", "library", "kernel_source", "cpu_isa", "environment",
         "package", "calibration", "artifact",
@@ -104,9 +104,9 @@ def lock(kind: str, **facts: Any) -> Callable[[], tuple[Identity, Surroundings]]
 
     def deviation() -> tuple[Identity, Surroundings]:
         identity = identity_of(HERE)
-        first = next(one for one in identity.validators if one.kind == kind)
+        first = next(validator for validator in identity.validators if validator.kind == kind)
         other = msgspec.structs.replace(first, expect=facts.get("expect") or {**first.expect, **facts})
-        validators = tuple(other if one is first else one for one in identity.validators)
+        validators = tuple(other if validator is first else validator for validator in identity.validators)
         return msgspec.structs.replace(identity, validators=validators), HERE
 
     return deviation
@@ -189,7 +189,7 @@ def test_a_device_of_cuda_that_is_gone() -> None:
 
 
 def library(identity: Identity) -> Validator:
-    return next(one for one in identity.validators if one.kind == "library")
+    return next(validator for validator in identity.validators if validator.kind == "library")
 
 
 @pytest.mark.parametrize(("name", "value"), [("build_id", "0" * 40), ("size", 1), ("soname", "libother.so")])
@@ -197,7 +197,7 @@ def test_another_build_of_a_library(name: str, value: Any) -> None:
     identity = identity_of(HERE)
     one = library(identity)
     other = msgspec.structs.replace(one, expect={**one.expect, name: value})
-    edited = tuple(other if found is one else found for found in identity.validators)
+    edited = tuple(other if validator is one else validator for validator in identity.validators)
     (drift,) = compare_validators(msgspec.structs.replace(identity, validators=edited), HERE)
     assert (drift.code, drift.subject) == ("library", one.key)
     assert drift.expected == f"{name} {value}"
@@ -243,7 +243,7 @@ def test_build_ids_are_those_that_readelf_shows() -> None:
 
 
 def expected_of(identity: Identity, kind: str) -> dict[str, Any]:
-    return {one.key: one.expect for one in identity.validators if one.kind == kind}
+    return {validator.key: validator.expect for validator in identity.validators if validator.kind == kind}
 
 
 def test_the_blas_of_the_kernels_that_ran() -> None:
@@ -316,12 +316,18 @@ def test_what_a_lock_of_an_earlier_release_lacks_is_named_and_refuses_nothing() 
             one, expect={name: one.expect[name] for name in ("architecture", "cores", "name")}
         )
 
-    old = msgspec.structs.replace(new, validators=tuple(older(one) for one in new.validators if one is not first))
+    old = msgspec.structs.replace(
+        new, validators=tuple(older(validator) for validator in new.validators if validator is not first)
+    )
     assert not compare_validators(old, HERE)
-    kept = msgspec.structs.replace(new, validators=tuple(one for one in new.validators if one.kind != "environment"))
-    old = msgspec.structs.replace(old, validators=tuple(one for one in old.validators if one.kind != "environment"))
+    kept = msgspec.structs.replace(
+        new, validators=tuple(validator for validator in new.validators if validator.kind != "environment")
+    )
+    old = msgspec.structs.replace(
+        old, validators=tuple(validator for validator in old.validators if validator.kind != "environment")
+    )
     drifts = compare_identities(old, kept)
-    assert [(one.code, one.subject, one.lacking) for one in drifts] == [
+    assert [(drift.code, drift.subject, drift.lacking) for drift in drifts] == [
         ("device", "cpu", True),
         ("library", first.key, True),
     ]

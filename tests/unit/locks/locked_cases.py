@@ -91,13 +91,13 @@ def with_validator(kind: str, change: Callable[[Any], Any]) -> Callable[[Identit
     """Return an edit of the first validator of a kind, and of the record of the model where it is that one's."""
 
     def edit(identity: Identity) -> Identity:
-        first = next(one for one in identity.validators if one.kind == kind)
+        first = next(validator for validator in identity.validators if validator.kind == kind)
         other = msgspec.structs.replace(first, expect=change(first.expect))
         if kind == "model" and identity.model is not None:
             record = msgspec.structs.replace(identity.model, sha256=other.expect["sha256"])
             identity = msgspec.structs.replace(identity, model=record)
         return msgspec.structs.replace(
-            identity, validators=tuple(other if one is first else one for one in identity.validators)
+            identity, validators=tuple(other if validator is first else validator for validator in identity.validators)
         )
 
     return edit
@@ -106,23 +106,23 @@ def with_validator(kind: str, change: Callable[[Any], Any]) -> Callable[[Identit
 def with_ids(identity: Identity) -> Identity:
     """Return an identity whose validators have the ids of their kinds and keys."""
     data = msgspec.json.encode(identity)
-    for one in identity.validators:
-        data = data.replace(one.id.encode(), stable_id(one.kind, one.key).encode())
+    for validator in identity.validators:
+        data = data.replace(validator.id.encode(), stable_id(validator.kind, validator.key).encode())
     return msgspec.json.decode(data, type=Identity)
 
 
 def validator_of(identity: Identity, kind: str) -> Validator:
-    return next(one for one in identity.validators if one.kind == kind)
+    return next(validator for validator in identity.validators if validator.kind == kind)
 
 
 def with_entry(choose: Callable[[UnitEntry], bool], **changes: Any) -> Callable[[Identity], Identity]:
     """Return an edit of the first entry that is chosen."""
 
     def edit(identity: Identity) -> Identity:
-        first = next(one for one in identity.entries if choose(one))
+        first = next(entry for entry in identity.entries if choose(entry))
         other = msgspec.structs.replace(first, **changes)
         return msgspec.structs.replace(
-            identity, entries=tuple(other if one is first else one for one in identity.entries)
+            identity, entries=tuple(other if entry is first else entry for entry in identity.entries)
         )
 
     return edit

@@ -29,12 +29,12 @@ def case(tmp_path_factory) -> Case:
 
 
 def differing(found) -> list[str]:
-    return [one.name for one in found.levels if one.verdict == "differs"]
+    return [level.name for level in found.levels if level.verdict == "differs"]
 
 
 def test_a_lock_is_the_same_as_where_it_was_made(case):
     found = diff(str(case.path), "here", case.model)
-    assert tuple(one.name for one in found.levels) == LEVELS
+    assert tuple(level.name for level in found.levels) == LEVELS
     assert not differing(found)
     assert found.exit_code == 0
     assert found.level("numerics").verdict == "same"

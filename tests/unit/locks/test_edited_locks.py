@@ -60,7 +60,9 @@ REFUSED: dict[str, tuple[Callable[[Any], Any], str]] = {
         "is none: policy: mode: ",
     ),
     "a fact that was not there": (
-        lambda it: next(one for one in it["validators"] if one["kind"] == "package").update(expect=None),
+        lambda it: next(validator for validator in it["validators"] if validator["kind"] == "package").update(
+            expect=None
+        ),
         "package xpuruntime: expected nothing, found .*Fix: make the lock again",
     ),
 }
@@ -98,9 +100,9 @@ def test_what_a_check_finds(ort: Case, tmp_path: Path, name: str) -> None:
     edit, message = FOUND[name]
     path = ort.edited(of_plain(edit), tmp_path)
     drifts = xrt.lock(ort.model, output=path, check=True).drifts
-    assert any(re.match(message, str(one)) for one in drifts), drifts
+    assert any(re.match(message, str(drift)) for drift in drifts), drifts
     claims = xrt.verify(ort.model, lock=path, only=["evidence"]).claims
-    assert [one.verdict for one in claims if one.id.startswith("evidence.lock")] == ["fail"]
+    assert [claim.verdict for claim in claims if claim.id.startswith("evidence.lock")] == ["fail"]
 
 
 def test_without_outputs_none_are_claimed(tmp_path: Path) -> None:
@@ -115,6 +117,8 @@ def test_without_outputs_none_are_claimed(tmp_path: Path) -> None:
     assert made.lock.identity.outputs == ()
     with xrt.InferenceSession(tmp_path / "m.onnx", lock=tmp_path / "m.lock") as session:
         control = next(one for one in session.plan.controls if one.key == "execution.lock")
-        seen = {one.key: one for one in session.explain(words, runs=1).observations}["execution.lock"]
+        seen = {observation.key: observation for observation in session.explain(words, runs=1).observations}[
+            "execution.lock"
+        ]
     assert "no outputs are, since the lock has none" in control.reason
     assert "no outputs were compared, since the lock has none" in seen.reason

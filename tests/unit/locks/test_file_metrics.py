@@ -134,7 +134,7 @@ def test_a_metric_computes_what_it_does_in_this_process(digits, tmp_path, monkey
     monkeypatch.syspath_prepend(tmp_path)
     here = Metric("here", importlib.import_module("metric_of_a_file").top1, 0.0)
     result = xrt.verify(digits, CPU, only=["accuracy"], metrics=[here, f"{path}:top1=0"])
-    found = {one.id: one.figures["value"] for one in result.claims if "metric" in one.id}
+    found = {claim.id: claim.figures["value"] for claim in result.claims if "metric" in claim.id}
     assert found["accuracy.metric.here"] == found["accuracy.metric.top1"] > 0.9
 
 
@@ -213,8 +213,8 @@ def test_a_floor_without_a_metric_is_inconclusive(digits, tmp_path):
         "execution: {engine: onnxruntime, device: cpu}\nverify:\n  metrics: {top1: 0.9, top5: 0.99}\n"
         "  memory: {max_growth: 50%}\n"
     )
-    given = Metric("top1", lambda run: 0.95, 0.9)
-    result = xrt.verify(digits, path, only=["accuracy"], metrics=[given])
+    metric = Metric("top1", lambda run: 0.95, 0.9)
+    result = xrt.verify(digits, path, only=["accuracy"], metrics=[metric])
     claim = only_claim(result, "accuracy.metric.top5")
     assert (claim.verdict, claim.code, claim.requested) == ("inconclusive", "metric_not_given", ">= 0.99")
     assert (claim.key, claim.line) == ("verify.metrics.top5", 3)

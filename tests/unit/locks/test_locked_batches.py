@@ -48,8 +48,8 @@ def evidence(settings):
 
 def test_times_and_memory_are_measured_and_no_part_of_the_identity(digits, locked, tmp_path):
     measured = load_lock(locked).measured
-    assert [one.rows for one in measured.batches] == [1, 2, 4]
-    assert all(0 < one.median_us <= one.longest_us and one.runs >= 3 for one in measured.batches)
+    assert [batch.rows for batch in measured.batches] == [1, 2, 4]
+    assert all(0 < batch.median_us <= batch.longest_us and batch.runs >= 3 for batch in measured.batches)
     assert (measured.memory.device, measured.memory.rows) == ("cpu", 4)
     assert 0 < measured.memory.bytes < 1 << 30
     plain = xrt.lock(digits, CPU, tmp_path / "plain.lock").lock
@@ -62,10 +62,10 @@ def test_a_lock_that_holds_gets_times_when_they_are_asked_for(digits, tmp_path):
     xrt.lock(digits, CPU, path)
     assert not xrt.lock(digits, None, path).written
     assert xrt.lock(digits, None, path, batches=[2]).written
-    assert [one.rows for one in load_lock(path).measured.batches] == [2]
+    assert [batch.rows for batch in load_lock(path).measured.batches] == [2]
     assert not xrt.lock(digits, None, path).written
     assert xrt.lock(digits, None, path, upgrade=True).written, "measured again, in the same sizes"
-    assert [one.rows for one in load_lock(path).measured.batches] == [2]
+    assert [batch.rows for batch in load_lock(path).measured.batches] == [2]
     with pytest.raises(xrt.InputError, match="no batches are timed"):
         xrt.lock(digits, None, path, batches=[2], check=True)
 
@@ -96,7 +96,7 @@ def test_the_command(digits, tmp_path):
     found = CliRunner().invoke(app, [*options, "1,2"])
     assert found.exit_code == 0, found.output
     assert "batches: 1 in " in found.output
-    assert [one.rows for one in load_lock(path).measured.batches] == [1, 2]
+    assert [batch.rows for batch in load_lock(path).measured.batches] == [1, 2]
     for wrong in ("1;2", "1,", "a"):
         found = CliRunner().invoke(app, [*options, wrong])
         assert found.exit_code != 0

@@ -94,7 +94,7 @@ def test_a_policy_alone_gives_the_session(case: Int8, monkeypatch: pytest.Monkey
     monkeypatch.chdir(case.folder / "data")  # the path is that of the policy file
     assert case.bits(policy="../policy.yaml") == given
     report = xrt.InferenceSession(case.model, policy=case.policy).explain(runs=1)
-    seen = {one.key: one.status for one in report.observations}
+    seen = {observation.key: observation.status for observation in report.observations}
     assert (seen["calibration.digest"], seen["calibration.samples"]) == ("honoured", "honoured")
 
 
@@ -175,7 +175,7 @@ def test_inputs_that_are_gone(case: Int8, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_inputs_that_are_given_must_have_the_digest(case: Int8) -> None:
-    given = [{"x": one} for one in case.samples]
+    given = [{"x": sample} for sample in case.samples]
     assert case.bits(policy=case.policy, calibration=given) == case.bits(policy=case.policy)
     with pytest.raises(xrt.PolicyError, match=r"calibration\.digest: a list of 8"):
         xrt.InferenceSession(case.model, policy=case.policy, calibration=given[::-1])
@@ -184,7 +184,7 @@ def test_inputs_that_are_given_must_have_the_digest(case: Int8) -> None:
 def test_a_lock_reproduces_the_session(case: Int8, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(case.folder)
     lock = load_lock("mlp.lock")
-    expect = next(one.expect for one in lock.identity.validators if one.kind == "calibration")
+    expect = next(validator.expect for validator in lock.identity.validators if validator.kind == "calibration")
     assert set(expect) == {"samples", "ordered", "content"}
     made = xrt.lock("mlp.onnx", "policy.yaml", "again.lock", shapes={"x": (2, 64)}).lock
     identity = lock.identity
@@ -237,13 +237,13 @@ def test_a_byte_of_a_locked_artifact(case: Int8, tmp_path: Path, monkeypatch: py
         pass
     lock = load_lock("artifact.lock")
     others = tuple(
-        msgspec.structs.replace(one, expect="0" * 64) if one.kind == "artifact" else one
-        for one in lock.identity.validators
+        msgspec.structs.replace(validator, expect="0" * 64) if validator.kind == "artifact" else validator
+        for validator in lock.identity.validators
     )
     save_lock(Lock.of(msgspec.structs.replace(lock.identity, validators=others), measured=lock.measured), "other.lock")
     with pytest.raises(xrt.LockError, match=r"hold: artifact: .*restore the artifact") as refused:
         xrt.InferenceSession("mlp.xrt", lock="other.lock")
-    assert [one.code for one in refused.value.drifts] == ["artifact"]
+    assert [drift.code for drift in refused.value.drifts] == ["artifact"]
     entry = artifact.folder / artifact.manifest.entry
     data = bytearray(entry.read_bytes())
     data[len(data) // 2] ^= 1

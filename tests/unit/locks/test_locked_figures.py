@@ -40,15 +40,15 @@ def edited(path, folder, **changes):
 
 def claims(digits, lock, section, policy=POLICY, **more):
     found = xrt.verify(digits, policy, lock=lock, only=[section], **more)
-    return {one.id: one for one in found.claims}
+    return {claim.id: claim for claim in found.claims}
 
 
 def test_a_lock_has_what_its_policy_asks_to_verify(digits, locked, tmp_path):
     measured = load_lock(locked).measured
     assert set(measured.ratios) == {"latency.p50", "start"}
-    for one in measured.ratios.values():
-        assert one.control == "reference"
-        assert 0 < one.low <= one.ratio <= one.high
+    for ratio in measured.ratios.values():
+        assert ratio.control == "reference"
+        assert 0 < ratio.low <= ratio.ratio <= ratio.high
     assert measured.memory_peak > 10 << 20
     plain = xrt.lock(digits, {"execution": POLICY["execution"]}, tmp_path / "plain.lock").lock.measured
     assert (plain.ratios, plain.memory_peak) == ({}, None)
@@ -135,7 +135,7 @@ def test_what_a_ratio_cannot_decide_is_said_when_it_is_locked(digits, locked, tm
     wide = LockedRatio(control="reference", ratio=1.0, low=0.7, high=1.1, confidence=0.99, rounds=41, margin=0.05)
     path = edited(locked, tmp_path, ratios={"latency.p50": wide, "start": msgspec.structs.replace(wide, margin=0.5)})
     assert run(["lock", str(digits), "-o", str(path)]) == 0
-    (line,) = [one for one in capsys.readouterr().out.splitlines() if "cannot decide" in one]
+    (line,) = [splitline for splitline in capsys.readouterr().out.splitlines() if "cannot decide" in splitline]
     assert line.strip() == (
         "this lock cannot decide a slowdown of 5% of latency.p50: its ratio 1.000 [0.700, 1.100] may be off by 10%, "
         "more than half of that. It takes about 611 rounds in place of 41, a margin of 20%, or a quieter machine"
@@ -183,15 +183,15 @@ def test_a_session_that_opens_more_slowly_is_found(digits, tmp_path):
 def test_a_lock_of_another_machine_is_compared_with_nothing(digits, locked, tmp_path):
     lock = load_lock(locked)
     validators = tuple(
-        msgspec.structs.replace(one, expect=["sse2"]) if one.kind == "cpu_isa" else one
-        for one in lock.identity.validators
+        msgspec.structs.replace(validator, expect=["sse2"]) if validator.kind == "cpu_isa" else validator
+        for validator in lock.identity.validators
     )
     path = save_lock(
         Lock.of(msgspec.structs.replace(lock.identity, validators=validators), measured=lock.measured),
         tmp_path / "other.lock",
     )
     result = xrt.verify(digits, POLICY, lock=path, only=["speed", "memory", "start"])
-    found = {one.id: one.code for one in result.claims}
+    found = {claim.id: claim.code for claim in result.claims}
     assert found["speed.latency.p50"] == found["memory.locked_peak"] == found["start.locked"] == "other_machine"
     assert result.exit_code == 3
 

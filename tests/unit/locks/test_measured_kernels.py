@@ -33,7 +33,7 @@ def test_a_locked_policy_leaves_no_choice() -> None:
     kernels = locked_policy(policy, "onnxruntime", "cpu", (call,)).kernels
     assert kernels.auto_strategy == "first_supported"
     assert (kernels.matmul, kernels.layer_norm) == (("cpu.blas",), None)
-    assert [(one.match.node, one.use, one.precision) for one in kernels.rules] == [
+    assert [(rule.match.node, rule.use, rule.precision) for rule in kernels.rules] == [
         ("a", "cpu.blas", None),
         ("b", None, "fp32"),
         ("c", ("cpu.reference",), None),
@@ -57,6 +57,6 @@ def test_a_session_under_the_lock_runs_what_was_measured(tmp_path: Path, monkeyp
     monkeypatch.setenv("XPURUNTIME_TUNING_CACHE", str(tmp_path / "empty.json"))
     with xrt.InferenceSession(model, lock=path) as session:
         report = session.explain()
-    ran = {node: one.kernel for one in report.decisions for node in one.nodes if one.chosen}
-    assert ran == {one.node: one.kernel for one in made.identity.calls}
+    ran = {node: decision.kernel for decision in report.decisions for node in decision.nodes if decision.chosen}
+    assert ran == {call.node: call.kernel for call in made.identity.calls}
     assert not (tmp_path / "empty.json").exists()

@@ -161,7 +161,7 @@ class TestGitHub:
         lines = workflow_commands(mixed)
         kinds = [re.fullmatch(r"::(error|warning) ([^\r\n]*?)::([^\r\n]*)", line) for line in lines]
         assert all(kinds)
-        assert [found[1] for found in kinds] == ["error", "error", "warning"]
+        assert [kind[1] for kind in kinds] == ["error", "error", "warning"]
         facts = dict(pair.split("=", 1) for pair in kinds[0][2].split(","))
         assert unescape(facts["file"], property=True) == mixed.policy
         assert (facts["line"], facts["col"], facts["title"]) == ("7", "3", "evidence.execution.precision")

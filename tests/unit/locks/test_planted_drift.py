@@ -67,7 +67,7 @@ def test_unchanged_opens_are_never_refused(case: Case) -> None:
 def test_an_instrumented_run_is_as_locked(case: Case) -> None:
     with case.open() as session:
         report = session.explain(runs=1)
-    seen = {one.key: one for one in report.observations}["execution.lock"]
+    seen = {observation.key: observation for observation in report.observations}["execution.lock"]
     assert seen.status == "honoured", seen
     assert f"{len(case.lock.identity.entries)} units ran as locked" in seen.reason
 
@@ -148,7 +148,7 @@ def test_a_key_of_the_policy(case: Case, changes: dict[str, Any], names: str) ->
     policy = {**case.policy, "execution": {**case.policy["execution"], **changes}}
     with pytest.raises(xrt.LockError, match=names) as refused:
         case.open(policy=policy)
-    assert [one.code for one in refused.value.drifts] == ["policy"]
+    assert [drift.code for drift in refused.value.drifts] == ["policy"]
     assert "or none: the lock has it" in refused.value.drifts[0].restore
     with case.open(policy=case.policy) as session:
         assert session.plan.engine == case.engine
@@ -174,7 +174,7 @@ def test_an_output(case: Case, tmp_path: Path) -> None:
     name = case.lock.identity.outputs[0].name
     with pytest.raises(xrt.LockError, match=rf"output {name}: expected sha256 0000") as refused:
         case.open(case.edited(edit, tmp_path))
-    blind = [one.unit for one in case.lock.identity.entries if one.known == "unobservable"]
+    blind = [entry.unit for entry in case.lock.identity.entries if entry.known == "unobservable"]
     for suspect in (*blind[:1], "a library whose bytes changed under the same build ID"):
         assert suspect in refused.value.drifts[0].restore
 
@@ -211,7 +211,7 @@ def test_an_entry(case: Case, tmp_path: Path, code: str) -> None:
     path = case.edited(with_entry(lambda one: one.unit == entry.unit, **ENTRIES[code]), tmp_path)
     with case.open(path) as session:
         report = session.explain(runs=1)
-    seen = {one.key: one for one in report.observations}["execution.lock"]
+    seen = {observation.key: observation for observation in report.observations}["execution.lock"]
     assert seen.status == "substituted"
     assert f"{code} {entry.unit}: expected {ENTRIES[code][{'placement': 'on'}.get(code, code)]}" in seen.reason
     assert not report.honoured
@@ -228,7 +228,7 @@ def test_units_that_are_gone_and_new(case: Case, tmp_path: Path) -> None:
 
     with case.open(case.edited(without, tmp_path)) as session:
         report = session.explain(runs=1)
-    seen = {one.key: one for one in report.observations}["execution.lock"]
+    seen = {observation.key: observation for observation in report.observations}["execution.lock"]
     assert seen.status == "substituted"
     assert f"gone another: expected {entry.op} on" in seen.reason
     assert f"new {entry.unit}: expected no such unit" in seen.reason
@@ -238,7 +238,7 @@ def test_a_library_that_is_not_here(case: Case, tmp_path: Path) -> None:
     def renamed(identity: Identity) -> Identity:
         first = validator_of(identity, "library")
         gone = msgspec.structs.replace(first, key="libgone.so.1", expect={**first.expect, "place": "gone/libgone.so.1"})
-        validators = tuple(gone if one is first else one for one in identity.validators)
+        validators = tuple(gone if validator is first else validator for validator in identity.validators)
         return with_ids(msgspec.structs.replace(identity, validators=validators))
 
     with pytest.raises(
@@ -270,13 +270,13 @@ def test_a_fusion(case: Case, tmp_path: Path) -> None:
     path = case.edited(with_entry(lambda one: one is entry, unit="+".join(sources), sources=sources), tmp_path)
     with case.open(path) as session:
         report = session.explain(runs=1)
-    seen = {one.key: one for one in report.observations}["execution.lock"]
+    seen = {observation.key: observation for observation in report.observations}["execution.lock"]
     assert f"fusion {'+'.join(sources)}: expected {'+'.join(sources)}, found {entry.unit}" in seen.reason
 
 
 def test_a_kernel_and_its_configuration_are_replayed(ort: Case, tmp_path: Path) -> None:
     """The lock's kernels are rules of the plan: another one in the lock is another plan."""
-    assert [one.kernel for one in ort.lock.identity.calls] == ["cpu.blas", "cpu.blas"]
+    assert [call.kernel for call in ort.lock.identity.calls] == ["cpu.blas", "cpu.blas"]
 
     def edit(identity: Identity) -> Identity:
         first = msgspec.structs.replace(identity.calls[0], kernel="cpu.reference")
@@ -334,14 +334,14 @@ def test_an_artifact(tmp_path: Path) -> None:
     folder = tmp_path / "m.xrt"
     xrt.compile_model(model, folder, policy=policy)
     made = xrt.lock(folder, policy, tmp_path / "m.lock")
-    assert "artifact" in {one.kind for one in made.lock.identity.validators}
+    assert "artifact" in {validator.kind for validator in made.lock.identity.validators}
     with xrt.InferenceSession(folder, lock=tmp_path / "m.lock") as session:
         assert session.plan.policy_source == "lock"
     models.save(models.mlp(seed=1), tmp_path)
     xrt.compile_model(model, folder, policy=policy, overwrite=True)
     with pytest.raises(xrt.LockError, match="artifact: expected ") as refused:
         xrt.InferenceSession(folder, lock=tmp_path / "m.lock")
-    assert {one.code for one in refused.value.drifts} == {"artifact", "model"}
+    assert {drift.code for drift in refused.value.drifts} == {"artifact", "model"}
 
 
 def test_another_model(ort: Case, tmp_path: Path) -> None:

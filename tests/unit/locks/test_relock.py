@@ -62,7 +62,7 @@ def test_one_that_does_not_hold_is_kept_and_named(case: Case) -> None:
     with pytest.raises(xrt.LockError, match=r"(?s)library libscipy_openblas.*precision mm2") as refused:
         xrt.lock(case.model, output=case.path)
     assert case.path.read_bytes() == before
-    assert [one.code for one in refused.value.drifts] == ["library", "precision"]
+    assert [drift.code for drift in refused.value.drifts] == ["library", "precision"]
 
 
 def renamed_input(case: Case, name: str) -> None:
@@ -82,11 +82,11 @@ def test_a_model_with_other_inputs_is_compared_and_upgraded(
 ) -> None:
     renamed_input(case, "pixels")
     found = xrt.lock(case.model, output=case.path, check=True)
-    assert {"model", "shapes"} <= {one.code for one in found.drifts}
-    assert not next(one for one in found.drifts if one.code == "shapes").restore
+    assert {"model", "shapes"} <= {drift.code for drift in found.drifts}
+    assert not next(drift for drift in found.drifts if drift.code == "shapes").restore
     assert run(["lock", str(case.model), "-o", str(case.path), "--check"]) == 1
     assert run(["diff", str(case.path), "here", str(case.model)]) == 1
-    assert "evidence.lock.model" in [one.id for one in xrt.verify(case.model, lock=case.path).claims]
+    assert "evidence.lock.model" in [claim.id for claim in xrt.verify(case.model, lock=case.path).claims]
     assert xrt.lock(case.model, output=case.path, upgrade=True).written
     assert run(["lock", str(case.model), "-o", str(case.path), "--check"]) == 0
 
@@ -95,14 +95,14 @@ def test_another_policy_explains_the_plan_that_follows(case: Case) -> None:
     policy = {**msgspec.to_builtins(case.lock.identity.policy.document), "mode": "strict"}
     with pytest.raises(xrt.LockError, match=r"plan mode: expected nothing, found strict") as refused:
         xrt.lock(case.model, policy, case.path)
-    fixes = {one.code: one.restore for one in refused.value.drifts}
+    fixes = {drift.code: drift.restore for drift in refused.value.drifts}
     assert "state the policy that was locked" in fixes["policy"]
     assert not fixes["plan"]
 
 
 def test_check_and_dry_run_write_nothing(case: Case) -> None:
     before = plant(case, OTHER_ENTRY)
-    assert [one.code for one in xrt.lock(case.model, output=case.path, check=True).drifts] == ["precision"]
+    assert [drift.code for drift in xrt.lock(case.model, output=case.path, check=True).drifts] == ["precision"]
     tried = xrt.lock(case.model, output=case.path, upgrade=True, dry_run=True)
     assert (tried.written, tried.changed) == (False, True)
     assert case.path.read_bytes() == before
@@ -136,7 +136,7 @@ def test_a_unit_is_upgraded_alone(case: Case, pattern: str) -> None:
     before = plant(case, OTHER_ENTRY, OTHER_LIBRARY)
     with pytest.raises(xrt.LockError) as refused:
         xrt.lock(case.model, output=case.path, upgrade_units=[pattern])
-    assert [one.code for one in refused.value.drifts] == ["library"]
+    assert [drift.code for drift in refused.value.drifts] == ["library"]
     assert case.path.read_bytes() == before
     plant(case, OTHER_ENTRY)
     with pytest.raises(
@@ -155,7 +155,7 @@ def test_a_package_is_upgraded_with_what_follows(case: Case) -> None:
     plant(case, OTHER_ENGINE, with_validator("device", lambda e: {**e, "name": "Z80"}))
     with pytest.raises(xrt.LockError) as refused:
         xrt.lock(case.model, output=case.path, upgrade_packages=["onnxruntime-gpu"])
-    assert [one.code for one in refused.value.drifts] == ["device"]
+    assert [drift.code for drift in refused.value.drifts] == ["device"]
 
 
 def test_what_is_accepted_is_recorded(case: Case) -> None:
@@ -169,7 +169,7 @@ def test_what_is_accepted_is_recorded(case: Case) -> None:
     plant(case, OTHER_LIBRARY, OTHER_ENTRY)
     with pytest.raises(xrt.LockError) as refused:
         xrt.lock(case.model, output=case.path, accept=["library"], why="x")
-    assert [one.code for one in refused.value.drifts] == ["precision"]
+    assert [drift.code for drift in refused.value.drifts] == ["precision"]
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_outputs_within_a_tolerance(case: Case) -> None:
         result = session.run(probe_at(session.model, case.lock.identity.shapes[0].inputs))
     other = {name: array * 1.0001 for name, array in result.items()}
     outputs, samples = observed_outputs([result, other], rtol=1e-3, atol=1e-6)
-    assert [one.grade for one in outputs] == ["tolerance"]
+    assert [output.grade for output in outputs] == ["tolerance"]
     identity = msgspec.structs.replace(case.lock.identity, outputs=outputs)
     save_lock(Lock.of(identity, measured=Measured(samples=samples)), case.path)
     case.open().close()
@@ -269,13 +269,13 @@ def test_the_command(case: Case, command: Callable[..., Result]) -> None:
     done = command("lock", "model.onnx", "--check", "--json", XPURUNTIME_CPU_THREADS="3")
     assert done.returncode == 1, done.stderr
     record = json.loads(done.stdout)
-    assert [one["code"] for one in record["drifts"]] == ["environment"]
+    assert [drift["code"] for drift in record["drifts"]] == ["environment"]
     done = command("run", "model.onnx", "--lock", "model.lock", XPURUNTIME_CPU_THREADS="3")
     assert done.returncode == 1
     assert "unset XPURUNTIME_CPU_THREADS" in done.stderr
     done = command("explain", "model.onnx", "--lock", "model.lock", "--frozen", "--json")
     assert done.returncode == 0, done.stderr
-    assert any(one["key"] == "execution.lock" for one in json.loads(done.stdout)["observations"])
+    assert any(observation["key"] == "execution.lock" for observation in json.loads(done.stdout)["observations"])
     assert command("plan", "model.onnx", "--lock", "model.lock").returncode == 0
     assert command("bench", "model.onnx", "--lock", "model.lock", "--runs", "3", "--json").returncode == 0
     assert command("run", "model.onnx", "--lock", "none.lock").returncode == 2

@@ -21,10 +21,12 @@ INCONCLUSIVE = {None: 4, "fail": 1, "warn": 0, "pass": 0}
 
 @pytest.mark.parametrize("word", INCONCLUSIVE)
 @pytest.mark.parametrize(
-    "verdicts", [found for size in (1, 2, 3) for found in itertools.combinations(VERDICTS, size)], ids="+".join
+    "verdicts",
+    [combination for size in (1, 2, 3) for combination in itertools.combinations(VERDICTS, size)],
+    ids="+".join,
 )
 def test_exit_codes_of_every_combination_of_verdicts(verdicts, word):
-    found = result(*(claim(f"evidence.{one}", one) for one in verdicts), inconclusive=word)
+    found = result(*(claim(f"evidence.{verdict}", verdict) for verdict in verdicts), inconclusive=word)
     if "fail" in verdicts:
         expected = 1
     elif "inconclusive" in verdicts:
@@ -88,7 +90,7 @@ def test_a_notebook_shows_no_markup_of_a_claim(mixed):
 def test_identifiers_of_rules_are_unique_and_of_one_form():
     ids = [code.rule for code in ClaimCode]
     assert len(ids) == len(set(ids))
-    assert all(one[:3] == "XRT" and one[3:].isdigit() and len(one) == 7 for one in ids)
+    assert all(id_[:3] == "XRT" and id_[3:].isdigit() and len(id_) == 7 for id_ in ids)
     assert all(code.rule_name.isidentifier() for code in ClaimCode)
     # what was given out stays: tools keep a history by these
     given_out = (ClaimCode.SUBSTITUTED, ClaimCode.OUT_OF_TOLERANCE, ClaimCode.SLOWER)

@@ -25,7 +25,7 @@ class TestUnchanged:
     def test_all_passes(self, digits):
         result = xrt.verify(digits, {**CPU, "verify": {"start": "60s", "memory": {"max_peak": "64GiB"}}})
         assert result.verdict == "pass", str(result)
-        ids = {one.id for one in result.claims}
+        ids = {claim.id for claim in result.claims}
         assert {"evidence.execution.engine", "evidence.execution.device", "evidence.execution.precision"} <= ids
         assert {"accuracy.logits", "memory.growth", "memory.peak", "start", "audit.same_work"} <= ids
         assert (result.engine, result.device) == ("onnxruntime", "cpu")
@@ -33,7 +33,7 @@ class TestUnchanged:
 
     def test_the_planted_engine_without_a_fault_passes(self, digits):
         result = planted(digits, plain, only=["accuracy", "memory", "audit"])
-        open_ = {one.id for one in result.claims if one.verdict != "pass"}
+        open_ = {claim.id for claim in result.claims if claim.verdict != "pass"}
         assert open_ <= {"audit.no_cache"}, str(result)  # which a busy machine leaves undecided
         assert not result.of("fail"), str(result)
 
@@ -136,7 +136,7 @@ class TestEvidence:
 
     def test_a_key_that_cannot_be_enforced_under_strict(self, digits):
         result = xrt.verify(digits, {**CPU, "mode": "strict", "kernels": {"matmul": "cublas"}})
-        assert [(one.id, one.verdict, one.code) for one in result.claims] == [
+        assert [(claim.id, claim.verdict, claim.code) for claim in result.claims] == [
             ("evidence.session", "fail", "not_opened")
         ]
         assert "kernels.matmul" in result.claims[0].reason
@@ -185,12 +185,12 @@ class TestFailures:
             return run(feeds)
 
         result = planted(digits, breaks, only=["evidence", "memory", "audit"])
-        assert {one.id: one.verdict for one in result.claims if one.code == "raised"} == {
+        assert {claim.id: claim.verdict for claim in result.claims if claim.code == "raised"} == {
             "evidence.run": "fail",
             "memory.run": "fail",
             "audit.run": "fail",
         }
-        assert all("fell off the bus" in one.reason for one in result.claims if one.code == "raised")
+        assert all("fell off the bus" in claim.reason for claim in result.claims if claim.code == "raised")
         assert result.exit_code == 1
 
     def test_an_error_of_any_class_is_a_claim(self, digits):
@@ -222,7 +222,7 @@ class TestFailures:
             raise EngineError("it crashed while loading", engine="planted")
 
         result = planted(digits, plain, only=["accuracy"], opening=opening)
-        assert [(one.id, one.verdict) for one in result.claims] == [("evidence.session", "fail")]
+        assert [(claim.id, claim.verdict) for claim in result.claims] == [("evidence.session", "fail")]
         assert "it crashed while loading" in result.claims[0].reason
 
     def test_an_engine_that_is_not_there_is_of_the_environment(self, digits):

@@ -34,7 +34,7 @@ class TestAccuracy:
             "accuracy": {"rtol": 1e-9, "atol": 0.0},
         }
         result = xrt.verify(digits, policy)
-        assert [(one.id, one.verdict) for one in result.claims] == [("accuracy.outputs", "fail")]
+        assert [(claim.id, claim.verdict) for claim in result.claims] == [("accuracy.outputs", "fail")]
 
     @pytest.mark.parametrize(("floor", "verdict"), [(0.5, "pass"), (0.75, "pass"), (0.76, "fail")])
     def test_a_metric_and_its_floor(self, digits, floor, verdict):
@@ -46,7 +46,7 @@ class TestAccuracy:
 class TestDeterminism:
     def test_grades_up_to_the_one_that_is_stated_pass(self, digits):
         result = xrt.verify(digits, {**CPU, "verify": {"determinism": "concurrency"}}, only=["determinism"])
-        assert [(one.id, one.verdict) for one in result.claims] == [
+        assert [(claim.id, claim.verdict) for claim in result.claims] == [
             ("determinism.run_to_run", "pass"),
             ("determinism.concurrency", "pass"),
         ]
@@ -68,14 +68,14 @@ class TestDeterminism:
 
         policy = {"determinism": "concurrency"}
         result = planted(digits, shaken, only=["determinism"], verify=policy)
-        found = {one.id: (one.verdict, one.code) for one in result.claims}
+        found = {claim.id: (claim.verdict, claim.code) for claim in result.claims}
         assert found["determinism.run_to_run"] == ("fail", "nondeterministic")
         assert found["determinism.concurrency"][0] == "skipped"
         assert result.exit_code == 1
 
     def test_no_grade_is_skipped(self, digits):
         result = xrt.verify(digits, CPU, only=["determinism"])
-        assert [(one.id, one.verdict) for one in result.claims] == [("determinism", "skipped")]
+        assert [(claim.id, claim.verdict) for claim in result.claims] == [("determinism", "skipped")]
 
 
 class TestMemory:
@@ -123,7 +123,7 @@ class TestStart:
 
     def test_a_start_without_a_limit_is_skipped(self, digits):
         result = xrt.verify(digits, CPU, only=["start"])
-        assert [(one.id, one.verdict) for one in result.claims] == [("start", "skipped")]
+        assert [(claim.id, claim.verdict) for claim in result.claims] == [("start", "skipped")]
         assert result.exit_code == 4
 
 

@@ -124,12 +124,12 @@ class TestSpeed:
         [(0.05, "at most 5% slower than it"), (0.11, "at most 5% or 2 us, which are 11% here, slower than it")],
     )
     def test_the_limit_of_short_runs_is_stated(self, margin, requested):
-        found = RatioComparison(
+        comparison = RatioComparison(
             ratio=1.0, low=0.99, high=1.01, confidence=0.99, margin=margin, rounds=20, looks=3, family=1,
             verdict=RatioVerdict.TIED, within_limit=True, not_faster=True, too_noisy=False,
             control_split=None, p_slower=1.0, p_within_limit=1e-6,
         )  # fmt: skip
-        (claim,) = decide([TimedMetric("latency.p50", found, {}, ())], VerifySpeed(max_slowdown="5%"), "it")
+        (claim,) = decide([TimedMetric("latency.p50", comparison, {}, ())], VerifySpeed(max_slowdown="5%"), "it")
         assert (claim.verdict, claim.requested) == ("pass", requested)
 
     @pytest.mark.parametrize(

@@ -106,12 +106,12 @@ def test_a_claim_is_judged_by_the_level_that_it_is_of(claim, levels, verdict):
     [("slower", False, "bad"), ("tied", True, "good"), ("faster", True, "good"), ("inconclusive", False, "skipped")],
 )
 def test_speed_is_judged_by_interleaved_rounds(verdict, within, expected):
-    found = SimpleNamespace(
+    namespace = SimpleNamespace(
         speed=SimpleNamespace(
             ratio=1.0, low=0.9, high=1.1, verdict=RatioVerdict(verdict), within_limit=within, too_noisy=False
         )
     )
-    assert judge(read_claim("speed.latency.p50 <= +5%"), found)[0] == expected
+    assert judge(read_claim("speed.latency.p50 <= +5%"), namespace)[0] == expected
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_the_version_that_changed_a_default_is_found(planted, model, tmp_path):
         "xrt-planted", "1.2", "1.8", model, claim="placement", device="cpu", progress=said.append,
         journal=tmp_path / "j.jsonl",
     )  # fmt: skip
-    verdicts = {one.version: one.verdict for one in found.versions}
+    verdicts = {version.version: version.verdict for version in found.versions}
     assert verdicts["1.2"] == "good"
     assert verdicts["1.8"] == "bad"
     assert verdicts.get("1.4", "skipped") == verdicts.get("1.5", "skipped") == "skipped"
@@ -275,7 +275,7 @@ def test_the_version_that_changed_a_default_is_found(planted, model, tmp_path):
     assert found.outcome == "not decided", "1.4 and 1.5 cannot be judged, so that any of them may be it"
     assert found.between == ("1.4", "1.5")
     assert found.exit_code == 4
-    reasons = {one.version: one.reason for one in found.versions}
+    reasons = {version.version: version.reason for version in found.versions}
     assert "cannot be installed" in reasons["1.4"]
     assert "it does not run" in reasons["1.5"]
     assert not list(planted.glob("xpuruntime-*")), "nothing is left behind"

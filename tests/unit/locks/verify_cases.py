@@ -18,7 +18,7 @@ def planted(digits, around, *, only, verify=None, opening=lambda: None, **more):
 
 
 def only_claim(result, id):
-    [found] = [one for one in result.claims if one.id == id]
+    [found] = [claim for claim in result.claims if claim.id == id]
     return found
 
 

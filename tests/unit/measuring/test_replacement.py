@@ -54,7 +54,7 @@ def test_at_the_margin_it_is_undecided_and_the_control_stays() -> None:
 def test_the_candidates_are_in_the_order_in_which_they_may_run() -> None:
     variants = {"native": taking(1e-3), "a": taking(0.9e-3), "b": taking(0.7e-3), "c": taking(1.2e-3)}
     found = choose(variants, control="native", rule=TuningPolicy())
-    assert [(one.kernel, one.verdict) for one in found.candidates] == [
+    assert [(candidate.kernel, candidate.verdict) for candidate in found.candidates] == [
         ("b", "faster"), ("a", "faster"), ("native", "control"), ("c", "slower"),
     ]  # fmt: skip
     assert found.candidates[0].ratio == pytest.approx(0.7)
@@ -68,7 +68,7 @@ def test_equal_kernels_rarely_replace_each_other() -> None:
                rule=TuningPolicy(min_effect=0.0), block=1e-9)
         for seed in range(100)
     )  # fmt: skip
-    assert sum(one.chosen.kernel == "ours" for one in variants) <= 4, "1 % of them, and chance"
+    assert sum(variant.chosen.kernel == "ours" for variant in variants) <= 4, "1 % of them, and chance"
 
 
 def test_a_large_gain_shows_on_a_noisy_machine_where_two_turns_of_the_control_differ() -> None:
@@ -143,7 +143,7 @@ def test_the_core_decides_as_python_does(seed: int) -> None:
     times, control, twin = around(1e-4 * true_ratio), around(1e-4), around(1e-4)
     expected = compare(times, control, twin=twin, margin=Margin(relative, absolute), widen=True, **options)
     found = _core.compare_paired(
-        *([1e6 * one for one in times] for times in (times, control, twin)), relative=relative,
+        *([1e6 * time_ for time_ in times] for times in (times, control, twin)), relative=relative,
         absolute_us=absolute * 1e6, **options,
     )  # fmt: skip
     assert found["margin"] == pytest.approx(expected.margin)

@@ -159,10 +159,10 @@ def test_a_control_that_is_no_variant_is_refused():
 
 
 def test_rounds_of_a_fixed_number_give_means():
-    found = rounds_of({"a": lambda: time.sleep(0.001), "b": lambda: None}, calls=3, rounds=5, warm=1, rotate=True)
-    assert {len(times) for times in found.values()} == {5}
-    assert all(seconds >= 0.001 for seconds in found["a"])
-    assert max(found["b"]) < 0.001
+    rounds = rounds_of({"a": lambda: time.sleep(0.001), "b": lambda: None}, calls=3, rounds=5, warm=1, rotate=True)
+    assert {len(times) for times in rounds.values()} == {5}
+    assert all(seconds >= 0.001 for seconds in rounds["a"])
+    assert max(rounds["b"]) < 0.001
 
 
 def test_finish_is_inside_the_time_of_every_sample():

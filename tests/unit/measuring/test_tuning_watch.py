@@ -116,5 +116,7 @@ def test_the_policy_bounds_one_operation() -> None:
         xrt.ops.matmul(x, x, policy=xrt.Policy(kernels=kernels))
     assert [one.rounds for one in seen] == [0, 0], "a round of this takes longer"
     decision = xrt.decisions()[-1]
-    (other,) = (one for one in decision.candidates if one.measured_us and one.id != decision.chosen)
+    (other,) = (
+        candidate for candidate in decision.candidates if candidate.measured_us and candidate.id != decision.chosen
+    )
     assert "not decided" in other.reason

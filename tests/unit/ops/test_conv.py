@@ -206,7 +206,7 @@ def test_the_policy_of_convolutions_decides_and_sees_a_backward() -> None:
         ops.conv2d(x, weight)
         ops.conv2d_input_gradient(grad_out, weight, 4)
         ops.conv2d_weight_gradient(grad_out, x, 2)
-    assert [(one.op, one.chosen, one.phase) for one in xrt.decisions()] == [
+    assert [(decision.op, decision.chosen, decision.phase) for decision in xrt.decisions()] == [
         ("conv", "cpu.gemm_conv", "infer"),
         ("conv_input_gradient", "cpu.reference", "backward"),
         ("conv_weight_gradient", "cpu.reference", "backward"),

@@ -40,9 +40,9 @@ def test_one_decision_for_equal_work() -> None:
     assert (decision.asked, decision.asked_by, decision.source) == (("auto",), "default", "first")
     assert (decision.chosen, decision.config, decision.kernel) == ("cpu.blas", "", "cpu.blas")
     assert decision.notes == ()
-    assert {one.id for one in decision.candidates} == {kernel.id for kernel in ops.kernels("matmul")}
-    assert [one.id for one in decision.candidates if one.accepted] == ["cpu.blas"]
-    assert all(one.reason for one in decision.candidates if not one.accepted)
+    assert {candidate.id for candidate in decision.candidates} == {kernel.id for kernel in ops.kernels("matmul")}
+    assert [candidate.id for candidate in decision.candidates if candidate.accepted] == ["cpu.blas"]
+    assert all(candidate.reason for candidate in decision.candidates if not candidate.accepted)
     ops.matmul(A, B, phase="train")
     assert len(xrt.decisions()) == 2
 
@@ -131,13 +131,15 @@ def test_the_fastest_of_what_is_measured(call: Any) -> None:
     with xrt.use_policy(BEST):
         call()
     decision = last()
-    times = {one.id: one.measured_us for one in decision.candidates if one.measured_us is not None}
+    times = {
+        candidate.id: candidate.measured_us for candidate in decision.candidates if candidate.measured_us is not None
+    }
     assert len(times) < 2 or decision.source == "tuned"
     assert all(time > 0 for time in times.values())
     assert "null.null" not in times, "what is not automatic is not measured"
-    for one in decision.candidates:
-        if one.measured_us is not None and one.measured_us < 0.8 * times[decision.chosen]:
-            assert "which is not decided" in one.reason or "first two rounds" in one.reason, decision.text
+    for candidate in decision.candidates:
+        if candidate.measured_us is not None and candidate.measured_us < 0.8 * times[decision.chosen]:
+            assert "which is not decided" in candidate.reason or "first two rounds" in candidate.reason, decision.text
 
 
 PROCESS = """
@@ -166,7 +168,11 @@ def run(path: Path | str) -> dict[str, Any]:
 
 
 def times_of(decision: dict[str, Any]) -> dict[str, float]:
-    return {one["id"]: one["measured_us"] for one in decision["candidates"] if one["measured_us"] is not None}
+    return {
+        candidate["id"]: candidate["measured_us"]
+        for candidate in decision["candidates"]
+        if candidate["measured_us"] is not None
+    }
 
 
 def test_the_tuning_cache_serves_another_process(tmp_path: Path) -> None:

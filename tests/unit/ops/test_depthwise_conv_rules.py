@@ -70,7 +70,7 @@ def test_is_refused_with_the_reason(refused: dict[str, Any], said: str) -> None:
 
 
 def test_it_is_listed_and_named_by_its_backend() -> None:
-    (row,) = (one for one in ops.kernels("conv") if one.id == KERNEL)
+    (row,) = (kernel for kernel in ops.kernels("conv") if kernel.id == KERNEL)
     assert row.automatic
     assert "3x3, 5x5 and 7x7" in row.limits
     assert _core.KernelRegistry.instance().find("conv", "cuda_raw") == [KERNEL]

@@ -22,7 +22,7 @@ A = np.ones((2, 2), np.float32)
 def stubs() -> dict[str, tuple[str, ...]]:
     tree = ast.parse(STUBS.read_text())
     functions = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name.startswith("op_")]
-    return {node.name: tuple(one.arg for one in node.args.posonlyargs) for node in functions}
+    return {node.name: tuple(posonlyarg.arg for posonlyarg in node.args.posonlyargs) for node in functions}
 
 
 def test_the_stubs_have_the_parameters_of_the_core() -> None:

@@ -68,7 +68,7 @@ def test_a_library_of_version_1_works_and_fails_as_before(build: Callable[..., P
     assert (xrt.ops.matmul(a, a.T.copy(), kernel="faulty.ones") == 1).all()
     with pytest.raises(UnsupportedOperationError, match="it refuses and gives no reason"):
         xrt.ops.matmul(a, a.T.copy(), kernel="faulty.silent")
-    (listed,) = (one for one in xrt.ops.kernels("matmul") if one.id == "faulty.ones")
+    (listed,) = (kernel for kernel in xrt.ops.kernels("matmul") if kernel.id == "faulty.ones")
     assert listed.automatic
     assert listed.families == ()
     with pytest.raises(InputError, match="has no configurations"):
@@ -92,7 +92,7 @@ def test_version_1_is_not_given_a_rounded_epsilon(build: Callable[..., Path]) ->
 
 def test_auto_leaves_out_what_is_explicit_only(build: Callable[..., Path]) -> None:
     load_library(build())
-    (listed,) = (one for one in xrt.ops.kernels("rms_norm") if one.id == "settings.rms_norm")
+    (listed,) = (kernel for kernel in xrt.ops.kernels("rms_norm") if kernel.id == "settings.rms_norm")
     assert not listed.automatic
     assert set(listed.families) == {"cpu", "torch"}
     policy = xrt.KernelPolicy(auto_strategy="best_performance")
@@ -124,7 +124,7 @@ def test_configurations_are_measured_and_pinned(build: Callable[..., Path]) -> N
 def test_an_odd_configuration_is_refused(build: Callable[..., Path]) -> None:
     load_library(build("-DODD_CONFIG", "-DEXPLICIT_ONLY=0"))
     xrt.ops.rms_norm(X32, policy=xrt.KernelPolicy(auto_strategy="best_performance"))
-    reasons = {one.id: one.reason for one in xrt.decisions()[-1].candidates if not one.accepted}
+    reasons = {candidate.id: candidate.reason for candidate in xrt.decisions()[-1].candidates if not candidate.accepted}
     assert "settings.rms_norm.config() gave 'two words', which is no configuration" in reasons["settings.rms_norm"]
 
 
@@ -138,7 +138,7 @@ def test_one_that_is_not_favoured_comes_after_others(build: Callable[..., Path])
 
 def test_a_library_that_is_missing_says_so(build: Callable[..., Path]) -> None:
     load_library(build("-DMISSING"))
-    (listed,) = (one for one in xrt.ops.kernels("rms_norm") if one.id == "settings.rms_norm")
+    (listed,) = (kernel for kernel in xrt.ops.kernels("rms_norm") if kernel.id == "settings.rms_norm")
     assert not listed.available
     assert listed.reason == "libsettings.so is missing: install it"
     with pytest.raises(UnsupportedOperationError, match=r"libsettings\.so is missing: install it"):

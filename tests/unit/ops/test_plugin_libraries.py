@@ -23,7 +23,7 @@ B = np.ones((5, 4), np.float32)
 
 
 def registered() -> set[tuple[str, str]]:
-    return {(one.op, one.id) for one in xrt.ops.kernels()}
+    return {(kernel.op, kernel.id) for kernel in xrt.ops.kernels()}
 
 
 @pytest.fixture
@@ -186,7 +186,7 @@ def test_those_that_fail_while_they_are_measured_are_not_taken(build: Callable[.
     policy = xrt.KernelPolicy(auto_strategy="best_performance")
     xrt.ops.matmul(A, B, policy=policy)
     decision = xrt.decisions()[-1]
-    reasons = {one.id: one.reason for one in decision.candidates if not one.accepted}
+    reasons = {candidate.id: candidate.reason for candidate in decision.candidates if not candidate.accepted}
     assert "failed while it was measured: faulty.fails failed with 7: the sun is wrong" in reasons["faulty.fails"]
     assert "the moon is wrong" in reasons["faulty.unprepared"]
     assert not decision.chosen.startswith("faulty.fail")
@@ -194,7 +194,7 @@ def test_those_that_fail_while_they_are_measured_are_not_taken(build: Callable[.
 
 def test_texts_that_are_not_utf8_can_be_listed(build: Callable[..., Path]) -> None:
     load_library(build("NOT_UTF8"))
-    (silent,) = (one for one in xrt.ops.kernels("matmul") if one.id == "faulty.silent")
+    (silent,) = (kernel for kernel in xrt.ops.kernels("matmul") if kernel.id == "faulty.silent")
     assert silent.description == "caf?"
 
 

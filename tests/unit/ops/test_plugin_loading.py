@@ -73,7 +73,7 @@ def test_a_plugin_that_fails_is_left_out_whole_and_the_rest_works(tmp_path: Path
     assert done.returncode == 0, done.stderr
     ids = done.stdout.split()
     assert {"good.ones", "other.ones", "cpu.blas"} <= set(ids)
-    assert not any(one.startswith("broken.") for one in ids)
+    assert not any(id_.startswith("broken.") for id_ in ids)
     assert ids.count("good.ones") == 1
     assert done.stderr.count("Warning: ") == 1
     assert (
@@ -151,16 +151,16 @@ class Kernel(plugins.PythonKernel):
 
 @pytest.fixture(autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    before = {(one.op, one.id) for one in xpuruntime.ops.kernels()}
+    before = {(kernel.op, kernel.id) for kernel in xpuruntime.ops.kernels()}
     xpuruntime.ops.clear_decisions()
     yield
     _core.KernelRegistry.instance().remove("testing_plugin")
     _core.Dispatcher.instance().forget_measurements()
-    assert {(one.op, one.id) for one in xpuruntime.ops.kernels()} == before
+    assert {(kernel.op, kernel.id) for kernel in xpuruntime.ops.kernels()} == before
 
 
 def ids() -> set[str]:
-    return {one.id for one in xpuruntime.ops.kernels() if one.backend == "testing_plugin"}
+    return {kernel.id for kernel in xpuruntime.ops.kernels() if kernel.backend == "testing_plugin"}
 
 
 def call(kernel: str | None = "testing_plugin.one", **options: Any) -> Any:
@@ -207,7 +207,7 @@ def test_other_errors_are_reasons_while_it_is_measured() -> None:
     plugins.register(Backend(), Kernel(work=raises(Own("mine"))))
     call(kernel=None, policy=KernelPolicy(auto_strategy="best_performance"))
     decision = xpuruntime.decisions()[-1]
-    (mine,) = (one for one in decision.candidates if one.id == "testing_plugin.one")
+    (mine,) = (candidate for candidate in decision.candidates if candidate.id == "testing_plugin.one")
     assert not mine.accepted
     assert "failed while it was measured: Own: mine" in mine.reason
 
@@ -296,7 +296,7 @@ def test_a_version_that_fails_is_a_reason_and_listings_go_on(version: Callable[[
     backend = Backend()
     backend.version = version  # type: ignore[method-assign]
     plugins.register(backend, Kernel())
-    (listed,) = (one for one in xpuruntime.ops.kernels("matmul") if one.id == "testing_plugin.one")
+    (listed,) = (kernel for kernel in xpuruntime.ops.kernels("matmul") if kernel.id == "testing_plugin.one")
     assert (listed.available, listed.reason, listed.version) == (False, said, "")
     with pytest.raises(UnsupportedOperationError) as caught:
         call()
@@ -321,11 +321,11 @@ def test_a_kernel_may_call_operations_also_while_it_is_measured() -> None:
     threading.Thread(target=run, daemon=True).start()
     assert done.wait(60), "it waits for itself"
     (mine,) = (
-        one
+        candidate
         for decision in xpuruntime.decisions()
         if decision.source == "tuned" and decision.shapes["a"] == (2, 3)
-        for one in decision.candidates
-        if one.id == "testing_plugin.one"
+        for candidate in decision.candidates
+        if candidate.id == "testing_plugin.one"
     )
     assert mine.accepted
     assert mine.measured_us is not None

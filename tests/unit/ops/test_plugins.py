@@ -35,7 +35,7 @@ def example(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_its_kernels_are_listed(example: Path) -> None:
     found = xrt("kernels", "--json", folder=example)
     assert (found.returncode, found.stderr) == (0, "")
-    listed = {one["id"]: one for one in json.loads(found.stdout)["kernels"]}
+    listed = {kernel["id"]: kernel for kernel in json.loads(found.stdout)["kernels"]}
     for op, name in MINE.items():
         assert listed[name]["op"] == op
         assert listed[name]["backend"] == name.partition(".")[0]

@@ -90,7 +90,7 @@ def choose(policy: Policy | KernelPolicy, pin: tuple[str, ...] = (), desc: dict[
 
 
 def verdict(decision: dict[str, Any], name: str) -> dict[str, Any]:
-    (found,) = (one for one in decision["candidates"] if one["id"] == name)
+    (found,) = (candidate for candidate in decision["candidates"] if candidate["id"] == name)
     return found
 
 

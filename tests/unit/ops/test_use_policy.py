@@ -218,9 +218,9 @@ def test_sixteen_threads_with_policies_of_their_own() -> None:
             thread.join()
     assert seen == {number: {("cpu.reference", "cpu.blas")[number % 2]} for number in range(16)}
     counts = dict.fromkeys(("cpu.reference", "cpu.blas"), 0)
-    for one in xrt.decisions():  # more than two: results lie at addresses of other alignments
-        if one.asked_by == "kernels.matmul":
-            counts[one.chosen] += one.count
+    for decision in xrt.decisions():  # more than two: results lie at addresses of other alignments
+        if decision.asked_by == "kernels.matmul":
+            counts[decision.chosen] += decision.count
     assert counts == {"cpu.reference": 1600, "cpu.blas": 1600}
     assert len(xrt.decisions()) <= 2 * 5, "all threads share the choices of a policy"
 

@@ -141,7 +141,7 @@ def with_field(value: Any, owner: type, name: str, other: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(with_field(one, owner, name, other) for one in value)
     if isinstance(value, msgspec.Struct):
-        inside = {one: with_field(getattr(value, one), owner, name, other) for one in value.__struct_fields__}
+        inside = {field: with_field(getattr(value, field), owner, name, other) for field in value.__struct_fields__}
         return msgspec.structs.replace(value, **inside)
     return value
 
@@ -264,7 +264,7 @@ def test_real_engines_name_the_builds_of_their_libraries() -> None:
             continue
         plan = xrt.plan(demo_model_path(), device="cpu", engine=name)
         assert plan.execution is not None
-        builds = {one.name: one.build_id for one in plan.execution.libraries}
+        builds = {library.name: library.build_id for library in plan.execution.libraries}
         assert len(builds) > 1, name
         assert all(builds.values()), builds
         assert "xpuruntime/_core" in builds

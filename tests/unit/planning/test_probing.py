@@ -151,8 +151,8 @@ def test_engines_that_do_not_take_the_format_are_not_probed():
 
 def test_compiling_probes_only_engines_that_compile():
     engines = {"a": Probed("a", "cpu"), "b": Probed("b", "cpu", compiles=True)}
-    asked = PlanRequest(model=MODEL, purpose="compile")
-    assert possible_engines(asked, Policy(), engines) == ("b",)
+    request = PlanRequest(model=MODEL, purpose="compile")
+    assert possible_engines(request, Policy(), engines) == ("b",)
     assert possible_engines(PlanRequest(model=MODEL), Policy(), engines) == ("a", "b")
 
 

@@ -198,9 +198,11 @@ def test_a_policy_of_training_leaves_the_choice_to_the_engine_of_a_session(engin
     kernels = {"matmul": "torch", "conv": "auto", "rules": [{"match": {"op": "attention"}, "use": "torch"}]}
     policy = {"mode": "strict", "execution": {"device": "cpu", "engine": engine}, "kernels": kernels}
     plan = settle(LAPTOP, policy)
-    controls = {one.key: one for one in plan.controls if one.key.startswith("kernels.")}
+    controls = {control.key: control for control in plan.controls if control.key.startswith("kernels.")}
     assert set(controls) == {"kernels.matmul", "kernels.conv", "kernels.rules[0]"}
-    assert {(one.resolved, one.enforceability) for one in controls.values()} == {("the engine's choice", "enforced")}
+    assert {(control.resolved, control.enforceability) for control in controls.values()} == {
+        ("the engine's choice", "enforced")
+    }
     assert controls["kernels.matmul"].requested == "torch"
     assert f"{engine} runs without PyTorch" in controls["kernels.matmul"].reason
     assert plan.policy["kernels"] == kernels
@@ -208,5 +210,5 @@ def test_a_policy_of_training_leaves_the_choice_to_the_engine_of_a_session(engin
 
 def test_torch_at_the_end_of_a_list_leaves_the_choice_to_the_engine() -> None:
     asked = {"execution": {"device": "cpu"}, "kernels": {"matmul": ["cublasLt", "torch"]}, "mode": "strict"}
-    found = {one.key: one for one in settle(LAPTOP, asked).controls}["kernels.matmul"]
+    found = {control.key: control for control in settle(LAPTOP, asked).controls}["kernels.matmul"]
     assert (found.requested, found.enforceability) == ("[cublasLt, torch]", "enforced")

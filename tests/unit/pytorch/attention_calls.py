@@ -23,8 +23,8 @@ def rule(use, **match):
 
 def counts() -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in xrt.decisions():
-        found[one.op] = found.get(one.op, 0) + one.count
+    for decision in xrt.decisions():
+        found[decision.op] = found.get(decision.op, 0) + decision.count
     return found
 
 

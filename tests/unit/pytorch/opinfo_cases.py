@@ -126,7 +126,7 @@ class Case:
         checked = 0
         info = self.info
         for sample in self._samples(torch.float64, requires_grad=True, most=most):
-            inputs = [one for one in _tensors(sample) if one.requires_grad]
+            inputs = [tensor for tensor in _tensors(sample) if tensor.requires_grad]
             if not inputs:
                 continue
             checks = {
@@ -187,7 +187,7 @@ class Case:
     def _samples(self, dtype: torch.dtype, requires_grad: bool = False, most: int | None = None) -> Any:
         torch.manual_seed(0)
         samples = self.info.sample_inputs(self.device, dtype, requires_grad=requires_grad)
-        usable = (one for one in samples if not one.kwargs.get("dropout_p"))  # which no two kernels draw alike
+        usable = (sample for sample in samples if not sample.kwargs.get("dropout_p"))  # which no two kernels draw alike
         return list(itertools.islice(usable, most))
 
     def _call(self, sample: Any, **more: Any) -> Any:
@@ -196,7 +196,7 @@ class Case:
             return self.info.op(sample.input, *sample.args, **sample.kwargs, **more)
 
     def _gradients(self, sample: Any) -> list[Any]:
-        inputs = [one for one in _tensors(sample) if one.requires_grad]
+        inputs = [tensor for tensor in _tensors(sample) if tensor.requires_grad]
         results = [one for one in _flat(self._result(sample)) if one.requires_grad]
         if not results or not inputs:
             return []
@@ -205,7 +205,7 @@ class Case:
             results, inputs, [one.to(result.dtype) for one, result in zip(weights, results, strict=True)],
             allow_unused=True,
         )  # fmt: skip
-        return [one for one in grads if one is not None]
+        return [grad for grad in grads if grad is not None]
 
     def _result(self, sample: Any) -> Any:
         found = self._call(sample)
@@ -213,7 +213,7 @@ class Case:
         return found if process is None else process(found)
 
     def _function(self, sample: Any) -> Any:
-        places = [(one, one.requires_grad) for one in _tensors(sample)]
+        places = [(tensor, tensor.requires_grad) for tensor in _tensors(sample)]
 
         def function(*inputs: Any) -> Any:
             given = iter(inputs)
@@ -237,10 +237,10 @@ class Case:
             # What our kernels do not take is PyTorch's to do, and said; these tests are about the results.
             warnings.simplefilter("ignore", xrt.errors.XpuRuntimeWarning)
             with xt.kernel_policy(**self.kernels):
-                found = call()
-        for one in xrt.decisions():
-            served[one.chosen] += one.count
-        return found
+                under = call()
+        for decision in xrt.decisions():
+            served[decision.chosen] += decision.count
+        return under
 
     def _passes_as_natively(self, what: str, sample: Any, check: Any) -> None:
         try:

@@ -67,7 +67,7 @@ def test_a_pass_of_the_users_comes_first_and_stays():
             gradients(run, model, x)
             assert Counting.seen == (0, 0)
             assert config.post_grad_custom_pre_pass is (None if options else mine)
-    assert {one.chosen for one in xrt.decisions()} == {"cpu.reference"}
+    assert {decision.chosen for decision in xrt.decisions()} == {"cpu.reference"}
 
 
 def test_a_pass_of_the_users_need_not_say_what_its_nodes_are_like():
@@ -88,7 +88,7 @@ def test_a_pass_of_the_users_need_not_say_what_its_nodes_are_like():
     expected = gradients(model, model, x)
     with xt.kernel_policy(strict(rule(op="conv", module="0"))):
         torch.testing.assert_close(gradients(run, model, x), expected)
-    assert {one.chosen for one in xrt.decisions()} == {"cpu.reference"}
+    assert {decision.chosen for decision in xrt.decisions()} == {"cpu.reference"}
 
 
 def test_attention_of_modules_compiled_one_by_one_is_said_or_refused():

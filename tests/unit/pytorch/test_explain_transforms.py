@@ -71,12 +71,12 @@ def _ran(call: Callable[[], Any]) -> Counter[str]:
     """Return the products that PyTorch's own kernels compute: the innermost operators, as its profiler has them."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as prof:
         call()
-    events = [one for one in prof.events() if one.name in _PRODUCTS]
-    return Counter(one.name for one in events if not _leads(one))
+    events = [event for event in prof.events() if event.name in _PRODUCTS]
+    return Counter(event.name for event in events if not _leads(event))
 
 
 def _leads(event: Any) -> bool:
-    return any(one.name in _PRODUCTS or _leads(one) for one in event.cpu_children)
+    return any(child.name in _PRODUCTS or _leads(child) for child in event.cpu_children)
 
 
 @pytest.mark.parametrize("case", _CASES)

@@ -133,7 +133,7 @@ class TestPolicy:
             report = session.explain(runs=1)
         kernels = {unit.id.rpartition("/")[0]: unit.kernel for unit in report.units if unit.kernel in KERNELS.values()}
         assert kernels == KERNELS
-        seen = {one.key: one.status for one in report.observations}
+        seen = {observation.key: observation.status for observation in report.observations}
         assert seen["kernels.matmul"] == seen["kernels.rules[0]"] == seen["kernels.rules[1]"] == "honoured"
 
     def test_the_one_in_force_without_its_machine(self, folder: Path) -> None:

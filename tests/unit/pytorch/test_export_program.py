@@ -37,8 +37,8 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def served() -> dict[tuple[str, str], int]:
     """Return how many calls of an operation each kernel of ours has served."""
     counts: dict[tuple[str, str], int] = {}
-    for one in xrt.decisions():
-        counts[one.op, one.chosen] = counts.get((one.op, one.chosen), 0) + one.count
+    for decision in xrt.decisions():
+        counts[decision.op, decision.chosen] = counts.get((decision.op, decision.chosen), 0) + decision.count
     return counts
 
 
@@ -53,7 +53,7 @@ class TestEnforced:
             report = session.explain({"ids": ids}, runs=1)
             got = session.run({"ids": ids})["output"]
         assert ours(report) == KERNELS
-        seen = {one.key: one for one in report.observations}
+        seen = {observation.key: observation for observation in report.observations}
         assert seen["kernels.matmul"].observed == "cpu.blas (9 operators)"
         assert seen["kernels.rules[1]"].observed == "cpu.reference (1 operator)"
         assert report.honoured, report.headline
@@ -114,7 +114,7 @@ class TestApart:
             assert xrt.decisions() == ()
             with torch.no_grad():
                 model(ids)
-            assert {one.chosen for one in xrt.decisions()} == {"cpu.reference"}
+            assert {decision.chosen for decision in xrt.decisions()} == {"cpu.reference"}
 
     def test_nor_one_of_a_session_out(self, done: Any) -> None:
         model, ids = language()
@@ -238,7 +238,9 @@ class TestPlan:
             report = session.explain(runs=1)
         assert session.plan.control("kernels.matmul").enforceability == "unsupported"
         assert xrt.decisions() == ()
-        assert {one.key: one.status for one in report.observations}["kernels.matmul"] == "unsupported"
+        assert {observation.key: observation.status for observation in report.observations}[
+            "kernels.matmul"
+        ] == "unsupported"
 
     def test_an_unmet_rule_still_comes_first(self, done: Any) -> None:
         rules = [{"match": {"module": "head"}, "use": "cublasLt"}]
@@ -279,7 +281,9 @@ def test_compiled_sessions_of_one_module_keep_their_own_kernels() -> None:
             report = session.explain({"input": x}, runs=1)
             with torch.no_grad():
                 np.testing.assert_allclose(session.run({"input": x})["output"], model(x), rtol=1e-4, atol=1e-5)
-        return tuple(one.observed for one in report.observations if one.key.startswith("kernels."))
+        return tuple(
+            observation.observed for observation in report.observations if observation.key.startswith("kernels.")
+        )
 
     # Products are looked up when compiled code runs; the norm is built into it.
     assert observed(matmul="cpu.blas", layer_norm="cpu.vectorised") == ("cpu.blas (2 calls)", "cpu.vectorised (1 call)")

@@ -97,7 +97,7 @@ class TestFile:
             xrt.clear_decisions()
             with torch.no_grad():
                 model(ids)
-        assert [(one.module, one.chosen) for one in xrt.decisions()] == [("head", "cpu.reference")]
+        assert [(decision.module, decision.chosen) for decision in xrt.decisions()] == [("head", "cpu.reference")]
         assert made.policy.kernels.rules[0].match.module == "head"
         with xrt.InferenceSession(made.path) as session:
             report = session.explain({"ids": ids}, runs=1)

@@ -185,7 +185,7 @@ def test_a_program_that_was_exported_under_a_policy_obeys_it_where_it_runs(expor
             program = program.run_decompositions()
         xrt.clear_decisions()
         torch.testing.assert_close(program.module()(x), net(x), rtol=1e-4, atol=1e-5)
-        assert {one.chosen for one in xrt.decisions()} >= {"cpu.blas"}
+        assert {decision.chosen for decision in xrt.decisions()} >= {"cpu.blas"}
 
 
 def test_what_strict_exports_need_is_given_back():
@@ -204,5 +204,5 @@ def test_another_thread_computes_under_the_policy_while_one_exports(net):
         thread.start()
         xrt.clear_decisions()
         torch.mm(x[0], x[0].T)
-        assert [one.chosen for one in xrt.decisions()][:1] == ["cpu.blas"]
+        assert [decision.chosen for decision in xrt.decisions()][:1] == ["cpu.blas"]
         thread.join()

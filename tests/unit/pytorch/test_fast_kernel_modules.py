@@ -71,8 +71,8 @@ def rules(module, **more):
 
 def counts():
     found = Counter()
-    for one in xrt.decisions():
-        found[one.op, one.module] += one.count
+    for decision in xrt.decisions():
+        found[decision.op, decision.module] += decision.count
     return found
 
 

@@ -30,11 +30,11 @@ def rules(phase):
 
 
 def served():
-    return {one.op for one in xrt.decisions()}
+    return {decision.op for decision in xrt.decisions()}
 
 
 def phases():
-    return {(one.op, one.phase) for one in xrt.decisions()}
+    return {(decision.op, decision.phase) for decision in xrt.decisions()}
 
 
 class Doubled(torch.autograd.Function):
@@ -177,8 +177,8 @@ def test_kernels_of_ours_serve_without_python_and_their_phase_is_recorded(asked)
             torch.testing.assert_close(step(recorded=False), expected)
         assert len(asked) == first
         counts = Counter[tuple[str, str]]()
-        for one in xrt.decisions():
-            counts[one.op, one.phase] += one.count
+        for decision in xrt.decisions():
+            counts[decision.op, decision.phase] += decision.count
         assert counts == {(op, "infer"): 3 for op in ("matmul", "layer_norm", "attention")}
 
 
@@ -201,7 +201,7 @@ def test_attention_that_could_not_be_measured_is_measured_later(monkeypatch):
             patch.setattr(tuning, "may_measure", lambda: False)
             for _ in range(3):
                 F.scaled_dot_product_attention(q, q, q)
-            assert not any(one.op == "attention" for one in xrt.decisions())
+            assert not any(decision.op == "attention" for decision in xrt.decisions())
         F.scaled_dot_product_attention(q, q, q)
         assert "attention" in served()
 
@@ -219,4 +219,4 @@ def test_without_the_addon_products_of_a_phase_are_known_too(asked):
                 a @ a
     assert asked == ["train", "infer"]
     assert phases() == {("matmul", "infer")}
-    assert sum(one.count for one in xrt.decisions()) == 3
+    assert sum(decision.count for decision in xrt.decisions()) == 3

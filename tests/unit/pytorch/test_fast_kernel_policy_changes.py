@@ -63,4 +63,4 @@ def test_it_is_obeyed_by_the_next_call(form, at, monkeypatch):
             for _ in range(3):
                 xrt.clear_decisions()
                 run()
-                assert [one.kernel for one in xrt.decisions()] == ["cpu.reference"]
+                assert [decision.kernel for decision in xrt.decisions()] == ["cpu.reference"]

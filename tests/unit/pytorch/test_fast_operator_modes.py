@@ -38,11 +38,11 @@ def test_rules_of_phase_and_module_hold():
             for _ in range(3):
                 xrt.clear_decisions()
                 net(x).sum().backward()
-                assert sum(one.count for one in xrt.decisions()) == training, match
+                assert sum(decision.count for decision in xrt.decisions()) == training, match
                 xrt.clear_decisions()
                 with torch.no_grad():
                     net(x)
-                assert sum(one.count for one in xrt.decisions()) == inference, match
+                assert sum(decision.count for decision in xrt.decisions()) == inference, match
 
 
 def test_a_rule_for_the_gradient_of_attention_holds_after_forwards_that_were_native():
@@ -56,7 +56,7 @@ def test_a_rule_for_the_gradient_of_attention_holds_after_forwards_that_were_nat
             xrt.clear_decisions()
             found = torch.autograd.grad(F.scaled_dot_product_attention(q, q, q).square().sum(), q)[0]
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
-            assert [one.kernel for one in xrt.decisions()] == ["cpu.reference"]
+            assert [decision.kernel for decision in xrt.decisions()] == ["cpu.reference"]
 
 
 @pytest.mark.parametrize("enter", [nullcontext, torch.no_grad, torch.inference_mode])
@@ -138,7 +138,7 @@ def test_checkpoints_and_second_derivatives_are_right():
 @pytest.mark.parametrize("columns", [(True, False), (False, False)])
 def test_gradients_without_columns_ask_python_only_in_the_first_step(columns, monkeypatch):
     x = torch.randn(4, 8, requires_grad=True)
-    weight, bias = (torch.randn(8, requires_grad=True) if one else None for one in columns)
+    weight, bias = (torch.randn(8, requires_grad=True) if column else None for column in columns)
     given = [one for one in (x, weight, bias) if one is not None]
     asked = []
     real = norms.active_policy

@@ -104,7 +104,7 @@ def test_training_asks_python_only_in_its_first_step(policy, asked):
     net = torch.nn.TransformerEncoderLayer(16, 2, 32, dropout=0.0, batch_first=True)
     x = torch.randn(2, 4, 16)
     net(x).square().sum().backward()
-    expected = [one.grad.clone() for one in net.parameters()]
+    expected = [parameter.grad.clone() for parameter in net.parameters()]
     # Who needs only products leaves norms and attention to others, here to a session of another policy.
     others = registry.require(OPS)
     try:
@@ -135,7 +135,7 @@ def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked, ro
                     assert (one.shape, one.stride()) == (other.shape, other.stride())
                     torch.testing.assert_close(one, other)
     assert len(asked) == (1 if route == "addon" else 4)
-    assert sum(one.count for one in xrt.decisions()) == 4
+    assert sum(decision.count for decision in xrt.decisions()) == 4
 
 
 def test_gradients_of_both_norms_by_kernels_of_ours_are_right(asked, route):
@@ -155,7 +155,7 @@ def test_gradients_of_both_norms_by_kernels_of_ours_are_right(asked, route):
         route == "addon"
     ):  # which has no fast kernel for the gradient of the RMS norm on the CPU, as PyTorch has no kernel
         assert len(asked) == 3 + 3
-    assert sum(one.count for one in xrt.decisions()) == 4 * 3
+    assert sum(decision.count for decision in xrt.decisions()) == 4 * 3
 
 
 @pytest.mark.parametrize("form", FORMS[:6])
@@ -167,7 +167,7 @@ def test_another_policy_is_obeyed_at_once(form):
             assert len(xrt.decisions()) == 0
             with xt.kernel_policy(layer_norm="cpu.reference", rms_norm="cpu.reference"):
                 run(), run(), run()
-                assert sum(one.count for one in xrt.decisions()) == 3
+                assert sum(decision.count for decision in xrt.decisions()) == 3
             xrt.clear_decisions()
 
 
@@ -319,7 +319,7 @@ def test_attention_by_an_xpuruntime_kernel_skips_python_without_gradients(form, 
             assert found.stride() == expected.stride()
             assert found.grad_fn is None
         assert len(asked) == 1
-        assert sum(one.count for one in xrt.decisions()) == 4
+        assert sum(decision.count for decision in xrt.decisions()) == 4
         q = torch.randn(2, 4, 5, 8, requires_grad=True)
         for _ in range(2):
             assert F.scaled_dot_product_attention(q, q, q).grad_fn is not None

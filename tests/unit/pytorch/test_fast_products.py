@@ -75,8 +75,8 @@ def test_another_policy_is_obeyed_at_once(form):
             assert len(xrt.decisions()) == 0
             with xt.kernel_policy(matmul=kernel):
                 run(), run(), run()
-                assert {one.kernel for one in xrt.decisions()} == {kernel}
-                assert sum(one.count for one in xrt.decisions()) == 3
+                assert {decision.kernel for decision in xrt.decisions()} == {kernel}
+                assert sum(decision.count for decision in xrt.decisions()) == 3
             xrt.clear_decisions()
             run()
             assert len(xrt.decisions()) == 0
@@ -92,7 +92,7 @@ def test_a_kernel_of_ours_serves_without_python_once_it_is_known(form, asked):
     folded = not form.startswith("baddbmm")  # its addend is a row for each matrix, which the kernel adds as well
     if folded:
         assert len(asked) == 1
-    assert sum(one.count for one in xrt.decisions()) == 4
+    assert sum(decision.count for decision in xrt.decisions()) == 4
 
 
 def python_frames(run):
@@ -130,8 +130,8 @@ def test_a_known_product_passes_no_function_in_python_on_its_way_to_the_kernel(r
     with xt.kernel_policy(rules=rules), module_paths.inside("body"):
         run(), run()
         assert python_frames(run) == []
-    assert {one.phase for one in xrt.decisions()} == phases
-    assert sum(one.count for one in xrt.decisions() if one.kernel == "cpu.blas") == (3 if phases else 0)
+    assert {decision.phase for decision in xrt.decisions()} == phases
+    assert sum(decision.count for decision in xrt.decisions() if decision.kernel == "cpu.blas") == (3 if phases else 0)
 
 
 def test_a_known_product_of_copies_passes_few_functions_on_its_way_to_the_kernel():
@@ -157,7 +157,7 @@ def test_determinism_that_is_switched_on_between_two_calls_is_obeyed():
         finally:
             torch.use_deterministic_algorithms(False)
         run()
-    assert sum(one.count for one in xrt.decisions()) == 5
+    assert sum(decision.count for decision in xrt.decisions()) == 5
 
 
 @pytest.mark.parametrize("form", ["mm", "addmm"])
@@ -293,12 +293,12 @@ def test_results_are_freed():
     with xt.kernel_policy(rules=ELSEWHERE):
         torch.mm(a, a), torch.addmm(a, a, a)
         gc.collect()
-        alive = sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects())
+        alive = sum(issubclass(type(obj), torch.Tensor) for obj in gc.get_objects())
         for _ in range(50):
             torch.mm(a, a), torch.addmm(a, a, a), torch.mm(a, a, out=torch.empty(64, 64))
         gc.collect()
         # What other tests left may go meanwhile.
-        assert sum(issubclass(type(one), torch.Tensor) for one in gc.get_objects()) <= alive
+        assert sum(issubclass(type(obj), torch.Tensor) for obj in gc.get_objects()) <= alive
     assert sys.getrefcount(a) < 10
 
 

@@ -70,7 +70,7 @@ def test_it_serves_forward_and_backward_under_pytorchs_own_gradient(below):
     finally:
         impl.remove()
     torch.testing.assert_close(found, torch.autograd.grad(expected.sum(), (q, k, v)))
-    assert [one.chosen for one in xrt.decisions()] == ["cpu.reference", "cpu.reference"]
+    assert [decision.chosen for decision in xrt.decisions()] == ["cpu.reference", "cpu.reference"]
     assert below == []
     flash(q, k, v)
     assert below == ["forward"]

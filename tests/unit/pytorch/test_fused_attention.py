@@ -44,8 +44,8 @@ def operands(grad=False, dtype=torch.float32, kv_heads=4):
 
 def counts() -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in xrt.decisions():
-        found[one.op] = found.get(one.op, 0) + one.count
+    for decision in xrt.decisions():
+        found[decision.op] = found.get(decision.op, 0) + decision.count
     return found
 
 
@@ -153,7 +153,7 @@ def test_what_asks_is_named():
     with xt.explain() as found:
         fused_attention(q, k, v, kernel=REFERENCE)
     assert [row.source for row in found.rows if row.op == "attention"] == ["kernel="]
-    assert {one.asked_by for one in xrt.decisions()} == {"kernel="}
+    assert {decision.asked_by for decision in xrt.decisions()} == {"kernel="}
 
 
 def test_a_mask_on_another_device_is_refused():

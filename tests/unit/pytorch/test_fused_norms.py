@@ -27,7 +27,7 @@ KERNELS = {"cpu.reference": "cpu.reference", "cpu.vectorised": "cpu.vectorised",
 
 
 def chosen() -> set[str]:
-    return {one.chosen for one in xrt.decisions()}
+    return {decision.chosen for decision in xrt.decisions()}
 
 
 def leaf(*size, dtype=torch.float32):
@@ -52,7 +52,7 @@ def test_layernorm_with_a_kernel_named(kernel, shape, given):
     close(found, expected)
     close(torch.autograd.grad(found.square().sum(), wanted), gradients)
     assert chosen() == ({KERNELS[kernel]} if KERNELS[kernel] else set())
-    assert sum(one.count for one in xrt.decisions()) == (2 if KERNELS[kernel] else 0)
+    assert sum(decision.count for decision in xrt.decisions()) == (2 if KERNELS[kernel] else 0)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -96,7 +96,7 @@ def test_the_policy_chooses_and_a_name_overrules_it():
         fused_rms_norm(x, [8], weight).sum().backward()
         fused_layernorm(x, [8], weight, residual=x)[0].sum().backward()
         assert chosen() == {"cpu.reference"}
-        assert sum(one.count for one in xrt.decisions()) == 6
+        assert sum(decision.count for decision in xrt.decisions()) == 6
         xrt.clear_decisions()
         fused_layernorm(x, [8], weight, kernel="cpu.vectorised").sum().backward()
         assert chosen() == {"cpu.vectorised"}
@@ -117,7 +117,7 @@ def test_rules_by_phase():
     ]
     with xt.kernel_policy(rules=rules):
         fused_layernorm(x, [8], residual=residual)[0].sum().backward()
-        assert [one.chosen for one in xrt.decisions()] == ["cpu.vectorised", "cpu.reference"]
+        assert [decision.chosen for decision in xrt.decisions()] == ["cpu.vectorised", "cpu.reference"]
         xrt.clear_decisions()
         with torch.no_grad():
             fused_layernorm(x, [8], residual=residual)
@@ -306,7 +306,7 @@ def test_compiled(dynamic, held):
         out = function(*operands)
         close([out, *torch.autograd.grad(out, operands)], [expected, *gradients], 1e-4)
         assert chosen() == ({"cpu.reference"} if held else {"cpu.vectorised"})
-        assert sum(one.count for one in xrt.decisions()) == 4
+        assert sum(decision.count for decision in xrt.decisions()) == 4
         more = (leaf(7, 8), leaf(7, 8), *operands[2:])
         close(function(*more), fused_both(*more), 1e-4)
 
@@ -320,7 +320,7 @@ def test_inductor():
     xrt.clear_decisions()
     found = torch.autograd.grad(torch.compile(fused_both, fullgraph=True)(*operands), operands)
     close(found, expected, 1e-4)
-    assert sum(one.count for one in xrt.decisions()) == 4
+    assert sum(decision.count for decision in xrt.decisions()) == 4
 
 
 def test_export_keeps_them():

@@ -153,6 +153,6 @@ def test_a_lock_has_ranges_where_kernels_differ_by_length(llama: Any, tmp_path: 
     rules = [{"match": {"op": "attention", "kv": "<=32"}, "use": "torch.math"}]
     policy = xrt.KernelPolicy(attention="torch.flash", rules=rules)
     made = xt.lock(generated(llama, 40, policy=policy), path)
-    decode = {(one.facts["kv"], one.kernel) for one in made.identity.calls if one.phase == "decode"}
+    decode = {(call.facts["kv"], call.kernel) for call in made.identity.calls if call.phase == "decode"}
     assert decode == {("17..32", "torch.math"), ("33..64", "torch.flash")}
     assert xt.lock(generated(llama, 30, lock=path), path).digest == made.digest

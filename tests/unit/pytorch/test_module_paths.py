@@ -85,7 +85,7 @@ def rule(module, use="cpu.reference", **more):
 
 
 def served():
-    return {(one.module, one.chosen) for one in xrt.decisions()}
+    return {(decision.module, decision.chosen) for decision in xrt.decisions()}
 
 
 @pytest.fixture(autouse=True)
@@ -285,7 +285,7 @@ def test_rules_of_a_phase_hold_inside_of_a_function_whoever_looks_on(phase, time
         xrt.clear_decisions()
         with xt.kernel_policy(**policy), watch():
             kept(x, w).sum().backward()
-        assert sum(one.count for one in xrt.decisions()) == times
+        assert sum(decision.count for decision in xrt.decisions()) == times
 
 
 def test_what_ran_is_said_when_the_log_of_decisions_is_full():

@@ -93,7 +93,7 @@ def _steps(change: Callable[[nn.Sequential, int], Callable[[torch.Tensor], Any]]
     losses = []
     for turn in range(3):
         called = change(net, turn)
-        optimizer = torch.optim.SGD([one for one in net.parameters() if one.requires_grad], lr=0.1)
+        optimizer = torch.optim.SGD([parameter for parameter in net.parameters() if parameter.requires_grad], lr=0.1)
         loss = called(torch.randn(4, 8)).square().mean()
         loss.backward()
         optimizer.step()

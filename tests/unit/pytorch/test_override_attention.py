@@ -245,4 +245,4 @@ def test_no_grad_inference_mode_and_autocast():
             torch.testing.assert_close(sdpa(q.requires_grad_(), k, v), expected)
         with torch.autocast("cpu", torch.bfloat16):
             assert sdpa(q, k, v).dtype == torch.bfloat16
-    assert {one.dtype for one in xrt.decisions()} == {"fp32", "bf16"}
+    assert {decision.dtype for decision in xrt.decisions()} == {"fp32", "bf16"}

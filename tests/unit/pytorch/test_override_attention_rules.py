@@ -119,7 +119,7 @@ def test_the_backward_apart_from_its_forward_costs_no_memory_of_all_scores():
         sdpa(q, q, q)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as found:
             sdpa(q, q, q)
-        return sum(max(one.self_cpu_memory_usage, 0) for one in found.key_averages())
+        return sum(max(average.self_cpu_memory_usage, 0) for average in found.key_averages())
 
     plain = allocated()
     with xt.kernel_policy(strict(rules=[rule("cpu.reference", phase="backward"), rule("torch.flash", phase="train")])):
@@ -174,7 +174,7 @@ def test_who_watches_sees_forward_and_backward():
     class Watch:
         def call(self, name, op, route, run, args, kwargs):
             seen.append((name, op, None if route is None else route.kernel))
-            assert sum(isinstance(one, torch.Tensor) for one in args) >= 3
+            assert sum(isinstance(arg, torch.Tensor) for arg in args) >= 3
             return run(*args, **kwargs)
 
     q, k, v = operands()

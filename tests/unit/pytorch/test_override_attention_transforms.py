@@ -58,7 +58,7 @@ def test_rules_by_module_hold_in_compiled_code():
             found = torch.autograd.grad(torch.compile(compiled, backend="aot_eager", fullgraph=True)(x).sum(), x)
             torch.testing.assert_close(found, expected)
             assert counts() == {"attention": 1, "attention_backward": 1}
-            assert {one.module for one in xrt.decisions()} == {"layers.1"}
+            assert {decision.module for decision in xrt.decisions()} == {"layers.1"}
 
 
 def test_compiled_code_obeys_and_changes_with_the_policy():

@@ -36,7 +36,7 @@ def _one_thread():
 
 
 def served() -> list[tuple[str, str, int]]:
-    return [(one.op, one.chosen, one.count) for one in xrt.decisions()]
+    return [(decision.op, decision.chosen, decision.count) for decision in xrt.decisions()]
 
 
 def steps(x):

@@ -23,7 +23,7 @@ STRICT = {"schema": "xpuruntime.policy/1", "mode": "strict"}
 
 
 def served() -> list[tuple[str, str, int]]:
-    return [(one.op, one.chosen, one.count) for one in xrt.decisions()]
+    return [(decision.op, decision.chosen, decision.count) for decision in xrt.decisions()]
 
 
 def arguments(dtype=torch.float64, bias=True):
@@ -57,7 +57,7 @@ def test_one_dimension():
         assert torch.autograd.gradcheck(lambda *given: F.conv1d(*given, stride=2, padding=1), (x, weight, bias))
         xrt.clear_decisions()
         gradients = torch.autograd.grad(F.conv1d(x, weight, bias).sum(), (x, weight, bias))
-    assert [one.shape for one in gradients] == [x.shape, weight.shape, bias.shape]
+    assert [gradient.shape for gradient in gradients] == [x.shape, weight.shape, bias.shape]
     assert served() == [("conv", "cpu.gemm_conv", 1), (INPUT, "cpu.gemm_conv", 1), (WEIGHT, "cpu.gemm_conv", 1)]
 
 
@@ -152,7 +152,7 @@ def test_autocast_and_channels_last():
         model.zero_grad()
         with torch.autocast("cpu", torch.bfloat16):
             model(x).square().mean().backward()
-        return [one.grad for one in model.parameters()]
+        return [parameter.grad for parameter in model.parameters()]
 
     expected = run()
     with xt.kernel_policy(conv="cpu.reference"):
@@ -176,7 +176,7 @@ def test_bits_repeat_where_pytorch_is_asked_for_that():
     finally:
         torch.use_deterministic_algorithms(False)
     assert all(map(torch.equal, *runs))
-    assert all("deterministic" in one.description for one in xrt.decisions())
+    assert all("deterministic" in decision.description for decision in xrt.decisions())
 
 
 def test_a_free_choice_by_measuring_takes_what_is_right():

@@ -36,7 +36,7 @@ def strict(kernel):
 
 
 def served() -> set[str]:
-    return {one.chosen for one in xrt.decisions()}
+    return {decision.chosen for decision in xrt.decisions()}
 
 
 def same(found, expected) -> None:

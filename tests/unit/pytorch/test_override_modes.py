@@ -38,9 +38,9 @@ def _policy():
 def served() -> int:
     """How many products our kernel did. Nothing else may have."""
     decisions = xrt.decisions()
-    assert {one.chosen for one in decisions} <= {"cpu.reference"}
+    assert {decision.chosen for decision in decisions} <= {"cpu.reference"}
     xrt.clear_decisions()
-    return sum(one.count for one in decisions)
+    return sum(decision.count for decision in decisions)
 
 
 def plainly(run, *args):
@@ -127,7 +127,7 @@ def test_autocast():
     found.sum().backward()
     assert found.dtype == torch.bfloat16
     assert layer.weight.grad.dtype == torch.float32
-    assert {one.dtype for one in xrt.decisions()} == {"bf16"}
+    assert {decision.dtype for decision in xrt.decisions()} == {"bf16"}
     assert served() == 2
 
 
@@ -205,7 +205,11 @@ class Products(torch.utils.data.Dataset):
     def __getitem__(self, index):
         xrt.clear_decisions()
         product = torch.full((2, 2), float(index)) @ torch.ones(2, 2)
-        return product.sum().item(), [one.chosen for one in xrt.decisions()], xt.get_kernel_policy() is not None
+        return (
+            product.sum().item(),
+            [decision.chosen for decision in xrt.decisions()],
+            xt.get_kernel_policy() is not None,
+        )
 
 
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="there is no fork here")

@@ -129,7 +129,7 @@ def test_the_fast_path_that_was_turned_on_again_is_said_too(x):
     layers = (Net().eval(), torch.nn.TransformerEncoderLayer(8, 2, batch_first=True).eval())
     with xt.kernel_policy(strict(attention="cpu.reference")), torch.no_grad():
         layers[1](x)
-        assert {one.chosen for one in xrt.decisions()} == {"cpu.reference"}
+        assert {decision.chosen for decision in xrt.decisions()} == {"cpu.reference"}
         torch.backends.mha.set_fastpath_enabled(True)
         for layer in layers:
             with pytest.raises(UnsupportedOperationError, match=r"in the fast path of nn.MultiheadAttention: "):

@@ -30,7 +30,7 @@ ALL = [True, True, True]
 
 
 def served() -> list[tuple[str, str, int]]:
-    return [(one.op, one.chosen, one.count) for one in xrt.decisions()]
+    return [(decision.op, decision.chosen, decision.count) for decision in xrt.decisions()]
 
 
 def alike(found, expected, **tolerance):
@@ -314,7 +314,7 @@ def test_rules_by_module_forward_and_backward():
     with xt.kernel_policy(rules=[{"match": {"op": "layer_norm", "module": "1"}, "use": "cpu.reference"}]):
         model(x).square().sum().backward()
     assert served() == [("layer_norm", "cpu.reference", 1), ("layer_norm_backward", "cpu.reference", 1)]
-    assert {one.module for one in xrt.decisions()} == {"1"}
+    assert {decision.module for decision in xrt.decisions()} == {"1"}
 
 
 def compiled_norms(x, weight, bias):

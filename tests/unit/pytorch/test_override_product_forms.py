@@ -25,7 +25,7 @@ def strict(**kernels):
 
 
 def served():
-    return [(one.chosen, one.phase, one.count) for one in xrt.decisions()]
+    return [(decision.chosen, decision.phase, decision.count) for decision in xrt.decisions()]
 
 
 @pytest.mark.parametrize("name", IN_PLACE)

@@ -68,7 +68,7 @@ def test_layers_that_multiply_step_by_step_obey():
     layer, x = torch.nn.GRU(8, 8), torch.randn(3, 2, 8)
     with xt.kernel_policy(strict(matmul="cpu.reference")):
         layer(x)[0].sum().backward()
-    assert {one.chosen for one in xrt.decisions()} == {"cpu.reference"}
+    assert {decision.chosen for decision in xrt.decisions()} == {"cpu.reference"}
     assert xt.coverage_gaps(strict(matmul="cpu.reference"), module=layer) == ()
 
 
@@ -78,7 +78,7 @@ def test_what_is_said_before_is_what_runs(kind):
     """An LSTM of a type that oneDNN has no kernel for, or with projections, multiplies step by step."""
     dtype = {"fp64": torch.float64, "fp16": torch.float16, "bf16": torch.bfloat16}.get(kind, torch.float32)
     layer = torch.nn.LSTM(8, 8, proj_size=4 if kind == "projecting" else 0, dtype=dtype)
-    said = [one.what for one in xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.reference"), module=layer)]
+    said = [gap.what for gap in xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.reference"), module=layer)]
     with warnings.catch_warnings(record=True) as seen, torch.no_grad(), xt.kernel_policy(matmul="cpu.reference"):
         warnings.simplefilter("always")
         layer(torch.randn(3, 2, 8, dtype=dtype))

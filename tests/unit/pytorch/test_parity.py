@@ -35,7 +35,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def modules(found: Any) -> list[str]:
-    return [one.module for one in found.layers]
+    return [layer.module for layer in found.layers]
 
 
 @pytest.mark.parametrize("name", ["language.onnx", "language.pt2"])
@@ -60,7 +60,7 @@ def test_a_convnet_with_a_folded_norm_and_a_module_called_twice(exported: Path) 
     with xrt.InferenceSession(exported / "convnet.onnx", device="cpu") as session:
         found = xt.parity(model, session, images)
     assert found.agreed, str(found)
-    assert [(one.module, one.call) for one in found.layers] == [
+    assert [(layer.module, layer.call) for layer in found.layers] == [
         ("bn", 0), ("again", 0), ("again", 1), ("pool", 0), ("head", 0), ("", 0)
     ]  # fmt: skip
     assert set(found.skipped) == {"stem", "drop"}
@@ -103,7 +103,7 @@ class TestModules:
             found = xt.parity(model, session, {"ids": ids})
         assert found.agreed
         assert found.skipped == {}, "statistics of norms are no results"
-        assert all(one.max_abs == 0 for one in found.layers)
+        assert all(layer.max_abs == 0 for layer in found.layers)
 
     def test_a_lower_precision_has_its_own_tolerance(self) -> None:
         model, ids = language()
@@ -143,7 +143,7 @@ class TestModules:
         with xrt.InferenceSession(model, device="cpu", example_inputs=(x,)) as session:
             found = xt.parity(model, session, x)
         assert found.agreed
-        assert [one.name for one in found.layers] == ["two", "two [1]", "(results)", "(results) [1]"]
+        assert [layer.name for layer in found.layers] == ["two", "two [1]", "(results)", "(results) [1]"]
 
     def test_hooks_are_taken_away(self) -> None:
         model, ids = language()

@@ -271,4 +271,4 @@ def attributes_of_pytorch() -> set[str]:
         torch.optim.lr_scheduler.LRScheduler, torch.ones(1, requires_grad=True).sum().grad_fn,
         torch.compiler.disable(len), torch.nn.modules.module, torch.utils.checkpoint,
     )  # fmt: skip
-    return {name for one in objects for name in dir(one) if name.startswith("_") and not name.startswith("__")}
+    return {name for obj in objects for name in dir(obj) if name.startswith("_") and not name.startswith("__")}

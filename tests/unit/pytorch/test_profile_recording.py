@@ -174,7 +174,7 @@ def test_work_is_placed_in_the_innermost_range_around_its_call() -> None:
     ]
     calls.append(HostCall("cudaLaunchKernel", 5, 150, 151, 0))
     work = [DeviceWork("kernel", "k", 0, 0, 9, 10, correlation=number) for number in (1, 2, 3, 4, 5, 6, 7, 0)]
-    assert [one.range for one in assign_ranges(work, calls, ranges)] == [2, 1, 3, 4, 0, 0, 0, 0]
+    assert [range_.range for range_ in assign_ranges(work, calls, ranges)] == [2, 1, 3, 4, 0, 0, 0, 0]
 
 
 def test_bytes_come_from_the_trace_in_the_order_of_a_call() -> None:
@@ -235,11 +235,15 @@ def test_a_recording_gets_work_calls_and_operators(monkeypatch: pytest.MonkeyPat
     )
     found = KinetoRecording(limit).added_to(ours)
     assert found.source == "kineto"
-    assert [(one.name, one.id) for one in found.ranges] == [("step", 41), ("aten::mm", 43), ("matmul cublas", 42)]
+    assert [(range_.name, range_.id) for range_ in found.ranges] == [
+        ("step", 41),
+        ("aten::mm", 43),
+        ("matmul cublas", 42),
+    ]
     assert (found.start_ns, found.end_ns) == (0, 1000)
     if limit == 100:
         assert [(one.kind, one.range, one.bytes) for one in found.work] == [("kernel", 42, 0), ("copy", 42, 4096)]
-        assert [one.name for one in found.calls] == ["cudaLaunchKernel", "cudaMemcpyAsync"]
+        assert [call.name for call in found.calls] == ["cudaLaunchKernel", "cudaMemcpyAsync"]
         assert (found.notes, found.dropped) == (("a note",), 2)
     else:
         assert (len(found.work), len(found.calls)) == (1, 1)
@@ -264,12 +268,12 @@ def test_operators_of_a_real_profile_nest() -> None:
     torch.nn.Linear(8, 4)(torch.ones(2, 8)).relu()
     kineto.stop()
     found = kineto.added_to(DeviceRecording())
-    by_id = {one.id: one for one in found.ranges}
-    named = {one.name: one for one in found.ranges}
+    by_id = {range_.id: range_ for range_ in found.ranges}
+    named = {range_.name: range_ for range_ in found.ranges}
     assert {"aten::linear", "aten::addmm", "aten::relu"} <= set(named)
     assert by_id[named["aten::addmm"].parent].name == "aten::linear"
-    for one in found.ranges:
-        if one.parent:
-            around = by_id[one.parent]
-            assert around.start_ns <= one.start_ns <= one.end_ns <= around.end_ns
+    for range_ in found.ranges:
+        if range_.parent:
+            around = by_id[range_.parent]
+            assert around.start_ns <= range_.start_ns <= range_.end_ns <= around.end_ns
     assert found.work == ()

@@ -32,14 +32,14 @@ KERNELS = {
 @pytest.fixture(autouse=True)
 def _nothing_is_left():
     hooks = torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks
-    before = [len(one) for one in hooks]
+    before = [len(hook) for hook in hooks]
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
     torch.set_num_threads(threads)
-    assert [len(one) for one in hooks] == before
+    assert [len(hook) for hook in hooks] == before
 
 
 def policy(name, **more):
@@ -59,7 +59,7 @@ def test_two_steps(name):
     with xt.kernel_policy(policy(name)):
         found, _ = losses(name)
     close(found, expected)
-    chosen = {one.chosen for one in xrt.decisions()}
+    chosen = {decision.chosen for decision in xrt.decisions()}
     assert "cpu.reference" in chosen
     assert "cpu.blas" in chosen or name == "resnet"  # which has one product alone, that of the rule
     again, _ = losses(name)
@@ -96,7 +96,7 @@ def test_generate(name):
     xrt.clear_decisions()
     with xt.kernel_policy(policy(name)):
         assert torch.equal(model.generate(ids, **options), expected)
-    assert "cpu.reference" in {one.chosen for one in xrt.decisions()}
+    assert "cpu.reference" in {decision.chosen for decision in xrt.decisions()}
 
 
 def test_generate_with_a_static_cache_under_a_strict_policy():
@@ -152,7 +152,7 @@ def test_compiled(name):
     xrt.clear_decisions()
     with xt.kernel_policy(matmul="cpu.blas", rms_norm="cpu.vectorised"):
         found, _ = losses(name, torch.compile)
-        assert "cpu.blas" in {one.chosen for one in xrt.decisions()}
+        assert "cpu.blas" in {decision.chosen for decision in xrt.decisions()}
     close(found, expected)
 
 
@@ -164,7 +164,7 @@ def _distributed(rank, file, name, result):
         with xt.kernel_policy(policy(name)):
             found, _ = losses(name, torch.nn.parallel.DistributedDataParallel)
         if rank == 0:
-            torch.save((found, sorted({one.chosen for one in xrt.decisions()})), result)
+            torch.save((found, sorted({decision.chosen for decision in xrt.decisions()})), result)
     finally:
         torch.distributed.destroy_process_group()
 

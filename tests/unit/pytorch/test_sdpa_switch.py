@@ -203,7 +203,7 @@ def test_the_fast_path_of_multi_head_attention_is_off_while_a_kernel_is_named():
         with xt.kernel_policy(attention="cpu.reference"):
             xrt.clear_decisions()
             torch.testing.assert_close(encoder(x), expected)
-            assert [one.op for one in xrt.decisions()] == ["attention"]
+            assert [decision.op for decision in xrt.decisions()] == ["attention"]
             assert not torch.backends.mha.get_fastpath_enabled()
 
 

@@ -91,8 +91,8 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, object]]:
         )
         for rank in range(2)
     ]  # fmt: skip
-    ended = [one.communicate(timeout=120) for one in processes]
-    assert [one.returncode for one in processes] == [0, -9], ended
+    ended = [process.communicate(timeout=120) for process in processes]
+    assert [process.returncode for process in processes] == [0, -9], ended
     rows = [[json.loads(line) for line in out.splitlines() if line.startswith("[")] for out, _ in ended]
     return [dict(rank) for rank in rows]
 

@@ -236,7 +236,7 @@ def test_a_step_with_a_policy_is_refused_outside_of_its_block(tmp_path: Path) ->
     with tuned:
         made = tuned.lock(tmp_path / "step.lock", torch.ones(2, 2))
     assert seen[0].matmul == "cpu.reference"
-    assert [one.kernel for one in made.identity.calls] == ["cpu.reference"]
+    assert [call.kernel for call in made.identity.calls] == ["cpu.reference"]
     assert xrt_torch.get_kernel_policy() is None
     plain = TunedStep(step, "eager", None, [StepCandidate("eager", "control", "")], "tied", 0, ())
     with pytest.raises(InputError, match="PyTorch's own kernels"):
@@ -332,6 +332,6 @@ def test_cancelled_before_the_first_round_leaves_the_eager_step():
         kernels={"native": None, "blas": KernelPolicy(matmul="cpu.blas")},
         cancel=lambda: True,
     )
-    row = next(one for one in tuned.candidates if one.name != "eager")
+    row = next(candidate for candidate in tuned.candidates if candidate.name != "eager")
     assert (row.code, row.reason) == ("undecided", "cancelled before its first round was timed")
     assert (tuned.name, tuned.verdict) == ("eager", "undecided")

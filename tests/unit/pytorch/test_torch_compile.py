@@ -39,8 +39,8 @@ def _no_policy_is_left(tmp_path, monkeypatch):
 
 def served() -> dict[str, int]:
     found: dict[str, int] = {}
-    for one in xrt.decisions():
-        found[one.chosen] = found.get(one.chosen, 0) + one.count
+    for decision in xrt.decisions():
+        found[decision.chosen] = found.get(decision.chosen, 0) + decision.count
     xrt.clear_decisions()
     return found
 
@@ -230,7 +230,7 @@ def test_escapes_of_modules():
     model = torch.nn.ModuleDict(
         {"memory": torch.nn.LSTM(4, 4), "block": torch.nn.TransformerEncoderLayer(4, 2), "last": torch.nn.Linear(4, 4)}
     )
-    found = {(one.op, one.what) for one in xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.blas"), module=model)}
+    found = {(gap.op, gap.what) for gap in xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.blas"), module=model)}
     assert found == {("matmul", "memory")}
     assert xt.coverage_gaps(module=model) == ()
     with pytest.raises(InputError, match="module is a str"):
@@ -240,7 +240,7 @@ def test_escapes_of_modules():
     with xt.kernel_policy(rules=[{"match": {"op": "attention"}, "use": "cpu.reference"}]):
         assert xt.coverage_gaps(module=model) == ()  # the fast path is off while such a policy holds
         torch.backends.mha.set_fastpath_enabled(True)
-        found = {(one.op, one.what) for one in xt.coverage_gaps(module=model)}
+        found = {(gap.op, gap.what) for gap in xt.coverage_gaps(module=model)}
         assert found == {("attention", "block"), ("attention", "block.self_attn")}
     # A rule that leaves a layer to PyTorch settles it, as the fix says; so do types that the layer has not.
     rules = [{"match": {"module": "memory"}, "use": "torch"}]
@@ -265,7 +265,7 @@ def test_gaps_are_found_in_a_program_before_it_runs():
 
     program = torch.export.export(Net(), (torch.randn(3, 2, 4),)).module()
     policy = xrt.KernelPolicy(matmul="cpu.blas", attention="cpu.reference")
-    found = [(one.op, one.what) for one in xt.coverage_gaps(policy, module=program)]
+    found = [(gap.op, gap.what) for gap in xt.coverage_gaps(policy, module=program)]
     assert found == [("matmul", "memory"), ("attention", "mixer")]
     assert xt.coverage_gaps(xrt.KernelPolicy(attention="torch.math"), module=program) == ()
 
@@ -291,7 +291,7 @@ def test_gaps_are_found_in_a_graph_by_the_operator(name):
 def test_convolutions_without_a_kernel_escape():
     model = torch.nn.Sequential(torch.nn.Conv2d(1, 1, 2), torch.nn.Conv3d(1, 1, 2), torch.nn.ConvTranspose2d(1, 1, 2))
     policy = xrt.KernelPolicy(conv="cpu.gemm_conv")
-    assert [(one.op, one.what) for one in xt.coverage_gaps(policy, module=model)] == [("conv", "1"), ("conv", "2")]
+    assert [(gap.op, gap.what) for gap in xt.coverage_gaps(policy, module=model)] == [("conv", "1"), ("conv", "2")]
     rules = [{"match": {"module": "[12]"}, "use": "torch"}]
     assert xt.coverage_gaps(policy.replace(rules=rules), module=model) == ()
     assert xt.coverage_gaps(xrt.KernelPolicy(matmul="cpu.blas"), module=model) == ()

@@ -34,7 +34,7 @@ def _no_policy_is_left():
 
 
 def chosen() -> list[str]:
-    return [one.chosen for one in xrt.decisions()]
+    return [decision.chosen for decision in xrt.decisions()]
 
 
 def test_a_pinned_kernel_serves_forward_and_backward():
@@ -45,7 +45,7 @@ def test_a_pinned_kernel_serves_forward_and_backward():
         found = torch.autograd.grad(layer(x).square().sum(), (x, layer.weight))
     torch.testing.assert_close(found, expected)
     assert chosen() == ["cpu.reference"] * len(chosen())
-    assert sum(one.count for one in xrt.decisions()) == 3
+    assert sum(decision.count for decision in xrt.decisions()) == 3
 
 
 def test_set_get_clear():
@@ -158,8 +158,8 @@ def test_rules_by_module_path_forward_and_backward():
     x = torch.randn(3, 4, requires_grad=True)
     with xt.kernel_policy(rules=rules):
         model(x).sum().backward()
-    assert [one.module for one in xrt.decisions()] == ["1"] * len(chosen())
-    assert sum(one.count for one in xrt.decisions()) == 3
+    assert [decision.module for decision in xrt.decisions()] == ["1"] * len(chosen())
+    assert sum(decision.count for decision in xrt.decisions()) == 3
 
 
 class Product(torch.nn.Module):
@@ -186,7 +186,7 @@ def test_a_wrapper_and_what_it_holds_have_one_path(wrap):
     with xt.kernel_policy(rules=[{"match": {"module": "0"}, "use": "cpu.reference"}]):
         outer(x)
         wrap(Product())(x)  # the model itself, whose path is empty
-    assert [(one.chosen, one.count) for one in xrt.decisions()] == [("cpu.reference", 1)]
+    assert [(decision.chosen, decision.count) for decision in xrt.decisions()] == [("cpu.reference", 1)]
 
 
 @pytest.mark.parametrize(
@@ -197,7 +197,7 @@ def test_a_name_like_that_of_a_wrapper_stays_in_the_path(name):
     outer = torch.nn.Sequential(Wrapper(torch.nn.Sequential(Product()), name))
     with xt.kernel_policy(rules=[{"match": {"module": f"0.{name}.0"}, "use": "cpu.reference"}]):
         outer(x)
-    assert [(one.module, one.count) for one in xrt.decisions()] == [(f"0.{name}.0", 1)]
+    assert [(decision.module, decision.count) for decision in xrt.decisions()] == [(f"0.{name}.0", 1)]
 
 
 def test_a_kernel_that_nobody_knows_is_named_with_what_was_meant():

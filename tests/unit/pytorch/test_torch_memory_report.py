@@ -21,7 +21,7 @@ MIB = 1 << 20
 
 
 def host(report):
-    (found,) = [one for one in report.devices if one.device == "cpu"]
+    (found,) = [device for device in report.devices if device.device == "cpu"]
     return found
 
 
@@ -49,7 +49,7 @@ def test_the_holders_are_sorted_and_the_text_has_them():
     pools = [MemoryPool("cpu", name=f"sorted {size}") for size in (1, 9, 5)]
     buffers = [pool.allocate(int(pool.name.split()[1]) * 4 * MIB) for pool in pools]
     report = xt.memory_report()
-    names = [one.owner for one in host(report).holders if one.owner.startswith("sorted")]
+    names = [holder.owner for holder in host(report).holders if holder.owner.startswith("sorted")]
     assert names == ["sorted 9", "sorted 5", "sorted 1"]
     text = str(report)
     assert text.index("sorted 9") < text.index("sorted 5") < text.index("sorted 1")
@@ -63,7 +63,7 @@ def test_what_is_absent_is_said():
     if torch.version.cuda is None:
         assert any("built without CUDA" in reason for reason in report.absent)
     if not torch.cuda.is_available():
-        assert [one.device for one in report.devices] == ["cpu"]
+        assert [device.device for device in report.devices] == ["cpu"]
         assert any("CUDA devices" in reason for reason in report.absent)
     for reason in report.absent:
         assert f"absent: {reason}" in str(report)
@@ -72,7 +72,7 @@ def test_what_is_absent_is_said():
 def digits_sessions():
     """Return the open sessions of the demo's model, without those that nobody refers to any more."""
     gc.collect()
-    return [one for one in xt.memory_report().sessions if "digits" in one.session]
+    return [session for session in xt.memory_report().sessions if "digits" in session.session]
 
 
 def test_open_sessions_are_found_and_closed_ones_are_not():
@@ -120,7 +120,7 @@ def test_devices_that_are_not_there_are_refused():
         xt.memory_report("cuda:99")
     with pytest.raises(InputError, match="'disk' is not there"):
         xt.memory_report("disk")
-    assert [one.device for one in xt.memory_report(torch.device("cpu")).devices] == ["cpu"]
+    assert [device.device for device in xt.memory_report(torch.device("cpu")).devices] == ["cpu"]
 
 
 def test_the_report_is_plain_data():

@@ -64,7 +64,7 @@ def takes(monkeypatch, *, undecided=False, **microseconds):
         asked.append([name for name, _ in candidates])
         kernels = real(candidates, device, eager, costs, TuningPolicy(budget=0.001)).candidates  # which runs them
         times = {name: microseconds["ours" if name == "auto" else "native"] for name, _ in candidates}
-        assert {one.kernel for one in kernels} <= times.keys()
+        assert {kernel.kernel for kernel in kernels} <= times.keys()
         return replacement(times, seconds=rule.budget, undecided=undecided)
 
     monkeypatch.setattr(tuning, "_measure", measure)

@@ -38,9 +38,9 @@ def locked(path: Path, matmul: str = "cpu.blas") -> Lock:
 
 def test_a_step_is_replayed(tmp_path: Path) -> None:
     made = locked(tmp_path / "step.lock")
-    phases = {(one.module, one.phase) for one in made.identity.calls}
+    phases = {(call.module, call.phase) for call in made.identity.calls}
     assert {("0", "train"), ("2", "train"), ("0", "backward"), ("2", "backward")} <= phases
-    assert {one.kernel for one in made.identity.calls} == {"cpu.blas"}
+    assert {call.kernel for call in made.identity.calls} == {"cpu.blas"}
     with xt.kernel_policy(matmul="cpu.blas"):
         expected = step()
     with xt.kernel_policy(lock=tmp_path / "step.lock"), xt.explain() as found:
@@ -84,19 +84,19 @@ def test_other_kernels_are_named_and_the_file_stays(tmp_path: Path) -> None:
     with xt.kernel_policy(matmul="cpu.reference"), xt.explain() as found:
         step()
     xt.lock(found, path, upgrade=True)
-    assert {one.kernel for one in load_lock(path).identity.calls} == {"cpu.reference"}
+    assert {call.kernel for call in load_lock(path).identity.calls} == {"cpu.reference"}
 
 
 @pytest.mark.parametrize("kind", ["engine", "library", "device", "kernel_source", "cpu_isa", "package", "environment"])
 def test_validators(tmp_path: Path, kind: str) -> None:
     path = tmp_path / "step.lock"
     identity = locked(path).identity
-    one = next(one for one in identity.validators if one.kind == kind)
+    one = next(validator for validator in identity.validators if validator.kind == kind)
     other_values: dict[type, Any] = {list: ["other"], str: "other"}
     name = "OMP_X" if kind == "environment" else "version"
     expect = {**one.expect, name: "0.9"} if isinstance(one.expect, dict) else other_values[type(one.expect)]
     other = msgspec.structs.replace(one, expect=expect)
-    edited = tuple(other if found is one else found for found in identity.validators)
+    edited = tuple(other if validator is one else validator for validator in identity.validators)
     save_lock(Lock.of(msgspec.structs.replace(identity, validators=edited)), path)
     with pytest.raises(xrt.LockError) as refused:
         xt.kernel_policy(lock=path)
@@ -106,7 +106,7 @@ def test_validators(tmp_path: Path, kind: str) -> None:
 
 
 def kinds(lock: Lock, kind: str) -> dict[str, Any]:
-    return {one.key: one.expect for one in lock.identity.validators if one.kind == kind}
+    return {validator.key: validator.expect for validator in lock.identity.validators if validator.kind == kind}
 
 
 def test_a_compiled_step_depends_on_what_compiled_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -123,7 +123,7 @@ def test_a_compiled_step_depends_on_what_compiled_it(tmp_path: Path, monkeypatch
     monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "1")
     with pytest.raises(xrt.LockError) as refused:
         xt.kernel_policy(lock=path)
-    assert {(one.code, one.found) for one in refused.value.drifts} == {
+    assert {(drift.code, drift.found) for drift in refused.value.drifts} == {
         ("compiler", "my compiler 1.0"), ("environment", "TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG 1"),
     }  # fmt: skip
 
@@ -141,13 +141,13 @@ def test_kernels_of_triton_are_compiled() -> None:
     with xt.kernel_policy(matmul="cpu.blas"), xt.explain() as found:
         step()
     row = msgspec.structs.replace(found.rows[0], op="", operator="triton_poi_fused_relu_0", resolved="")
-    made = Explanation()
-    made.finish(
+    explanation = Explanation()
+    explanation.finish(
         ExplanationData(
             rows=(*found.rows, row), time_kind="cpu", overhead_us=0.0, policy=found.policy, notes=(), partial=False
         )
     )
-    assert list(kinds(xt.lock(made), "compiler")) == ["CXX"]
+    assert list(kinds(xt.lock(explanation), "compiler")) == ["CXX"]
 
 
 def test_what_cannot_be_locked(tmp_path: Path) -> None:
@@ -209,7 +209,11 @@ def test_a_plugin_whose_code_changed(tmp_path: Path) -> None:
     code = tmp_path / "halving.py"
     code.write_text(PLUGIN)
     assert "Error" not in program("make")
-    (source,) = (one for one in load_lock(tmp_path / "step.lock").identity.validators if one.kind == "kernel_source")
+    (source,) = (
+        validator
+        for validator in load_lock(tmp_path / "step.lock").identity.validators
+        if validator.kind == "kernel_source"
+    )
     assert (source.key, source.expect["version"], source.expect["package"]) == ("halving", "1.0", "halving==1.5")
     assert "Error" not in program("use")
     code.write_text(PLUGIN.replace("0.5", "0.7"))

@@ -66,7 +66,7 @@ def natively(run, autocast=None):
 
 
 def served() -> set[str]:
-    return {one.op for one in xrt.decisions()}
+    return {decision.op for decision in xrt.decisions()}
 
 
 @pytest.mark.parametrize("run", RUNS)
@@ -101,7 +101,7 @@ def test_the_same_policy_and_seed_repeat_bit_by_bit(run):
         with xt.kernel_policy(policy):
             assert torch.are_deterministic_algorithms_enabled()
             losses, model = RUNS[run](steps=6, seed=seed)
-        found.append((losses, [one.detach() for one in model.parameters()]))
+        found.append((losses, [parameter.detach() for parameter in model.parameters()]))
     assert not torch.are_deterministic_algorithms_enabled()
     (first, weights), (second, again), (other, _) = found
     assert first == second

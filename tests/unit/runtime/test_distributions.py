@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 
 def test_this_environment_agrees_with_the_standard_library() -> None:
-    ours = {one.name: one.version for one in reversed(list(distributions()))}
-    for one in importlib.metadata.distributions():
-        name = re.sub(r"[-_.]+", "-", one.metadata["Name"]).lower()
+    ours = {distribution.name: distribution.version for distribution in reversed(list(distributions()))}
+    for distribution in importlib.metadata.distributions():
+        name = re.sub(r"[-_.]+", "-", distribution.metadata["Name"]).lower()
         if name in ("numpy", "onnx", "msgspec", "onnxruntime-gpu", "onnxruntime", "rich", "pyyaml"):
             assert ours[name] == importlib.metadata.version(name)
 

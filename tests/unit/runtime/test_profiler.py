@@ -31,7 +31,7 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 def named(ranges: tuple[Range, ...], name: str) -> Range:
-    [found] = [one for one in ranges if one.name == name]
+    [found] = [range_ for range_ in ranges if range_.name == name]
     return found
 
 
@@ -45,12 +45,12 @@ def test_ranges_nest() -> None:
     with profiled("after"):
         pass
     ranges = profiler.stop().ranges
-    assert [one.name for one in ranges] == ["outer", "inner", "second", "after"]
+    assert [range_.name for range_ in ranges] == ["outer", "inner", "second", "after"]
     outer = ranges[0]
-    assert [one.parent for one in ranges] == [0, outer.id, outer.id, 0]
-    assert [one.category for one in ranges] == ["a", "b", "range", "range"]
+    assert [range_.parent for range_ in ranges] == [0, outer.id, outer.id, 0]
+    assert [range_.category for range_ in ranges] == ["a", "b", "range", "range"]
     assert outer.start_ns <= ranges[1].start_ns <= ranges[1].end_ns <= ranges[2].start_ns <= outer.end_ns
-    assert {one.thread for one in ranges} == {threading.get_native_id()}
+    assert {range_.thread for range_ in ranges} == {threading.get_native_id()}
 
 
 def test_an_error_ends_its_range() -> None:
@@ -60,7 +60,10 @@ def test_an_error_ends_its_range() -> None:
     with profiled("after"):
         pass
     ranges = profiler.stop().ranges
-    assert [(one.name, one.parent, one.finished) for one in ranges] == [("failed", 0, True), ("after", 0, True)]
+    assert [(range_.name, range_.parent, range_.finished) for range_ in ranges] == [
+        ("failed", 0, True),
+        ("after", 0, True),
+    ]
 
 
 def test_sixteen_threads_have_ranges_of_their_own() -> None:
@@ -81,17 +84,17 @@ def test_sixteen_threads_have_ranges_of_their_own() -> None:
             thread.join()
     recording = profiler.stop()
     assert len(recording.ranges) == 1 + 16 * 50 * 2
-    by_id = {one.id: one for one in recording.ranges}
+    by_id = {range_.id: range_ for range_ in recording.ranges}
     assert len(by_id) == len(recording.ranges)
-    assert len({one.thread for one in recording.ranges}) == 17
-    for one in recording.ranges:
-        assert recording.start_ns <= one.start_ns <= one.end_ns <= recording.end_ns
-        if one.name.startswith("inner"):
-            around = by_id[one.parent]
-            assert around.name == "outer " + one.name.split(" ")[1].split(".")[0]
-            assert around.thread == one.thread
+    assert len({range_.thread for range_ in recording.ranges}) == 17
+    for range_ in recording.ranges:
+        assert recording.start_ns <= range_.start_ns <= range_.end_ns <= recording.end_ns
+        if range_.name.startswith("inner"):
+            around = by_id[range_.parent]
+            assert around.name == "outer " + range_.name.split(" ")[1].split(".")[0]
+            assert around.thread == range_.thread
         else:
-            assert one.parent == 0
+            assert range_.parent == 0
 
 
 def test_a_range_that_goes_on_says_so() -> None:
@@ -163,4 +166,4 @@ def test_names_are_kept_as_they_are(name: str) -> None:
     profiler.start(devices=False)
     with profiled(name):
         pass
-    assert [one.name for one in profiler.stop().ranges] == [name]
+    assert [range_.name for range_ in profiler.stop().ranges] == [name]

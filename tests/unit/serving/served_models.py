@@ -64,7 +64,7 @@ class Service:
             self.waiting.append(future)
             self.pool.submit(self._wait, future, request)
         elif request.model == "digits":
-            if any(one.name != "logits" for one in request.outputs):
+            if any(output.name != "logits" for output in request.outputs):
                 raise ServingError(Status.INVALID_ARGUMENT, "there is one output, logits. Fix: ask for it")
             return self.pool.submit(self._run, request)
         else:
@@ -90,8 +90,8 @@ class Service:
         return InferResponse("digits", "1", [InferTensor("logits", "FP32", logits.shape, logits)], request.id)
 
     def _echo(self, request: InferRequest) -> InferResponse:
-        wanted = [one.name for one in request.outputs] or [one.name for one in request.inputs]
-        given = {one.name: one for one in request.inputs}
+        wanted = [output.name for output in request.outputs] or [input_.name for input_ in request.inputs]
+        given = {input_.name: input_ for input_ in request.inputs}
         if missing := [name for name in wanted if name not in given]:
             raise ServingError(Status.INVALID_ARGUMENT, f"there is no output {missing[0]!r}. Fix: ask for another")
         outputs = [
@@ -140,8 +140,8 @@ class Service:
         stats = {"success": duration, "fail": duration, "queue": duration, "compute_infer": duration}
         return {
             "model_stats": [
-                {"name": one, "version": "1", "inference_count": 3, "execution_count": 2, "inference_stats": stats}
-                for one in names
+                {"name": name, "version": "1", "inference_count": 3, "execution_count": 2, "inference_stats": stats}
+                for name in names
             ]
         }
 

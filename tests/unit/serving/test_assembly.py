@@ -263,7 +263,7 @@ def test_lengths(tokens_path: Path, serve: Serve, shapes: str, pad: Any, seen: l
     assert first.result(WAIT).outputs[1].data.tolist() == [1.0]
     for n, future in zip(lengths, futures, strict=True):
         response = future.result(WAIT)
-        outputs = {one.name: one.data for one in response.outputs}
+        outputs = {output.name: output.data for output in response.outputs}
         assert outputs["tokens"].tolist() == [list(range(1, n + 1))], "outputs are cut back"
         assert outputs["total"].tolist() == [n * (n + 1) / 2]
         assert (response.parameters["xrt_padded"] > 0) is (shapes != "exact")

@@ -91,29 +91,29 @@ def _run(
     one_stream: bool = False,
 ) -> Outcome:
     """Run until nothing is left; with `again`, clients send until so many requests have been answered."""
-    found = Outcome()
+    outcome = Outcome()
     ends: list[tuple[float, int, Dispatch]] = []
     heapq.heapify(sends)
     free = 0.0
     while sends or ends or scheduler.waiting:
         times = [queue[0][0] for queue in (sends, ends) if queue]
         times += [due] if (due := scheduler.next_dispatch()) is not None else []
-        found.seconds = now = max(found.seconds, min(times))
+        outcome.seconds = now = max(outcome.seconds, min(times))
         while sends and sends[0][0] <= now:
             at, client = heapq.heappop(sends)
             scheduler.submit(Entry(1, "g", at, payload=client))
         while ends and ends[0][0] <= now:
             scheduler.complete(heapq.heappop(ends)[2], now)
         for entry in scheduler.take_ready():
-            found.latencies.append(now - entry.arrived)
-            if len(found.latencies) < again:
+            outcome.latencies.append(now - entry.arrived)
+            if len(outcome.latencies) < again:
                 heapq.heappush(sends, (now + think * draw.expovariate(1), entry.payload))
         while (batch := scheduler.dispatch(now)) is not None:
-            found.reasons[batch.reason] += 1
-            found.sizes.append(batch.rows)
+            outcome.reasons[batch.reason] += 1
+            outcome.sizes.append(batch.rows)
             free = (max(free, now) if one_stream else now) + execution_seconds(batch.rows)
-            heapq.heappush(ends, (free, len(found.sizes), batch))
-    return found
+            heapq.heappush(ends, (free, len(outcome.sizes), batch))
+    return outcome
 
 
 SIZE = 16

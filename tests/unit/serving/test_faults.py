@@ -258,8 +258,8 @@ def test_answers_come_in_the_order_of_arrival_where_asked(mlp: Path, serve: Serv
     for i in range(30):
         futures.append(service.infer(ask("m", {"x": rows_of(5 if i % 3 == 0 else 0)})))
         futures[-1].add_done_callback(lambda _, i=i: order.append(i))
-    for one in futures:
-        one.result(WAIT)
+    for future in futures:
+        future.result(WAIT)
     assert order == list(range(30))
 
 
@@ -271,9 +271,9 @@ def test_a_fault_of_the_batcher_itself_is_told_and_answered(mlp: Path, serve: Se
     version = service.slots["m"].version()
     monkeypatch.setattr(version.statistics, "executed", lambda execution: 1 / 0)
     gate.open.set()
-    for one in futures:
+    for future in futures:
         with pytest.raises(ServingError, match="its batcher has ended: ZeroDivisionError"):
-            one.result(WAIT)
+            future.result(WAIT)
     assert service.ready()[1] == "model 'm': its batcher has ended: ZeroDivisionError: division by zero"
     with pytest.raises(ServingError):
         service.infer(ask("m", {"x": X}))

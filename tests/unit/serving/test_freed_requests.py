@@ -42,14 +42,14 @@ def fresh() -> np.ndarray:
 
 def dead(*references: weakref.ref[Any]) -> bool:
     # The thread that has answered may still have the request in a variable.
-    return bool(eventually(lambda: all(one() is None for one in references), 5))
+    return bool(eventually(lambda: all(reference() is None for reference in references), 5))
 
 
 @pytest.mark.parametrize("size", [0, 8])
 def test_of_a_request_that_was_queued(size: int, mlp: Path, serve: Callable[..., Models]) -> None:
     service = serve({"m": {"source": str(mlp), "batching": {"max_batch_size": size, "inline_below_us": 0}}})
     arrays = [fresh() for _ in range(20)]
-    references = [weakref.ref(one) for one in arrays]
+    references = [weakref.ref(array) for array in arrays]
     futures = [service.infer(ask("m", {"x": arrays.pop()})) for _ in range(20)]
     for future in futures:
         future.result(WAIT)

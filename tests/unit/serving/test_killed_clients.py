@@ -71,7 +71,7 @@ def test_nothing_is_lost_where_clients_are_killed_and_models_are_reloaded(tmp_pa
     expected = []
     for path in paths:
         with xrt.InferenceSession(path) as session:
-            (name,) = (one.name for one in session.outputs)
+            (name,) = (output.name for output in session.outputs)
             expected.append([np.asarray(session.run({"x": row})[name]).ravel() for row in ROWS])
     served = tmp_path / "m.onnx"
     served.write_bytes(paths[0].read_bytes())
@@ -93,18 +93,18 @@ def test_nothing_is_lost_where_clients_are_killed_and_models_are_reloaded(tmp_pa
                 new.write_bytes(paths[version].read_bytes())
                 new.replace(served)
                 service.load("m", {})
-            counts = [len(one.answers) for one in clients]
+            counts = [len(client.answers) for client in clients]
             assert until(lambda: all(len(one.answers) > n + 2 for one, n in zip(clients, counts, strict=True)))
         finally:
-            for one in clients:
-                one.stop()
-        assert [one.error for one in clients] == [None] * len(clients)
+            for client in clients:
+                client.stop()
+        assert [client.error for client in clients] == [None] * len(clients)
         assert until(lambda: server._gate.active == 0)  # nothing of the killed is left
-    for one in clients:
+    for client in clients:
         at = 0
-        for row, found in one.answers:  # of the same version as the one before, or of a later one
+        for row, found in client.answers:  # of the same version as the one before, or of a later one
             while not np.allclose(found, expected[at][row], rtol=1e-4, atol=1e-5):
                 at += 1
                 assert at <= RELOADS, "an answer of no version, or of one that was replaced"
         assert at == RELOADS
-    print(f"{sum(len(one.answers) for one in clients)} answers, {KILLS} killed clients, {RELOADS} reloads")
+    print(f"{sum(len(client.answers) for client in clients)} answers, {KILLS} killed clients, {RELOADS} reloads")

@@ -54,7 +54,7 @@ def test_versions_of_a_folder(versions: Path, serve: Serve) -> None:
     found = {name: slot.versions for name, slot in service.slots.items()}
     assert found == {"latest": (10,), "all": (1, 2, 10), "some": (1, 2), "missing": ()}
     answers = {v: service.infer(ask("all", {"x": X}, version=v)).result(WAIT) for v in ("", "1", "2", "10")}
-    assert [one.version for one in answers.values()] == ["10", "1", "2", "10"]
+    assert [answer.version for answer in answers.values()] == ["10", "1", "2", "10"]
     bits = {v: one.outputs[0].data.tobytes() for v, one in answers.items()}
     assert bits[""] == bits["10"]
     assert len(set(bits.values())) == 3
@@ -62,7 +62,7 @@ def test_versions_of_a_folder(versions: Path, serve: Serve) -> None:
     assert "has no version 3; it has 1, 2, 10" in missing["reason"]
     assert [one["version"] for one in service.index() if one["name"] == "all"] == ["1", "2", "10"]
     assert len(service.statistics("all")["model_stats"]) == 3
-    assert [one["version"] for one in service.statistics("all", "2")["model_stats"]] == ["2"]
+    assert [stat["version"] for stat in service.statistics("all", "2")["model_stats"]] == ["2"]
 
 
 @pytest.mark.parametrize(
@@ -108,15 +108,15 @@ class Load:
                 self.answers.append(response.outputs[0].data.tobytes())
 
     def __enter__(self) -> Load:
-        for one in self._threads:
-            one.start()
+        for thread in self._threads:
+            thread.start()
         eventually(lambda: len(self.answers) > 20)
         return self
 
     def __exit__(self, *_: object) -> None:
         self._stop.set()
-        for one in self._threads:
-            one.join(WAIT)
+        for thread in self._threads:
+            thread.join(WAIT)
 
 
 def test_a_reload_under_load_loses_no_request(tmp_path: Path, serve: Serve) -> None:

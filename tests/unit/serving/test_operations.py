@@ -65,9 +65,9 @@ def samples(text: str) -> dict[tuple[str, frozenset[str]], float]:
     from prometheus_client.parser import text_string_to_metric_families
 
     return {
-        (one.name, frozenset(one.labels.values())): one.value
+        (sample.name, frozenset(sample.labels.values())): sample.value
         for family in text_string_to_metric_families(text)
-        for one in family.samples
+        for sample in family.samples
     }
 
 
@@ -211,7 +211,7 @@ def test_a_log_that_cannot_be_opened_or_written(tmp_path: Path) -> None:
 def test_status_data_and_page(used: Models) -> None:
     data = status_data(used)
     assert data["ready"]
-    rows = {one["name"]: one for one in data["models"]}
+    rows = {model["name"]: model for model in data["models"]}
     assert rows["mlp"]["requests"] == 10
     assert rows["mlp"]["p50"] > 0
     assert rows["mlp"]["engine"] == "onnxruntime@cpu (model)"
@@ -275,7 +275,7 @@ def test_the_refusal_names_the_others_and_not_the_model_itself() -> None:
 
 def test_an_engine_gives_back_what_one_large_execution_took(serve: Any, tmp_path: Path) -> None:
     tensors = [("v", TensorProto.FLOAT, [1]), ("shape", TensorProto.INT64, [2]), ("y", TensorProto.FLOAT, ["A", "B"])]
-    value, shape, output = (helper.make_tensor_value_info(*one) for one in tensors)
+    value, shape, output = (helper.make_tensor_value_info(*tensor) for tensor in tensors)
     graph = helper.make_graph([helper.make_node("Expand", ["v", "shape"], ["y"])], "expand", [value, shape], [output])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
     onnx.save(model, tmp_path / "expand.onnx")

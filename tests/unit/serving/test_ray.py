@@ -234,9 +234,9 @@ def test_grpc(cluster: Cluster, expected: np.ndarray) -> None:
         assert ask("ModelMetadata", {"name": "digits"})["inputs"][0]["shape"] == [-1, 1, 8, 8]
         call = channel.unary_unary("/inference.GRPCInferenceService/ModelInfer")
         futures = [call.future(write_infer_request(infer(index)), timeout=60) for index in range(16)]
-        answers = [read_infer_response(one.result()) for one in futures]
-        assert [one.id for one in answers] == [str(index) for index in range(16)]
-        found = np.concatenate([one.outputs[0].data for one in answers])
+        answers = [read_infer_response(future.result()) for future in futures]
+        assert [answer.id for answer in answers] == [str(index) for index in range(16)]
+        found = np.concatenate([answer.outputs[0].data for answer in answers])
         np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
         stream = channel.stream_stream("/inference.GRPCInferenceService/ModelStreamInfer")
         messages = list(stream(iter([write_infer_request(infer(index)) for index in range(4)]), timeout=60))

@@ -74,7 +74,7 @@ def nodes() -> Iterator[Nodes]:
 @pytest.fixture(scope="module")
 def expected() -> np.ndarray:
     with xrt.InferenceSession(demo_model_path(), policy=CPU) as session:
-        return np.concatenate([np.asarray(session.run({"image": one[None]})["logits"]) for one in IMAGES[:64]])
+        return np.concatenate([np.asarray(session.run({"image": image[None]})["logits"]) for image in IMAGES[:64]])
 
 
 def test_a_batch_job_loses_no_row_with_a_node(nodes: Nodes, expected: np.ndarray) -> None:

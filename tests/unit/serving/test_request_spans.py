@@ -42,7 +42,7 @@ def spans(monkeypatch: pytest.MonkeyPatch) -> Callable[[], dict[str, Any]]:
     monkeypatch.setattr(trace, "get_tracer_provider", lambda: provider)
 
     def taken() -> dict[str, Any]:
-        found = {one.name: one for one in exporter.get_finished_spans()}
+        found = {span.name: span for span in exporter.get_finished_spans()}
         exporter.clear()
         return found
 

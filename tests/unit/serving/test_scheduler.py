@@ -248,7 +248,7 @@ class World:
             assert len(self.running) <= self.instances
         if len(self.running) < self.instances and self.scheduler.waiting:
             heads = [one for one in self.accepted if one.outcome == "waiting" and one.sent < one.rows]
-            oldest = min(heads, key=lambda one: one.arrived)
+            oldest = min(heads, key=lambda head: head.arrived)
             assert self.now < oldest.arrived + self.wanted.max_queue_delay_us * US, "an instance idles past the delay"
         for one in self.scheduler.take_ready():
             assert one not in self.answers, "answered twice"
@@ -342,7 +342,7 @@ def test_any_history(wanted: dict, instances: int, events: list) -> None:
         world.end(0)
     world.step()
     assert set(world.answers) == set(world.accepted), "every accepted request has one answer"
-    done = [one for one in world.answers if one.outcome in ("done", "failed")]
+    done = [answer for answer in world.answers if answer.outcome in ("done", "failed")]
     if wanted["preserve_ordering"]:
         assert done == sorted(done, key=lambda one: one.number)
     for one in done:

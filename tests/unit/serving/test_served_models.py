@@ -59,7 +59,7 @@ def test_requests_that_come_while_the_model_is_busy_run_together(mlp: Path, serv
     (stats,) = service.statistics("mlp")["model_stats"]
     assert (stats["inference_count"], stats["execution_count"]) == (8, 2)
     assert stats["inference_stats"]["success"]["count"] == 5
-    assert [one["batch_size"] for one in stats["batch_stats"]] == [1, 7]
+    assert [stat["batch_size"] for stat in stats["batch_stats"]] == [1, 7]
 
 
 def test_a_request_of_more_rows_than_a_batch_is_split(mlp: Path, serve: Serve) -> None:

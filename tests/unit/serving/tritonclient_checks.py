@@ -254,8 +254,8 @@ def coroutines() -> None:
                 tensor = module.InferInput("BYTES", list(array.shape), "BYTES")
                 tensor.set_data_from_numpy(array)
                 answers = await asyncio.gather(*(client.infer("echo", [tensor]) for _ in range(20)))
-                for one in answers:
-                    same(one.as_numpy("BYTES"), array)
+                for answer in answers:
+                    same(answer.as_numpy("BYTES"), array)
 
     asyncio.run(both())
 

@@ -20,8 +20,8 @@ def imported(folder: str) -> Iterator[tuple[str, str, str]]:
     for path in sorted((ROOT / folder).rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "xpuruntime":
-                for one in node.names:
-                    yield f"{path.relative_to(ROOT)}:{node.lineno}", str(node.module), one.name
+                for name in node.names:
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", str(node.module), name.name
 
 
 def exists(module: str, name: str) -> bool:

@@ -149,8 +149,8 @@ def test_a_server_that_is_gone_ends_the_run(client, load):
         connections = [listener.accept()[0] for _ in range(2)]
         connections[0].recv(100)
         listener.close()
-        for one in connections:
-            one.close()
+        for connection in connections:
+            connection.close()
 
     threading.Thread(target=leave, daemon=True).start()
     with pytest.raises(RuntimeError, match="the server was gone in the middle of a run"):

@@ -110,7 +110,7 @@ class Faulty:
         if self.fault == "slow":
             time.sleep(0.002)
             return dict(self.run(feeds, stream))
-        key = b"".join(np.asarray(one).tobytes() for one in feeds.values())
+        key = b"".join(np.asarray(feed).tobytes() for feed in feeds.values())
         if key not in self.known:
             self.known[key] = dict(self.run(feeds, stream))
         right = self.known[key]

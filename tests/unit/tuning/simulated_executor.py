@@ -80,12 +80,12 @@ class SimulatedExecutor(Executor):
         return {"MatMul": 0.9, "Softmax": 0.1}
 
     def measure_fresh(self, candidates: Sequence[Candidate]) -> list[float]:
-        self._spend(max(self.opens(one.changes) for one in candidates) * len(candidates))
+        self._spend(max(self.opens(candidate.changes) for candidate in candidates) * len(candidates))
         self.measured.append(f"duel {candidates[-1].id}")
-        process = {one.id: self._noise(f"fresh {one.id}", self.processes) for one in candidates}
+        process = {candidate.id: self._noise(f"fresh {candidate.id}", self.processes) for candidate in candidates}
         return [
-            self.seconds(one.changes) * process[one.id] * self._noise(f"duel {one.id}", self.turns)
-            for one in (*candidates, *reversed(candidates))
+            self.seconds(candidate.changes) * process[candidate.id] * self._noise(f"duel {candidate.id}", self.turns)
+            for candidate in (*candidates, *reversed(candidates))
         ]
 
     def close(self, candidate: Candidate | None = None) -> None:

@@ -87,10 +87,10 @@ def test_faults_of_bound_runs_end_only_their_candidate(planted_plugin):
         },
     )
     key = "execution.provider_options.planted.fault"
-    by = {one.changes.get(key): one for one in found.candidates if one.id != "c0"}
+    by = {candidate.changes.get(key): candidate for candidate in found.candidates if candidate.id != "c0"}
     codes = {fault: by[fault].code for fault in faults}
     wanted = {"unbound": "open_failed", "stale": "inaccurate", "stops": "inaccurate"}
-    assert codes == wanted, [one.reason for one in found.candidates]
+    assert codes == wanted, [candidate.reason for candidate in found.candidates]
     assert (found.verdict, found.candidate("c0").cuda_graph) == ("tied", "off")
     assert "session.bind: planted has no fixed buffers" in by["unbound"].reason
     assert "while it was timed" in by["stops"].reason

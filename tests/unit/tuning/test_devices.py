@@ -135,7 +135,7 @@ def test_the_fastest_wins_on_any_number_of_devices(count: int, tmp_path: Path) -
     with Journal(tmp_path / "j", {}) as journal:
         found = run(several, SPACE, journal=journal)
     assert found.verdict == "winner"
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert winner.changes["execution.layout"] == "l12"
     assert found.gain is not None
     assert found.gain.low < 1.3 < found.gain.high
@@ -147,7 +147,7 @@ def test_the_fastest_wins_on_any_number_of_devices(count: int, tmp_path: Path) -
         if one["key"].startswith("race/"):
             races.setdefault(one["key"].split("/")[1], set()).add(one["device"])
     assert all(len(devices) == 1 for devices in races.values()), "a race is of one device"
-    assert {one.device for one in found.candidates if one.code not in ("duplicate",)} <= {
+    assert {candidate.device for candidate in found.candidates if candidate.code not in ("duplicate",)} <= {
         one.device.name for one in several
     }
 
@@ -179,8 +179,8 @@ def test_a_search_on_two_devices_resumes_wherever_it_stopped(tmp_path: Path) -> 
         with Journal(path, {}, resume=True) as journal:
             found = run(several, SPACE, journal=journal)
         assert (found.verdict, found.winner) == (whole.verdict, whole.winner)
-        assert [(one.id, one.changes, one.device) for one in found.candidates] == [
-            (one.id, one.changes, one.device) for one in whole.candidates
+        assert [(candidate.id, candidate.changes, candidate.device) for candidate in found.candidates] == [
+            (candidate.id, candidate.changes, candidate.device) for candidate in whole.candidates
         ]
         keys = [json.loads(line)["key"] for line in path.read_bytes().splitlines()]
         assert len(keys) == len(set(keys)), "nothing is measured twice"
@@ -248,10 +248,10 @@ def searched(path: Path, *lost: Losing, resume: bool = False):
 def test_what_was_measured_on_a_lost_node_is_measured_once_more(at: set[int], tmp_path: Path) -> None:
     found, lines = searched(tmp_path / "j", Losing(seconds, device="d1", at=at, others=1))
     assert found.verdict == "winner"
-    lost = [one for one in lines if isinstance(one["value"], dict) and "lost" in one["value"]]
+    lost = [line for line in lines if isinstance(line["value"], dict) and "lost" in line["value"]]
     assert [one["device"] for one in lost] == ["d1"]
-    assert [one["device"] for one in lines if one["key"] == lost[0]["key"] + "/again"] == ["d1+"]
-    assert not any(one.code == "node_lost" for one in found.candidates)
+    assert [line["device"] for line in lines if line["key"] == lost[0]["key"] + "/again"] == ["d1+"]
+    assert not any(candidate.code == "node_lost" for candidate in found.candidates)
     again, same = searched(tmp_path / "j", Losing(seconds, device="d1", at=set(), others=0), resume=True)
     assert same == lines
     assert again == found, "a search that is resumed loses the same nodes"
@@ -259,19 +259,21 @@ def test_what_was_measured_on_a_lost_node_is_measured_once_more(at: set[int], tm
 
 def test_a_candidate_that_loses_two_nodes_is_named_and_open(tmp_path: Path) -> None:
     found, lines = searched(tmp_path / "j", Losing(lambda changes: 1e-3, device="d1", at={3, 4}, others=2))
-    lost = [one for one in found.candidates if one.code == "node_lost"]
+    lost = [candidate for candidate in found.candidates if candidate.code == "node_lost"]
     assert len(lost) == 1
     assert lost[0].reason == "the node d1+ was lost"
-    keys = [one["key"] for one in lines]
+    keys = [line["key"] for line in lines]
     assert {f"trial/{lost[0].id}", f"trial/{lost[0].id}/again"} <= set(keys)
 
 
 def test_candidates_of_a_device_that_has_no_other_go_on_elsewhere(tmp_path: Path) -> None:
     found, lines = searched(tmp_path / "j", Losing(seconds, device="d1", at={3}, others=0))
-    lost = [one for one in found.candidates if one.code == "node_lost"]
+    lost = [candidate for candidate in found.candidates if candidate.code == "node_lost"]
     assert len(lost) == 1
     assert lost[0].reason == "the node d1 was lost; no node had room"
-    assert all(one.code not in ("undecided", "not_tried") or one.device == "d0" for one in found.candidates)
+    assert all(
+        candidate.code not in ("undecided", "not_tried") or candidate.device == "d0" for candidate in found.candidates
+    )
     assert found.verdict == "winner" or lost[0].id in found.reason
     again, same = searched(tmp_path / "j", Losing(seconds, device="d1", at=set(), others=9), resume=True)
     assert (again, same) == (found, lines)
@@ -279,11 +281,13 @@ def test_candidates_of_a_device_that_has_no_other_go_on_elsewhere(tmp_path: Path
 
 def test_candidates_that_were_opened_on_a_lost_device_race_elsewhere(tmp_path: Path) -> None:
     found, lines = searched(tmp_path / "j", Losing(seconds, device="d1", at={4}, others=0))
-    opened = [one["key"].removeprefix("trial/") for one in lines if one["device"] == "d1" and "trial" in one["value"]]
+    opened = [
+        line["key"].removeprefix("trial/") for line in lines if line["device"] == "d1" and "trial" in line["value"]
+    ]
     assert len(opened) == 3, "three were opened there before the fourth was lost"
-    rows = {one.id: one for one in found.candidates}
+    rows = {candidate.id: candidate for candidate in found.candidates}
     assert all(rows[name].figure is not None and rows[name].device == "d0" for name in opened)
-    assert [one.code for one in found.candidates].count("node_lost") == 1
+    assert [candidate.code for candidate in found.candidates].count("node_lost") == 1
 
 
 @pytest.mark.parametrize("grade", ["none", "run_to_run"])
@@ -313,7 +317,7 @@ def test_a_search_without_any_device_left_can_be_resumed(tmp_path: Path) -> None
 
 def cores_of_children(others: Collection[int] = ()) -> dict[int, set[str]]:
     """Return process of a worker to the cores of all its threads, each as Linux writes them; not those of others."""
-    found: dict[int, set[str]] = {}
+    cores: dict[int, set[str]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
             parent = int(stat.read_text().rpartition(")")[2].split()[1])
@@ -322,10 +326,10 @@ def cores_of_children(others: Collection[int] = ()) -> dict[int, set[str]]:
             texts = [task.read_text() for task in stat.parent.glob("task/*/status")]
         except OSError:  # it ended
             continue
-        found[int(stat.parent.name)] = {
+        cores[int(stat.parent.name)] = {
             line.split()[1] for text in texts for line in text.splitlines() if line.startswith("Cpus_allowed_list")
         }
-    return found
+    return cores
 
 
 @two_cores
@@ -378,9 +382,9 @@ def test_a_search_on_two_sets_of_cores(tmp_path: Path) -> None:
     }  # fmt: skip
     policy = {"execution": {"device": "cpu", "engine": "onnxruntime"}}
     found = xrt.tune(xrt.demo_model_path(), policy, progress=look, **arguments)
-    assert {one.device for one in found.candidates if one.figure is not None} == set(devices)
+    assert {candidate.device for candidate in found.candidates if candidate.figure is not None} == set(devices)
     assert {str(core) for core in CORES[:2]} in seen, "at some time both had a candidate"
-    wide = next(one for one in found.candidates if one.changes.get("execution.threads") == 64)
+    wide = next(candidate for candidate in found.candidates if candidate.changes.get("execution.threads") == 64)
     assert wide.code == "infeasible"
     assert "64 are more than the device has, which is 1" in wide.reason
     assert any("states 1 here" in note for note in found.notes)

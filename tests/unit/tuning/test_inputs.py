@@ -31,8 +31,8 @@ def rows(count):
 
 def test_samples_are_joined_into_batches_in_order(open_batch):
     found = read_samples(rows(11), open_batch, batch=4, seed=0)
-    assert [one["x"].shape for one in found.feeds] == [(4, 64), (4, 64)]
-    np.testing.assert_array_equal(np.concatenate([one["x"] for one in found.feeds]), rows(8))
+    assert [feed["x"].shape for feed in found.feeds] == [(4, 64), (4, 64)]
+    np.testing.assert_array_equal(np.concatenate([feed["x"] for feed in found.feeds]), rows(8))
     assert found.note is None
 
 
@@ -46,7 +46,7 @@ def test_what_no_batch_needs_is_counted_and_not_kept(open_batch, batch):
 
 def test_a_model_that_fixes_the_batch_takes_samples_of_it(fixed_batch):
     found = read_samples([{"x": rows(4)}, {"x": rows(4) + 1}], fixed_batch, batch=4, seed=0)
-    assert [one["x"].shape for one in found.feeds] == [(4, 64), (4, 64)]
+    assert [feed["x"].shape for feed in found.feeds] == [(4, 64), (4, 64)]
     with pytest.raises(InputError, match="a batch of 2 is asked for, and the model has no open batch"):
         read_samples([{"x": rows(4)}], fixed_batch, batch=2, seed=0)
 

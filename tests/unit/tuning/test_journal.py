@@ -150,7 +150,7 @@ def test_what_the_budget_cut_off_is_measured_with_a_larger_one(tmp_path):
 
     first, executor = search("60s", resume=False)
     assert executor.now <= 60
-    cut = [one for one in first.candidates if one.code == "not_tried"]
+    cut = [candidate for candidate in first.candidates if candidate.code == "not_tried"]
     assert cut
     assert {one.reason for one in cut} == {"the budget of time was used up"}
     again, idle = search("60s", resume=True)

@@ -74,7 +74,7 @@ class Search(NamedTuple):
 
     def keys(self) -> list[str]:
         """Return the keys of the journal, each of which must follow from the line before."""
-        return [one["key"] for one in read_journal_lines(self.journal.read_bytes()).entries]
+        return [entry["key"] for entry in read_journal_lines(self.journal.read_bytes()).entries]
 
 
 def search(folder: Path, number: int) -> Search:
@@ -112,7 +112,7 @@ def gone(pids: list[int], within: float = 10.0) -> bool:
 
 def decisions(result: dict[str, Any]) -> dict[str, Any]:
     """Return what a search decided."""
-    rows = [{name: one[name] for name in DECIDED} for one in result["candidates"]]
+    rows = [{name: candidate[name] for name in DECIDED} for candidate in result["candidates"]]
     return {name: result[name] for name in ("verdict", "reason", "winner", "gain", "policy", "stages")} | {"rows": rows}
 
 
@@ -155,13 +155,15 @@ def test_kill_9_and_resume_have_the_end_of_an_unbroken_search(tmp_path: Path) ->
         replayed = this.finish("--resume")
         assert this.journal.stat().st_size == size, "nothing was measured again"
         assert decisions(replayed) == decisions(result), "measurements lead to the same decisions, broken off or not"
-        trials = {one["key"].split("/")[1]: one["value"]["changes"] for one in entries_of(this, "trial/")}
-        assert trials == {one["id"]: one["changes"] for one in result["candidates"] if one["id"] in trials}
-        assert all(one["reason"] for one in result["candidates"])
+        trials = {entry["key"].split("/")[1]: entry["value"]["changes"] for entry in entries_of(this, "trial/")}
+        assert trials == {
+            candidate["id"]: candidate["changes"] for candidate in result["candidates"] if candidate["id"] in trials
+        }
+        assert all(candidate["reason"] for candidate in result["candidates"])
         assert not list(this.scratch.glob("xpuruntime-*")), "what killed processes left behind is removed"
     counts = ", ".join(f"{key} {count}" for key, count in collections.Counter(moments).most_common())
     print(f"{kills} kills in {number} searches; last line written before each: {counts}")
 
 
 def entries_of(this: Search, prefix: str) -> list[dict[str, Any]]:
-    return [one for one in read_journal_lines(this.journal.read_bytes()).entries if one["key"].startswith(prefix)]
+    return [entry for entry in read_journal_lines(this.journal.read_bytes()).entries if entry["key"].startswith(prefix)]

@@ -108,7 +108,11 @@ class KillOnce:
 
     def __call__(self, progress: Any) -> None:
         if self.killed is None and progress.stage == "race" and progress.round >= 1:
-            self.killed = next(one.device for one in progress.candidates if one.id in progress.live and one.id != "c0")
+            self.killed = next(
+                candidate.device
+                for candidate in progress.candidates
+                if candidate.id in progress.live and candidate.id != "c0"
+            )
             self.nodes.kill(self.killed)
 
 
@@ -121,22 +125,22 @@ def test_a_node_that_dies_is_a_result_and_its_trial_is_made_once_more(nodes: Nod
     found = xrt.tune(xrt.demo_model_path(), CPU, progress=kill, **arguments)
     assert kill.killed is not None
     lines = entries(journal)
-    lost = [one for one in lines if isinstance(one["value"], dict) and "lost" in one["value"]]
+    lost = [line for line in lines if isinstance(line["value"], dict) and "lost" in line["value"]]
     assert len(lost) == 1, "one measurement was under way there"
     assert lost[0]["device"] == kill.killed
     assert f"the node {kill.killed} was lost" in lost[0]["value"]["lost"]
-    again = next(one for one in lines if one["key"] == lost[0]["key"] + "/again")
+    again = next(line for line in lines if line["key"] == lost[0]["key"] + "/again")
     assert again["device"] != kill.killed
     assert found.verdict in ("winner", "tied", "undecided")
-    raced = [one for one in found.candidates if one.figure is not None]
+    raced = [candidate for candidate in found.candidates if candidate.figure is not None]
     assert len(raced) == 3
-    assert not any(one.code == "node_lost" for one in found.candidates)
+    assert not any(candidate.code == "node_lost" for candidate in found.candidates)
     assert all(one.device != kill.killed for one in raced if one.id != "c0"), "rows have the node of their last round"
     assert found.hardware["threads"] >= 1
     assert any(f"{kill.killed} was lost" in note and "measured once more" in note for note in found.notes)
-    wide = next(one for one in found.candidates if one.changes.get("execution.threads") == 64)
+    wide = next(candidate for candidate in found.candidates if candidate.changes.get("execution.threads") == 64)
     assert "64 are more than the device has, which is 1" in wide.reason
-    keys = [one["key"] for one in lines]
+    keys = [line["key"] for line in lines]
     assert len(keys) == len(set(keys))
     size = journal.stat().st_size
     replayed = xrt.tune(xrt.demo_model_path(), CPU, resume=True, **arguments)
@@ -157,7 +161,7 @@ def test_without_another_node_the_search_stops_and_resumes_when_there_is_one(nod
     found = xrt.tune(xrt.demo_model_path(), CPU, resume=True, **arguments)
     assert journal.read_bytes().startswith(before)
     assert found.verdict in ("winner", "tied", "undecided")
-    keys = [one["key"] for one in entries(journal)]
+    keys = [entry["key"] for entry in entries(journal)]
     assert len(keys) == len(set(keys))
 
 
@@ -166,7 +170,7 @@ def test_candidates_that_no_node_is_left_for_are_open(nodes: Nodes) -> None:
     nodes.add(2)
     kill = KillOnce(nodes)
     found = xrt.tune(xrt.demo_model_path(), CPU, inputs="random", spec=spec(wait="20s"), progress=kill)
-    lost = [one for one in found.candidates if one.code == "node_lost"]
+    lost = [candidate for candidate in found.candidates if candidate.code == "node_lost"]
     assert len(lost) == 1
     assert f"the node {kill.killed} was lost" in lost[0].reason
     assert "no node with" in lost[0].reason

@@ -23,7 +23,7 @@ def space(*tunables: Tunable, engines: tuple[str, ...] = ("a", "b")) -> Space:
 
 
 def codes(found):
-    return {one.id: one.code for one in found.candidates}
+    return {candidate.id: candidate.code for candidate in found.candidates}
 
 
 @pytest.mark.parametrize(("turns", "processes", "tied"), [(0.02, 0.003, 90), (0.05, 0.015, 0)])
@@ -50,7 +50,7 @@ def test_the_fastest_wins_with_an_interval_that_holds_the_truth():
 
     found = run(SimulatedExecutor(seconds, seed=3), space(THREADS))
     assert found.verdict == "winner"
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert winner.changes == {"execution.engine": "b", "execution.device": "cpu", "execution.threads": 4}
     assert found.gain is not None
     assert found.gain.low < 1.3 < found.gain.high
@@ -64,7 +64,7 @@ def test_settings_that_gain_alone_are_combined():
 
     executor = SimulatedExecutor(seconds, seed=1, turns=0.005, processes=0.001)
     found = run(executor, space(THREADS, LAYOUT, engines=("a",)))
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert winner.changes["execution.threads"] == 1
     assert winner.changes["execution.layout"] == "nhwc"
 
@@ -83,7 +83,7 @@ def test_a_gain_that_shows_only_beside_another_setting_is_found():
     for seed in range(5):
         executor = SimulatedExecutor(seconds, seed=seed, turns=0.005, processes=0.001)
         found = run(executor, space(precision, graph, engines=("a",)))
-        winner = next(one for one in found.candidates if one.id == found.winner)
+        winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
         assert winner.changes["execution.cuda_graph"] == "require"
         assert winner.changes["execution.precision"] in ("fp16", "bf16")
 
@@ -100,7 +100,7 @@ def test_an_option_that_gains_only_beside_another_setting_is_found():
     mode = Tunable(key="execution.provider_options.a.mode", values=(None, "compile"))
     executor = SimulatedExecutor(seconds, seed=1, turns=0.005, processes=0.001)
     found = run(executor, space(graph, mode, engines=("a",)))
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert winner.changes["execution.provider_options.a.mode"] == "compile"
     assert winner.changes["execution.cuda_graph"] == "require"
 
@@ -117,14 +117,18 @@ def test_every_candidate_has_a_code_and_a_sentence():
     )
     found = run(executor, space(THREADS, engines=("a", "missing")))
     assert found.verdict == "tied"
-    by = {one.changes.get("execution.threads"): one for one in found.candidates if one.engine == "a"}
+    by = {
+        candidate.changes.get("execution.threads"): candidate
+        for candidate in found.candidates
+        if candidate.engine == "a"
+    }
     assert by[1].code == "inaccurate"
     assert "NaN" in by[1].reason
     assert by[2].code == "crashed"
     assert "SIGSEGV" in by[2].reason
     assert "infeasible" in codes(found).values()
     assert "duplicate" in codes(found).values()
-    assert all(one.reason for one in found.candidates)
+    assert all(candidate.reason for candidate in found.candidates)
 
 
 def test_the_control_is_replaced_when_it_does_not_keep_the_constraints():
@@ -153,7 +157,9 @@ def test_a_finalist_that_fails_a_grade_is_passed_over():
 
     found = run(SimulatedExecutor(seconds), space(THREADS, engines=("a",)), grade="run_to_run")
     assert found.verdict == "winner"
-    by = {one.changes.get("execution.threads"): one for one in found.candidates if one.id != "c0"}
+    by = {
+        candidate.changes.get("execution.threads"): candidate for candidate in found.candidates if candidate.id != "c0"
+    }
     assert by[2].code == "nondeterministic"
     assert by[4].code == "winner"
 
@@ -191,7 +197,7 @@ def test_a_space_of_which_the_plan_takes_nothing_is_said():
     found = run(SimulatedExecutor(lambda changes: 1e-3), space(THREADS, engines=("missing",)))
     assert found.verdict == "tied"
     assert {code for name, code in codes(found).items() if name != "c0"} == {"infeasible"}
-    first = next(one for one in found.candidates if one.code == "infeasible")
+    first = next(candidate for candidate in found.candidates if candidate.code == "infeasible")
     (note,) = (note for note in found.notes if "nothing was compared with the policy given" in note)
     assert f"{first.id} because {first.reason}" in note
 
@@ -208,9 +214,11 @@ def test_kernels_are_searched_where_a_plan_takes_them():
 
     kernels = {"matmul": ("no", "slow", "fast"), "conv": ("fast",)}
     found = run(SimulatedExecutor(seconds), space(engines=("a",)), kernels=kernels)
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert winner.changes["kernels.matmul"] == "fast"
-    assert not any("kernels.conv" in one.changes for one in found.candidates), "it takes no time of the model"
+    assert not any("kernels.conv" in candidate.changes for candidate in found.candidates), (
+        "it takes no time of the model"
+    )
     assert any("refuses 1" in note for note in found.notes)
 
 
@@ -220,10 +228,12 @@ def test_the_measured_choice_is_tried_before_single_kernels():
 
     kernels = kernel_values(TuneSpec().space, {"matmul": ("fast", "auto")})
     found = run(SimulatedExecutor(seconds), space(engines=("a",)), kernels=kernels)
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert winner.changes["kernels.auto_strategy"] == "best_performance"
     assert "kernels.matmul" not in winner.changes
-    first = next(one for one in found.candidates if any(key.startswith("kernels.") for key in one.changes))
+    first = next(
+        candidate for candidate in found.candidates if any(key.startswith("kernels.") for key in candidate.changes)
+    )
     assert first.id == winner.id
 
 
@@ -232,7 +242,7 @@ def test_kernels_of_attention_are_tried_where_a_model_has_it_written_out():
         return 1e-3 / (1.4 if "kernels.attention" in changes else 1.0)
 
     found = run(SimulatedExecutor(seconds), space(engines=("a",)), kernels={"attention": ("fast",)})
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert winner.changes["kernels.attention"] == "fast"
 
 
@@ -255,7 +265,7 @@ def test_noise_alone_never_drops_what_is_twice_as_fast(seed):
 def cuda_space(*engines: str) -> Space:
     """Return what ONNX Runtime declares on CUDA, as if several engines did."""
     options = OnnxRuntimeEngine().option_table("cuda:0")
-    return Space("cuda:0", {one: (*of_policy("cuda:0"), *of_options(one, options)) for one in engines}, ())
+    return Space("cuda:0", {engine: (*of_policy("cuda:0"), *of_options(engine, options)) for engine in engines}, ())
 
 
 def cuda_seconds(changes):
@@ -278,7 +288,7 @@ def test_what_is_tuned_by_hand_is_found_within_ten_minutes(opens):
     found = run(executor, cuda_space("a", "slow"), TuneSpec(), kernels=kernels)
     assert executor.now <= 600
     assert found.verdict == "winner", found.reason
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert HAND_TUNED.items() <= winner.changes.items(), winner.changes
     assert found.gain is not None
     assert found.gain.low > 2.5
@@ -292,14 +302,16 @@ def test_options_leave_time_for_kernels():
     found = run(executor, cuda_space("a"), TuneSpec(), kernels={"matmul": ("slow", "slower", "slowest", "fast")})
     assert executor.now <= 600
     assert "not_tried" in codes(found).values(), "there is time for all"
-    best = min((one for one in found.candidates if one.figure), key=lambda one: one.figure)
+    best = min(
+        (candidate for candidate in found.candidates if candidate.figure), key=lambda candidate: candidate.figure
+    )
     assert {**HAND_TUNED, "kernels.matmul": "fast"}.items() <= best.changes.items(), best.changes
 
 
 def test_settings_of_a_policy_come_before_options_and_what_gained_before_pairs():
     executor = SimulatedExecutor(cuda_seconds, seed=1)
     found = run(executor, cuda_space("a", "slow"), TuneSpec())
-    by = {one.id: one for one in found.candidates}
+    by = {candidate.id: candidate for candidate in found.candidates}
     order = [by[line.split()[1]].changes for line in executor.measured if line.startswith("trial")]
     alone = [one for one in order if len(one) == 3]  # engine, device and one key
     keys = [next(key for key in one if key not in ("execution.engine", "execution.device")) for one in alone]
@@ -316,7 +328,7 @@ def test_a_search_ends_with_its_budget_however_slow_candidates_open(opens):
     executor = SimulatedExecutor(cuda_seconds, opens=lambda changes: opens if len(changes) > 2 else min(opens, 90.0))
     found = run(executor, cuda_space("a"), TuneSpec())
     assert executor.now <= 600
-    assert all(one.reason for one in found.candidates)
+    assert all(candidate.reason for candidate in found.candidates)
     assert "not_tried" in codes(found).values()
 
 
@@ -332,7 +344,11 @@ def test_time_that_no_finalist_needs_is_for_candidates_that_were_skipped(gain):
     executor = SimulatedExecutor(seconds, seed=1, opens=lambda changes: opens)
     found = run(executor, space(THREADS), TuneSpec.loads("budget: {time: 60s}"))
     assert "not_tried" not in codes(found).values() or executor.now > 60 - 2 * opens
-    tried = [one for one in found.candidates if one.changes.get("execution.threads") == 4 and one.engine == "b"]
+    tried = [
+        candidate
+        for candidate in found.candidates
+        if candidate.changes.get("execution.threads") == 4 and candidate.engine == "b"
+    ]
     assert [one.code for one in tried] != ["not_tried"]
     assert executor.now <= 60
 
@@ -359,7 +375,7 @@ def test_an_option_that_an_engine_names_is_tried_with_the_keys_of_a_policy():
     executor = SimulatedExecutor(seconds, seed=1, opens=lambda changes: 14.0)
     found = run(executor, Space("cuda:0", {"torch": declared}, ()), TuneSpec())
     assert executor.now <= 600
-    winner = next(one for one in found.candidates if one.id == found.winner)
+    winner = next(candidate for candidate in found.candidates if candidate.id == found.winner)
     assert torch.items() <= winner.changes.items(), winner.changes
     assert winner.changes["execution.precision"] in ("fp16", "bf16")
 

@@ -53,7 +53,9 @@ def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, mo
         },
     )
     by = {
-        one.changes.get("execution.provider_options.planted.fault"): one for one in found.candidates if one.id != "c0"
+        candidate.changes.get("execution.provider_options.planted.fault"): candidate
+        for candidate in found.candidates
+        if candidate.id != "c0"
     }
     codes = {fault: by[fault].code for fault in faults}
     assert codes == {
@@ -66,7 +68,7 @@ def test_planted_candidates_never_win_and_end_only_themselves(planted_plugin, mo
         "memory": "memory",
         "leak": "memory",
         "noise": "winner",
-    }, [one.reason for one in found.candidates]
+    }, [candidate.reason for candidate in found.candidates]
     assert "NaN" in by["nan_once"].reason
     assert "input 49" in by["nan_once"].reason
     assert "SIGSEGV" in by["segv"].reason
@@ -115,8 +117,8 @@ def test_the_demo_model_on_two_engines(tmp_path):
     }
     found = xrt.tune(DEMO, CPU, progress=lambda one: stages.append(one.stage), **arguments)
     assert found.verdict in ("winner", "tied", "undecided")
-    assert {one.engine for one in found.candidates} == {"onnxruntime", "openvino"}
-    raced = [one for one in found.candidates if one.figure is not None]
+    assert {candidate.engine for candidate in found.candidates} == {"onnxruntime", "openvino"}
+    raced = [candidate for candidate in found.candidates if candidate.figure is not None]
     assert len(raced) >= 3
     assert all(one.error is not None and one.error < 1e-3 and one.memory and one.start for one in raced)
     assert {"open", "race"} <= set(stages)
@@ -170,7 +172,7 @@ def test_a_session_in_this_process():
 def test_inputs_for_which_nothing_can_be_compared_are_refused():
     """NaN agrees with NaN: each candidate, the wrong ones too, would have passed."""
     name = next(iter(samples(1)[0]))
-    lost = [{name: np.full_like(one[name], np.nan)} for one in samples(3)]
+    lost = [{name: np.full_like(sample[name], np.nan)} for sample in samples(3)]
     with pytest.raises(InputError, match=r"finite value other than zero in 'logits'.*Fix: give inputs like those"):
         xrt.tune(DEMO, CPU, inputs=lost, budget=20.0)
 
@@ -304,7 +306,8 @@ def int8_search(**space):
 def test_int8_is_searched_beside_floats(tmp_path, accuracy, named):
     """The calibration is for the candidates that are quantised, whether it is an argument or named by the policy."""
     np.savez(
-        tmp_path / "samples.npz", **{name: np.concatenate([one[name] for one in samples(8)]) for name in samples(1)[0]}
+        tmp_path / "samples.npz",
+        **{name: np.concatenate([sample[name] for sample in samples(8)]) for name in samples(1)[0]},
     )
     spec = int8_search(precision=["model", "int8"])
     if accuracy is not None:
@@ -317,8 +320,12 @@ def test_int8_is_searched_beside_floats(tmp_path, accuracy, named):
         digest = f"sha256:{Calibration.of(str(calibration), read_model(DEMO)).digest}"
         policy, calibration = {**CPU, "calibration": {"path": str(calibration), "digest": digest}}, None
     found = xrt.tune(DEMO, policy, inputs=samples(4), spec=spec, calibration=calibration)
-    codes = {one.changes.get("execution.precision"): one for one in found.candidates if one.id != "c0"}
-    assert next(one for one in found.candidates if one.id == "c0").code in ("control", "duplicate")
+    codes = {
+        candidate.changes.get("execution.precision"): candidate
+        for candidate in found.candidates
+        if candidate.id != "c0"
+    }
+    assert next(candidate for candidate in found.candidates if candidate.id == "c0").code in ("control", "duplicate")
     assert codes["int8"].code in ("slower", "not_faster", "undecided", "inaccurate", "winner", "beaten"), codes["int8"]
     assert ("calibration" in found.policy) == (named and (accuracy is not None or found.winner is not None))
 
@@ -331,6 +338,6 @@ def test_a_calibration_that_no_candidate_would_use_is_refused(tmp_path):
 
 def test_int8_without_a_calibration_is_one_rejected_candidate():
     found = xrt.tune(DEMO, CPU, inputs=samples(1), spec=int8_search(precision=["model", "int8"]))
-    (int8,) = (one for one in found.candidates if one.changes.get("execution.precision") == "int8")
+    (int8,) = (candidate for candidate in found.candidates if candidate.changes.get("execution.precision") == "int8")
     assert int8.code == "infeasible"
     assert "pass calibration=" in int8.reason

@@ -379,8 +379,8 @@ def make_watchers(
             )
             watchers.append(Shadow(session, layout, settings, settings.shadow, other))
     except BaseException:
-        for one in watchers:
-            one.close()
+        for watcher in watchers:
+            watcher.close()
         raise
     return watchers
 

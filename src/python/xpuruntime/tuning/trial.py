@@ -134,15 +134,15 @@ def trial_devices(names: Sequence[str], planned: str, machine: Machine) -> tuple
     devices = tuple(_device(name, machine) for name in names or [planned])
     kind = planned.partition(":")[0]
     first = _device(planned, machine) if kind != "cpu" else devices[0]
-    for one in devices:
-        if one.device.partition(":")[0] != kind:
+    for device in devices:
+        if device.device.partition(":")[0] != kind:
             raise UnsupportedOperationError(
-                f"devices: {one.name} is asked for, and the policy runs on {planned}. Fix: state execution.device: "
-                f"{one.device} in the policy, or leave devices out"
+                f"devices: {device.name} is asked for, and the policy runs on {planned}. Fix: state execution.device: "
+                f"{device.device} in the policy, or leave devices out"
             )
-        if difference := hardware_difference(first.hardware, one.hardware):
+        if difference := hardware_difference(first.hardware, device.hardware):
             raise UnsupportedOperationError(
-                f"devices: {one.name} is unlike {first.name} ({difference}), and gains on the two cannot be ranked. "
+                f"devices: {device.name} is unlike {first.name} ({difference}), and gains on the two cannot be ranked. "
                 "Fix: leave one of them out"
             )
     return devices

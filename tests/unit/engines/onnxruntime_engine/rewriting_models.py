@@ -69,7 +69,7 @@ def only(model: onnx.ModelProto, kernels: Any = None) -> Any:
 def refused(model: onnx.ModelProto, kernels: Any = None) -> str:
     """Return why the one candidate of a model is left."""
     result = found(model, kernels)
-    assert not result.rewrites, [str(one) for one in result.rewrites]
+    assert not result.rewrites, [str(rewrite) for rewrite in result.rewrites]
     assert len(result.left) == 1
     return result.left[0].reason
 

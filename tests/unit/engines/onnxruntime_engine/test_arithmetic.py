@@ -130,7 +130,7 @@ def test_an_accuracy_level_of_the_user_is_reported_as_int8(tmp_path: Path) -> No
     with open_(model, "fp32", **{"session.qdq_matmulnbits_accuracy_level": 4}) as session:
         report = session.explain({"x": X}, runs=1)
         assert error(session.run({"x": X})["y"], X, weight) > ROUNDED
-    assert [one.key for one in report.deviations] == ["execution.precision"]
+    assert [deviation.key for deviation in report.deviations] == ["execution.precision"]
     unit = product_of(report)
     assert (unit.precision_requested, unit.precision_run, unit.status) == ("fp32", "int8", "substituted")
     assert "'dq'" in report.deviations[0].reason or "'product'" in report.deviations[0].reason
@@ -173,7 +173,9 @@ def test_dynamically_quantised_models_are_int8(tmp_path: Path, fused: bool) -> N
         session = open_(model, "fp32")
     with session:
         report = session.explain({"x": X}, runs=1)
-    assert [(one.key, one.status) for one in report.deviations] == [("execution.precision", "unsupported")]
+    assert [(deviation.key, deviation.status) for deviation in report.deviations] == [
+        ("execution.precision", "unsupported")
+    ]
 
 
 def quantised_pair(op: str, attributes: dict[str, Any], shapes: list[list[int]]) -> list[Any]:

@@ -59,12 +59,12 @@ def test_rules_choose_by_shape() -> None:
     session = open_session(product(rules))
     for rows in (1, 5, 1, 5, 1):
         run(session, rows)
-    made = decisions_of("MatMul_y")
-    assert [(d["shapes"]["a"][0], d["chosen"], d["count"]) for d in made] == [
+    decisions = decisions_of("MatMul_y")
+    assert [(d["shapes"]["a"][0], d["chosen"], d["count"]) for d in decisions] == [
         (1, "cpu.reference", 3),
         (5, "cpu.blas", 2),
     ]
-    assert [d["asked_by"] for d in made] == ["kernels.rules[0]", "kernels.matmul"]
+    assert [d["asked_by"] for d in decisions] == ["kernels.rules[0]", "kernels.matmul"]
 
 
 def test_rules_choose_by_the_name_of_the_source_node() -> None:
@@ -108,7 +108,7 @@ def test_preferred_rules_fall_back_and_say_so() -> None:
 def test_two_sessions_have_rules_of_their_own() -> None:
     handles = [name_rules(matmul=kernel) for kernel in ("cpu.blas", "cpu.reference")]
     assert handles[0].key != handles[1].key
-    for session in [open_session(product(one)) for one in handles]:
+    for session in [open_session(product(handle)) for handle in handles]:
         run(session)
     assert [d["chosen"] for d in decisions_of("MatMul_y")] == ["cpu.blas", "cpu.reference"]
 

@@ -34,7 +34,7 @@ def square(size: int = 64) -> Any:
 
 
 def of(report: Report, node: str) -> KernelDecision:
-    (found,) = (one for one in report.decisions if node in one.nodes)
+    (found,) = (decision for decision in report.decisions if node in decision.nodes)
     return found
 
 
@@ -45,7 +45,7 @@ def test_pinned_kernels_are_told_with_their_nodes(tmp_path: Path) -> None:
             opened.run({"x": normal(rows, 6)})  # before the pass: not counted
         report = opened.explain({"x": normal(3, 6)}, runs=4)
     nodes = {node for unit in report.units for node in unit.source_nodes}
-    assert {node for one in report.decisions for node in one.nodes} <= nodes
+    assert {node for decision in report.decisions for node in decision.nodes} <= nodes
     first = of(report, "MatMul_h")
     assert (first.op, first.dtype, first.device, first.phase) == ("matmul", "fp32", "cpu", "infer")
     assert first.shapes == {"a": (3, 6), "b": (6, 8), "out": (3, 8)}
@@ -89,7 +89,7 @@ def test_a_cuda_kernel_asked_for_on_the_cpu(tmp_path: Path) -> None:
     """In a list it is passed over and the reason is told; alone, the node stays with the engine."""
     with session(normed(), tmp_path, kernels={"matmul": ["cublas.cublasLt", "cpu.blas"]}) as opened:
         first = of(opened.explain({"x": normal(3, 6)}, runs=1), "MatMul_h")
-    refused = {one.id: one for one in first.candidates}["cublas.cublasLt"]
+    refused = {candidate.id: candidate for candidate in first.candidates}["cublas.cublasLt"]
     assert (first.chosen, first.asked) == ("cpu.blas", ("cublas.cublasLt", "cpu.blas"))
     assert not refused.accepted
     assert refused.reason == "serves cuda, and the operands are on cpu"
@@ -100,7 +100,7 @@ def test_a_cuda_kernel_asked_for_on_the_cpu(tmp_path: Path) -> None:
     (left,) = report.decisions
     assert left.nodes == ("MatMul_h", "MatMul_y")
     assert (left.chosen, left.source, left.asked_by, left.count) == (None, "fallback", "kernels.matmul", None)
-    assert [(one.id, one.accepted) for one in left.candidates] == [("cublasLt", False)]
+    assert [(candidate.id, candidate.accepted) for candidate in left.candidates] == [("cublasLt", False)]
     assert "serves another kind of device" in left.candidates[0].reason
     assert "the engine's own" in str(report)
 
@@ -108,20 +108,24 @@ def test_a_cuda_kernel_asked_for_on_the_cpu(tmp_path: Path) -> None:
 def test_what_was_measured_is_told_with_all_times(tmp_path: Path) -> None:
     with session(square(), tmp_path, kernels={}, auto_strategy="best_performance") as opened:
         report = opened.explain({"x": normal(64, 64)}, runs=1)
-        measured = [one for one in opened.explain({"x": normal(64, 64)}, runs=1).conversions if "measured" in one.what]
+        measured = [
+            conversion
+            for conversion in opened.explain({"x": normal(64, 64)}, runs=1).conversions
+            if "measured" in conversion.what
+        ]
     assert len(measured) == 2
-    assert {node for one in report.decisions for node in one.nodes} == {"MatMul_a", "MatMul_y"}
-    for one in report.decisions:
-        assert one.source == "tuned"
-        times = {other.id: other.measured_us for other in one.candidates if other.measured_us is not None}
+    assert {node for decision in report.decisions for node in decision.nodes} == {"MatMul_a", "MatMul_y"}
+    for decision in report.decisions:
+        assert decision.source == "tuned"
+        times = {other.id: other.measured_us for other in decision.candidates if other.measured_us is not None}
         assert "onnxruntime" in times
         assert len(times) >= 2
         assert all(value > 0 for value in times.values())
-        if one.chosen is None:  # ONNX Runtime's own was no slower
-            assert one.asked_by == "kernels.auto_strategy"
+        if decision.chosen is None:  # ONNX Runtime's own was no slower
+            assert decision.asked_by == "kernels.auto_strategy"
         else:
             # Ratios of the same rounds decide; medians of times beside other work may be in another order.
-            assert times[one.chosen] <= 4 * times["cpu.reference"]
+            assert times[decision.chosen] <= 4 * times["cpu.reference"]
 
 
 def test_kernels_of_ours_measured_against_each_other(tmp_path: Path) -> None:
@@ -131,9 +135,9 @@ def test_kernels_of_ours_measured_against_each_other(tmp_path: Path) -> None:
     with session(model, tmp_path, kernels=kernels, auto_strategy="best_performance") as opened:
         (decision,) = opened.explain({"x": normal(64, 64)}, runs=1).decisions
     assert (decision.source, decision.asked, decision.asked_by) == ("tuned", ("auto",), "default")
-    times = {one.id: one for one in decision.candidates if one.measured_us is not None}
+    times = {candidate.id: candidate for candidate in decision.candidates if candidate.measured_us is not None}
     assert set(times) >= {"cpu.blas", "cpu.reference"}
-    loser = next(one for one in times.values() if one.id != decision.chosen)
+    loser = next(time_ for time_ in times.values() if time_.id != decision.chosen)
     assert any(words in loser.reason for words in ("times as long as", "first two rounds")), loser.reason
 
 
@@ -147,7 +151,7 @@ def test_rules_with_node_names_hold_in_the_pass(tmp_path: Path) -> None:
     }
     with session(normed(), tmp_path, kernels=kernels) as opened:
         report = opened.explain({"x": normal(3, 6)}, runs=1)
-    told = {one.nodes: (one.asked_by, one.chosen, one.source) for one in report.decisions}
+    told = {decision.nodes: (decision.asked_by, decision.chosen, decision.source) for decision in report.decisions}
     assert told == {
         ("MatMul_h",): ("kernels.rules[0]", "cpu.reference", "rule"),
         ("MatMul_y",): ("kernels.rules[1]", "cpu.reference", "rule"),
@@ -168,8 +172,8 @@ def test_two_sessions_at_once_are_not_mixed(tmp_path: Path) -> None:
                 start.wait()
                 for _ in range(5):
                     report = opened.explain({"x": x}, runs=runs)
-                    assert {one.chosen for one in report.decisions} == {kernel}
-                    assert [one.count for one in report.decisions] == [runs + 1, runs + 1]
+                    assert {decision.chosen for decision in report.decisions} == {kernel}
+                    assert [decision.count for decision in report.decisions] == [runs + 1, runs + 1]
         except BaseException as error:
             failures.append(error)
 
@@ -229,7 +233,7 @@ def test_another_kernel_for_the_same_call_is_a_difference(tmp_path: Path) -> Non
     after = explained(tmp_path, {"matmul": ["cublas.cublas", "cpu.reference"], "layer_norm": "cpu.vectorised"})
     comparison = xrt.compare_reports(before, after)
     assert not comparison.same
-    assert [one.nodes for one in comparison.decisions] == [("MatMul_h",), ("MatMul_y",)]
+    assert [decision.nodes for decision in comparison.decisions] == [("MatMul_h",), ("MatMul_y",)]
     first = comparison.decisions[0]
     assert (first.kernel_before, first.kernel_after) == ("cpu.blas", "cpu.reference")
     assert (first.asked_before, first.asked_after) == ("cpu.blas", "cublas.cublas, cpu.reference")
@@ -245,9 +249,11 @@ def test_a_node_that_goes_back_to_the_engine_is_a_difference(tmp_path: Path) -> 
     with pytest.warns(xrt.XpuRuntimeWarning, match="stay with ONNX Runtime"):
         after = explained(tmp_path, {"matmul": "cublas.cublas"}, mode="prefer")
     comparison = xrt.compare_reports(before, after)
-    assert {node for one in comparison.decisions for node in one.nodes} == {"MatMul_h", "MatMul_y"}
-    assert {(one.kernel_before, one.kernel_after) for one in comparison.decisions} == {("cpu.blas", "the engine's own")}
-    assert all("serves another kind of device" in one.reason for one in comparison.decisions)
+    assert {node for decision in comparison.decisions for node in decision.nodes} == {"MatMul_h", "MatMul_y"}
+    assert {(decision.kernel_before, decision.kernel_after) for decision in comparison.decisions} == {
+        ("cpu.blas", "the engine's own")
+    }
+    assert all("serves another kind of device" in decision.reason for decision in comparison.decisions)
 
 
 def test_only_one_report_has_decisions(tmp_path: Path) -> None:

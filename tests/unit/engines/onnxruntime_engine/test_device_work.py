@@ -91,8 +91,8 @@ def test_inside_a_node_that_holds_others_the_inner_one_has_it() -> None:
         made.add(run + 320, 4.0, "inner")
         made.add(run + 400, 6.0, "outer")  # after the inner node
     found = made.joined()
-    assert [one.name for one in event(found, "relu").device_kernels] == ["inner"]
-    assert [one.name for one in event(found, "loop").device_kernels] == ["outer"]
+    assert [kernel.name for kernel in event(found, "relu").device_kernels] == ["inner"]
+    assert [kernel.name for kernel in event(found, "loop").device_kernels] == ["outer"]
     assert (event(found, "relu").device_us, event(found, "loop").device_us) == (4.0, 6.0)
 
 
@@ -243,11 +243,11 @@ class Recorder:
 
 def watched(monkeypatch: pytest.MonkeyPatch, recorder: Recorder, began: int | None = T0) -> DeviceTimes:
     monkeypatch.setattr(devices_module, "DeviceRecorder", recorder)
-    found = Devices("cuda:0")
-    with found:
+    devices = Devices("cuda:0")
+    with devices:
         pass
-    found.begin_of(Session(began))
-    return found.added_to(Made().profile)
+    devices.begin_of(Session(began))
+    return devices.added_to(Made().profile)
 
 
 @pytest.mark.parametrize("source", ["cupti", "kineto"])
@@ -292,13 +292,13 @@ def test_a_recorder_that_fails_is_noted_and_the_pass_goes_on(
 
 def test_on_the_cpu_nobody_records(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(devices_module, "DeviceRecorder", Recorder(CudaError("never"), CudaError("never")))
-    found = Devices("cpu")
-    with found:
+    devices = Devices("cpu")
+    with devices:
         pass
-    assert found.marks(Made().profile) == []  # nobody has asked when it began
-    found.begin_of(Session(T0))
-    assert found.added_to(Made().profile).notes == ()
-    marks = found.marks(Made().profile)
-    assert [one.name for one in marks] == ["mm", "loop", "relu", "host"] * 2
+    assert devices.marks(Made().profile) == []  # nobody has asked when it began
+    devices.begin_of(Session(T0))
+    assert devices.added_to(Made().profile).notes == ()
+    marks = devices.marks(Made().profile)
+    assert [mark.name for mark in marks] == ["mm", "loop", "relu", "host"] * 2
     assert (marks[0].start_ns, marks[0].end_ns) == (T0 + 1_000_000, T0 + 1_100_000)
     assert marks[0].details == {"op": "MatMul", "provider": CUDA}

@@ -41,7 +41,7 @@ def test_operators_of_a_library(product: Any) -> None:
     with xrt.InferenceSession(product[0], policy=policy(str(_core.__file__))) as session:
         np.testing.assert_array_equal(session.run({"a": a, "b": b})["y"], a @ b)
         report = session.explain({"a": a, "b": b}, runs=1)
-    seen = next(one for one in report.observations if one.key == KEY)
+    seen = next(observation for observation in report.observations if observation.key == KEY)
     assert (seen.observed, seen.status) == (str(_core.__file__), "honoured")
 
 
@@ -88,7 +88,11 @@ def test_a_lock_holds_the_library(tmp_path: Path) -> None:
     feeds = {"x": np.array(["one"], object)}
     lock = tmp_path / "upper.lock.yaml"
     xrt.lock(path, policy(str(library)), lock, inputs=feeds)
-    validators = {one.key: one.expect for one in xrt.load_lock(lock).identity.validators if one.kind == "library"}
+    validators = {
+        validator.key: validator.expect
+        for validator in xrt.load_lock(lock).identity.validators
+        if validator.kind == "library"
+    }
     assert isinstance(validators["libtext_ops.so"], dict)
     with xrt.InferenceSession(path, lock=lock, frozen=True) as session:
         assert list(session.run(feeds)["y"]) == ["ONE"]

@@ -132,7 +132,7 @@ def test_products_that_are_no_attention(change: tuple[str, str]) -> None:
 
 def test_products_become_products_where_only_those_are_asked_for(tmp_path: Path) -> None:
     model = graph(QKV, OUT, PRODUCTS["scaled after"], CONSTANTS)
-    kinds = [one.kind for one in found(model, {"matmul": "cpu.blas"}).rewrites]
+    kinds = [rewrite.kind for rewrite in found(model, {"matmul": "cpu.blas"}).rewrites]
     assert kinds == ["matmul", "matmul"]
     given = feeds()
     with session(model, tmp_path, kernels={"matmul": "cpu.blas"}) as opened:
@@ -208,7 +208,7 @@ def test_multi_head_attention_of_onnx_runtime(bias: bool, tmp_path: Path) -> Non
     model = graph(inputs, "float[b, s, 8] y", body, domains=', "com.microsoft" : 1')
     assert only(model, KERNEL).attributes["q_num_heads"] == 2
     arrays = {"q": normal(2, 3, 8), "k": normal(2, 5, 8, seed=1), "v": normal(2, 5, 8, seed=2)}
-    heads = [one.reshape(2, -1, 2, 4).swapaxes(1, 2) for one in arrays.values()]
+    heads = [array.reshape(2, -1, 2, 4).swapaxes(1, 2) for array in arrays.values()]
     added = normal(1, 2, 3, 5, seed=4) if bias else 0.0
     if bias:
         arrays["added"] = added
@@ -250,7 +250,7 @@ def test_a_product_with_a_key_of_its_own_is_not_measured_as_a_part_of_attention(
     sizes = "float16[2, 2, 8, 64] q, float16[2, 2, 16, 64] k, float16[2, 2, 16, 64] v"
     model = graph(sizes, "float16[2, 2, 8, 64] y", f"{TURN}\np = MatMul(q, kt)\nw = Softmax(p)\ny = MatMul(w, v)")
     seen = found(model, kernels, device="cuda:0", tune=True)
-    assert [one.node for one in seen.rewrites] == rewritten
+    assert [rewrite.node for rewrite in seen.rewrites] == rewritten
     assert [one.node for one in seen.free] == free
-    nodes = [name for one in (*seen.rewrites, *seen.free) for name in one.nodes]
+    nodes = [name for rewrite in (*seen.rewrites, *seen.free) for name in rewrite.nodes]
     assert len(nodes) == len(set(nodes)), "a node belongs to one rewrite"

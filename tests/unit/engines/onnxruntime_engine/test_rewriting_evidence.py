@@ -90,7 +90,7 @@ def test_wrong_results_are_refused_at_load_and_the_node_is_named(tmp_path: Path)
 def test_what_was_compared_is_told(tmp_path: Path) -> None:
     with session(mlp(), tmp_path) as opened:
         report = opened.explain({"x": normal(3, 6)}, runs=1)
-    lines = {one.what: one.reason for one in report.conversions}
+    lines = {conversion.what: conversion.reason for conversion in report.conversions}
     assert "outputs agree" in lines["the rewritten graph was compared with the original on a probe input"]
 
 
@@ -99,7 +99,7 @@ def test_a_model_that_draws_numbers_is_not_compared(tmp_path: Path) -> None:
     model = graph("float[n, 6] x", "float[n, 8] y", body, {"w": W1})
     with session(model, tmp_path) as opened:
         report = opened.explain({"x": normal(3, 6)}, runs=1)
-    assert any("RandomNormalLike" in one.reason for one in report.conversions)
+    assert any("RandomNormalLike" in conversion.reason for conversion in report.conversions)
 
 
 def test_a_node_that_stays_is_told(tmp_path: Path) -> None:

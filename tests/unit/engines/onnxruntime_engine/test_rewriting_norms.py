@@ -143,7 +143,7 @@ def test_arithmetic_that_is_no_norm(before: str, after: str) -> None:
     weights = {"g": G, "b": B, **SCALARS, **AXES, "other": np.array([1], np.int64)}
     model = graph("float[6, 6, 6] x", "float[6, 6, 6] y", text.replace(before, after), weights)
     result = found(model, {"layer_norm": "cpu.vectorised", "rms_norm": "cpu.vectorised"})
-    assert not [one for one in result.rewrites if len(one.nodes) > 7]
+    assert not [rewrite for rewrite in result.rewrites if len(rewrite.nodes) > 7]
 
 
 def test_arithmetic_that_others_read_is_left() -> None:

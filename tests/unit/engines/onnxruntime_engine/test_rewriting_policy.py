@@ -84,7 +84,7 @@ def test_the_module_of_a_node(node: str, module: str) -> None:
 )
 def test_whom_a_rule_reaches(match: dict[str, Any], nodes: list[str]) -> None:
     result = found(two_layers(), {"rules": [rule("cpu.blas", **match)]})
-    assert [one.node for one in result.rewrites] == nodes
+    assert [rewrite.node for rewrite in result.rewrites] == nodes
 
 
 def test_the_first_rule_that_can_hold_wins_and_sizes_are_for_the_run_to_settle() -> None:
@@ -93,7 +93,9 @@ def test_the_first_rule_that_can_hold_wins_and_sizes_are_for_the_run_to_settle()
         "rules": [rule("torch.mm", op="matmul", node="*up*"), rule("cpu.reference", op="matmul", m="<=4")],
     }
     result = found(two_layers(), kernels)
-    assert [one.node for one in result.rewrites] == [DOWN], "another rule asks no xpuruntime kernel for the first one"
+    assert [rewrite.node for rewrite in result.rewrites] == [DOWN], (
+        "another rule asks no xpuruntime kernel for the first one"
+    )
     one = result.rewrites[0]
     assert one.keys == ("kernels.rules[1]", "kernels.matmul")
     assert one.rest == ""
@@ -111,7 +113,11 @@ def test_each_size_gets_the_kernel_of_its_rule(tmp_path: Path) -> None:
             report = opened.explain({"x": x}, runs=1)
             ran = {unit.kernel for unit in report.units if unit.op == "MatMul"}
             assert ran == {kernel}
-            status = {one.key: one.status for one in report.observations if one.key.startswith("kernels.")}
+            status = {
+                observation.key: observation.status
+                for observation in report.observations
+                if observation.key.startswith("kernels.")
+            }
             used, unused = ("kernels.rules[0]", "kernels.matmul")[:: 1 if rows == 3 else -1]
             assert status[used] == "honoured"
             assert status[unused] == "unobservable"
@@ -125,7 +131,11 @@ def test_a_module_rule_holds_when_it_runs(tmp_path: Path) -> None:
         UP: "cpu.blas",
         DOWN: "cpu.reference",
     }
-    assert all(one.status == "honoured" for one in report.observations if one.key.startswith("kernels."))
+    assert all(
+        observation.status == "honoured"
+        for observation in report.observations
+        if observation.key.startswith("kernels.")
+    )
 
 
 def test_names_with_signs_of_patterns(tmp_path: Path) -> None:
@@ -229,14 +239,14 @@ def test_a_plan_that_the_loaded_graph_does_not_keep(tmp_path: Path, monkeypatch:
 
     def fewer(*args: Any, **given: Any) -> records.FoundRewrites:
         result = real(*args, **given)
-        return result._replace(rewrites=tuple(one for one in result.rewrites if one.node != UP))
+        return result._replace(rewrites=tuple(rewrite for rewrite in result.rewrites if rewrite.node != UP))
 
     monkeypatch.setattr(graph_edit, "find_rewrites", fewer)
     with pytest.raises(xrt.EngineError, match=UP):
         session(two_layers(), tmp_path)
     with session(two_layers(), tmp_path, mode="prefer") as opened:
         report = opened.explain({"x": normal(2, 6)}, runs=1)
-    assert any(UP in one.what and "other than planned" in one.what for one in report.conversions)
+    assert any(UP in conversion.what and "other than planned" in conversion.what for conversion in report.conversions)
 
 
 def test_threads_of_the_policy_are_not_those_of_our_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +260,7 @@ def test_threads_of_the_policy_are_not_those_of_our_kernels(tmp_path: Path, monk
         opened = xrt.InferenceSession(path, engine="onnxruntime", policy=policy)
     with opened:
         report = opened.explain({"x": normal(2, 6)}, runs=1)
-    seen = next(one for one in report.observations if one.key == "execution.threads")
+    seen = next(observation for observation in report.observations if observation.key == "execution.threads")
     assert seen.status == "substituted"
 
 
@@ -286,7 +296,7 @@ def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
         close(opened.run({"x": x})["y"], stock(model, {"x": x})["y"])
     ours = {unit.id for unit in report.units if unit.kernel}
     assert ours == {"MatMul_h", "LayerNormalization_m"}, "1 % is not enough"
-    lines = [f"{one.what}: {one.reason}" for one in report.conversions]
+    lines = [f"{conversion.what}: {conversion.reason}" for conversion in report.conversions]
     assert any("'MatMul_y'" in line and "ONNX Runtime's own stays" in line for line in lines)
     assert any("'MatMul_h'" in line and "5.0 us by xpuruntime" in line for line in lines)
 
@@ -294,7 +304,7 @@ def test_what_is_faster_is_rewritten(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_what_is_pinned_is_not_measured(tmp_path: Path) -> None:
     with session(fixed(), tmp_path, kernels={"matmul": "cpu.blas"}, auto_strategy="best_performance") as opened:
         report = opened.explain(runs=1)
-    measured = [one.what for one in report.conversions if "was measured" in one.what]
+    measured = [conversion.what for conversion in report.conversions if "was measured" in conversion.what]
     assert len(measured) == 1
     assert "LayerNormalization_m" in measured[0]
     assert {unit.kernel for unit in report.units if unit.op == "MatMul"} == {"cpu.blas"}
@@ -303,7 +313,7 @@ def test_what_is_pinned_is_not_measured(tmp_path: Path) -> None:
 def test_sizes_that_are_open_are_not_measured(tmp_path: Path) -> None:
     with session(two_layers(), tmp_path, kernels={}, auto_strategy="best_performance") as opened:
         report = opened.explain({"x": normal(2, 6)}, runs=1)
-    reasons = [one.reason for one in report.conversions if "was measured" in one.what]
+    reasons = [conversion.reason for conversion in report.conversions if "was measured" in conversion.what]
     assert reasons
     assert all("not measured" in reason and "execution.shapes" in reason for reason in reasons)
     assert not [unit for unit in report.units if unit.kernel]
@@ -333,8 +343,8 @@ def test_equal_operations_are_measured_once_and_not_again() -> None:
     times = measure()
     assert len(times) == 4
     assert len(opened) == 2
-    assert {one.rewrite.node for one in times} == {f"MatMul_t{i}" for i in range(4)}
-    assert [one.found for one in measure()] == [one.found for one in times]
+    assert {time_.rewrite.node for time_ in times} == {f"MatMul_t{i}" for i in range(4)}
+    assert [one.found for one in measure()] == [time_.found for time_ in times]
     assert len(opened) == 2, "what was measured is replayed"
     measure(place="cpu;another machine")
     measure(versions={"onnxruntime": "2"})

@@ -193,7 +193,7 @@ def test_only_what_the_kernel_can_do_is_folded() -> None:
     )
     for kernel, count in (("cublas.cublas", 1), ("cublas.cublasLt", 2)):
         result = found(model, {"matmul": kernel}, device="cuda:0")
-        assert [len(one.nodes) for one in result.rewrites] == [count], kernel
+        assert [len(rewrite.nodes) for rewrite in result.rewrites] == [count], kernel
     result = found(model, {"matmul": "cpu.blas"}, device="cuda:0")
     assert "serves another kind of device" in result.left[0].reason
 

@@ -26,7 +26,7 @@ def test_the_product_behind_it_is_rewritten(body: str) -> None:
         domains=', "com.microsoft" : 1',
     )
     result = found(model, {"matmul": "cpu.blas"})
-    assert [one.node for one in result.rewrites] == ["MatMul_y"], [str(one) for one in result.left]
+    assert [rewrite.node for rewrite in result.rewrites] == ["MatMul_y"], [str(one) for one in result.left]
 
 
 def test_packed_queries_keys_and_values_tell_nothing() -> None:

@@ -29,7 +29,11 @@ def policy(options: dict[str, Any], threads: int | None = None, **execution: Any
 
 def observed(session: xrt.InferenceSession, option: str) -> tuple[Any, str]:
     key = f"execution.provider_options.onnxruntime.{option}"
-    return next((one.observed, one.status) for one in session.explain(FEEDS, runs=1).observations if one.key == key)
+    return next(
+        (observation.observed, observation.status)
+        for observation in session.explain(FEEDS, runs=1).observations
+        if observation.key == key
+    )
 
 
 def test_operators_side_by_side() -> None:

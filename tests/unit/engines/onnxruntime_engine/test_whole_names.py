@@ -62,20 +62,20 @@ def times_of(joined: Any) -> dict[str, tuple[str, float | None, str]]:
 
 def test_names_that_are_whole(profiled: Any) -> None:
     model, graph, events, assigned = profiled
-    found = times_of(attribute_units(model, graph, events, assigned))
-    assert found == {f"t{i + 1}": (op, float(i + 1), "honoured") for i, (op, _) in enumerate(NODES)}
+    times = times_of(attribute_units(model, graph, events, assigned))
+    assert times == {f"t{i + 1}": (op, float(i + 1), "honoured") for i, (op, _) in enumerate(NODES)}
 
 
 @pytest.mark.parametrize("length", range(1, 26))
 def test_names_that_are_cut_off(profiled: Any, length: int) -> None:
     model, graph, events, assigned = profiled
-    cut = [msgspec.structs.replace(one, name=one.name[:length]) for one in events]
+    cut = [msgspec.structs.replace(event, name=event.name[:length]) for event in events]
     joined = attribute_units(model, graph, cut, assigned)
-    found = times_of(joined)
-    assert set(found) == {f"t{i + 1}" for i in range(len(NODES))}
+    times = times_of(joined)
+    assert set(times) == {f"t{i + 1}" for i in range(len(NODES))}
     for i, (op, _) in enumerate(NODES):
-        told = found[f"t{i + 1}"]
+        told = times[f"t{i + 1}"]
         assert told in ((op, float(i + 1), "honoured"), (op, None, "unobservable")), (length, told)
-    assert found[f"t{len(NODES)}"] == ("Exp", float(len(NODES)), "honoured"), "no other node is an Exp"
-    lost = [told for told in found.values() if told[2] == "unobservable"]
+    assert times[f"t{len(NODES)}"] == ("Exp", float(len(NODES)), "honoured"), "no other node is an Exp"
+    lost = [told for told in times.values() if told[2] == "unobservable"]
     assert joined.partial == bool(lost)

@@ -87,7 +87,9 @@ def test_a_quantised_pair_is_int8(tmp_path: Path) -> None:
     with pytest.warns(xrt.XpuRuntimeWarning, match="int8 is advisory"):
         assert explained(path, "int8")[1].honoured
     _, report = explained(path, "fp32")
-    assert [(one.key, one.status) for one in report.deviations] == [("execution.precision", "substituted")]
+    assert [(deviation.key, deviation.status) for deviation in report.deviations] == [
+        ("execution.precision", "substituted")
+    ]
     assert "int8" in report.deviations[0].observed
 
 
@@ -151,7 +153,7 @@ def test_strict_fp32_is_honoured_where_kernels_multiply_floats(name: str, tmp_pa
     policy = {"mode": "strict", "execution": {"engine": "openvino", "device": "cpu", "precision": "fp32"}}
     with xrt.InferenceSession(path, policy=policy) as session:
         report = session.explain(feeds, runs=1)
-    (seen,) = [one for one in report.observations if one.key == "execution.precision"]
+    (seen,) = [observation for observation in report.observations if observation.key == "execution.precision"]
     floats = kernel.endswith("_f32")
     assert floats or kernel.endswith("_I8")
     assert seen.status == ("honoured" if floats else "substituted"), kernel
@@ -189,6 +191,6 @@ def test_what_runs_inside_of_a_branch_is_not_known(tmp_path: Path) -> None:
         execution = {"engine": "openvino", "device": "cpu", "precision": precision}
         with xrt.InferenceSession(path, policy={"execution": execution}) as session:
             report = session.explain({"x": X}, runs=1)
-        (seen,) = [one for one in report.observations if one.key == "execution.precision"]
+        (seen,) = [observation for observation in report.observations if observation.key == "execution.precision"]
         assert seen.status == "unobservable", seen
         assert "in which precision" in seen.reason

@@ -185,4 +185,4 @@ def test_several_streams_are_counted_on_one(wide: Path) -> None:
     assert found["cut_us"] > 0
     assert 0 < found["coverage"] <= 1.1
     assert report.honoured, "the streams that were asked for are read back, and not those of the copy"
-    assert not [one for one in report.conversions if "NUM_STREAMS" in str(one)]
+    assert not [conversion for conversion in report.conversions if "NUM_STREAMS" in str(conversion)]

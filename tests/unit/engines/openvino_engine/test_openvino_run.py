@@ -67,7 +67,7 @@ class TestMemory:
         path = models.save(models.mlp(width=512, batch="N" if batch == "N" else rows), tmp_path)
         with open_(path) as session:
             results = [session.run({"x": x_of(seed, rows)})["y"] for seed in range(5)]
-            kept = [one.copy() for one in results]
+            kept = [result.copy() for result in results]
             for seed in range(5, 10):
                 session.run({"x": x_of(seed, rows)})
             for one, copy in zip(results, kept, strict=True):

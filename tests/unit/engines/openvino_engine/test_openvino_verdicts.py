@@ -110,7 +110,7 @@ def test_types_of_floats_are_those_that_are_written(tmp_path: Path) -> None:
 
 def test_whole_numbers_that_run_as_floats_are_still_a_deviation(tmp_path: Path) -> None:
     report = explained(dynamic_quantisation(), tmp_path)
-    [product] = [one for one in report.units if "matmul" in one.source_nodes]
+    [product] = [unit for unit in report.units if "matmul" in unit.source_nodes]
     assert product.precision_requested == "int8"
     assert report.honoured is (product.precision_run in ("int8", "uint8"))
 
@@ -118,11 +118,11 @@ def test_whole_numbers_that_run_as_floats_are_still_a_deviation(tmp_path: Path) 
 def test_a_constant_that_is_prepared_in_the_first_run_has_no_time(tmp_path: Path) -> None:
     """OpenVINO goes on telling the milliseconds of its only run as the mean of all."""
     report = explained(dynamic_quantisation(), tmp_path)
-    once = [one for one in report.units if one.placement_reason and "first run alone" in one.placement_reason]
-    assert once, [(one.id, one.time) for one in report.units]
+    once = [unit for unit in report.units if unit.placement_reason and "first run alone" in unit.placement_reason]
+    assert once, [(unit.id, unit.time) for unit in report.units]
     assert all(one.time is None for one in once)
     assert report.latency is not None
-    assert report.latency.detail["instrumented"]["units"] == sum(one.time is not None for one in report.units)
+    assert report.latency.detail["instrumented"]["units"] == sum(unit.time is not None for unit in report.units)
 
 
 @pytest.mark.parametrize("again", ["run", "bind", "compile"])

@@ -55,5 +55,5 @@ def test_a_recurrent_node_is_its_layer_and_honoured_in_fp32(op, direction, tmp_p
     assert (unit.op, unit.precision_run, unit.relation) == ("RNNSeq", "fp32", "exact"), unit
     steps = [one for one in report.units if one.op == "RNNSeq"]
     assert len(steps) == (2 if direction == "bidirectional" else 1)
-    assert all("layer" in (*one.source_nodes, *one.serves) for one in steps)
+    assert all("layer" in (*step.source_nodes, *step.serves) for step in steps)
     assert report.honoured, report.deviations

@@ -101,7 +101,7 @@ def test_a_graph_that_a_fusion_spoils_opens_and_compiles_without_it(tmp_path: Pa
     with xrt.InferenceSession(path, device="npu", engine="qnn", policy=policy) as direct:
         want = direct.run(feeds)["y"]
         report = direct.explain(feeds, runs=1)
-    assert any("without LayerNormFusion" in one.what for one in report.conversions)
+    assert any("without LayerNormFusion" in conversion.what for conversion in report.conversions)
     assert {deviation.key for deviation in report.deviations} == {"execution.operators"}
     with xrt.InferenceSession(tmp_path / "n.xrt") as session:
         assert session.run(feeds)["y"].tobytes() == want.tobytes()

@@ -95,7 +95,7 @@ def test_fp32_is_asked_and_what_ran_is_told(tmp_path: Path) -> None:
         session = open_on(path, precision="fp32")
     with session:
         report = session.explain(runs=1)
-    observed = next(one for one in report.observations if one.key == "execution.precision")
+    observed = next(observation for observation in report.observations if observation.key == "execution.precision")
     assert observed.status == "unsupported"
     assert "fp16 (3 of 3 units)" in observed.observed
     assert any("keep 10 bits after the point" in note for note in report.notes)

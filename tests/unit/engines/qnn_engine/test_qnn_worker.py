@@ -88,8 +88,8 @@ def test_a_second_chip_has_the_numbers_of_a_process_of_its_own(
 
 def test_the_caller_is_told_that_there_is_another_process(apart: xrt.InferenceSession) -> None:
     report = apart.explain(runs=1)
-    assert any("process of its own" in one.what for one in report.conversions)
-    observed = {one.key: one.observed for one in report.observations}
+    assert any("process of its own" in conversion.what for conversion in report.conversions)
+    observed = {observation.key: observation.observed for observation in report.observations}
     assert observed["execution.provider_options.qnn.soc"] == "soc_model=30, htp_arch=68"
 
 

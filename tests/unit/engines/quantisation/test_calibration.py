@@ -95,9 +95,9 @@ def test_a_generator_is_consumed_once(two):
             asked.append(index)
             yield sample
 
-    made = Calibration(make(), two)
+    calibration = Calibration(make(), two)
     for _ in range(3):
-        assert [float(sample["a"][0, 0]) for sample in made] == [float(sample["a"][0, 0]) for sample in given]
+        assert [float(sample["a"][0, 0]) for sample in calibration] == [float(sample["a"][0, 0]) for sample in given]
     assert asked == [0, 1, 2, 3]
 
 
@@ -118,8 +118,8 @@ def test_torch_tensors_are_samples_too(convnet, images):
 
 def test_a_fixed_batch_cuts_the_stack(convnet, images):
     fixed = with_shapes(convnet, Policy.coerce({"execution": {"shapes": {"image": [3, 3, 32, 32]}}}))
-    made = Calibration(images, fixed)
-    assert [sample["image"].shape for sample in made] == [(3, 3, 32, 32)] * 2
+    calibration = Calibration(images, fixed)
+    assert [sample["image"].shape for sample in calibration] == [(3, 3, 32, 32)] * 2
     with pytest.raises(InputError, match=r"has 5 rows, and the model takes 3 at a time; give a multiple of 3"):
         Calibration(images[:5], fixed)
     with pytest.raises(InputError, match=r"sample 0 \(item 0 of a list of 1\): .*shape \[1, 3, 32, 32\].*3"):
@@ -137,8 +137,8 @@ def test_a_large_file_is_never_whole_in_memory(convnet, tmp_path):
         np.lib.format.write_array_header_1_0(file, {"descr": "<f4", "fortran_order": False, "shape": (2000, 3, 32, 32)})
         file.truncate(file.tell() + 2000 * 3 * 32 * 32 * 4)
     tracemalloc.start()
-    made = Calibration(tmp_path / "large.npy", convnet)
-    assert sum(1 for _ in made) == len(made) == 2000
+    calibration = Calibration(tmp_path / "large.npy", convnet)
+    assert sum(1 for _ in calibration) == len(calibration) == 2000
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 8_000_000, f"24 MB of samples took {peak / 1e6:.0f} MB"
@@ -200,10 +200,10 @@ def test_refusals_of_files(convnet, images, tmp_path):
 
 def test_files_that_change_meanwhile_are_noticed(convnet, images, tmp_path):
     np.save(tmp_path / "x.npy", images)
-    made = Calibration(tmp_path / "x.npy", convnet)
+    calibration = Calibration(tmp_path / "x.npy", convnet)
     np.save(tmp_path / "x.npy", images[:4])
     with pytest.raises(InputError, match=r"held 6 samples when it was checked, and holds 4 now"):
-        list(made)
+        list(calibration)
 
 
 def test_a_full_disk_under_a_generator(two, monkeypatch):

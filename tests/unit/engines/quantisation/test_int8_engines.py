@@ -40,9 +40,9 @@ def test_exported_models_agree_with_fp32(engine, name):
     policy = policy_for(engine, SHAPES[name])
     feeds = [example(name, 1, seed=seed) for seed in range(1, 5)]
     with xrt.InferenceSession(exported(name), device="cpu", engine="onnxruntime") as plain:
-        want = [plain.run(one) for one in feeds]
+        want = [plain.run(feed) for feed in feeds]
     with xrt.InferenceSession(exported(name), policy=policy, calibration=samples(name, 64)) as session:
-        got = [session.run(one) for one in feeds]
+        got = [session.run(feed) for feed in feeds]
         report = session.explain(feeds[0])
     for output in want[0]:
         a, b = (np.concatenate([one[output].astype(np.float64).ravel() for one in side]) for side in (want, got))
@@ -86,7 +86,7 @@ def test_openvino_takes_nncf_as_quantiser():
     with xrt.InferenceSession(exported("convnet"), device="cpu", engine="onnxruntime") as plain:
         want = plain.run(feeds)["logits"].ravel()
     assert got @ want / np.linalg.norm(got) / np.linalg.norm(want) > 0.99
-    said = [one.reason for one in report.conversions if one.what == "graph quantised to int8"]
+    said = [conversion.reason for conversion in report.conversions if conversion.what == "graph quantised to int8"]
     assert "nodes were quantised by nncf " in said[0]
     names = sorted(name for unit in report.units for name in unit.source_nodes)
     assert names == sorted(node.name for node in inspect_model(exported("convnet")).nodes)
@@ -99,7 +99,9 @@ def test_qnn_takes_sixteen_bits_for_activations():
     with xrt.InferenceSession(exported("encoder"), policy=policy, calibration=samples("encoder", 64)) as session:
         got = session.run(feeds)["hidden"].ravel()
         report = session.explain(feeds)
-        stated = {one.key: one for one in session.plan.controls}["execution.provider_options.qnn.activation_bits"]
+        stated = {control.key: control for control in session.plan.controls}[
+            "execution.provider_options.qnn.activation_bits"
+        ]
     with xrt.InferenceSession(exported("encoder"), device="cpu", engine="onnxruntime") as plain:
         want = plain.run(feeds)["hidden"].ravel()
     assert got @ want / np.linalg.norm(got) / np.linalg.norm(want) > 0.9999

@@ -61,7 +61,7 @@ def test_the_evidence_shows_integer_kernels(digits):
         assert "uint8" in found[name].precision_run
     assert [found[name].op for name in ("conv1", "fc1")] == ["QLinearConv", "QGemm"]
     assert found["bn1"] is found["conv1"]
-    said = [one for one in report.conversions if one.what == "graph quantised to int8"]
+    said = [conversion for conversion in report.conversions if conversion.what == "graph quantised to int8"]
     assert said[0].reason.startswith("11 of 12 nodes were quantised by onnxruntime")
 
 
@@ -104,7 +104,7 @@ def test_products_without_an_integer_kernel_are_left_alone(name, tmp_path):
     products = [unit for unit in report.units if unit.op in (name.split()[0], "QLinearConv")]
     wanted = {(unit.precision_requested, unit.op == "QLinearConv") for unit in products}
     assert wanted == {("int8", True), ("fp32", False)}
-    assert any("no integer kernel" in one.reason for one in report.conversions)
+    assert any("no integer kernel" in conversion.reason for conversion in report.conversions)
 
 
 @pytest.mark.parametrize("name", ["encoder", "convnet"])
@@ -168,7 +168,7 @@ def test_nodes_of_a_rule_run_in_floats_and_the_report_agrees(digits):
     assert {found[name].precision_run for name in ("fc1", "fc2")} == {"fp32"}
     assert {found[name].precision_requested for name in ("fc1", "fc2")} == {"fp32"}
     assert found["conv2"].precision_run == "uint8"
-    precision = next(one for one in report.observations if one.key == "execution.precision")
+    precision = next(observation for observation in report.observations if observation.key == "execution.precision")
     assert precision.status == "honoured"
 
 

@@ -150,7 +150,7 @@ def test_the_report_says_who_quantised_what_from_how_much():
 @pytest.mark.parametrize("style", ORT_STYLES)
 def test_nodes_of_a_rule_stay_in_floats(style):
     made = made_from("convnet", style, keep_fp32=("node_conv2d_[12]", "nothing.*"))
-    assert {one.name for one in made.left_nodes if one.by_rule} == {"node_conv2d_1", "node_conv2d_2"}
+    assert {node.name for node in made.left_nodes if node.by_rule} == {"node_conv2d_1", "node_conv2d_2"}
     assert "node_conv2d_1" not in made.quantised_nodes
     assert "node_conv2d_3" in made.quantised_nodes
     assert "left in floats: Conv: a rule keeps it so (2 nodes)" in made.notes
@@ -168,7 +168,7 @@ def test_a_rule_for_a_folded_node_holds_the_node_that_it_is_folded_into():
     rng = np.random.default_rng(0)
     info, calibration = calibrated(xrt.demo_model_path(), rng.random((8, 1, 8, 8), dtype=np.float32))
     made = quantise(info, calibration, "ort-cpu", keep_fp32=("bn2",))
-    assert {one.name for one in made.left_nodes} == {"conv2", "bn2"}
+    assert {node.name for node in made.left_nodes} == {"conv2", "bn2"}
     assert any(note.startswith("6 nodes were folded into 3 before") for note in made.notes)
 
 

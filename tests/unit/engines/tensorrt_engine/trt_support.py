@@ -65,7 +65,7 @@ def machine(*chips: tuple[int, int], core_cuda: bool = True, engines: tuple[Engi
         ),
         cuda_reason=None if chips else NO_GPU,
         core_cuda=core_cuda,
-        engines={one.name: one for one in facts},
+        engines={fact.name: fact for fact in facts},
     )
 
 

@@ -71,7 +71,7 @@ def test_layers_that_quantise_their_inputs() -> None:
     net, module = quantised()
     assert (module(X) - net(X)).abs().max() / net(X).abs().max() > 1e-3
     report = explained(module, (X,), "fp32")
-    assert [one.key for one in report.deviations] == ["execution.precision"]
+    assert [deviation.key for deviation in report.deviations] == ["execution.precision"]
     ran = {unit.op: unit.precision_run for unit in report.units if "linear" in unit.op}
     assert set(ran.values()) == {"int8"}
     assert explained(module, (X,), "model").honoured

@@ -61,7 +61,7 @@ def explained(model: Any, x: Any, kernels: Any, *, runs: int = 1, **policy: Any)
 
 
 def of(report: Report, node: str) -> KernelDecision:
-    (found,) = (one for one in report.decisions if node in one.nodes)
+    (found,) = (decision for decision in report.decisions if node in decision.nodes)
     return found
 
 
@@ -75,12 +75,12 @@ def test_kernels_of_ours_are_told_with_their_nodes() -> None:
             opened.run({opened.inputs[0].name: X})  # before the pass: not counted
         report = explain(opened, X, runs=4)
     nodes = {node for unit in report.units for node in unit.source_nodes}
-    assert {node for one in report.decisions for node in one.nodes} <= nodes
+    assert {node for decision in report.decisions for node in decision.nodes} <= nodes
     up = of(report, "up/addmm")
     assert (up.op, up.dtype, up.device, up.phase, up.count) == ("matmul", "fp32", "cpu", "infer", 4)
     assert up.shapes == {"a": (6, 16), "b": (16, 32), "bias": (32,), "out": (6, 32)}
     assert (up.asked, up.asked_by, up.source, up.chosen) == (("cpu.blas",), "kernels.matmul", "pinned", "cpu.blas")
-    others = {one.id: one.reason for one in up.candidates if not one.accepted}
+    others = {candidate.id: candidate.reason for candidate in up.candidates if not candidate.accepted}
     assert others["cpu.reference"] == "was not needed: cpu.blas serves"
     norm = of(report, "norm/native_layer_norm")
     assert (norm.chosen, norm.asked_by, norm.count) == ("cpu.vectorised", "kernels.layer_norm", 4)
@@ -108,7 +108,7 @@ def test_a_kernel_of_pytorchs_that_was_asked_for() -> None:
     assert (flash.chosen, flash.source, flash.asked_by) == ("torch.flash", "pinned", "kernels.attention")
     assert (flash.asked, flash.count, flash.dtype) == (("cudnn", "torch.flash"), 2, "fp32")
     assert flash.description == "attention fp32 [1, 2, 6, 8] x [1, 2, 6, 8] x [1, 2, 6, 8], by PyTorch"
-    assert [(one.id, one.accepted, one.reason) for one in flash.candidates] == [
+    assert [(candidate.id, candidate.accepted, candidate.reason) for candidate in flash.candidates] == [
         ("cudnn", False, "torch.cudnn runs on CUDA, and the operands are on cpu"),
         ("torch.flash", True, ""),
     ]
@@ -130,7 +130,10 @@ def test_rules_by_node_and_module() -> None:
         "layer_norm": "cpu.reference",
     }
     report = explained(Block(), X, kernels)
-    told = {one.nodes: (one.asked_by, one.chosen, one.source, one.module) for one in report.decisions}
+    told = {
+        decision.nodes: (decision.asked_by, decision.chosen, decision.source, decision.module)
+        for decision in report.decisions
+    }
     assert told == {
         ("up/addmm",): ("kernels.rules[0]", "cpu.reference", "rule", "up"),
         ("down/addmm",): ("kernels.rules[1]", "cpu.blas", "rule", "down"),
@@ -141,7 +144,7 @@ def test_rules_by_node_and_module() -> None:
 def test_words_that_cannot_serve_have_their_reasons(tmp_path: Path) -> None:
     report = explained(Block(), X, {"rules": [{"match": {"op": "matmul"}, "use": ["cublas", "cpu.blas"]}]})
     up = of(report, "up/addmm")
-    refused = {one.id: one for one in up.candidates if "cublas" in one.id}
+    refused = {candidate.id: candidate for candidate in up.candidates if "cublas" in candidate.id}
     assert (up.chosen, up.source, up.asked) == ("cpu.blas", "rule", ("cublas", "cpu.blas"))
     assert not any(one.accepted for one in refused.values())
     assert refused["cublas"].reason
@@ -152,11 +155,16 @@ def test_words_that_cannot_serve_have_their_reasons(tmp_path: Path) -> None:
 def test_a_key_that_the_plan_calls_unsupported() -> None:
     with pytest.warns(xrt.XpuRuntimeWarning, match=r"kernels\.matmul: cublasLt is unsupported"):
         report = explained(Block(), X, {"matmul": "cublasLt"}, mode="prefer")
-    assert {node for one in report.decisions for node in one.nodes} == {"up/addmm", "down/addmm"}
-    for one in report.decisions:
-        assert (one.chosen, one.source, one.asked, one.count) == ("torch.mm", "fallback", ("cublasLt",), 1)
-        assert [(other.id, other.accepted) for other in one.candidates] == [("cublasLt", False)]
-        assert one.candidates[0].reason.startswith(("cublasLt does not run on cpu", "there is no kernel"))
+    assert {node for decision in report.decisions for node in decision.nodes} == {"up/addmm", "down/addmm"}
+    for decision in report.decisions:
+        assert (decision.chosen, decision.source, decision.asked, decision.count) == (
+            "torch.mm",
+            "fallback",
+            ("cublasLt",),
+            1,
+        )
+        assert [(other.id, other.accepted) for other in decision.candidates] == [("cublasLt", False)]
+        assert decision.candidates[0].reason.startswith(("cublasLt does not run on cpu", "there is no kernel"))
 
 
 def test_calls_that_stay_pytorchs_though_a_key_is_for_them() -> None:
@@ -188,29 +196,31 @@ def test_products_with_a_vector_are_no_matmul_of_a_policy() -> None:
     with pytest.warns(xrt.XpuRuntimeWarning, match="the key chooses nothing"):
         report = explained(Of(lambda x: torch.mv(x, x[0])), torch.ones(4, 4), {"matmul": "cpu.blas"})
     assert report.decisions == ()
-    assert {one.key: one.status for one in report.observations}["kernels.matmul"] == "unobservable"
+    assert {observation.key: observation.status for observation in report.observations}[
+        "kernels.matmul"
+    ] == "unobservable"
 
 
 def test_what_was_measured_is_told_with_all_times() -> None:
     square = torch.randn(64, 64)
     with pytest.warns(xrt.XpuRuntimeWarning, match="best_performance is advisory"):
         report = explained(Of(lambda x: x @ x), square, {}, auto_strategy="best_performance")
-    assert {node for one in report.decisions for node in one.nodes} == {"mm"}
-    for one in report.decisions:
-        assert (one.source, one.asked_by, one.asked) == ("tuned", "kernels.auto_strategy", ("auto",))
-        times = {other.id: other.measured_us for other in one.candidates if other.measured_us is not None}
+    assert {node for decision in report.decisions for node in decision.nodes} == {"mm"}
+    for decision in report.decisions:
+        assert (decision.source, decision.asked_by, decision.asked) == ("tuned", "kernels.auto_strategy", ("auto",))
+        times = {other.id: other.measured_us for other in decision.candidates if other.measured_us is not None}
         assert times["torch.mm"] > 0
         assert len(times) >= 2
-        if one.chosen == "torch.mm":
+        if decision.chosen == "torch.mm":
             assert "xpuruntime.matmul" in times
 
 
 def test_a_compiled_program_tells_the_calls_that_are_left_in_it() -> None:
     with pytest.warns(xrt.XpuRuntimeWarning, match="is advisory"):
         report = explained(Block(), X, {"matmul": "cpu.blas"}, compiled=True)
-    assert {one.op for one in report.decisions} == {"matmul"}
-    assert sum(one.count or 0 for one in report.decisions) == 2
-    assert {(one.nodes, one.chosen) for one in report.decisions} == {((), "cpu.blas")}
+    assert {decision.op for decision in report.decisions} == {"matmul"}
+    assert sum(decision.count or 0 for decision in report.decisions) == 2
+    assert {(decision.nodes, decision.chosen) for decision in report.decisions} == {((), "cpu.blas")}
 
 
 def test_without_kernel_keys_the_part_is_left_out() -> None:
@@ -225,8 +235,8 @@ def test_an_exported_program(tmp_path: Path) -> None:
     with xrt.InferenceSession(tmp_path / "net.pt2", policy=policy) as opened:
         report = explain(opened, X, runs=2)
         nodes = {node.name for node in opened.model.nodes}
-    assert {one.count for one in report.decisions} == {2}
-    told = {node for one in report.decisions for node in one.nodes}
+    assert {decision.count for decision in report.decisions} == {2}
+    told = {node for decision in report.decisions for node in decision.nodes}
     assert told <= nodes
     assert {unit.id for unit in report.units if unit.kernel == "cpu.blas"} == told
 
@@ -253,8 +263,8 @@ def test_two_sessions_at_once_are_not_mixed() -> None:
     def passes(opened: xrt.InferenceSession, kernel: str) -> None:
         for runs in (1, 3, 2, 4):
             report = explain(opened, X, runs)
-            assert {one.chosen for one in report.decisions} == {kernel}
-            assert [one.count for one in report.decisions] == [runs, runs]
+            assert {decision.chosen for decision in report.decisions} == {kernel}
+            assert [decision.count for decision in report.decisions] == [runs, runs]
 
     def run(opened: xrt.InferenceSession, done: threading.Event) -> None:
         try:
@@ -305,7 +315,10 @@ def test_another_kernel_for_the_same_call_is_a_difference() -> None:
     net = Block()
     before = explained(net, X, {"matmul": "cpu.blas", "attention": "torch.flash"})
     after = explained(net, X, {"matmul": ["cublas", "cpu.reference"], "attention": "torch.math"})
-    changes = {one.nodes: (one.kernel_before, one.kernel_after) for one in xrt.compare_reports(before, after).decisions}
+    changes = {
+        decision.nodes: (decision.kernel_before, decision.kernel_after)
+        for decision in xrt.compare_reports(before, after).decisions
+    }
     assert changes == {
         ("up/addmm",): ("cpu.blas", "cpu.reference"),
         ("down/addmm",): ("cpu.blas", "cpu.reference"),
@@ -314,7 +327,7 @@ def test_another_kernel_for_the_same_call_is_a_difference() -> None:
     with pytest.warns(xrt.XpuRuntimeWarning, match="unsupported"):
         back = explained(net, X, {"matmul": "cublasLt", "attention": "torch.flash"}, mode="prefer")
     comparison = xrt.compare_reports(before, back)
-    assert {one.kernel_after for one in comparison.decisions} == {"torch.mm"}
-    assert {node for one in comparison.decisions for node in one.nodes} == {"up/addmm", "down/addmm"}
+    assert {decision.kernel_after for decision in comparison.decisions} == {"torch.mm"}
+    assert {node for decision in comparison.decisions for node in decision.nodes} == {"up/addmm", "down/addmm"}
     again = explained(net, X, {"matmul": "cpu.blas", "attention": "torch.flash"})
     assert xrt.compare_reports(before, again).decisions == ()

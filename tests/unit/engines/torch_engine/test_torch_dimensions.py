@@ -62,7 +62,7 @@ def written(path: Path, model: Any, args: Any, shapes: Any, write: str = "ours")
 
 def shapes_of(path: Path) -> tuple[list[Any], list[Any]]:
     with xrt.InferenceSession(path, device="cpu") as session:
-        return [one.shape for one in session.inputs], [one.shape for one in session.outputs]
+        return [input_.shape for input_ in session.inputs], [output.shape for output in session.outputs]
 
 
 def test_names_of_our_own_files_are_those_that_were_given(tmp_path: Path) -> None:

@@ -187,7 +187,11 @@ def test_what_it_does_is_what_is_asked_for(kernels: Any, how: str, tmp_path: Pat
             model, policy={"mode": "strict", "kernels": kernels}, device="cpu", engine="torch", **given
         ) as session:
             torch.testing.assert_close(session.run({"x": X})["output"], net(X).detach(), rtol=1e-4, atol=1e-5)
-            assert not [one for one in session.explain({"x": X}, runs=1).observations if one.status == "substituted"]
+            assert not [
+                observation
+                for observation in session.explain({"x": X}, runs=1).observations
+                if observation.status == "substituted"
+            ]
 
 
 def test_the_type_is_the_one_that_it_is_converted_to(tmp_path: Path) -> None:
@@ -254,16 +258,16 @@ def test_prefer_tells_what_ran(how: str, second: bool | None, tmp_path: Path) ->
     with session, warnings.catch_warnings():
         warnings.simplefilter("ignore", xrt.XpuRuntimeWarning)
         report = session.explain({"x": X}, runs=1)
-    (key,) = (one for one in report.observations if one.key == "kernels.attention")
-    rows = [one for one in report.decisions if one.op == "attention" and one.chosen == "torch.math"]
-    assert [(one.source, one.asked_by) for one in rows] == [("fallback", "kernels.attention")] * len(rows)
+    (key,) = (observation for observation in report.observations if observation.key == "kernels.attention")
+    rows = [decision for decision in report.decisions if decision.op == "attention" and decision.chosen == "torch.math"]
+    assert [(row.source, row.asked_by) for row in rows] == [("fallback", "kernels.attention")] * len(rows)
     assert rows
     if second is None:
         assert key.status == "unsupported"
     else:
         assert key.status == "substituted"
         assert "softmax" in key.reason
-        assert any(one.chosen == "cpu.reference" for one in report.decisions)
+        assert any(decision.chosen == "cpu.reference" for decision in report.decisions)
 
 
 def test_a_compiled_program_tells_it_too(tmp_path: Path) -> None:
@@ -273,7 +277,7 @@ def test_a_compiled_program_tells_it_too(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")
         with xrt.InferenceSession(path, policy=policy, device="cpu", engine="torch") as session:
             report = session.explain({"x": X}, runs=1)
-    (key,) = (one for one in report.observations if one.key == "kernels.attention")
+    (key,) = (observation for observation in report.observations if observation.key == "kernels.attention")
     assert (key.status, "softmax" in key.reason) == ("substituted", True)
 
 

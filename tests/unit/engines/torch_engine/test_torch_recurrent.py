@@ -112,7 +112,7 @@ def test_layers_that_multiply_step_by_step_are_enforced_and_obey(tmp_path: Path)
             (control,) = (one for one in session.plan.controls if one.key == "kernels.matmul")
             assert (control.enforceability, control.resolved) == ("enforced", "cpu.reference")
             report = session.explain({session.inputs[0].name: x.numpy()}, runs=1)
-        assert {one.chosen for one in report.decisions} == {"cpu.reference"}
+        assert {decision.chosen for decision in report.decisions} == {"cpu.reference"}
 
 
 def test_fp64_has_no_kernel_on_the_cpu(tmp_path: Path) -> None:
@@ -155,6 +155,6 @@ def test_strict_refuses_it_in_the_plan_and_prefer_tells_what_ran(tmp_path: Path)
         pytest.warns(xrt.XpuRuntimeWarning, match="recurrent layer"),
     ):
         report = session.explain({session.inputs[0].name: torch.randn(3, 2, 8).numpy()}, runs=1)
-    (key,) = (one for one in report.observations if one.key == "kernels.matmul")
+    (key,) = (observation for observation in report.observations if observation.key == "kernels.matmul")
     assert (key.status, "'rnn/lstm'" in key.reason) == ("substituted", True)
-    assert any(one.chosen == "cpu.reference" for one in report.decisions)
+    assert any(decision.chosen == "cpu.reference" for decision in report.decisions)

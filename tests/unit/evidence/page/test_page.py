@@ -159,7 +159,7 @@ def test_the_fragment_for_notebooks_is_closed_in_itself(mixed):
     [style] = [body for tag, _, body in parsed.blocks if tag == "style"]
     selectors = [one.strip() for rule in re.findall(r"([^{}]+)\{", style) for one in rule.split(",")]
     assert selectors
-    assert [one for one in selectors if not one.startswith(".xrt-report")] == []
+    assert [selector for selector in selectors if not selector.startswith(".xrt-report")] == []
     assert mixed.headline in parsed.text
     assert "cycles" in parsed.text  # a table for each kind of time
     assert "incomplete" in parsed.text

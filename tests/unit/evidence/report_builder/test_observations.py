@@ -280,6 +280,8 @@ def test_a_key_without_subject_in_the_model_is_unobservable(level):
         key="kernels.conv", requested="cudnn.conv_heuristic", resolved="-", enforceability=level, reason="no conv"
     )
     (seen,) = [
-        one for one in observations([control], {"kernels.conv": "cudnn_exhaustive"}, []) if one.key == "kernels.conv"
+        observation
+        for observation in observations([control], {"kernels.conv": "cudnn_exhaustive"}, [])
+        if observation.key == "kernels.conv"
     ]
     assert (seen.observed, seen.status, seen.reason) == ("-", "unobservable", "no conv")

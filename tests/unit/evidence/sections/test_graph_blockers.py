@@ -35,7 +35,7 @@ def test_a_node_on_the_cpu_is_named():
     units = [on_cuda("conv", "Conv"), unit("det", "Det", "cpu", placement_reason="no CUDA kernel"), on_cuda("relu")]
     found = status(units)
     assert found.status == "blocked"
-    assert [(one.node, one.op, one.kind) for one in found.blockers] == [("det", "Det", "placement")]
+    assert [(blocker.node, blocker.op, blocker.kind) for blocker in found.blockers] == [("det", "Det", "placement")]
     assert found.blockers[0].reason == "runs on cpu, and a graph holds work of cuda:0 alone: no CUDA kernel"
     assert found.reason.startswith("det (Det) cannot be part of a graph")
 
@@ -51,7 +51,7 @@ def test_sizes_on_the_cpu_are_no_obstacle_until_something_is_copied():
     units = [on_cuda("conv", "Conv"), unit("shape", "Shape", "cpu"), unit("gather", "Gather", "cpu")]
     assert status(units).status == "possible"
     copied = status(units, boundaries=[BOUNDARY])
-    assert [(one.node, one.kind) for one in copied.blockers] == [
+    assert [(blocker.node, blocker.kind) for blocker in copied.blockers] == [
         ("shape", "placement"), ("gather", "placement"), ("cuda:0 -> cpu", "copy"),
     ]  # fmt: skip
     assert copied.blockers[-1].reason == "2 in a run, between host and device"
@@ -92,7 +92,7 @@ def test_names_that_only_look_like_them(op):
 def test_a_node_inside_of_an_opaque_unit_is_seen_by_the_model():
     graph = [SourceNode(name="find", op="NonZero", inputs=(), outputs=())]
     opaque = on_cuda("engine", "TensorRT", relation="opaque", source_nodes=("find",))
-    assert [one.node for one in graph_blockers(CUDA, [opaque], graph=graph)] == ["find"]
+    assert [blocker.node for blocker in graph_blockers(CUDA, [opaque], graph=graph)] == ["find"]
 
 
 def test_what_was_folded_is_no_obstacle():

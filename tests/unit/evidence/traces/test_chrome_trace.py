@@ -77,7 +77,11 @@ def check(trace: dict[str, Any]) -> None:
 
 
 def of(trace: dict[str, Any], **wanted: Any) -> list[dict[str, Any]]:
-    return [one for one in trace["traceEvents"] if all(one.get(key) == value for key, value in wanted.items())]
+    return [
+        traceevent
+        for traceevent in trace["traceEvents"]
+        if all(traceevent.get(key) == value for key, value in wanted.items())
+    ]
 
 
 def names(trace: dict[str, Any], what: str) -> dict[tuple[int, int], str]:
@@ -125,9 +129,9 @@ def test_processes_and_tracks_have_names() -> None:
 def test_each_piece_that_a_graph_started_has_an_arrow_of_its_own() -> None:
     trace = chrome_trace(recording())
     starts, ends = of(trace, ph="s"), of(trace, ph="f")
-    assert len({one["id"] for one in starts}) == len(starts) == 3
-    assert [one["ts"] for one in starts] == [3.0, 3.0, 6.0]
-    assert [one["ts"] for one in ends] == [10.0, 20.0, 30.0]
+    assert len({start["id"] for start in starts}) == len(starts) == 3
+    assert [start["ts"] for start in starts] == [3.0, 3.0, 6.0]
+    assert [end["ts"] for end in ends] == [10.0, 20.0, 30.0]
 
 
 def test_work_whose_call_is_not_known_has_no_arrow() -> None:

@@ -134,7 +134,7 @@ def test_the_simulator_of_qnn(tmp_path: Path) -> None:
     policy = {"execution": {"provider_options": {"qnn": {"soc": "sm8650"}}, "precision": "fp16"}}
     found = graded(saved(tmp_path, planted.model([], outputs=("h",), batch=4)), "qnn", policy=policy)
     told = verdicts(found)
-    assert [told[one] for one in GRADES[:4]] == ["passed"] * 4, str(found)
+    assert [told[grade] for grade in GRADES[:4]] == ["passed"] * 4, str(found)
     assert told["batch_invariant"] == "not_applicable"
     assert "fixed at 4" in found.tests[4].reason
 

@@ -27,7 +27,7 @@ def opened(model: Any, grade: str) -> xrt.InferenceSession:
 
 
 def seen(report: Report) -> Any:
-    return next(one for one in report.observations if one.key == "execution.determinism")
+    return next(observation for observation in report.observations if observation.key == "execution.determinism")
 
 
 @pytest.mark.filterwarnings("ignore::xpuruntime.errors.XpuRuntimeWarning")

@@ -57,5 +57,5 @@ def test_a_setting_that_is_read_back_proves_no_grade_above_run_to_run() -> None:
             )
         with session:
             report = session.explain(runs=1)
-        seen = next(one for one in report.observations if one.key == "execution.determinism")
+        seen = next(observation for observation in report.observations if observation.key == "execution.determinism")
         assert seen.status == status, seen

@@ -26,9 +26,9 @@ def problems(value: Any, kind: str, where: str) -> list[str]:
     if many := re.fullmatch(r"[Ll]ist\[(.*)\]", kind):
         if not isinstance(value, list):
             return [f"{where}: {value!r} is no list"]
-        return [found for at, one in enumerate(value) for found in problems(one, many[1], f"{where}[{at}]")]
+        return [problem for at, one in enumerate(value) for problem in problems(one, many[1], f"{where}[{at}]")]
     if pairs := re.fullmatch(r"(?:dict\(|Dict\[)str, (.*)[)\]]", kind):
-        return [found for key, one in value.items() for found in problems(one, pairs[1], f"{where}.{key}")]
+        return [problem for key, one in value.items() for problem in problems(one, pairs[1], f"{where}.{key}")]
     if kind in _PLAIN:
         return [] if isinstance(value, _PLAIN[kind]) else [f"{where}: {value!r} is no {kind}"]
     if kind == "IntOrString":

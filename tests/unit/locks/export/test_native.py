@@ -65,13 +65,13 @@ def test_it_runs_as_locked_without_xpuruntime(exported: Exported) -> None:
     assert not result.proof.of("fail", "inconclusive"), result.proof.of("fail")
     passed = {one.id for one in result.proof.of("pass")}
     assert {"evidence.engine", "evidence.device"} < passed
-    assert {f"accuracy.outputs.{one.name}" for one in exported.lock.identity.outputs} < passed
-    assert {f"evidence.units.{one.unit}" for one in exported.lock.identity.entries} < passed
+    assert {f"accuracy.outputs.{output.name}" for output in exported.lock.identity.outputs} < passed
+    assert {f"evidence.units.{entry.unit}" for entry in exported.lock.identity.entries} < passed
     assert result.exit_code == 0
 
 
 def test_every_key_is_kept(exported: Exported) -> None:
-    assert {one.key: one.outcome for one in exported.result.keys} == dict.fromkeys(
+    assert {key.key: key.outcome for key in exported.result.keys} == dict.fromkeys(
         exported.lock.identity.policy.stated, "kept"
     )
 
@@ -124,8 +124,10 @@ def test_another_unit_fails_the_proof(exported: Exported, tmp_path: Path, change
 def test_the_script_refuses_another_version(exported: Exported, tmp_path: Path) -> None:
     identity = exported.lock.identity
     old = tuple(
-        msgspec.structs.replace(one, expect={**one.expect, "version": "0.9.1"}) if one.kind == "engine" else one
-        for one in identity.validators
+        msgspec.structs.replace(validator, expect={**validator.expect, "version": "0.9.1"})
+        if validator.kind == "engine"
+        else validator
+        for validator in identity.validators
     )
     lock = exported.edited(msgspec.structs.replace(identity, validators=old), tmp_path)
     with pytest.raises(xrt.EngineError, match=r"locked with .* 0\.9\.1"):
@@ -155,7 +157,7 @@ def test_a_key_that_nobody_speaks_for_is_lost(tmp_path: Path) -> None:
     }
     xrt.lock(model, policy, tmp_path / "m.lock", shapes={"x": (2, 64)})
     result = xrt.export_lock(tmp_path / "m.lock", "ort-python", tmp_path / "out", model=model)
-    outcomes = {one.key: (one.outcome, one.reason) for one in result.keys}
+    outcomes = {key.key: (key.outcome, key.reason) for key in result.keys}
     assert outcomes["accuracy.rtol"][0] == "lost"
     assert outcomes["execution.static_batch"] == ("lost", "batches are not padded")
     assert outcomes["mode"] == ("weakened", "not every key is kept: accuracy.rtol, execution.static_batch")
@@ -169,7 +171,7 @@ def test_a_grade_that_rests_on_padded_batches_is_lost(tmp_path: Path, engine: st
     model = models.save(models.mlp(), tmp_path)
     xrt.lock(model, {"execution": execution}, tmp_path / "m.lock", shapes={"x": (2, 64)})
     result = xrt.export_lock(tmp_path / "m.lock", target, tmp_path / "native", model=model)
-    outcomes = {one.key: (one.outcome, one.reason) for one in result.keys}
+    outcomes = {key.key: (key.outcome, key.reason) for key in result.keys}
     assert outcomes["execution.determinism"] == ("lost", "it rests on execution.static_batch")
 
 

@@ -90,9 +90,9 @@ class Error(str):
     INTERNAL, INVALID_ARG = range(2)
 
     def __new__(cls, text: str, code: int) -> Error:
-        made = super().__new__(cls, text)
-        made.code = code
-        return made
+        new = super().__new__(cls, text)
+        new.code = code
+        return new
 
     code: int
 
@@ -107,7 +107,7 @@ def test_model_of_triton(lock: Path, expected: np.ndarray, tmp_path: Path, monke
     folder = tmp_path / "repo" / "mlp"
     config = text_format.Parse((folder / "config.pbtxt").read_text(), model_config()())
     assert (config.backend, config.name, config.max_batch_size) == ("python", "mlp", 0)
-    assert {one.outcome for one in result.keys} == {"kept"}
+    assert {key.outcome for key in result.keys} == {"kept"}
     utils = types.ModuleType("triton_python_backend_utils")
     utils.Tensor, utils.InferenceResponse, utils.TritonError = Tensor, Response, Error  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "triton_python_backend_utils", utils)
@@ -134,16 +134,20 @@ def test_kserve(lock: Path, expected: np.ndarray, tmp_path: Path) -> None:
     assert (runtime["apiVersion"], runtime["kind"]) == ("serving.kserve.io/v1alpha1", "ClusterServingRuntime")
     (container,) = runtime["spec"]["containers"]
     assert container["name"] == "kserve-container"
-    assert {one["containerPort"] for one in container["ports"]} == {8080, 9000}
+    assert {port["containerPort"] for port in container["ports"]} == {8080, 9000}
     assert container["readinessProbe"]["httpGet"]["path"] == "/v2/health/ready"
     assert runtime["spec"]["protocolVersions"] == ["v2", "grpc-v2"]
     predictor = service["spec"]["predictor"]["model"]
     assert predictor["runtime"] == runtime["metadata"]["name"]
-    assert predictor["modelFormat"]["name"] in [one["name"] for one in runtime["spec"]["supportedModelFormats"]]
+    assert predictor["modelFormat"]["name"] in [
+        supportedmodelformat["name"] for supportedmodelformat in runtime["spec"]["supportedModelFormats"]
+    ]
     assert service["metadata"]["annotations"] == {"serving.kserve.io/deploymentMode": "RawDeployment"}
     assert re.fullmatch(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?", service["metadata"]["name"])
     assert container["args"] == ["serve", "/mnt/models/serve.yaml"]
-    (demanded,) = (one.expect for one in xrt.load_lock(lock).identity.validators if one.kind == "environment")
+    (demanded,) = (
+        validator.expect for validator in xrt.load_lock(lock).identity.validators if validator.kind == "environment"
+    )
     assert container["env"] == [{"name": name, "value": value} for name, value in sorted(demanded.items())]
     assert {"name": "ORT_TENSORRT_FP16_ENABLE", "value": "0"} in container["env"]
     settings = ServeSettings.load(out / "models" / "serve.yaml")

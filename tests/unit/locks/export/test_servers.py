@@ -141,7 +141,7 @@ def test_triton_with_onnxruntime(locked: Path, tmp_path: Path) -> None:
     assert (tmp_path / "repo" / config.name / "1" / "model.onnx").is_file()
     lost = {one.key: one.outcome for one in result.not_kept}
     assert lost == {"execution.provider_options.onnxruntime.session.intra_op.allow_spinning": "lost"}
-    assert any("--disable-auto-complete-config" in one for one in (*result.notes, result.command))
+    assert any("--disable-auto-complete-config" in note for note in (*result.notes, result.command))
 
 
 def on_cuda(path: Path, folder: Path) -> Path:
@@ -158,7 +158,9 @@ def on_cuda(path: Path, folder: Path) -> Path:
         "device": {"key": "cuda:1"},
         "cpu_isa": {"kind": "driver", "key": "nvidia", "expect": {"cuda": "13.0"}},
     }
-    validators = tuple(msgspec.structs.replace(one, **changes.get(one.kind, {})) for one in lock.identity.validators)
+    validators = tuple(
+        msgspec.structs.replace(validator, **changes.get(validator.kind, {})) for validator in lock.identity.validators
+    )
     identity = with_ids(msgspec.structs.replace(lock.identity, plan=plan, validators=validators))
     return save_lock(Lock.of(identity), folder / "cuda.lock")
 
@@ -195,7 +197,7 @@ def test_triton_with_openvino(tmp_path: Path) -> None:
     assert {key: one.string_value for key, one in config.parameters.items()} == {
         "INFERENCE_NUM_THREADS": "2", "PERFORMANCE_HINT": "LATENCY", "TARGET_DEVICE": "CPU",
     }  # fmt: skip
-    assert {"model.xml", "model.bin"} <= {Path(one).name for one in result.files}
+    assert {"model.xml", "model.bin"} <= {Path(file).name for file in result.files}
     assert any("DYNAMIC_QUANTIZATION_GROUP_SIZE" in note for note in result.notes)
 
 
@@ -228,7 +230,7 @@ def trtexec(folder: Path, execution: dict[str, Any], version: str = "10.9.0.34")
     job = ExportJob(
         request=request,
         settings=msgspec.to_builtins(settings),
-        controls={one.key: (one.resolved, one.enforceability) for one in controls},
+        controls={control.key: (control.resolved, control.enforceability) for control in controls},
         stated=stated_keys(policy),
         version=version,
         package=f"tensorrt=={version}",
@@ -239,7 +241,7 @@ def trtexec(folder: Path, execution: dict[str, Any], version: str = "10.9.0.34")
     out = folder / "out"
     out.mkdir()
     made = TrtexecExporter(job).write("trtexec", out)
-    return out, made, {one.key: one.outcome for one in made.outcomes}
+    return out, made, {outcome.key: outcome.outcome for outcome in made.outcomes}
 
 
 def test_trtexec(tmp_path: Path) -> None:
@@ -256,7 +258,7 @@ def test_trtexec(tmp_path: Path) -> None:
     }
     out, made, outcomes = trtexec(tmp_path, execution)
     arguments = json.loads((out / "arguments.json").read_text())
-    assert {one[2:].partition("=")[0] for one in arguments} <= TRTEXEC
+    assert {argument[2:].partition("=")[0] for argument in arguments} <= TRTEXEC
     assert {
         "--device=1", "--stronglyTyped", "--noTF32", "--memPoolSize=workspace:98K", "--minShapes=x:1x64",
         "--optShapes=x:2x64", "--maxShapes=x:8x64", "--builderOptimizationLevel=4", "--maxAuxStreams=0",

@@ -206,7 +206,7 @@ def test_oip_check(server: TritonServer) -> None:
     result = check_server(server.url, server.grpc, models=["mlp", "kinds"])
     assert result.server == "triton 2.51.0"
     assert [(one.transport, one.name, one.detail) for one in result.failed] == []
-    unseen = {(one.transport, one.name) for one in result.checks if one.outcome == "unobservable"}
+    unseen = {(check.transport, check.name) for check in result.checks if check.outcome == "unobservable"}
     assert all("kinds" in name for _, name in unseen), "only FP16 has no form in JSON"
 
 

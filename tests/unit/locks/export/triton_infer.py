@@ -66,8 +66,8 @@ def main() -> None:
     outputs = []
     for answer in found:
         facts = answer.get_response(as_json=True) if "grpc" in type(answer).__module__ else answer.get_response()
-        outputs.append({one["name"]: plain(answer.as_numpy(one["name"])) for one in facts["outputs"]})
-    assert all(one == outputs[0] for one in outputs), "the answers to the same request differ"
+        outputs.append({output["name"]: plain(answer.as_numpy(output["name"])) for output in facts["outputs"]})
+    assert all(output == outputs[0] for output in outputs), "the answers to the same request differ"
     json.dump({"outputs": outputs[0], "answers": len(outputs)}, sys.stdout)
 
 

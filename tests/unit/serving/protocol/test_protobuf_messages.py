@@ -74,9 +74,9 @@ def array(datatype: str) -> np.ndarray:
 
 
 def request_of(datatype: str) -> InferRequest:
-    made = InferTensor("x", datatype, (1, 3), array(datatype).reshape(1, 3), {"p": 1})
+    tensor = InferTensor("x", datatype, (1, 3), array(datatype).reshape(1, 3), {"p": 1})
     return InferRequest(
-        "model", [made], "3", "id 7", [RequestedOutput("y", {"own": "v"}), RequestedOutput("z")],
+        "model", [tensor], "3", "id 7", [RequestedOutput("y", {"own": "v"}), RequestedOutput("z")],
         {"b": True, "i": -5, "u": 2**63, "s": "text", "d": 1.5, "priority": 2},
     )  # fmt: skip
 
@@ -94,12 +94,12 @@ def test_infer_requests_are_those_of_protobuf_both_ways(datatype, raw):
     assert (theirs.model_name, theirs.model_version, theirs.id) == ("model", "3", "id 7")
     assert theirs.parameters["i"].int64_param == -5
     assert theirs.parameters["u"].uint64_param == 2**63
-    assert [one["name"] for one in read["outputs"]] == ["y", "z"]
+    assert [output["name"] for output in read["outputs"]] == ["y", "z"]
     assert (len(theirs.raw_input_contents) == 1) is raw
     back = read_infer_request(theirs.SerializeToString(), now=0)
     assert back.priority == 2
     assert back.parameters == ours.parameters
-    assert [(one.name, dict(one.parameters)) for one in back.outputs] == [("y", {"own": "v"}), ("z", {})]
+    assert [(output.name, dict(output.parameters)) for output in back.outputs] == [("y", {"own": "v"}), ("z", {})]
     (found,) = back.inputs
     assert (found.name, found.datatype, found.shape, found.parameters) == ("x", datatype, (1, 3), {"p": 1})
     np.testing.assert_array_equal(found.data, ours.inputs[0].data, strict=True)
@@ -172,8 +172,8 @@ def test_what_protobuf_refuses_is_refused(data):
         return
     assert theirs is not None
     assert (ours.model, ours.version, ours.id) == (theirs.model_name, theirs.model_version, theirs.id)
-    assert [one.name for one in ours.inputs] == [one.name for one in theirs.inputs]
-    assert [list(one.shape) for one in ours.inputs] == [list(one.shape) for one in theirs.inputs]
+    assert [input_.name for input_ in ours.inputs] == [input_.name for input_ in theirs.inputs]
+    assert [list(input_.shape) for input_ in ours.inputs] == [list(input_.shape) for input_ in theirs.inputs]
     assert ours.parameters.keys() == theirs.parameters.keys()
 
 

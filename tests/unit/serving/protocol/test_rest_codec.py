@@ -73,8 +73,8 @@ def test_json_flat_and_nested_are_the_same(datatype):
 @pytest.mark.parametrize("datatype", DATATYPES)
 def test_binary_both_ways(datatype):
     made = array(datatype)
-    asked = RestRequest(None, binary_by_default=True)
-    sent = write_response(InferResponse("m", "1", [InferTensor("x", datatype, (3,), made)], "7"), asked)
+    request = RestRequest(None, binary_by_default=True)
+    sent = write_response(InferResponse("m", "1", [InferTensor("x", datatype, (3,), made)], "7"), request)
     assert sent.length == sum(map(len, sent.chunks))
     head = json.loads(sent.chunks[0])
     assert head["model_name"] == "m"
@@ -123,7 +123,7 @@ def test_everything_that_a_request_can_have():
     assert (request.id, request.version, request.deadline, request.priority) == ("42", "2", 102.0, 3)
     assert request.parameters == {"timeout": 2_000_000, "priority": 3, "mine": 1.5}
     assert request.inputs[0].parameters == {"own": "x"}
-    assert [(one.name, dict(one.parameters)) for one in request.outputs] == [("y", {"k": True}), ("z", {})]
+    assert [(output.name, dict(output.parameters)) for output in request.outputs] == [("y", {"k": True}), ("z", {})]
     assert (read.binary, read.binary_by_default) == (frozenset({"z"}), False)
 
 

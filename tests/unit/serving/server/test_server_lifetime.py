@@ -32,9 +32,9 @@ REQUEST = {"inputs": [{"name": "x", "shape": [1], "datatype": "FP32", "data": [1
 
 @pytest.fixture
 def own():
-    made = Service()
-    yield made
-    made.close()
+    service = Service()
+    yield service
+    service.close()
 
 
 def test_ports_are_known_and_free_again(service):
@@ -121,7 +121,7 @@ def test_a_server_that_stops_answers_what_it_accepted(own):
     closing.join(20)
     held.close()
     assert not closing.is_alive()
-    assert [one.status for one in answers] == [200]
+    assert [answer.status for answer in answers] == [200]
     with pytest.raises(ConnectionRefusedError):
         client.get("/v2")
 
@@ -223,10 +223,10 @@ def test_requests_are_put_together_and_answered_apart():
             answers[at] = client.post("/v2/models/digits/infer", asked(many[at : at + 1])).json["outputs"][0]["data"]
 
         threads = [threading.Thread(target=ask, args=(at,)) for at in range(16)]
-        for one in threads:
-            one.start()
-        for one in threads:
-            one.join(60)
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(60)
         stats = client.get("/v2/models/digits/stats").json["model_stats"][0]
     with xrt.InferenceSession(xrt.demo_model_path(), device="cpu") as session:
         expected = session.run({"image": many})["logits"]

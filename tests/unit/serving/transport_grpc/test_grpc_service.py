@@ -63,7 +63,7 @@ def test_facts(channel, served):
     stats = ask(channel, "ModelStatistics", name="digits")
     assert stats == served.http.get("/v2/models/digits/stats").json
     assert len(ask(channel, "ModelStatistics")["model_stats"]) == len(served.service.models)
-    assert {one["name"] for one in ask(channel, "RepositoryIndex")["models"]} == served.service.models.keys()
+    assert {model["name"] for model in ask(channel, "RepositoryIndex")["models"]} == served.service.models.keys()
     ask(channel, "RepositoryModelLoad", model_name="echo", parameters={"config": {"string_param": "{}"}})
     ask(channel, "RepositoryModelUnload", model_name="echo")
     assert served.service.loaded[-2:] == [("load", "echo", {"config": "{}"}), ("unload", "echo", {})]
@@ -154,7 +154,7 @@ def test_a_stream_is_answered_in_order_and_goes_on_after_a_failure(channel):
     models = ["echo", "none", "echo", "full", "two.words-x_1"]
     requests = [write_infer_request(InferRequest(model, [ONE], id=str(at))) for at, model in enumerate(models)]
     answers = list(channel.stream_stream(f"{SERVICE}ModelStreamInfer")(iter(requests), timeout=20))
-    read = [read_stream_response(one) for one in answers]
+    read = [read_stream_response(answer) for answer in answers]
     assert [response.id for _, response in read] == ["0", "1", "2", "3", "4"]
     assert [error.split(".")[0] for error, _ in read] == [
         "", "there is no model 'none' ", "", "the queue is full", ""
@@ -178,10 +178,10 @@ def test_a_stream_that_is_cancelled_takes_its_requests_out_of_the_queue(channel,
     call.cancel()
     more.set()
     futures = served.service.waiting[before:]
-    while not all(one.cancelled() for one in futures) and time.monotonic() < end:
+    while not all(future.cancelled() for future in futures) and time.monotonic() < end:
         time.sleep(0.005)
     assert len(futures) == 3
-    assert all(one.cancelled() for one in futures)
+    assert all(future.cancelled() for future in futures)
 
 
 def test_messages_of_too_many_fields_are_refused(channel):
@@ -273,7 +273,7 @@ def test_many_calls_at_once(channel):
     sent = write_infer_request(InferRequest("echo", [ONE]))
     call = channel.unary_unary(f"{SERVICE}ModelInfer")
     futures = [call.future(sent, timeout=60) for _ in range(500)]
-    assert all(read_infer_response(one.result()).outputs[0].data.tolist() == [1.0] for one in futures)
+    assert all(read_infer_response(future.result()).outputs[0].data.tolist() == [1.0] for future in futures)
 
 
 @pytest.mark.parametrize(

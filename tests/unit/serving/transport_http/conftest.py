@@ -12,9 +12,9 @@ from xpuruntime.serving.http.bodies import BodyReceiver
 
 @pytest.fixture
 def own():
-    made = Service()
-    yield made
-    made.close()
+    service = Service()
+    yield service
+    service.close()
 
 
 @pytest.fixture

@@ -52,22 +52,22 @@ def strings(count: int) -> tuple[bytes, int]:
 
 
 def read_responses(sock: socket.socket, count: int) -> list[tuple[int, dict[str, str], bytes]]:
-    found, data = [], b""
-    while len(found) < count:
+    responses, data = [], b""
+    while len(responses) < count:
         head, end, rest = data.partition(b"\r\n\r\n")
         if end:
             lines = head.decode().split("\r\n")
-            headers = dict(one.lower().split(": ", 1) for one in lines[1:])
+            headers = dict(line.lower().split(": ", 1) for line in lines[1:])
             length = int(headers["content-length"])
             if len(rest) >= length:
-                found.append((int(lines[0].split()[1]), headers, rest[:length]))
+                responses.append((int(lines[0].split()[1]), headers, rest[:length]))
                 data = rest[length:]
                 continue
         part = sock.recv(1 << 16)
         assert part, data
         data += part
     assert not data
-    return found
+    return responses
 
 
 def heads(text: str) -> bool:

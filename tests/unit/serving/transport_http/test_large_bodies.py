@@ -61,7 +61,7 @@ def read_answer(sock: socket.socket) -> tuple[int, dict[str, str], bytes]:
         assert part, data
         data += part
     lines = data.decode().strip().split("\r\n")
-    headers = dict(one.lower().split(": ", 1) for one in lines[1:])
+    headers = dict(line.lower().split(": ", 1) for line in lines[1:])
     left, body = int(headers["content-length"]), b""
     while len(body) < left:
         part = sock.recv(left - len(body))

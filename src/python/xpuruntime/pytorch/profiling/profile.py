@@ -299,7 +299,7 @@ class _Watch(Watch):
 def _activities(given: Any) -> list[Any]:
     known = torch.profiler.ProfilerActivity
     activities = list(given) if isinstance(given, Iterable) and not isinstance(given, (str, bytes)) else [given]
-    wrong = next((one for one in activities if not isinstance(one, known)), None)
+    wrong = next((activity for activity in activities if not isinstance(activity, known)), None)
     if wrong is not None:
         msg = f"activities has {wrong!r:.60}: give a list of torch.profiler.ProfilerActivity"
         raise TypeError(msg)

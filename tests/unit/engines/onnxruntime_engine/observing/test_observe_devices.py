@@ -95,7 +95,7 @@ def test_what_blocks_a_cuda_graph_is_named(allowed):
         device="cuda:0", engine="onnxruntime", asked="prefer", units=joined.units, boundaries=joined.boundaries
     )
     assert found.status == "blocked"
-    assert [(one.node, one.op, one.kind) for one in found.blockers] == [
+    assert [(blocker.node, blocker.op, blocker.kind) for blocker in found.blockers] == [
         ("Memcpy", "MemcpyToHost", "copy"),
         ("det", "Det", "placement"),
         ("exp", "Exp", "placement"),

@@ -93,7 +93,7 @@ def test_the_order_of_the_executed_graph_changes_nothing(optimized: onnx.ModelPr
 
     def attributed(graph: onnx.ModelProto) -> list[tuple[Any, ...]]:
         units = attribute_units(source, graph, (), None).units
-        return sorted((one.source_nodes, one.op, one.relation, one.serves) for one in units)
+        return sorted((unit.source_nodes, unit.op, unit.relation, unit.serves) for unit in units)
 
     expected = attributed(optimized)
     assert {names for names, op, *_ in expected if op == "QuickGelu"} == {

@@ -113,8 +113,8 @@ def explained(model: Any, engine: str, folder: Path, feeds: dict[str, Any]) -> t
 
 
 def unit_of(report: Any, node: str) -> Any:
-    (found,) = [u for u in report.units if node in u.source_nodes]
-    return found
+    (unit,) = [u for u in report.units if node in u.source_nodes]
+    return unit
 
 
 @pytest.mark.parametrize("rate", [16000, 8000])
