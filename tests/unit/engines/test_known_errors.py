@@ -545,6 +545,17 @@ def text_model(text: str, folder: Path) -> list[str]:
             "g (float[n] x) => (int64[1] y) { s = Shape (x) k = Constant <value = int64[1] {4}> () y = Div (s, k) }",
             [],
         ),
+        # constants of an index computation, and one that is not finite
+        (
+            f"g () => (int64[200] y) <int64[200] a = {{{', '.join(map(str, range(200)))}}}, int64 k = {{64}}> "
+            "{ i = Mul (a, a) y = Div (i, k) }",
+            [],
+        ),
+        (
+            "g (int64[2] x) => (int64[2] y) { f = Constant <value = float[2] {inf, 1}> () i = Cast <to = 7> (f) "
+            "y = Div (x, i) }",
+            ["div-of-integers-in-fp32"],
+        ),
         (
             "g (uint32[4] x) => (uint32[4] y) { k = Constant <value = uint32[1] {8}> () i = Cast <to = 6> (k) "
             'j = Cast <to = 12> (i) y = BitShift <direction = "RIGHT"> (j, k) }',

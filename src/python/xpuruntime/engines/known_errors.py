@@ -49,7 +49,7 @@ _ELSEWHERE = "take another engine (execution: {engine: onnxruntime, device: cpu}
 #: Operators that make sizes, and those that keep elements.
 _OF_SIZES, _MOVING = ("Shape", "Size"), ("Identity", "Reshape", "Squeeze", "Unsqueeze")
 #: ONNX's codes of float and integers, the elements of a constant that is looked into, and integers before fp32's gaps.
-_NUMBERS, _FEW, _EXACT = (1, 2, 3, 4, 5, 6, 7, 12, 13), 64, (-(2**24), 2**24)
+_NUMBERS, _FEW, _EXACT = (1, 2, 3, 4, 5, 6, 7, 12, 13), 1024, (-(2**24), 2**24)
 
 
 class KnownError(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -415,13 +415,15 @@ def _stated(graph: onnx.GraphProto) -> dict[str, _Value]:
 
 def _span(tensor: onnx.TensorProto) -> tuple[int, int] | None:
     """Return the least and the largest of a constant's few integers, which may be floats."""
+    import numpy
     from onnx import numpy_helper
 
     count = math.prod(tensor.dims)
     if tensor.data_type not in _NUMBERS or tensor.data_location == tensor.EXTERNAL or not 0 < count <= _FEW:
         return None
     elements = numpy_helper.to_array(tensor)
-    return (int(elements.min()), int(elements.max())) if (elements % 1 == 0).all() else None
+    integers = numpy.isfinite(elements).all() and (elements % 1 == 0).all()
+    return (int(elements.min()), int(elements.max())) if integers else None
 
 
 def _inferred(proto: onnx.ModelProto) -> onnx.GraphProto:
