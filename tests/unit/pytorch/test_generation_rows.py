@@ -90,6 +90,19 @@ def test_rules_by_length_and_phase_of_a_plain_decoder() -> None:
     }  # fmt: skip
 
 
+def test_tables_and_messages_name_the_range() -> None:
+    found = decoded(Decoder(fused=True), 8, {"kernels": {"attention": "torch.math"}})
+    assert "kv 17..32" in " ".join(str(found).split())
+    assert next(row for row in found.rows if row.kv).title.endswith("decode kv 17..32")
+    assert {row["kv"] for row in found.to_dict()["rows"] if row["op"] == "attention"} == {"17..32"}
+
+
+@pytest.mark.parametrize(("phase", "meant"), [("decoding", "decode"), ("prefil", "prefill")])
+def test_unknown_phases_are_refused(phase: str, meant: str) -> None:
+    with pytest.raises(xrt.PolicyError, match=f"did you mean '{meant}'"):
+        xrt.KernelPolicy(rules=[{"match": {"op": "attention", "phase": phase}, "use": "torch.math"}])
+
+
 def test_in_training_lengths_are_exact_and_nothing_decodes() -> None:
     q, kv = torch.ones(1, 2, 1, 4, requires_grad=True), torch.ones(1, 2, 5, 4)
     with xt.explain() as found:
@@ -136,6 +149,7 @@ def test_evidence_of_many_tokens_is_bounded(llama: Any) -> None:
     rows = {tokens: len(generated(llama, tokens, policy=xrt.KernelPolicy(**KERNELS)).rows) for tokens in (16, 240)}
     # one more range for each doubling: of the attention of a layer, and of the products that it is made of
     assert rows[240] - rows[16] <= 3 * 2 * 3
+    assert rows[240] <= 150 - 3 * 2 * 3  # 2,000 tokens have three ranges more
 
 
 def test_a_lock_counts_no_tokens(llama: Any, tmp_path: Path) -> None:

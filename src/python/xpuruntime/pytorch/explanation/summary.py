@@ -107,10 +107,11 @@ class Row(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def title(self) -> str:
-        """The calls in a few words: operator, shapes, module, phase."""
+        """The calls in a few words: operator, shapes, module, phase, range of keys and values."""
         shapes = " x ".join(str(list(shape)) for shape in self.shapes)
         where = f"in {self.module}" if self.module else ""
-        return " ".join(filter(None, (self.operator, shapes, ",".join(self.dtypes), where, self.phase)))
+        kv = f"kv {self.kv}" if self.kv else ""
+        return " ".join(filter(None, (self.operator, shapes, ",".join(self.dtypes), where, self.phase, kv)))
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):

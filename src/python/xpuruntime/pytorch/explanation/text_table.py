@@ -107,7 +107,7 @@ def _calls(rows: list[Row], total: float) -> RenderableType:
             shapes += f" + {len(row.shapes) - _SHAPES}"
         observed = [short_kernel(name) for name in row.observed]
         shown.add_row(
-            Text("\n".join(filter(None, (row.operator.removeprefix("aten::"), row.phase)))),
+            Text("\n".join(filter(None, (row.operator.removeprefix("aten::"), row.phase, row.kv and f"kv {row.kv}")))),
             Text(_module(row.module, modules)),
             Text("\n".join(filter(None, (shapes, " ".join(row.dtypes)))) or "-"),
             Text(f"{', '.join(row.requested)}\n({row.source})" if row.requested else "-"),
