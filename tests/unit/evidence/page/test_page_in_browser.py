@@ -337,11 +337,58 @@ def test_two_thousand_nodes_are_grouped_and_open_on_demand(large, deep):
     large.click("#inspector .row button")
     assert large.evaluate("document.querySelectorAll('#graph .box').length") > first
     large.choose("#detail", "Infinity")
-    assert large.evaluate("document.querySelectorAll('#graph .box').length") == 2000
+    drawn(large)
+    assert large.evaluate("document.querySelector('#graph .sheet').hidden") is False  # all of it, as pixels
+    assert large.evaluate("document.querySelectorAll('#graph .box').length") == 0
+    painted = (
+        "(() => { const s = document.querySelector('#graph .sheet'); const d = s.getContext('2d')"
+        ".getImageData(0, 0, s.width, s.height).data; let n = 0; for (let i = 3; i < d.length; i += 4) n += d[i] > 0;"
+        "return n / (d.length / 4); })()"
+    )
+    assert 0.005 < large.evaluate(painted) < 1
+
+
+def drawn(browser) -> None:
+    """Wait until a large graph is laid out and painted."""
+    browser.evaluate(
+        "new Promise(done => { const look = () => document.querySelector('#graph .canvas svg') ? "
+        "requestAnimationFrame(() => requestAnimationFrame(done)) : setTimeout(look, 10); look(); })"
+    )
+
+
+def test_a_node_of_two_thousand_is_searched_and_shown(large, deep):
+    name = deep.graph[1500].name
+    large.evaluate("document.activeElement.blur()")
+    large.press("/")
+    assert large.evaluate("document.activeElement.type") == "search"
+    large.type(name)
+    assert "1 node found" in large.evaluate("document.querySelector('#graph [role=status]').textContent")
+    large.press("Enter")
+    drawn(large)
+    assert large.evaluate("document.querySelector('#graph .box.at title').textContent").startswith(f"{name},")
+    assert name in large.evaluate("document.querySelector('#inspector').innerText")
+    large.type("nothing of this name")
+    assert "0 nodes found" in large.evaluate("document.querySelector('#graph [role=status]').textContent")
+
+
+def test_the_map_says_where_the_view_is_and_moves_it(large):
+    where = "document.querySelector('.canvas svg > g').getAttribute('transform')"
+    assert large.evaluate("document.querySelector('#graph .minimap').hidden") is True  # all of it is in view
+    for _ in range(6):
+        large.click(".zoom button:nth-child(2)")
+    assert large.evaluate("document.querySelector('#graph .minimap').hidden") is False
+    before = large.evaluate(where)
+    large.click("#graph .minimap")
+    assert large.evaluate(where) != before
 
 
 def test_two_thousand_nodes_overlap_nowhere_and_look_the_same_each_time(large, show, deep):
     large.choose("#detail", "Infinity")
+    drawn(large)
+    for _ in range(8):
+        large.click(".zoom button:nth-child(2)")
+    shown = large.evaluate("document.querySelectorAll('#graph .box').length")
+    assert 4 < shown < 600  # those in view alone
     overlaps = large.evaluate(
         "(() => { const rows = new Map(); for (const box of document.querySelectorAll('#graph .box')) {"
         "const [, x, y] = box.getAttribute('transform').match(/translate\\(([-\\d.]+) ([-\\d.]+)/).map(Number);"
@@ -355,6 +402,9 @@ def test_two_thousand_nodes_overlap_nowhere_and_look_the_same_each_time(large, s
     first = zlib.crc32(large.evaluate(drawing).encode())
     show(deep)
     large.choose("#detail", "Infinity")
+    drawn(large)
+    for _ in range(8):
+        large.click(".zoom button:nth-child(2)")
     assert zlib.crc32(large.evaluate(drawing).encode()) == first
 
 

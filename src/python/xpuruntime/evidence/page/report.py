@@ -33,7 +33,7 @@ __all__ = ["PARTS", "model_name", "ordered", "page_data", "render_fragment", "re
 #: The parts of the script of a report, in the order in which they build on each other.
 PARTS = (
     "elements", "core", "overview", "charts", "timeline", "sorting", "units", "memory", "sections", "tables", "groups",
-    "columns", "layout", "paint", "graph", "inspector", "shell", "main",
+    "columns", "layout", "paint", "pixels", "graph", "inspector", "shell", "main",
 )  # fmt: skip
 
 #: Deviations first, then what was not compared or seen.

@@ -72,3 +72,12 @@ function pathOf(steps) {
   }
   return path;
 }
+
+/** The corners of the rectangle that an edge is in. */
+function spanOf(steps) {
+  const last = steps[steps.length - 1], columns = [steps[0].column, last.column];
+  const xs = steps.map((point) => point.x), ys = steps.map((point) => point.y);
+  if (columns[0] === columns[1]) return [Math.min(...xs), Math.min(...ys), Math.max(...xs), Math.max(...ys)];
+  const side = columns[0].right + 14 + LANES * LANE_WIDE;
+  return [Math.min(...xs, columns[0].left), 0, Math.max(...xs, side), Math.max(...ys, columns[0].bottom + 10 + LANES * 3)];
+}

@@ -10,23 +10,32 @@ const GAP = 22;
 const LONG = 40;
 const SWEEPS = 6;
 
-/** Return x (centre) and y (top) of each box, a path for each edge, and the size of the whole. */
-function layered(widths, edges) {
+/** Return x (centre) and y (top) of each box, a path and its span for each edge, and the size of the whole. Yields often. */
+function* layered(widths, edges) {
   const number = widths.length;
   const { down, up } = neighbours(number, edges);
   const row = rowsOf(number, down, up);
   const points = widths.map((width, i) => ({ box: i, width, row: row[i], above: [], below: [] }));
+  yield;
   const ways = edges.map(([a, b]) => way(points, row, a, b));
+  yield;
   const rows = [];
   for (const point of points) (rows[point.row] ||= []).push(point);
   for (let i = 0; i < rows.length; i += 1) rows[i] ||= [];
-  order(rows);
-  place(rows);
+  yield* order(rows);
+  yield* place(rows);
   const columns = intoColumns(rows, ways);
+  yield;
+  const paths = [];
+  for (const steps of ways) {
+    paths.push(pathOf(steps));
+    if (paths.length % 500 === 0) yield;
+  }
   return {
     x: widths.map((_, i) => points[i].x),
     y: widths.map((_, i) => points[i].y),
-    paths: ways.map(pathOf),
+    paths,
+    spans: ways.map(spanOf),
     width: columns[columns.length - 1].right,
     height: columns.reduce((most, column) => Math.max(most, column.bottom), 0) + (columns.length > 1 ? 10 + LANES * 3 : 0),
   };
@@ -72,7 +81,7 @@ function way(points, row, a, b) {
 }
 
 /** Put each row into the order of the middles of its neighbours, downwards and upwards in turn. */
-function order(rows) {
+function* order(rows) {
   const number = (row) => row.forEach((point, i) => { point.place = i; });
   rows.forEach(number);
   for (let sweep = 0; sweep < SWEEPS; sweep += 1) {
@@ -85,11 +94,12 @@ function order(rows) {
       row.sort((a, b) => a.wish - b.wish || a.place - b.place);
       number(row);
     }
+    yield;
   }
 }
 
 /** Give each point an x near the median of its neighbours, in turns, without overlaps. */
-function place(rows) {
+function* place(rows) {
   for (const row of rows) {
     let x = 0;
     for (const point of row) {
@@ -102,6 +112,7 @@ function place(rows) {
     const straighten = sweep >= SWEEPS;
     const sides = straighten ? ["above", "below"] : [sweep % 2 ? "below" : "above"];
     for (const row of sweep % 2 ? [...rows].reverse() : rows) settle(row, sides, straighten);
+    yield;
   }
 }
 

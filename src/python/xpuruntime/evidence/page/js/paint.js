@@ -24,8 +24,10 @@ function paint(boxes, name) {
   return name === "time" ? paintTime(boxes) : paintWords(boxes, COLOURINGS[name].value, name);
 }
 
+/** The units of a box; a box of one node is asked very often. */
 function unitsOf(box) {
-  return new Set(box.nodes.map((index) => NODES[index].unit));
+  box.units ||= new Set(box.nodes.map((index) => NODES[index].unit));
+  return box.units;
 }
 
 function paintWords(boxes, value, name) {
