@@ -80,6 +80,9 @@ $(STAMPS)/install: $(BUILD_FILES) $(STAMPS)/build
 	@CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) install --quiet --quiet --no-build-isolation \
 	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
 	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=$(XPURUNTIME_DEVELOPER) --editable .
+	@# Python starts with this module, so that pytest, which rewrites modules of plugins, would warn of it in each run.
+	@for file in $(VENV)/lib/python*/site-packages/_editable_skbc_xpuruntime.py; do \
+	  sed -i.before '1i """PYTEST_DONT_REWRITE"""' "$$file" && rm "$$file.before"; done
 	@touch $@
 
 $(STAMPS)/engines: pyproject.toml $(STAMPS)/venv

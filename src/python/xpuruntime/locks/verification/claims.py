@@ -167,7 +167,7 @@ class Claim(msgspec.Struct, frozen=True, kw_only=True):
     key : str or None
         The policy key that states it.
     line, column : int or None
-        Where the policy file states it, counted from 1.
+        Where the policy file states it, or where the lock has what differs, counted from 1.
     inconclusive : {"fail", "warn", "pass"} or None
         What this claim does to the exit code where it is inconclusive; ``None``: as `VerificationResult.inconclusive`.
     """
@@ -198,5 +198,6 @@ def worst_first(claims: tuple[Claim, ...]) -> list[Claim]:
 
 
 def place_text(result: VerificationResult, claim: Claim) -> str:
-    """Return where the policy states a claim, such as ``"policy.yaml:7:3"``; empty where no file does."""
-    return f"{result.policy}:{claim.line}:{claim.column}" if result.policy and claim.line else ""
+    """Return where a file states a claim, such as ``"policy.yaml:7:3"``; empty where none does."""
+    file = result.file_of(claim)
+    return f"{file}:{claim.line}:{claim.column or 1}" if file and claim.line else ""

@@ -4,7 +4,9 @@
 
 from __future__ import annotations
 
+import json
 import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -17,6 +19,7 @@ from xpuruntime.locks.verification.subject import MACHINE
 from xpuruntime.policies.call_facts import Glob
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Iterator
 
     from xpuruntime.evidence import Report
@@ -71,7 +74,19 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
             reason="; ".join(one.difference for one in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
             fix=first.restore or take,
             figures={"differences": float(len(drifts))},
+            line=_line_of(first, subject.lock),
         )
+
+
+def _line_of(drift: LockDrift, path: str | os.PathLike[str] | None) -> int:
+    """Return the line of a lock, which has one record a line, with the record that differs, or that of its section."""
+    lines = Path(path or "").read_text(encoding="utf-8").splitlines()
+    name = json.dumps((*drift.entries, drift.subject)[0], ensure_ascii=False)
+    records = [f'"unit":{name}', f'"name":{name}', f"[{name},", f'"{drift.code}": ', f'"{drift.code}s": ']
+    if drift.validator:
+        records = [f'"id":"{drift.validator}"', f'"kind":"{drift.code}"']
+    found = (number for record in records for number, line in enumerate(lines, 1) if record in line)
+    return next(found, 1)
 
 
 #: Parts that a policy may require, to the policy keys that they are about.

@@ -7,9 +7,10 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import os
 import re
 import xml.etree.ElementTree as ET
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -22,12 +23,13 @@ from xpuruntime.locks.verification.pages import render_page, to_markdown
 from xpuruntime.printable import printable
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from pathlib import Path
 
     from xpuruntime.locks.verification.claims import Claim, ClaimCode
     from xpuruntime.locks.verification.result import VerificationResult
+
+    #: File, line and, where it is known, column.
+    Place = tuple[str | os.PathLike[str], int] | tuple[str | os.PathLike[str], int, int]
 
 __all__ = [
     "FINGERPRINT",
@@ -40,6 +42,7 @@ __all__ = [
     "to_junit",
     "to_openmetrics",
     "to_sarif",
+    "workflow_command",
     "workflow_commands",
     "write_output",
 ]
@@ -92,7 +95,7 @@ def _story(result: VerificationResult, claim: Claim) -> str:
     lines = [f"requested: {claim.requested}", f"observed: {claim.observed}", f"reason: {claim.reason}"]
     lines += [f"fix: {claim.fix}"] if claim.fix else []
     place = place_text(result, claim)
-    return "\n".join([*lines, f"policy: {place}"] if place else lines)
+    return "\n".join([*lines, f"at: {place}"] if place else lines)
 
 
 def _counts(result: VerificationResult, claims: Sequence[Claim]) -> dict[str, str]:
@@ -150,8 +153,8 @@ def _result(result: VerificationResult, claim: Claim, index: int) -> dict[str, A
 
 
 def _location(result: VerificationResult, claim: Claim) -> dict[str, Any]:
-    """Return the policy key, else the first line of the policy, else the model, where no line can be named."""
-    file = result.policy or result.model
+    """Return the line of the policy or the lock, else the first line of that, else of the model."""
+    file = result.file_of(claim) or result.model
     physical: dict[str, Any] = {"artifactLocation": {"uri": _uri(file)}}
     physical["region"] = {"startLine": claim.line or 1, "startColumn": claim.column or 1}
     return {"physicalLocation": physical, "logicalLocations": [{"fullyQualifiedName": printable(claim.id)}]}
@@ -238,29 +241,40 @@ _SUMMARY = 1 << 20
 _CUT = "\n\nThe rest was cut off, since a summary may have 1 MiB.\n"
 
 
-def workflow_commands(result: VerificationResult) -> list[str]:
-    """Return workflow commands, one a line: errors for what fails, warnings for what is inconclusive otherwise."""
+def workflow_commands(result: VerificationResult, default: Place | None = None) -> list[str]:
+    """Return workflow commands, one a line: errors for what fails, warnings for what is inconclusive otherwise.
+
+    `default` is the file and the line of claims that no line of the policy or the lock states.
+    """
     claims = worst_first(result.claims)
     kinds = {"error": [claim for claim in claims if result.effect(claim) == "fail"]}
     kinds["warning"] = [claim for claim in claims if result.effect(claim) in ("undecided", "warn")]
-    return [line for kind, found in kinds.items() for line in _lines(kind, found, result)]
+    return [line for kind, found in kinds.items() for line in _lines(kind, found, result, default)]
 
 
-def _lines(kind: str, claims: list[Claim], result: VerificationResult) -> Iterable[str]:
+def _lines(kind: str, claims: list[Claim], result: VerificationResult, default: Place | None) -> Iterable[str]:
     shown = claims if len(claims) <= _SHOWN + 1 else claims[:_SHOWN]
     for one in shown:
-        facts = {"title": one.id}
-        if result.policy and one.line:
-            facts = {"file": result.policy, "line": str(one.line), "col": str(one.column or 1), **facts}
+        file = result.file_of(one)
+        place = (file, one.line, one.column or 1) if file and one.line else default
         fix = f"\nFix: {one.fix}" if one.fix else ""
-        yield _command(kind, facts, f"{one.reason} (requested {one.requested}, observed {one.observed}){fix}")
+        text = f"{one.reason} (requested {one.requested}, observed {one.observed}){fix}"
+        yield workflow_command(kind, one.id, text, place)
     if len(shown) < len(claims):
-        more = len(claims) - len(shown)
-        yield _command(kind, {"title": "xrt verify"}, f"{more} more in the summary of the job")
+        yield workflow_command(kind, "xrt verify", f"{len(claims) - len(shown)} more in the summary of the job")
 
 
-def _command(kind: str, facts: dict[str, str], text: str) -> str:
-    named = ",".join(f"{name}={escape_property(value)}" for name, value in facts.items())
+def workflow_command(kind: str, title: str, text: str, place: Place | None = None) -> str:
+    """Return a workflow command that annotates a file, line and column, where `place` has them.
+
+    GitHub shows paths from the root of the repository; those of files that lie elsewhere stay as they are.
+    """
+    facts = {}
+    if place is not None:
+        path, root = Path(place[0]).absolute(), os.environ.get("GITHUB_WORKSPACE")
+        facts["file"] = path.relative_to(root).as_posix() if root and path.is_relative_to(root) else str(place[0])
+        facts |= {name: str(number) for name, number in zip(("line", "col"), place[1:], strict=False)}
+    named = ",".join(f"{name}={escape_property(value)}" for name, value in {**facts, "title": title}.items())
     return f"::{kind} {named}::{escape_data(printable(text))}"
 
 

@@ -97,6 +97,10 @@ class VerificationResult(Page, frozen=True, kw_only=True):
         word = claim.inconclusive or self.inconclusive
         return {"fail": "fail", "warn": "warn", "pass": "none", None: "undecided"}[word]  # type: ignore[return-value]
 
+    def file_of(self, claim: Claim) -> str | None:
+        """Return the file whose lines a claim names: the lock for what differs from it, else the policy."""
+        return self.lock if claim.id.startswith("evidence.lock.") else self.policy
+
     @property
     def verdict(self) -> Literal["pass", "warn", "fail", "inconclusive"]:
         """What came of it as a whole; ``warn``: passed, with inconclusive claims that only warn."""
