@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""The jobs of the page on CI are run as far as a shell can: every command but the installation of the package.
+"""The jobs of the page on CI, and the action, are run as far as a shell can: all but the installation of the package.
 
 The jobs of the repository itself run targets of the Makefile.
 """
@@ -80,6 +80,49 @@ def test_a_command_that_fails_stops_the_job(folder: Path):
     (folder / "policy.yaml").write_text("execution: {engine: onnxruntime, device: cpu, layout: nchw}\n")
     with pytest.raises(AssertionError, match=r"evidence\.execution\.layout"):
         run(commands, folder)
+
+
+ACTION = ROOT / "action.yml"
+
+
+def run_action(folder: Path, **given: str) -> tuple[int, str]:
+    """Run the steps of the action as GitHub does, but for the installation; returns exit code and printed text."""
+    action = yaml.safe_load(ACTION.read_text(encoding="utf-8"))
+    inputs = {name: given.get(name, value.get("default", "")) for name, value in action["inputs"].items()}
+    expression = re.compile(r"\$\{\{ inputs\.(\w+) \}\}")
+    (install, step) = action["runs"]["steps"]
+    assert install["if"] == "inputs.install != ''"
+    env = {name: expression.sub(lambda found: inputs[found[1]], value) for name, value in step["env"].items()}
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    files = {"GITHUB_OUTPUT": folder / "output", "GITHUB_STEP_SUMMARY": folder / "summary.md"}
+    done = subprocess.run(
+        ["bash", "--noprofile", "--norc", "-e", "-o", "pipefail", "-c", step["run"]],
+        cwd=folder, env={**os.environ, "PATH": path, **{name: str(file) for name, file in files.items()}, **env},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert (folder / "output").read_text() == f"exit-code={done.returncode}\n", done.stdout + done.stderr
+    return done.returncode, done.stdout
+
+
+def test_the_action_fits_the_schema_of_github():
+    pytest.importorskip("check_jsonschema", reason="pip install check-jsonschema")
+    command = [sys.executable, "-m", "check_jsonschema", "--builtin-schema", "vendor.github-actions", str(ACTION)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_the_action(reader_folder: Path):
+    code, printed = run_action(reader_folder, model="model.onnx", policy="policy.yaml", arguments="--only evidence")
+    assert (code, "::error" in printed) == (0, False), printed
+    assert json.loads((reader_folder / "xrt-verify.sarif").read_text())["version"] == "2.1.0"
+    assert (reader_folder / "xrt-verify.html").is_file()
+    assert "| claim |" in (reader_folder / "summary.md").read_text()
+
+
+def test_the_action_fails_with_annotations(reader_folder: Path):
+    (reader_folder / "policy.yaml").write_text("execution: {engine: onnxruntime, device: cpu, layout: nchw}\n")
+    code, printed = run_action(reader_folder, model="model.onnx", policy="policy.yaml", arguments="--only evidence")
+    assert (code, "::error file=policy.yaml,line=1," in printed) == (1, True), printed
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / ".github" / "workflows").glob("*.yml")), ids=lambda path: path.stem)

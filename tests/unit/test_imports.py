@@ -43,6 +43,7 @@ ALLOWED["serving"] -= {"tuning"}
 ALLOWED["cli"] |= {"ops"}
 ALLOWED["training"] = {"pytorch"}
 ALLOWED["testing"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
+ALLOWED["integrations"] = set(ORDER) - {"cli"} | {"ops", "pytorch"}
 SHARED = {"argument_types", "codes", "error_text", "errors", "lazy_names", "notebook", "printable", "_core", "_version"}
 
 VENDORS = {

@@ -37,6 +37,7 @@ class _Marked:
         **options: Any,
     ) -> None:
         from xpuruntime import load_lock
+        from xpuruntime.lockfile.canonical import model_beside
 
         if other_machine not in ("fail", "skip"):
             pytest.fail(f"xrt_lock: other_machine is 'fail' or 'skip', got {other_machine!r}", pytrace=False)
@@ -44,9 +45,7 @@ class _Marked:
         self.item, self.only, self.other_machine, self.options = item, only, other_machine, options
         self.path = folder / lock
         self.lock: Lock = load_lock(self.path)
-        locked = self.lock.identity.model
-        name = locked.name if locked is not None else ""
-        self.model: Path = self.path.parent / name if model is None else folder / model
+        self.model: Path = model_beside(self.lock, self.path) if model is None else folder / model
         named = isinstance(policy, (str, os.PathLike)) and (folder / policy).is_file()
         self.policy = folder / policy if named else policy
 

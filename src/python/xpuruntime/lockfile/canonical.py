@@ -5,12 +5,13 @@
 from __future__ import annotations
 
 import hmac
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import InputError, LockError
-from xpuruntime.files.paths import json_bytes, reason_of, user_path
+from xpuruntime.files.paths import json_bytes, kind_of, reason_of, user_path
 from xpuruntime.files.reading import decode_json, read_regular
 from xpuruntime.files.writing import check_writable, replace_file
 from xpuruntime.lockfile.consistency import contradiction, contradiction_of_figures
@@ -30,9 +31,17 @@ from xpuruntime.lockfile.records import (
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
-    from pathlib import Path
 
-__all__ = ["ExportLock", "check_lock_writable", "load_lock", "lock_bytes", "locked_kernels", "parse_lock", "save_lock"]
+__all__ = [
+    "ExportLock",
+    "check_lock_writable",
+    "load_lock",
+    "lock_bytes",
+    "locked_kernels",
+    "model_beside",
+    "parse_lock",
+    "save_lock",
+]
 
 #: Bytes that the file of a lock may have.
 MAX_LOCK = 1 << 30
@@ -136,6 +145,19 @@ def load_lock(path: str | os.PathLike[str]) -> Lock:
             f"cannot read the lock '{source}': {reason_of(error)}. Fix: give the path of a file that `xrt lock` wrote"
         ) from error
     return parse_lock(data, str(source))
+
+
+def model_beside(lock: Lock, where: Path) -> Path:
+    """Return the model of a lock: the file of that name in the lock's folder. Raises `InputError` without one."""
+    model = lock.identity.model
+    if model is None or lock.identity.subject != "inference":
+        raise InputError(f"{where} is a lock of {lock.identity.subject}, which no model file belongs to")
+    path = where.parent / Path(model.name).name
+    if kind_of(path) != "file":
+        raise InputError(
+            f"the locked model {path.name!r} is not beside {where}. Fix: name it with --model, or the argument model"
+        )
+    return path
 
 
 def save_lock(lock: Lock, path: str | os.PathLike[str]) -> Path:

@@ -21,7 +21,7 @@ from xpuruntime.files.paths import json_bytes, kind_of, reason_of, user_path
 from xpuruntime.files.reading import read_regular
 from xpuruntime.files.writing import publish_folder, staging
 from xpuruntime.inference.locked import surroundings
-from xpuruntime.lockfile.canonical import load_lock
+from xpuruntime.lockfile.canonical import load_lock, model_beside
 from xpuruntime.lockfile.consistency import session_records
 from xpuruntime.lockfile.drift import ValidatorKind, drift_error
 from xpuruntime.lockfile.rules import policy_of, stated_keys
@@ -172,10 +172,7 @@ def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) 
     identity, records = lock.identity, session_records(lock.identity)
     assert records is not None
     locked, stated, plan = records
-    name = Path(locked.name).name
-    path = where.parent / name if model is None else user_path(model, "the model")
-    if model is None and kind_of(path) != "file":
-        raise InputError(f"the locked model {name!r} is not beside {where}. Fix: name it with --model")
+    path = model_beside(lock, where) if model is None else user_path(model, "the model")
     policy = policy_of(stated, where)
     info = with_shapes(read_model(path, trust=trust), policy)
     inputs = calibration_of(calibration, policy, info, lock=str(where))
