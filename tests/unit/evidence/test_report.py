@@ -11,6 +11,7 @@ import msgspec
 import pytest
 from evidence_records import BOUNDARY, CONVERSION, LATENCY, control, unit
 
+import xpuruntime as xrt
 from xpuruntime.engines.base import Observed
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Report, build_report
@@ -224,3 +225,16 @@ def test_a_lock_is_no_report_of_another_version(tmp_path) -> None:
     path.write_text('{"schema": "xpuruntime.lock/1"}')
     with pytest.raises(InputError, match=r"is not a report: it has the schema 'xpuruntime.lock/1'"):
         Report.load(path)
+
+
+def test_the_timeline_of_a_session_has_each_unit_at_its_time(tmp_path) -> None:
+    with xrt.InferenceSession(xrt.demo_model_path(), device="cpu", engine="onnxruntime") as session:
+        report = session.explain(runs=2)
+    spans = report.timeline.spans
+    assert {span.unit for span in spans} == {unit.id for unit in report.units if unit.time is not None}
+    assert {span.lane for span in spans} == {"thread 1"}
+    starts = [span.start_us for span in spans]
+    assert starts == sorted(starts)
+    assert all(span.start_us + span.us <= report.timeline.run_us for span in spans)
+    report.save(tmp_path / "report.json")
+    assert Report.load(tmp_path / "report.json").timeline == report.timeline

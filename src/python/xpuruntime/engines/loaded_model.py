@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from xpuruntime.engines.run_threads import QueueLimits
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.memory_over_time import LiveBytes
-    from xpuruntime.evidence.records import Boundary, Conversion, KeySeen, Unit
+    from xpuruntime.evidence.records import Boundary, Conversion, KeySeen, Timeline, Unit
 
 __all__ = ["Binding", "LoadedModel", "Observed", "closed"]
 
@@ -52,6 +52,7 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True):
     cut_us: float = 0.0
     decisions: tuple[KernelDecision, ...] = ()
     live: tuple[LiveBytes, ...] = ()
+    timeline: Timeline | None = None
 
 
 _THREADS = 4

@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 import msgspec
 
@@ -24,8 +24,10 @@ __all__ = [
     "Latency",
     "Observation",
     "SourceNode",
+    "Span",
     "Status",
     "Time",
+    "Timeline",
     "Unit",
     "UnitStatus",
     "Verdict",
@@ -193,6 +195,50 @@ class Unit(msgspec.Struct, frozen=True, kw_only=True):
     placement_source: Literal["log", "rule", "policy", "none"] = "none"
     status: UnitStatus = "honoured"
     device_kernels: tuple[DeviceKernel, ...] = ()
+
+
+class Span(msgspec.Struct, frozen=True, kw_only=True):
+    """A stretch of time in one instrumented run, on a thread of the host or a stream of a device.
+
+    Attributes
+    ----------
+    name : str
+        The engine's name of the unit, or the kernel's.
+    unit : str
+        ``id`` of the unit that it belongs to; empty: of none, or not known.
+    kind : {"unit", "kernel", "copy", "fill"}
+    lane : str
+        Such as ``"thread 1"`` or ``"cuda:0 stream 7"``.
+    start_us : float
+        After the start of the run, microseconds.
+    us : float
+        Microseconds.
+    """
+
+    name: str
+    unit: str = ""
+    kind: Literal["unit", "kernel", "copy", "fill"]
+    lane: str
+    start_us: float
+    us: float
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """When what ran, in the last instrumented run.
+
+    Attributes
+    ----------
+    run_us : float
+        Wall time of that run, from its start to its end, microseconds.
+    spans : tuple of Span
+        By start. Those of a lane may hold each other (control flow).
+    """
+
+    #: Loops run nodes without end: a run of more spans has no timeline.
+    MOST_SPANS: ClassVar = 20_000
+
+    run_us: float
+    spans: tuple[Span, ...]
 
 
 class SourceNode(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,7 +14,16 @@ from xpuruntime.evidence.determinism import DeterminismTests
 from xpuruntime.evidence.documents import Page
 from xpuruntime.evidence.kernel_records import KernelDecision
 from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
-from xpuruntime.evidence.records import Boundary, Conversion, Latency, Observation, SourceNode, Unit, check_detail
+from xpuruntime.evidence.records import (
+    Boundary,
+    Conversion,
+    Latency,
+    Observation,
+    SourceNode,
+    Timeline,
+    Unit,
+    check_detail,
+)
 from xpuruntime.evidence.shape_coverage import ShapeCoverage
 from xpuruntime.files.paths import reason_of, user_path
 from xpuruntime.files.reading import decode_json, read_regular
@@ -80,6 +89,8 @@ class Report(Page, frozen=True, kw_only=True):
     live : tuple of LiveBytes
         What the tensors between units occupy around each unit, in the order of execution; empty where the engine does
         not report their sizes.
+    timeline : Timeline or None
+        When what ran in the last instrumented run; ``None`` where the engine reports durations alone.
     cuda_graph : GraphStatus or None
         Whether the session runs as a CUDA graph, or can, and which nodes prevent it; ``None`` where it was not
         looked into.
@@ -111,6 +122,7 @@ class Report(Page, frozen=True, kw_only=True):
     decisions: tuple[KernelDecision, ...] = ()
     memory_over_time: tuple[MemorySample, ...] = ()
     live: tuple[LiveBytes, ...] = ()
+    timeline: Timeline | None = None
     cuda_graph: GraphStatus | None = None
     shapes: ShapeCoverage | None = None
     determinism: DeterminismTests | None = None

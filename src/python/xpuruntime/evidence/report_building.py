@@ -110,6 +110,7 @@ def build_report(
         decisions=getattr(observed, "decisions", ()),
         memory_over_time=tuple(memory_over_time),
         live=getattr(observed, "live", ()),
+        timeline=getattr(observed, "timeline", None),
         cuda_graph=cuda_graph,
         shapes=shapes,
         determinism=determinism,

@@ -66,6 +66,16 @@ def event(found: DeviceTimes, name: str) -> NodeEvent:
     return one
 
 
+def test_the_work_of_the_last_run_has_its_node_and_its_start() -> None:
+    made = Made()
+    made.add(RUNS[0] + 10, 5.0, GEMM)
+    made.add(RUNS[1] + 10, 6.0, GEMM)
+    made.add(RUNS[1] + 790, 1.0, "after", kind="fill")
+    (inside, outside) = made.joined().last_run
+    assert (inside[0], inside[1].us, inside[2]) == (("mm", 0, "MatMul"), 6.0, RUNS[1] + 10 + 5000)
+    assert (outside[0], outside[1].name) == (None, "after")
+
+
 def test_work_belongs_to_the_node_that_gave_it_away() -> None:
     made = Made()
     for run, us in zip(RUNS, (10.0, 30.0), strict=True):

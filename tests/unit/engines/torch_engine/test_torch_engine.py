@@ -104,6 +104,10 @@ class TestPrograms:
         with xrt.InferenceSession(program, precision="fp32") as session:
             report = session.explain(runs=10)
         assert report.honoured, report.headline
+        assert report.timeline is not None
+        spans = report.timeline.spans
+        assert [span.unit for span in spans] == [unit.id for unit in report.units if unit.time is not None]
+        assert all(0 <= span.start_us <= span.start_us + span.us <= report.timeline.run_us for span in spans)
         units = {unit.op: unit for unit in report.units}
         for op, kernel in (("aten.layer_norm", "aten::native_layer_norm"), ("aten.linear", "aten::addmm")):
             # Operators so small may take as long as the views around them, and then no name is certain.

@@ -13,6 +13,7 @@ from page_models import HOSTILE, hostile_model, long_named_model
 from test_page import hostile
 
 from xpuruntime.evidence import Report, compare_reports
+from xpuruntime.evidence.records import Span, Timeline
 from xpuruntime.inference import InferenceSession
 
 #: Text of the cells in one column of the table of units.
@@ -245,6 +246,34 @@ def test_times_of_different_kinds_are_apart(show, mixed):
     ]
     assert browser.evaluate("document.querySelectorAll('#timeline svg').length") == 2
     assert "end to end" in browser.evaluate("document.querySelector('#timeline .lead').textContent")
+
+
+def test_the_timeline_of_a_run_has_lanes_and_adds_up(show, mixed):
+    spans = (
+        Span(name="stem/conv", unit="stem/conv", kind="unit", lane="thread 1", start_us=2.0, us=6.0),
+        Span(name="gemm", unit="stem/conv", kind="kernel", lane="cuda:0 stream 7", start_us=5.0, us=7.0),
+        Span(name="stem/relu", unit="stem/relu", kind="unit", lane="thread 1", start_us=14.0, us=2.0),
+        *(Span(name="step", kind="unit", lane="thread 2", start_us=14.0 + i / 1e4, us=1e-4) for i in range(1000)),
+    )
+    browser = show(msgspec.structs.replace(mixed, timeline=Timeline(run_us=20.0, spans=spans)))
+    assert texts(browser, "#timeline svg > text > title") == ["thread 1", "cuda:0 stream 7", "thread 2"]
+    rows = browser.evaluate(
+        "[...document.querySelectorAll('#timeline tbody tr')].map(r => [...r.cells].map(c => c.innerText))"
+    )
+    assert rows == [
+        ["before the first", "2.0", "10.0 %"],
+        ["in units, on the host", "8.0", "40.0 %"],
+        ["on a device alone", "4.0", "20.0 %"],
+        ["between", "2.0", "10.0 %"],
+        ["after the last", "4.0", "20.0 %"],
+        ["the run", "20.0", "100.0 %"],
+    ]
+    assert (
+        browser.evaluate("document.querySelectorAll('#timeline rect.unit').length") < 100
+    )  # narrow ones are drawn as one
+    browser.click("#timeline rect.unit[aria-label^='gemm']")
+    assert "stem/conv" in browser.evaluate("document.querySelector('#inspector').innerText")
+    assert len(texts(browser, "#timeline rect.unit.on")) == 2  # of the host and of the device
 
 
 def test_the_time_that_no_unit_has(show, mixed):

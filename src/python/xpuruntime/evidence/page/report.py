@@ -91,6 +91,7 @@ def page_data(report: Report) -> dict[str, Any]:
         "outside": _outside(report),
         "observations": [msgspec.to_builtins(o) for o in ordered(report.observations)],
         "kinds": _kinds(report),
+        "timeline": _timeline(report, names),
         "units": _units(report, names),
         "graph": _graph(report, names),
         "device_kernels": _device_kernels(report, names),
@@ -176,6 +177,23 @@ def _units(report: Report, names: _Names) -> dict[str, list[Any]]:
     columns["kind"] = [-1 if t is None else kinds[t.unit, t.kind] for t in times]
     columns["runs"] = [0 if t is None else t.runs for t in times]
     return columns
+
+
+def _timeline(report: Report, names: _Names) -> dict[str, Any] | None:
+    """Return columns: the place of the unit in the report, -1 for none, the name, kind, lane, start and duration."""
+    timeline = report.timeline
+    if timeline is None:
+        return None
+    places = {unit.id: place for place, unit in enumerate(report.units)}
+    return {
+        "run_us": round(timeline.run_us, 3),
+        "unit": [places.get(span.unit, -1) for span in timeline.spans],
+        "name": [names.place(span.name) for span in timeline.spans],
+        "kind": [names.place(span.kind) for span in timeline.spans],
+        "lane": [names.place(span.lane) for span in timeline.spans],
+        "start": [round(span.start_us, 3) for span in timeline.spans],
+        "us": [round(span.us, 3) for span in timeline.spans],
+    }
 
 
 def _device_kernels(report: Report, names: _Names) -> dict[str, Any]:

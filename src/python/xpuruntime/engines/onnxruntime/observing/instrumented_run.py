@@ -18,12 +18,14 @@ from xpuruntime.engines.onnxruntime.opening import assignment
 from xpuruntime.error_text import error_line
 from xpuruntime.errors import EngineError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, LOADED, checkpoint
+from xpuruntime.evidence.records import Span, Timeline
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.runtime.profiler import tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Mapping
 
+    from xpuruntime.engines.onnxruntime.observing.kernels import DeviceTimes, NodeKey
 
 __all__ = ["instrument", "observe"]
 
@@ -121,7 +123,30 @@ def observe(
         outside_us={} if away else outside(profile.windows, profile.spans),
         cut_us=0.0 if away or not profile.run_us else len(profile.spans) / len(profile.run_us),
         live=joined.live,
+        timeline=_timeline(seen, joined.unit_of),
     )
+
+
+def _timeline(seen: DeviceTimes, unit_of: Mapping[NodeKey, str]) -> Timeline | None:
+    """Return when what ran in the last run, ``None`` where nothing did, or too much."""
+    if not seen.profile.windows:
+        return None
+    begin, end = max(seen.profile.windows)
+    spans, threads = [], dict[int, str]()
+    for node in sorted(seen.profile.spans, key=lambda span: (span.start_us, -span.end_us)):
+        if not begin <= node.start_us <= end:
+            continue
+        lane = threads.setdefault(node.thread, f"thread {len(threads) + 1}")
+        unit, start, us = unit_of.get(node[:3], ""), node.start_us - begin, node.end_us - node.start_us
+        spans.append(Span(name=node.name, unit=unit, kind="unit", lane=lane, start_us=start, us=us))
+    for key, work, start in sorted(seen.last_run, key=lambda started: started[2]):
+        lane = f"cuda:{work.device} stream {work.stream}"
+        kind: Any = work.kind
+        unit = unit_of.get(key, "") if key is not None else ""
+        spans.append(Span(name=work.name, unit=unit, kind=kind, lane=lane, start_us=start - begin, us=work.us))
+    if not spans or len(spans) > Timeline.MOST_SPANS:
+        return None
+    return Timeline(run_us=end - begin, spans=tuple(spans))
 
 
 def _nothing_to_run(profile: NodeProfile, graph: Any) -> bool:

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = [
     "DecidedKernels",
     "DeviceTimes",
+    "NodeKey",
     "outside",
     "with_device_times",
 ]
@@ -179,14 +180,22 @@ _CPU = "CPUExecutionProvider"
 _KINDS = ("kernel", "copy", "fill")
 
 
+#: Name, index and operator of an executed node.
+NodeKey = tuple[str, int, str]
+
+
 class DeviceTimes(NamedTuple):
-    """A profile with the times of devices."""
+    """A profile with the times of devices.
+
+    `last_run` holds the work of the last run, each with the node that started it and its start by the profile's clock.
+    """
 
     profile: NodeProfile
     boundaries: tuple[Boundary, ...]
     device_us: tuple[float, ...]
     in_nodes_us: tuple[float, ...]
     notes: tuple[str, ...]
+    last_run: tuple[tuple[NodeKey | None, DeviceWork, float], ...] = ()
 
 
 class _Piece(NamedTuple):
@@ -217,12 +226,17 @@ def with_device_times(profile: NodeProfile, recording: DeviceRecording, began_ns
         notes.append(f"{text} is work that nodes started")
     boundaries = (*_copies(outside, count), *_other(outside, count), *_waits(waits, count))
     found = msgspec.structs.replace(profile, events=events)
-    return DeviceTimes(found, boundaries, tuple(totals), tuple(within), tuple(notes))
+    started: list[tuple[NodeKey | None, _Piece]] = [(key, piece) for key, pieces in owners.items() for piece in pieces]
+    started += [(None, piece) for piece in outside]
+    last = tuple(
+        (key, piece.work, (piece.work.start_ns - began_ns) / 1000) for key, piece in started if piece.run == count - 1
+    )
+    return DeviceTimes(found, boundaries, tuple(totals), tuple(within), tuple(notes), last)
 
 
 def _sorted(
     spans: Sequence[NodeSpan], windows: Sequence[tuple[float, float]], recording: DeviceRecording, began_ns: int
-) -> tuple[dict[tuple[str, int, str], list[_Piece]], list[_Piece], list[_Piece]]:
+) -> tuple[dict[NodeKey, list[_Piece]], list[_Piece], list[_Piece]]:
     """Return the work of each node, the work of runs outside of nodes, and what the host waited for."""
     calls: dict[int, HostCall] = {}
     for call in recording.calls:
@@ -232,7 +246,7 @@ def _sorted(
     ordered = sorted(spans, key=lambda one: (one.start_us, -one.end_us))
     starts = [began_ns + one.start_us * 1000 for one in ordered]
     opened = [start for start, _ in windows]
-    owners: dict[tuple[str, int, str], list[_Piece]] = defaultdict(list)
+    owners: dict[NodeKey, list[_Piece]] = defaultdict(list)
     outside: list[_Piece] = []
     waits: list[_Piece] = []
     for work in recording.work:

@@ -8,6 +8,7 @@ Every source node is accounted for in exactly one unit.
 from __future__ import annotations
 
 from collections import Counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
@@ -32,6 +33,7 @@ from xpuruntime.evidence.records import Boundary, Unit
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
 
+    from xpuruntime.engines.onnxruntime.observing.kernels import NodeKey
     from xpuruntime.engines.onnxruntime.observing.profile import NodeEvent
     from xpuruntime.engines.onnxruntime.opening import Assigned
     from xpuruntime.evidence.memory_over_time import LiveBytes
@@ -42,13 +44,17 @@ _NOT_RUN = "did not run in the observed runs"
 
 
 class Attribution(NamedTuple):
-    """The units, the boundaries between them, what could not be seen, whether anything is missing, what was live."""
+    """The units, the boundaries between them, what could not be seen, whether anything is missing, what was live.
+
+    `unit_of` maps an executed node to the unit that it is.
+    """
 
     units: tuple[Unit, ...]
     boundaries: tuple[Boundary, ...]
     notes: tuple[str, ...]
     partial: bool
     live: tuple[LiveBytes, ...] = ()
+    unit_of: Mapping[NodeKey, str] = MappingProxyType({})
 
 
 def attribute_units(
@@ -105,21 +111,24 @@ class _Joiner:
             units = self._without_graph()
             bounds: tuple[Boundary, ...] = ()
             live: tuple[LiveBytes, ...] = ()
+            unit_of = {(e.name, e.index, e.op): e.name for e in self.events}
         else:
             facts = self.facts
             found = match(self.source, self.optimized, facts)
             shares = share_out(self.source, self.optimized, facts, found)
             seen = self._pair(self.optimized)
             units = [self._unit(n, seen.get(n.position), shares, found) for n in self.optimized.nodes]
-            live = live_of(
-                self.optimized, seen, {n.position: u.id for n, u in zip(self.optimized.nodes, units, strict=True)}
-            )
+            ids = {n.position: u.id for n, u in zip(self.optimized.nodes, units, strict=True)}
+            live = live_of(self.optimized, seen, ids)
+            unit_of = {(e.name, e.index, e.op): ids[position] for position, e in seen.items()}
             bounds = boundaries_of(
                 self.optimized, seen, {n.position for n in self.optimized.nodes} - set(shares.owned), self.device
             )
             taken = {e.order for e in seen.values()}
             spare = [e for e in self.events if e.order not in taken]
-            units += [self._stray(e) for e in spare]
+            for event in spare:
+                units.append(self._stray(event))
+                unit_of[event.name, event.index, event.op] = units[-1].id
             if spare:
                 self.partial = True
                 self.notes.append(
@@ -127,7 +136,7 @@ class _Joiner:
                 )
             units += self._idle(shares)
         check_complete(units, (node.name for node in self.source.nodes))
-        return Attribution(tuple(units), bounds, tuple(self.notes), self.partial, live)
+        return Attribution(tuple(units), bounds, tuple(self.notes), self.partial, live, unit_of)
 
     def _pair(self, graph: GraphView) -> dict[int, NodeEvent]:
         """Pair nodes of the executed graph with their events: by name, and unnamed ones by operator, in order."""

@@ -10,6 +10,8 @@ import warnings
 from collections import Counter, defaultdict
 from typing import TYPE_CHECKING, Any, Literal
 
+import msgspec
+
 from xpuruntime.engines.base import Observed
 from xpuruntime.engines.precision.names import FLOATS
 from xpuruntime.engines.torch.names import multiplies_integers, torch_precision
@@ -20,10 +22,10 @@ from xpuruntime.engines.torch.program.recording import ProgramRecorder
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.checkpoints import COLD, COUNTED, checkpoint
 from xpuruntime.evidence.kernel_records import parse_kernel_name
-from xpuruntime.evidence.records import DeviceKernel, Time, Unit
+from xpuruntime.evidence.records import DeviceKernel, Span, Time, Timeline, Unit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from xpuruntime.engines.model import NodeInfo
     from xpuruntime.engines.torch.model import TorchModel
@@ -75,6 +77,7 @@ def observe(model: TorchModel, tensors: Sequence[Any], runs: int) -> Observed:
         run_us=tuple(watch.spent),
         units_us=() if model.device != "cpu" else tuple(sum(time for time, _ in run.values()) for run in watch.seen),
         live=watch.sizes.live({node.name: node for node in nodes}, _results(model.module)),
+        timeline=watch.timeline,
     )
 
 
@@ -103,6 +106,7 @@ class _Watch:
         #: From the first operator of each run to the end of its last: putting the marks in place is no part of a run.
         self.spent: list[float] = []
         self._edges: list[float] = []
+        self.timeline: Timeline | None = None
 
     def runs(self, tensors: Sequence[Any], count: int) -> list[str]:
         """Run so many times, and keep what was seen; return a note where a run fails, and then stop."""
@@ -144,6 +148,7 @@ class _Watch:
                 found[name] = _measured(event, cuda=self._model.device != "cpu")
                 self.launched[name] = Counter(kernel.name for inner in _below(event) for kernel in inner.kernels)
                 self.kernels.ran(name, [inner.name for inner in _below(event)], self.precision.get(name, ""))
+        self.timeline = _timeline(events)
         return found
 
     def _around(self, name: str, function: Callable[[], Any]) -> Any:
@@ -163,6 +168,30 @@ class _Watch:
         kinds = {torch_precision(one.dtype) for one in made}
         self.precision[name] = "->".join(sorted(kinds))
         return result
+
+
+def _timeline(events: Iterable[Any]) -> Timeline | None:
+    """Return when operators ran on threads of the host, and kernels on devices; PyTorch's other events are left out."""
+    spans, threads = [], dict[int, str]()
+    for event in sorted(events, key=lambda event: event.time_range.start):
+        start, us = event.time_range.start, event.time_range.elapsed_us()
+        if str(event.device_type).endswith("CPU"):
+            if event.name.startswith(_MARK):
+                name = event.name[len(_MARK) :]
+                lane = threads.setdefault(event.thread, f"thread {len(threads) + 1}")
+                spans.append(Span(name=name, unit=name, kind="unit", lane=lane, start_us=start, us=us))
+        elif not event.name.startswith(_MARK):
+            lane = f"cuda:{event.device_index} stream {getattr(event, 'device_resource_id', 0)}"
+            spans.append(Span(name=event.name, kind=_work_kind(event.name), lane=lane, start_us=start, us=us))
+    if not spans or len(spans) > Timeline.MOST_SPANS:
+        return None
+    begin = spans[0].start_us
+    spans = [msgspec.structs.replace(span, start_us=span.start_us - begin) for span in spans]
+    return Timeline(run_us=max(span.start_us + span.us for span in spans), spans=tuple(spans))
+
+
+def _work_kind(name: str) -> Literal["kernel", "copy", "fill"]:
+    return "copy" if name.startswith("Memcpy") else "fill" if name.startswith("Memset") else "kernel"
 
 
 def _measured(event: Any, *, cuda: bool) -> tuple[float, dict[str, float]]:
@@ -194,16 +223,11 @@ def _device_kernels(runs: Sequence[Mapping[str, float]], counts: Mapping[str, in
     """Return what the device ran for one operator, longest first."""
     found = []
     for name in dict.fromkeys(name for run in runs for name in run):
-        kind: Literal["kernel", "copy", "fill"] = "kernel"
-        if name.startswith("Memcpy"):
-            kind = "copy"
-        elif name.startswith("Memset"):
-            kind = "fill"
         said = parse_kernel_name(name)
         found.append(
             DeviceKernel(
                 name=name,
-                kind=kind,
+                kind=_work_kind(name),
                 count=counts.get(name, 1),
                 us=float(statistics.median(run.get(name, 0.0) for run in runs)),
                 runs=len(runs),
