@@ -66,7 +66,7 @@ def test_fusions_that_are_switched_off() -> None:
     assert group.time is not None
     assert group.time.after == pytest.approx(sum(u.time.value for u in group.after if u.time))
     assert not found.same
-    settings = {change.name: (change.before, change.after) for change in found.surroundings}
+    settings = {change.subject: (change.before, change.after) for change in found.surroundings}
     assert settings["settings.level"] == ("all", "disable")
     back = xrt.compare_reports(apart, whole)
     assert set(back.nodes_that("grouping")) == set(found.nodes_that("grouping"))
@@ -76,8 +76,8 @@ def test_another_engine() -> None:
     found = xrt.compare_reports(report("onnxruntime"), report("openvino"))
     assert len(found.nodes_that("placement")) == 15
     assert found.headline.startswith("15 nodes moved, ")
-    assert "plan.engine_version" in {change.name for change in found.surroundings}
-    assert not any(change.name.startswith("settings.") for change in found.surroundings), "each has its own"
+    assert "plan.engine_version" in {change.subject for change in found.surroundings}
+    assert not any(change.subject.startswith("settings.") for change in found.surroundings), "each has its own"
     assert [key.key for key in found.keys] == ["execution.engine"]
     assert not found.keys[0].deviates
 

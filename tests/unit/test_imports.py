@@ -262,7 +262,7 @@ def test_engines_do_not_import_each_other():
 
 #: What the parts of evidence may use of each other, and the values that are told.
 SECTIONS = {"cuda_graphs", "determinism", "memory_over_time", "shape_coverage"}
-TOLD = {"records", "report", "report_comparison", "kernel_records", "documents", *SECTIONS}
+TOLD = {"records", "difference", "report", "report_comparison", "kernel_records", "documents", *SECTIONS}
 EVIDENCE = {
     "metadata": set(),
     "trace_files": set(),

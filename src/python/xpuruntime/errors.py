@@ -155,8 +155,8 @@ class LockError(XpuRuntimeError):
     ----------
     message : str
     fix : str, optional
-    drifts : tuple of LockDrift
-        Every difference, where a lock was compared; see `xpuruntime.lockfile.drift.LockDrift`.
+    drifts : tuple of Difference
+        Every difference, where a lock was compared; see `xpuruntime.evidence.Difference`.
     """
 
     def __init__(self, message: str, *, fix: str | None = None, drifts: tuple[Any, ...] = ()) -> None:

@@ -36,7 +36,7 @@ def test_levels_are_printed_and_saved(xrt: Xrt, reports: tuple[Path, Path], tmp_
     for part in ("L0 environment: differs", "L2 placement: same", "L3 kernels: differs", "fp16", "may be caused by"):
         assert part in shown.out
     saved = json.loads((tmp_path / "diff.json").read_text())
-    assert (saved["schema"], saved["exit_code"]) == ("xpuruntime.diff/1", 1)
+    assert (saved["schema"], saved["exit_code"]) == ("xpuruntime.diff/2", 1)
     same = xrt("diff", reports[0], reports[0], "--json")
     assert same.code == 0
     assert same.json()["headline"].startswith("nothing differs")

@@ -60,7 +60,7 @@ def own(xrt: Xrt, digits: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     }  # fmt: skip
     found = {kind: [(tmp_path / name).read_bytes() for name in paths] for kind, paths in names.items()}
     found["policy"] = [b"# tied\nexecution: {device: cpu}\n", b'{"mode": "prefer"}']
-    found["diff"] = [b'{"schema": "xpuruntime.diff/1"}', b'{"a": 1, "schema" : "xpuruntime.diff/1"}']
+    found["diff"] = [b'{"schema": "xpuruntime.diff/2"}', b'{"a": 1, "schema" : "xpuruntime.diff/2"}']
     found["bisection"] = [b'{"schema": "xpuruntime.bisect/1"}']
     return found
 

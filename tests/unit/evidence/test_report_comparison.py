@@ -267,7 +267,7 @@ def test_memory_and_surroundings_are_told_and_are_no_difference():
     )
     assert found.same
     assert [(m.owner, m.before, m.after) for m in found.memory] == [("weights", 10, 20), ("pool", None, 5)]
-    assert {s.name: (s.before, s.after) for s in found.surroundings} == {
+    assert {s.subject: (s.before, s.after) for s in found.surroundings} == {
         "packages.numpy": ("2.0", "2.1"),
         "variables.OMP_NUM_THREADS": ("3", None),
         "libraries.libx.so": ("1.2 in /x/libx.so", "1.3 in /x/libx.so"),
@@ -325,7 +325,7 @@ def test_files(tmp_path):
     plain = found.to_dict()
     assert plain == json.loads(found.to_json()) == json.loads(found.to_json(indent=None))
     assert list(plain)[:3] == ["schema", "headline", "same"]
-    assert plain["schema"] == "xpuruntime.report_comparison/1"
+    assert plain["schema"] == "xpuruntime.report_comparison/2"
     paths[0].write_bytes(paths[0].read_bytes()[:-100])
     with pytest.raises(InputError, match="truncated"):
         compare_reports(paths[0], paths[1])

@@ -20,7 +20,7 @@ import pytest
 
 import xpuruntime as xrt
 from xpuruntime.lockfile.differences import compare_identities
-from xpuruntime.lockfile.drift import ValidatorKind, drift_error
+from xpuruntime.lockfile.drift import ValidatorKind, drift_error, lacking
 from xpuruntime.lockfile.entries import compiler_packages, libraries_of
 from xpuruntime.lockfile.records import CallEntry, Identity, LockedModel, UnitEntry, Validator
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
@@ -159,8 +159,8 @@ def test_each_fact_that_changed_is_named(name: str) -> None:
     deviation, expected, found = DEVIATIONS[name]
     (drift,) = compare_validators(*deviation())
     assert drift.code == name.partition(" ")[0]
-    assert expected in drift.expected
-    assert found in drift.found
+    assert expected in drift.before
+    assert found in drift.after
     assert drift.entries == ("fc1",)
     assert drift.restore
     text = str(drift_error("m.lock", (drift,)))
@@ -185,7 +185,7 @@ def test_secrets_are_not_recorded() -> None:
 
 def test_a_device_of_cuda_that_is_gone() -> None:
     gone = compare_validators(identity_of(ON_CUDA), replace(ON_CUDA, machine=machine(cuda=())))
-    assert [(one.code, one.found) for one in gone] == [("device", "nothing"), ("driver", "nothing")]
+    assert [(one.code, one.after) for one in gone] == [("device", "nothing"), ("driver", "nothing")]
 
 
 def library(identity: Identity) -> Validator:
@@ -200,7 +200,7 @@ def test_another_build_of_a_library(name: str, value: Any) -> None:
     edited = tuple(other if validator is one else validator for validator in identity.validators)
     (drift,) = compare_validators(msgspec.structs.replace(identity, validators=edited), HERE)
     assert (drift.code, drift.subject) == ("library", one.key)
-    assert drift.expected == f"{name} {value}"
+    assert drift.before == f"{name} {value}"
     assert re.fullmatch(r"pip install onnxruntime\S*==[\d.]+", drift.restore)
 
 
@@ -211,7 +211,7 @@ def test_a_library_that_is_gone() -> None:
         one, key="libnothing.so.9", expect={**one.expect, "place": "nothing/libnothing.so.9"}
     )
     (drift,) = compare_validators(msgspec.structs.replace(identity, validators=(other,)), HERE)
-    assert (drift.subject, drift.found) == ("libnothing.so.9", "nothing")
+    assert (drift.subject, drift.after) == ("libnothing.so.9", "nothing")
 
 
 def test_a_library_is_found_before_it_is_mapped() -> None:
@@ -294,7 +294,7 @@ def test_processors_that_a_process_may_use() -> None:
     os.sched_setaffinity(0, {min(usable)})
     try:
         (drift,) = compare_validators(identities[0], free)
-        assert (drift.code, drift.expected, drift.found) == ("device", f"usable {len(usable)}", "usable 1")
+        assert (drift.code, drift.before, drift.after) == ("device", f"usable {len(usable)}", "usable 1")
         assert not compare_identities(identities[1], identity_of(stated))
         assert not compare_validators(identities[1], stated)
         for one, here in zip(own, (free, stated), strict=True):  # which have threads of their own
@@ -327,11 +327,11 @@ def test_what_a_lock_of_an_earlier_release_lacks_is_named_and_refuses_nothing() 
         old, validators=tuple(validator for validator in old.validators if validator.kind != "environment")
     )
     drifts = compare_identities(old, kept)
-    assert [(drift.code, drift.subject, drift.lacking) for drift in drifts] == [
+    assert [(drift.code, drift.subject, lacking(drift)) for drift in drifts] == [
         ("device", "cpu", True),
         ("library", first.key, True),
     ]
-    assert "usable" in drifts[0].found
+    assert "usable" in drifts[0].after
     assert "not in the lock" in str(drifts[1])
 
 
@@ -356,10 +356,10 @@ def test_the_compiler_of_a_program_that_is_compiled_when_it_is_loaded(tmp_path: 
     assert expected_of(identity, "compiler") == {"CXX": "my compiler 1.0"}
     compiler.write_text("#!/bin/sh\necho my compiler 2.0\n")
     (drift,) = compare_validators(identity, here)
-    assert (drift.code, drift.expected, drift.found) == ("compiler", "my compiler 1.0", "my compiler 2.0")
+    assert (drift.code, drift.before, drift.after) == ("compiler", "my compiler 1.0", "my compiler 2.0")
     compiler.unlink()
     (drift,) = compare_validators(identity, here)
-    assert drift.found == "nothing"
+    assert drift.after == "nothing"
     assert not expected_of(identity_of(replace(here, settings={})), "compiler")
 
 

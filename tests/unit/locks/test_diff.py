@@ -54,13 +54,13 @@ def test_what_an_engine_does_otherwise_is_found_with_its_cause(tmp_path, feeds):
     side = interpreter(tmp_path / "new", customize=UNOPTIMISED + ANOTHER_VERSION)
     found = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=3)
     assert found.exit_code == 1
-    rows = {row.id: row for row in found.level("environment").rows}
+    rows = {row.subject: row for row in found.level("environment").rows}
     name, row = next((name, row) for name, row in rows.items() if name.startswith("packages.onnxruntime"))
     assert row.after == "9.9.9"
     assert row.restore == f"pip install {name.removeprefix('packages.')}=={row.before}"
     placement = found.level("placement")
     assert placement.verdict == "differs"
-    assert {one.what for one in placement.rows} & {"grouping", "folding", "inserted"}
+    assert {one.code for one in placement.rows} & {"grouping", "folding", "inserted"}
     assert all(name in one.causes and row.restore in one.restore for one in placement.rows)
     # The engine itself, without xpuruntime, says whether the bits are the same.
     import onnxruntime as ort
@@ -77,7 +77,7 @@ def test_what_an_engine_does_otherwise_is_found_with_its_cause(tmp_path, feeds):
 def test_a_variable_of_one_environment_is_named_with_its_pin(tmp_path, feeds):
     side = interpreter(tmp_path / "new", variables="export OMP_NUM_THREADS=1\n")
     found = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=0)
-    rows = {row.id: row for row in found.level("environment").rows}
+    rows = {row.subject: row for row in found.level("environment").rows}
     if os.environ.get("OMP_NUM_THREADS") == "1":
         assert not rows
     else:
@@ -113,11 +113,11 @@ def test_another_result_of_one_node_is_found_at_that_node(tmp_path, feeds):
     found = diff("here", side, MODEL, inputs=feeds, device="cpu", budget=0)
     numerics = found.level("numerics")
     assert numerics.verdict == "differs", found
-    assert numerics.rows[0].id.startswith("output ")
+    assert numerics.rows[0].subject.startswith("output ")
     first = numerics.rows[-1]
     with xrt.InferenceSession(MODEL, device="cpu") as session:
         names = {node.name: node for node in session.model.named_proto().graph.node}
-    assert first.id.startswith("first node ")
+    assert first.subject.startswith("first node ")
     assert list(names[first.nodes[0]].output) == list(target.output)
 
 
@@ -143,7 +143,7 @@ def test_two_reports_are_compared_without_what_only_a_run_can_tell(tmp_path):
     found = diff(before, after)
     assert found.exit_code == 1
     kernels = found.level("kernels")
-    assert [row.what for row in kernels.rows] == ["precision"]
+    assert [row.code for row in kernels.rows] == ["precision"]
     assert (kernels.rows[0].before, kernels.rows[0].after) == ("fp32", "fp16")
     assert "packages.onnx" in kernels.rows[0].causes
     assert "pip install onnx==" in kernels.rows[0].restore

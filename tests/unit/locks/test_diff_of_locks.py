@@ -55,7 +55,7 @@ def test_another_build_of_a_library_is_a_cause_with_its_pin(case, tmp_path):
     found = diff(str(old), str(case.path))
     assert differing(found) == ["environment"]
     (row,) = found.level("environment").rows
-    assert row.id == f"library.{validator_of(case.lock.identity, 'library').key}"
+    assert row.subject == f"library.{validator_of(case.lock.identity, 'library').key}"
     assert row.restore.startswith("pip install onnxruntime")
     assert found.exit_code == 0  # the environment alone is why one compares
 
@@ -78,7 +78,7 @@ def test_another_unit_names_what_it_depends_on(case, tmp_path, changes, level, w
     found = diff(str(case.edited(edit, tmp_path)), str(case.path))
     assert differing(found) == ["environment", level]
     (row,) = found.level(level).rows
-    assert row.what == what
+    assert row.code == what
     assert "mm2" in row.nodes
     assert row.causes == ("engine.onnxruntime",)
     assert row.restore.startswith("pip install onnxruntime")
@@ -104,10 +104,10 @@ def test_a_policy_key_is_of_the_plan_and_explains_what_follows(case, tmp_path):
     xrt.lock(case.model, {"execution": {"engine": "onnxruntime", "device": "cpu"}}, path)
     found = diff(str(case.path), str(path))
     key = found.level("plan").rows[0]
-    assert (key.id, key.what, key.before, key.after) == ("kernels.matmul", "policy key", "cpu.blas", "nothing")
+    assert (key.subject, key.code, key.before, key.after) == ("kernels.matmul", "policy key", "cpu.blas", "nothing")
     assert key.restore == "state kernels.matmul: cpu.blas"
     assert all(row.causes == ("kernels.matmul",) for row in found.level("placement").rows)
-    assert {row.what for row in found.level("kernels").rows} == {"unobservable", "gone"}
+    assert {row.code for row in found.level("kernels").rows} == {"unobservable", "gone"}
 
 
 def test_other_bits_of_an_output_are_numerics(case, tmp_path):
@@ -117,7 +117,7 @@ def test_other_bits_of_an_output_are_numerics(case, tmp_path):
 
     found = diff(str(case.edited(edit, tmp_path)), str(case.path))
     assert differing(found) == ["numerics"]
-    assert (found.level("numerics").rows[0].id, found.level("numerics").rows[0].what) == ("output y", "bits")
+    assert (found.level("numerics").rows[0].subject, found.level("numerics").rows[0].code) == ("output y", "bits")
     assert "by how much outputs differ" in found.level("numerics").reason
 
 
@@ -144,7 +144,7 @@ def test_other_shapes_make_outputs_incomparable(case, tmp_path):
     path = tmp_path / "one.lock"
     xrt.lock(case.model, case.policy, path, shapes={"x": (1, 64)})
     found = diff(str(case.path), str(path))
-    assert [row.what for row in found.level("plan").rows] == ["shapes"]
+    assert [row.code for row in found.level("plan").rows] == ["shapes"]
     assert found.level("numerics").verdict == "not compared"
 
 
@@ -178,10 +178,10 @@ def test_another_interpreter_locks_the_model_anew(tmp_path):
     side = interpreter(tmp_path / "new", customize=UNOPTIMISED, variables="export ORT_PLANTED=1\n")
     found = diff(str(path), side, model)
     (row,) = found.level("environment").rows
-    assert (row.id, row.restore) == ("environment.onnxruntime", "unset ORT_PLANTED")
+    assert (row.subject, row.restore) == ("environment.onnxruntime", "unset ORT_PLANTED")
     placement = found.level("placement")
     assert placement.verdict == "differs"
-    assert {one.what for one in placement.rows} <= {"fusion", "gone", "new"}
+    assert {one.code for one in placement.rows} <= {"fusion", "gone", "new"}
     assert "what they depend on differs" in found.level("kernels").reason
     assert all(one.causes == ("environment.onnxruntime",) for one in placement.rows)
     same = diff(str(path), f"py:{sys.executable}", model)
@@ -197,7 +197,7 @@ def test_locks_of_training_are_compared_by_their_calls(tmp_path):
     old, new = saved("cpu.blas"), saved("cpu.reference")
     found = diff(old, new)
     assert differing(found) == ["kernels"]
-    assert found.level("kernels").rows[0].what == "kernel"
+    assert found.level("kernels").rows[0].code == "kernel"
     assert found.level("numerics").verdict == "unobservable"
     with pytest.raises(InputError, match="a lock of training can be compared with another lock alone"):
         diff(old, "here", xrt.demo_model_path())

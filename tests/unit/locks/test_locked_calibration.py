@@ -159,9 +159,9 @@ def test_planted_drift(case: Int8, plant: Any, message: str, differs: str, resto
         xrt.InferenceSession(case.model, lock=case.lock, calibration=case.folder / "data" / "calibration.npz")
     (drift,) = refused.value.drifts
     assert drift.code == "calibration"
-    assert differs in drift.expected
+    assert differs in drift.before
     assert restore in drift.restore
-    assert ("content" in drift.expected) == (plant is not reordered)
+    assert ("content" in drift.before) == (plant is not reordered)
 
 
 def test_inputs_that_are_gone(case: Int8, monkeypatch: pytest.MonkeyPatch) -> None:

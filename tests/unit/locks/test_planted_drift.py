@@ -116,10 +116,10 @@ def test_validators(case: Case, tmp_path: Path, kind: str, change: Any, expected
     (drift,) = refused.value.drifts
     one = validator_of(case.lock.identity, kind)
     assert (drift.code, drift.subject, drift.validator) == (kind, one.key, one.id)
-    assert expected in drift.expected
+    assert expected in drift.before
     assert restore in drift.restore
     assert set(drift.entries) == set(case.lock.identity.dependents().get(one.id, ()))
-    for part in (one.id, drift.expected, drift.found, drift.restore, f"--accept {kind}"):
+    for part in (one.id, drift.before, drift.after, drift.restore, f"--accept {kind}"):
         assert part in str(refused.value)
 
 
@@ -302,7 +302,7 @@ def test_a_byte_of_a_weight(ort: Case, tmp_path: Path) -> None:
         other.open()
     (drift,) = refused.value.drifts
     assert drift.code == "model"
-    assert "graph" not in drift.expected, "the graph is the same"
+    assert "graph" not in drift.before, "the graph is the same"
 
 
 def test_the_graph(ort: Case, tmp_path: Path) -> None:
@@ -312,7 +312,7 @@ def test_the_graph(ort: Case, tmp_path: Path) -> None:
     onnx.save(proto, other.model)
     with pytest.raises(xrt.LockError, match="expected graph") as refused:
         other.open()
-    assert "initializers" not in refused.value.drifts[0].expected
+    assert "initializers" not in refused.value.drifts[0].before
 
 
 def test_a_byte_of_external_data(tmp_path: Path) -> None:

@@ -161,13 +161,13 @@ class TestLock:
         assert result.exit_code == 1
 
     def test_a_lock_of_another_machine_is_not_compared(self, digits, tmp_path, monkeypatch):
-        from xpuruntime.lockfile.drift import LockDrift
+        from xpuruntime.evidence import Difference
         from xpuruntime.locks.relock import LockResult
         from xpuruntime.locks.verification import evidence
 
         path = tmp_path / "digits.lock"
         made = xrt.lock(digits, CPU, path).lock
-        drift = LockDrift(code="cpu_isa", subject="cpu", validator="cpu-1", expected="avx512f", found="avx2")
+        drift = Difference(code="cpu_isa", subject="cpu", validator="cpu-1", before="avx512f", after="avx2")
         monkeypatch.setattr(evidence, "lock", lambda *_, **__: LockResult(lock=made, drifts=(drift,)))
         result = xrt.verify(digits, lock=path, only=["evidence"])
         assert only_claim(result, "evidence.lock.cpu_isa").code == "other_machine"

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from planted_interpreters import UNOPTIMISED
 
 from xpuruntime.errors import EngineError, InputError
+from xpuruntime.evidence import Difference
 from xpuruntime.locks import environments
 from xpuruntime.locks.bisect_versions import (
     BisectJournal,
@@ -30,7 +31,7 @@ from xpuruntime.locks.bisect_versions import (
     judge,
     read_claim,
 )
-from xpuruntime.locks.diff.result import Diff, DiffRow, Level
+from xpuruntime.locks.diff.result import Diff, Level
 from xpuruntime.locks.environments import listed_versions, versions_between
 from xpuruntime.measuring.statistics import RatioVerdict
 
@@ -63,7 +64,7 @@ def diff_with(**levels):
 
 
 def row(**changes):
-    return DiffRow(**{"id": "fc1", "what": "kernel", "before": "x", "after": "y", "nodes": ("fc1",), **changes})
+    return Difference(**{"subject": "fc1", "code": "kernel", "before": "x", "after": "y", "nodes": ("fc1",), **changes})
 
 
 KERNEL = Level(name="kernels", verdict="differs", rows=(row(),))
@@ -71,9 +72,9 @@ SILENT = Level(name="kernels", verdict="unobservable", reason="the engine does n
 OUTPUT = Level(
     name="numerics",
     verdict="differs",
-    rows=(row(id="output y", what="drift 1e-4", nodes=(), figures={"max_rel": 1e-4}),),
+    rows=(row(subject="output y", code="drift 1e-4", nodes=(), figures={"max_rel": 1e-4}),),
 )
-RESHAPED = Level(name="numerics", verdict="differs", rows=(row(id="output y", what="another shape", nodes=()),))
+RESHAPED = Level(name="numerics", verdict="differs", rows=(row(subject="output y", code="another shape", nodes=()),))
 
 
 @pytest.mark.parametrize(

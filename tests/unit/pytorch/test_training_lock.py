@@ -123,7 +123,7 @@ def test_a_compiled_step_depends_on_what_compiled_it(tmp_path: Path, monkeypatch
     monkeypatch.setenv("TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG", "1")
     with pytest.raises(xrt.LockError) as refused:
         xt.kernel_policy(lock=path)
-    assert {(drift.code, drift.found) for drift in refused.value.drifts} == {
+    assert {(drift.code, drift.after) for drift in refused.value.drifts} == {
         ("compiler", "my compiler 1.0"), ("environment", "TORCHINDUCTOR_CPP_ENABLE_UNSAFE_MATH_OPT_FLAG 1"),
     }  # fmt: skip
 

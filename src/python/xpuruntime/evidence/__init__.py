@@ -10,6 +10,7 @@ from xpuruntime.lazy_names import load_name as _load_name
 
 if TYPE_CHECKING:
     from xpuruntime.evidence.cuda_graphs import GraphBlocker, GraphStatus
+    from xpuruntime.evidence.difference import Difference
     from xpuruntime.evidence.kernel_records import KernelCandidate, KernelDecision
     from xpuruntime.evidence.key_observations import observations
     from xpuruntime.evidence.memory_over_time import LiveBytes, MemorySample
@@ -36,6 +37,7 @@ __all__ = [
     "Boundary",
     "Control",
     "Conversion",
+    "Difference",
     "Enforceability",
     "GraphBlocker",
     "GraphStatus",
@@ -64,6 +66,7 @@ _LAZY = {
     "Boundary": "records",
     "Control": "records",
     "Conversion": "records",
+    "Difference": "difference",
     "Enforceability": "records",
     "GraphBlocker": "cuda_graphs",
     "GraphStatus": "cuda_graphs",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
+from xpuruntime.evidence.difference import Difference
 from xpuruntime.evidence.documents import Page
 from xpuruntime.evidence.records import Status, Time
 
@@ -18,21 +19,18 @@ __all__ = [
     "COMPARISON_SCHEMA",
     "BoundaryChange",
     "DecisionChange",
-    "GraphChange",
     "GroupChange",
     "KeyChange",
     "MemoryChange",
     "ReportComparison",
     "ReportSide",
-    "ShapeChange",
-    "SurroundingChange",
     "TimeChange",
     "TimeVerdict",
     "UnitSide",
     "What",
 ]
 
-COMPARISON_SCHEMA = "xpuruntime.report_comparison/1"
+COMPARISON_SCHEMA = "xpuruntime.report_comparison/2"
 
 #: What can be otherwise about a source node, or about what an engine inserted.
 What = Literal["placement", "kernel", "precision", "layout", "grouping", "folding", "inserted"]
@@ -195,44 +193,6 @@ class MemoryChange(_Change, frozen=True, kw_only=True):
     after: int | None
 
 
-class GraphChange(_Change, frozen=True, kw_only=True):
-    """What is otherwise about CUDA graphs.
-
-    Attributes
-    ----------
-    status_before, status_after : str
-        As in `GraphStatus`.
-    blockers_gone, blockers_new : tuple of str
-        What prevents a CUDA graph in the first report alone, and in the second alone: ``"node (Op)"``.
-    reason : str
-        That of the second report.
-    """
-
-    status_before: str
-    status_after: str
-    blockers_gone: tuple[str, ...]
-    blockers_new: tuple[str, ...]
-    reason: str
-
-
-class ShapeChange(_Change, frozen=True, kw_only=True):
-    """An input of which other shapes are allowed, or were run; ``"-"`` where a report has no such input."""
-
-    input: str
-    allowed_before: str
-    allowed_after: str
-    observed_before: str
-    observed_after: str
-
-
-class SurroundingChange(_Change, frozen=True, kw_only=True):
-    """A package, library, driver, variable or setting that differs; ``None`` where a report has none of that name."""
-
-    name: str
-    before: str | None
-    after: str | None
-
-
 class ReportComparison(Page, frozen=True, kw_only=True):
     """What differs between two reports; `compare_reports` makes it.
 
@@ -254,7 +214,8 @@ class ReportComparison(Page, frozen=True, kw_only=True):
     totals : tuple of TimeChange
         Of all units together, one for each kind of time.
     memory : tuple of MemoryChange
-    surroundings : tuple of SurroundingChange
+    surroundings : tuple of Difference
+        Packages, libraries, driver, variables and settings.
     notes : tuple of str
         What was not compared, and why.
     decisions : tuple of DecisionChange
@@ -262,10 +223,10 @@ class ReportComparison(Page, frozen=True, kw_only=True):
     peaks : tuple of MemoryChange
         The most that owners held during the pass, where it differs by more than `noise`, and the most that tensors
         between units need, where that differs at all.
-    cuda_graph : GraphChange or None
-        ``None`` where nothing differs, or a report does not say.
-    shapes : tuple of ShapeChange
-        Inputs of which other shapes are allowed, or were run.
+    cuda_graph : tuple of Difference
+        The status of CUDA graphs, and what prevents one in only one of the reports: ``"node (Op)"``.
+    shapes : tuple of Difference
+        Inputs of which other shapes are ``"allowed"``, or were ``"observed"``.
     """
 
     WIDTH: ClassVar = 80
@@ -286,12 +247,12 @@ class ReportComparison(Page, frozen=True, kw_only=True):
     latency: TimeChange | None
     totals: tuple[TimeChange, ...]
     memory: tuple[MemoryChange, ...]
-    surroundings: tuple[SurroundingChange, ...]
+    surroundings: tuple[Difference, ...]
     notes: tuple[str, ...]
     decisions: tuple[DecisionChange, ...] = ()
     peaks: tuple[MemoryChange, ...] = ()
-    cuda_graph: GraphChange | None = None
-    shapes: tuple[ShapeChange, ...] = ()
+    cuda_graph: tuple[Difference, ...] = ()
+    shapes: tuple[Difference, ...] = ()
 
     def nodes_that(self, what: What) -> tuple[str, ...]:
         """Return the source nodes that differ in one of placement, kernel, precision, layout, grouping, folding."""

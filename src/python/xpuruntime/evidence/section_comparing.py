@@ -9,14 +9,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import msgspec
 
+from xpuruntime.evidence.difference import Difference
 from xpuruntime.evidence.memory_over_time import most_by_owner, most_live
-from xpuruntime.evidence.report_comparison import (
-    DecisionChange,
-    GraphChange,
-    MemoryChange,
-    ShapeChange,
-    SurroundingChange,
-)
+from xpuruntime.evidence.report_comparison import DecisionChange, MemoryChange
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -223,40 +218,33 @@ def compare_peaks(before: Report, after: Report, noise: float) -> tuple[MemoryCh
     return tuple(found)
 
 
-def compare_graphs(before: Report, after: Report) -> GraphChange | None:
-    """Return what differs about CUDA graphs; ``None`` where nothing does, or a report does not say."""
+def compare_graphs(before: Report, after: Report) -> tuple[Difference, ...]:
+    """Return what differs about CUDA graphs; nothing where a report does not say."""
     a, b = before.cuda_graph, after.cuda_graph
     if a is None or b is None:
-        return None
-    nodes = [{blocker.node: blocker.op for blocker in side.blockers} for side in (a, b)]
-    gone = tuple(f"{node} ({op})" for node, op in nodes[0].items() if node not in nodes[1])
-    came = tuple(f"{node} ({op})" for node, op in nodes[1].items() if node not in nodes[0])
-    if a.status == b.status and not gone and not came:
-        return None
-    return GraphChange(
-        status_before=a.status, status_after=b.status, blockers_gone=gone, blockers_new=came, reason=b.reason
-    )
+        return ()
+    nodes = [{f"{blocker.node} ({blocker.op})" for blocker in side.blockers} for side in (a, b)]
+    found = [
+        Difference(subject=name, code="blocker", before=states[0], after=states[1])
+        for name in dict.fromkeys(f"{blocker.node} ({blocker.op})" for blocker in (*a.blockers, *b.blockers))
+        if len(set(states := ["blocks" if name in side else None for side in nodes])) == 2
+    ]
+    if a.status == b.status and not found:
+        return ()
+    return (Difference(subject="status", before=a.status, after=b.status, reason=b.reason), *found)
 
 
-def compare_shapes(before: Report, after: Report) -> tuple[ShapeChange, ...]:
+def compare_shapes(before: Report, after: Report) -> tuple[Difference, ...]:
     """Return the inputs of which other shapes are allowed, or were run."""
     if before.shapes is None or after.shapes is None:
         return ()
     sides = [{input_.input: input_ for input_ in side.inputs} for side in (before.shapes, after.shapes)]
     found = []
     for name in dict.fromkeys((*sides[0], *sides[1])):
-        a, b = sides[0].get(name), sides[1].get(name)
-        pairs = [(one.allowed, one.observed) if one is not None else ("-", "-") for one in (a, b)]
-        if pairs[0] != pairs[1]:
-            found.append(
-                ShapeChange(
-                    input=name,
-                    allowed_before=pairs[0][0],
-                    allowed_after=pairs[1][0],
-                    observed_before=pairs[0][1],
-                    observed_after=pairs[1][1],
-                )
-            )
+        for code in ("allowed", "observed"):
+            values = [getattr(side[name], code) if name in side else None for side in sides]
+            if values[0] != values[1]:
+                found.append(Difference(subject=name, code=code, before=values[0], after=values[1]))
     return tuple(found)
 
 
@@ -278,7 +266,7 @@ def untold(before: Report, after: Report, names: Sequence[str]) -> str | None:
     return f"'{names[which]}' does not have {words}, such as a report of an older version: not compared"
 
 
-def surroundings(before: Report, after: Report) -> tuple[SurroundingChange, ...]:
+def surroundings(before: Report, after: Report) -> tuple[Difference, ...]:
     """Return what differs in the environment, the loaded libraries, the engine's version and its settings.
 
     Names have dots: ``packages.numpy``, ``variables.OMP_NUM_THREADS``, ``libraries.libcudart.so.13``,
@@ -287,7 +275,7 @@ def surroundings(before: Report, after: Report) -> tuple[SurroundingChange, ...]
     alike = before.plan.get("engine") == after.plan.get("engine")  # else each has settings of its own
     sides = [dict(_facts(one, settings=alike)) for one in (before, after)]
     return tuple(
-        SurroundingChange(name=name, before=sides[0].get(name), after=sides[1].get(name))
+        Difference(subject=name, before=sides[0].get(name), after=sides[1].get(name))
         for name in dict.fromkeys((*sides[0], *sides[1]))
         if sides[0].get(name) != sides[1].get(name)
     )

@@ -15,6 +15,7 @@ from xpuruntime.artifacts.manifest import digest_of_files
 from xpuruntime.engines.model.digests import part_digests
 from xpuruntime.engines.model.shapes import shape_fits
 from xpuruntime.errors import InputError, LockError, OutOfMemoryError, PolicyError
+from xpuruntime.evidence.difference import Difference
 from xpuruntime.evidence.records import Control, KeySeen
 from xpuruntime.evidence.tolerances import samples_agree
 from xpuruntime.files.paths import json_bytes, with_home
@@ -27,7 +28,7 @@ from xpuruntime.lockfile.differences import (
     compare_plans,
     unseen,
 )
-from xpuruntime.lockfile.drift import DriftCode, LockDrift, drift_error, shown
+from xpuruntime.lockfile.drift import DriftCode, drift_error, shown
 from xpuruntime.lockfile.entries import call_entries, unit_entries
 from xpuruntime.lockfile.measured import OutputSample
 from xpuruntime.lockfile.records import SHAPES_ID, LockedModel, LockedOutput, LockedPlan
@@ -236,7 +237,7 @@ def check_loaded(in_force: LockInForce) -> None:
 
 def compare_observed(
     identity: Identity, units: Sequence[Unit], decisions: Sequence[KernelDecision], *, at: str = SHAPES_ID
-) -> tuple[LockDrift, ...]:
+) -> tuple[Difference, ...]:
     """Return what differs between the entries of a lock and the units of an instrumented run."""
     entries = unit_entries(units, decisions, identity.validators, at)
     calls = call_entries(decisions, identity.validators)
@@ -382,19 +383,19 @@ def check_outputs(session: InferenceSession, in_force: LockInForce) -> None:
             raise drift_error(where, drifts)
 
 
-def _shapes_drift(shapes: LockedShapes, error: XpuRuntimeError) -> LockDrift:
-    return LockDrift(
+def _shapes_drift(shapes: LockedShapes, error: XpuRuntimeError) -> Difference:
+    return Difference(
         code=DriftCode.SHAPES,
         subject=shapes.id,
-        expected=shown({name: list(sizes) for name, sizes in shapes.inputs.items()}),
-        found=f"a model that does not run with them: {error.reason}",
+        before=shown({name: list(sizes) for name, sizes in shapes.inputs.items()}),
+        after=f"a model that does not run with them: {error.reason}",
         restore="restore the file of the lock, or make it again with `xrt lock MODEL --upgrade --shapes`",
     )
 
 
 def compare_results(
     locked: tuple[LockedOutput, ...], lock: Lock, results: Mapping[str, Any], at: str, model: ModelInfo
-) -> tuple[LockDrift, ...]:
+) -> tuple[Difference, ...]:
     """Return what differs between the outputs of a lock and those of one run on its probe inputs."""
     found, _ = observed_outputs([results], rtol=0, atol=0, at=at, random=model.random_outputs)
     now = {one.name: one for one in found}

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.lockfile.drift import NOT_IN_LOCK, DriftCode, LockDrift, ValidatorKind, shown
+from xpuruntime.evidence.difference import Difference
+from xpuruntime.lockfile.drift import NOT_IN_LOCK, DriftCode, ValidatorKind, lacking, shown
 from xpuruntime.lockfile.entries import variables_of
 from xpuruntime.lockfile.records import (
     SHAPES_ID,
@@ -45,12 +46,12 @@ _RELOCK = "xrt lock MODEL --upgrade-unit"
 _ADDED = (ValidatorKind.LIBRARY, ValidatorKind.PACKAGE, ValidatorKind.COMPILER, ValidatorKind.KERNEL_SOURCE)
 
 
-def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[LockDrift, ...]:
+def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...]) -> tuple[Difference, ...]:
     """Return what differs between the units of a lock and those that ran.
 
     What the lock has as unobservable differs only where something else is known of it: placement, precision, layout.
     """
-    drifts: list[LockDrift] = []
+    drifts: list[Difference] = []
     before = {(one.at, one.unit): one for one in locked}
     now = {(one.at, one.unit): one for one in found}
     for key, one in before.items():
@@ -66,7 +67,7 @@ def compare_entries(locked: tuple[UnitEntry, ...], found: tuple[UnitEntry, ...])
     return tuple(drifts)
 
 
-def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> LockDrift:
+def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> Difference:
     wanted = set(one.sources)
     others = [other.unit for other in found if other.at == one.at and wanted.intersection(other.sources)]
     if others:
@@ -74,7 +75,7 @@ def _gone(one: UnitEntry, found: tuple[UnitEntry, ...]) -> LockDrift:
     return _entry_drift(one, DriftCode.GONE, _describe(one), "no such unit")
 
 
-def _compare_unit(one: UnitEntry, other: UnitEntry) -> list[LockDrift]:
+def _compare_unit(one: UnitEntry, other: UnitEntry) -> list[Difference]:
     drifts = []
     if one.kernel != other.kernel and one.kernel is not None:
         if other.kernel is None:
@@ -102,22 +103,22 @@ def _describe(one: UnitEntry) -> str:
     return f"{one.op} on {one.on}"
 
 
-def _entry_drift(one: UnitEntry, code: DriftCode, expected: str, found: str) -> LockDrift:
+def _entry_drift(one: UnitEntry, code: DriftCode, expected: str, found: str) -> Difference:
     name = one.unit if one.at == SHAPES_ID else f"{one.unit} at {one.at}"
     take = f"{_RELOCK} {shlex.quote(one.unit)}"
     fix = f"restore what it depends on (validators {', '.join(one.depends_on)}), or take it: {take}"
-    return LockDrift(code=code, subject=name, expected=expected, found=found, entries=(one.unit,), restore=fix)
+    return Difference(code=code, subject=name, before=expected, after=found, entries=(one.unit,), restore=fix)
 
 
-def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[LockDrift, ...]:
+def compare_plans(locked: LockedPlan, found: LockedPlan) -> tuple[Difference, ...]:
     """Return what differs between the plan of a lock and one that was made now: one drift for each key."""
     before, now = _keys_of(locked), _keys_of(found)
     return tuple(
-        LockDrift(
+        Difference(
             code=DriftCode.PLAN,
             subject=key,
-            expected=shown(before.get(key)),
-            found=shown(now.get(key)),
+            before=shown(before.get(key)),
+            after=shown(now.get(key)),
             restore="restore the engine and the version of xpuruntime that the lock was made with",
         )
         for key in sorted({*before, *now})
@@ -132,7 +133,7 @@ def _keys_of(plan: LockedPlan) -> dict[str, object]:
     return found
 
 
-def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> tuple[LockDrift, ...]:
+def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> tuple[Difference, ...]:
     """Return a drift for each key that one policy states and the other does not, or states otherwise."""
     if locked is None or found is None:
         return ()
@@ -142,14 +143,14 @@ def compare_stated(locked: LockedPolicy | None, found: LockedPolicy | None) -> t
         if before != now:
             fix = f"state {key}: {before}" if before is not None else f"leave {key} out"
             drifts.append(
-                LockDrift(code=DriftCode.POLICY, subject=key, expected=shown(before), found=shown(now), restore=fix)
+                Difference(code=DriftCode.POLICY, subject=key, before=shown(before), after=shown(now), restore=fix)
             )
     return tuple(drifts)
 
 
 def compare_outputs(
     locked: tuple[LockedOutput, ...], found: tuple[LockedOutput, ...], suspects: Sequence[str]
-) -> tuple[LockDrift, ...]:
+) -> tuple[Difference, ...]:
     """Return a drift for each output that is another one than the lock has; `suspects` may be why, the likely first."""
     before = {(one.input, one.at, one.name): one for one in locked}
     now = {(one.input, one.at, one.name): one for one in found}
@@ -162,11 +163,11 @@ def compare_outputs(
         if expected == got and one is not None and other is not None:
             expected, got = f"sha256 {one.sha256[:16]}", f"sha256 {other.sha256[:16]}"
         drifts.append(
-            LockDrift(
+            Difference(
                 code=DriftCode.OUTPUT,
                 subject=key[2],
-                expected=expected,
-                found=got,
+                before=expected,
+                after=got,
                 restore=f"restore what it depends on: {_listed(suspects)} may have changed it. Or take the new: "
                 "xrt lock MODEL --accept output --why TEXT",
             )
@@ -194,7 +195,7 @@ def _output(one: LockedOutput | None) -> str:
     return f"{one.dtype} {list(one.shape)} {one.grade}"
 
 
-def compare_calls(locked: tuple[CallEntry, ...], found: tuple[CallEntry, ...]) -> tuple[LockDrift, ...]:
+def compare_calls(locked: tuple[CallEntry, ...], found: tuple[CallEntry, ...]) -> tuple[Difference, ...]:
     """Return what differs between the calls of a lock and those that were dispatched."""
     before = {_call_key(one): one for one in locked}
     now = {_call_key(one): one for one in found}
@@ -218,17 +219,17 @@ def _call_key(one: CallEntry) -> tuple[object, ...]:
     return one.op, one.dtype, tuple(sorted(one.facts.items())), one.phase, one.module, one.node
 
 
-def _call_drift(one: CallEntry, code: DriftCode, expected: str, found: str) -> LockDrift:
+def _call_drift(one: CallEntry, code: DriftCode, expected: str, found: str) -> Difference:
     fix = "restore what it depends on, or make the lock again"
-    return LockDrift(code=code, subject=one.name, expected=expected, found=found, entries=(one.name,), restore=fix)
+    return Difference(code=code, subject=one.name, before=expected, after=found, entries=(one.name,), restore=fix)
 
 
-def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
+def compare_identities(old: Identity, new: Identity) -> tuple[Difference, ...]:
     """Return everything that differs between two locks, validators first, and what the older one does not have."""
     before = {validator.id: validator for validator in old.validators}
     now = {validator.id: validator for validator in new.validators}
     depending, later = old.dependents(), new.dependents()
-    drifts: list[LockDrift] = []
+    drifts: list[Difference] = []
     for one in sorted({**now, **before}.values(), key=lambda one: (one.kind, one.id)):
         expected, found = (None if at is None else at.expect for at in (before.get(one.id), now.get(one.id)))
         if one.kind == ValidatorKind.ENVIRONMENT and one.id in before and one.id in now:
@@ -240,12 +241,12 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
         entries = tuple(dict.fromkeys((*depending.get(one.id, ()), *later.get(one.id, ()))))
         drift = validator_drift(one, expected, found, entries, old)
         if one.kind == ValidatorKind.DEVICE and isinstance(expected, dict) and isinstance(found, dict):
-            lacking = {name: value for name, value in found.items() if name not in expected}
-            if {**expected, **lacking} == found:
-                drift = msgspec.structs.replace(drift, expected=NOT_IN_LOCK, found=shown(lacking), restore="")
+            added = {name: value for name, value in found.items() if name not in expected}
+            if {**expected, **added} == found:
+                drift = msgspec.structs.replace(drift, before=NOT_IN_LOCK, after=shown(added), restore="")
         if one.id not in before:
-            nothing = NOT_IN_LOCK if one.kind in _ADDED else drift.expected
-            drift = msgspec.structs.replace(drift, expected=nothing, restore="")
+            nothing = NOT_IN_LOCK if one.kind in _ADDED else drift.before
+            drift = msgspec.structs.replace(drift, before=nothing, restore="")
         drifts.append(drift)
     drifts += _other_format(old.model, new.model)
     drifts += _other_digest(old.policy, new.policy, drifts)
@@ -255,17 +256,17 @@ def compare_identities(old: Identity, new: Identity) -> tuple[LockDrift, ...]:
         drifts += [msgspec.structs.replace(plan, restore="") if follows else plan for plan in plans]
     if old.shapes != new.shapes:
         drifts.append(
-            LockDrift(
+            Difference(
                 code=DriftCode.SHAPES,
                 subject="shapes",
-                expected=_shapes(old),
-                found=_shapes(new),
+                before=_shapes(old),
+                after=_shapes(new),
                 restore="give --shapes" if _sized(old) == _sized(new) else "",
             )
         )
     drifts += compare_entries(old.entries, new.entries)
     drifts += compare_calls(old.calls, new.calls)
-    suspects = [f"{one.code} {one.subject}" for one in drifts if not one.lacking]
+    suspects = [f"{one.code} {one.subject}" for one in drifts if not lacking(one)]
     drifts += compare_outputs(old.outputs, new.outputs, suspects or unseen(old))
     return tuple(drifts)
 
@@ -276,16 +277,16 @@ def _read_by(identity: Identity, engine: str, environment: Any) -> dict[str, str
     return variables_of(engine, device, environment, identity.kernels, compiled=identity.compiled)
 
 
-def _other_format(old: LockedModel | None, new: LockedModel | None) -> tuple[LockDrift, ...]:
+def _other_format(old: LockedModel | None, new: LockedModel | None) -> tuple[Difference, ...]:
     if old is None or new is None or old.format == new.format:
         return ()
     fix = "restore the file that was locked"
-    return (LockDrift(code=DriftCode.MODEL, subject=old.name, expected=old.format, found=new.format, restore=fix),)
+    return (Difference(code=DriftCode.MODEL, subject=old.name, before=old.format, after=new.format, restore=fix),)
 
 
 def _other_digest(
-    old: LockedPolicy | None, new: LockedPolicy | None, drifts: Sequence[LockDrift]
-) -> tuple[LockDrift, ...]:
+    old: LockedPolicy | None, new: LockedPolicy | None, drifts: Sequence[Difference]
+) -> tuple[Difference, ...]:
     """Return the drift of a policy whose keys are the same, and whose digest is another one."""
     if (
         old is None
@@ -296,7 +297,7 @@ def _other_digest(
         return ()
     expected, found = f"sha256 {old.sha256[:16]}", f"sha256 {new.sha256[:16]}"
     fix = "restore the policy that was locked, or make the lock again"
-    return (LockDrift(code=DriftCode.POLICY, subject="its digest", expected=expected, found=found, restore=fix),)
+    return (Difference(code=DriftCode.POLICY, subject="its digest", before=expected, after=found, restore=fix),)
 
 
 def _shapes(identity: Identity) -> str:

@@ -1,21 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`LockDrift`: one difference between a lock and what is here; the codes of differences and of validators."""
+"""Differences between a lock and what is here: their codes, those of validators, and the error that has them."""
 
 from __future__ import annotations
 
 import shlex
 from typing import TYPE_CHECKING, Any
 
-import msgspec
-
 from xpuruntime.codes import Code
 from xpuruntime.errors import LockError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable
 
-__all__ = ["NOT_IN_LOCK", "DriftCode", "LockDrift", "ValidatorKind", "drift_error", "shown"]
+    from xpuruntime.evidence.difference import Difference
+
+__all__ = ["NOT_IN_LOCK", "DriftCode", "ValidatorKind", "drift_error", "lacking", "shown"]
 
 
 class ValidatorKind(Code):
@@ -76,44 +76,13 @@ class DriftCode(Code):
 #: Stands for what a lock of an earlier release expects of a fact that it does not have.
 NOT_IN_LOCK = "not in the lock"
 
-#: Differences and entries that a message names; the error has all of them.
+#: Differences that a message names; the error has all of them.
 _NAMED = 8
-_ENTRIES = 4
 
 
-class LockDrift(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference between a lock and what is found."""
-
-    code: DriftCode
-    subject: str
-    validator: str = ""
-    expected: str
-    found: str
-    entries: tuple[str, ...] = ()
-    restore: str = ""
-
-    @property
-    def lacking(self) -> bool:
-        """Whether it is a fact that the lock does not have: nothing that the lock has differs."""
-        return bool(self.validator) and self.expected == NOT_IN_LOCK
-
-    @property
-    def difference(self) -> str:
-        """What differs, in one sentence without a full stop."""
-        what = self.code if self.validator and self.subject == self.code else f"{self.code} {self.subject}"
-        text = f"{what}: expected {self.expected}, found {self.found}"
-        return f"{text} (validator {self.validator}; {_listed(self.entries)})" if self.validator else text
-
-    def __str__(self) -> str:
-        return f"{self.difference}. Fix: {self.restore}" if self.restore else self.difference
-
-
-def _listed(entries: Sequence[str]) -> str:
-    if not entries:
-        return "no entry depends on it"
-    shown = ", ".join(entries[:_ENTRIES])
-    more = f" and {len(entries) - _ENTRIES} more" if len(entries) > _ENTRIES else ""
-    return f"entries {shown}{more}" if len(entries) > 1 else f"entry {shown}"
+def lacking(difference: Difference) -> bool:
+    """Whether it is a fact that the lock does not have: nothing that the lock has differs."""
+    return bool(difference.validator) and difference.before == NOT_IN_LOCK
 
 
 def shown(value: Any) -> str:
@@ -127,7 +96,7 @@ def shown(value: Any) -> str:
     return str(value) or "''"
 
 
-def drift_error(where: str, drifts: Iterable[LockDrift], *, take: str = "") -> LockError:
+def drift_error(where: str, drifts: Iterable[Difference], *, take: str = "") -> LockError:
     """Return the error of a lock that does not hold, with every difference in its attribute `drifts`."""
     found = tuple(drifts)
     lines = [str(one) for one in found[:_NAMED]]

@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.difference import Difference
 from xpuruntime.lockfile.consistency import model_facts
-from xpuruntime.lockfile.drift import DriftCode, LockDrift, ValidatorKind, shown
+from xpuruntime.lockfile.drift import DriftCode, ValidatorKind, shown
 from xpuruntime.lockfile.entries import (
     CORE,
     OWN_KERNELS,
@@ -151,7 +152,7 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
     )
 
 
-def compare_validators(identity: Identity, here: Surroundings) -> tuple[LockDrift, ...]:
+def compare_validators(identity: Identity, here: Surroundings) -> tuple[Difference, ...]:
     """Return a drift for each validator of a lock that differs from what is here.
 
     Nothing is loaded and no device is touched: of libraries the headers of their files are read.
@@ -172,7 +173,7 @@ def compare_validators(identity: Identity, here: Surroundings) -> tuple[LockDrif
     return _drifts(drifts, identity)
 
 
-def compare_libraries(identity: Identity) -> tuple[LockDrift, ...]:
+def compare_libraries(identity: Identity) -> tuple[Difference, ...]:
     """Return a drift for each library of a lock that this process has mapped, and that is another build."""
     mapped = mapped_libraries()
     drifts = []
@@ -193,7 +194,7 @@ def _expected(one: Validator) -> Any:
     return one.expect
 
 
-def _drifts(found: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> tuple[LockDrift, ...]:
+def _drifts(found: Sequence[tuple[Validator, Any, Any]], identity: Identity) -> tuple[Difference, ...]:
     dependents = identity.dependents() if found else {}
     return tuple(
         validator_drift(one, expected, now, dependents.get(one.id, ()), identity) for one, expected, now in found
@@ -285,7 +286,7 @@ def _compiler(variable: str, environment: Mapping[str, str]) -> str | None:
 
 def validator_drift(
     one: Validator, expected: Any, found: Any, entries: tuple[str, ...], identity: Identity
-) -> LockDrift:
+) -> Difference:
     """Return the drift of a validator: of a mapping the keys that differ, and the command that restores it."""
     before, now = shown(expected), shown(found)
     if isinstance(expected, dict) and isinstance(found, dict):
@@ -295,12 +296,12 @@ def validator_drift(
     if one.kind == ValidatorKind.CPU_ISA and isinstance(expected, list) and isinstance(found, list):
         before = f"{len(expected)} features" + _with_features(set(expected) - set(found))
         now = f"{len(found)} features" + _with_features(set(found) - set(expected))
-    return LockDrift(
+    return Difference(
         code=DriftCode(one.kind),
         subject=one.key,
         validator=one.id,
-        expected=before,
-        found=now,
+        before=before,
+        after=now,
         entries=entries,
         restore=_restore_command(one, expected, found, identity),
     )

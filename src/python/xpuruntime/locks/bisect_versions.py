@@ -398,15 +398,15 @@ def judge(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:
         return _judge_accuracy(claim, diff)
     first, more = level.rows[0], len(level.rows) - 1
     if first.figures:
-        return "bad", f"{first.id}: {first.what}"
-    subject = f"{first.what}: {', '.join(first.nodes[:2]) or first.id}" if first.what else first.id
+        return "bad", f"{first.subject}: {first.code}"
+    subject = f"{first.code}: {', '.join(first.nodes[:2]) or first.subject}" if first.code else first.subject
     return "bad", f"{subject}: {first.before} -> {first.after}" + (f" and {more} more" if more else "")
 
 
 def _judge_unit(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:
     kernels = diff.level("kernels")
     for row in (*diff.level("placement").rows, *kernels.rows):
-        if row.what in _ASPECTS[claim.aspect] and claim.node in row.nodes:
+        if row.code in _ASPECTS[claim.aspect] and claim.node in row.nodes:
             return "bad", f"{claim.aspect} of {claim.node}: {row.before} -> {row.after}"
     if claim.aspect == "kernel" and kernels.verdict == "unobservable":
         return "skipped", f"unobservable: {kernels.reason}"
@@ -428,13 +428,13 @@ def _judge_speed(diff: Diff) -> tuple[Judgement, str]:
 def _judge_accuracy(claim: VersionClaim, diff: Diff) -> tuple[Judgement, str]:
     worst, reason = 0.0, ""
     for row in diff.level("numerics").rows:
-        if not row.id.startswith("output "):
+        if not row.subject.startswith("output "):
             continue
         drift = row.figures.get("max_rel")
         if drift is None or not drift <= claim.limit:
-            return "bad", f"{row.id}: {row.what or f'{row.before} -> {row.after}'}"
+            return "bad", f"{row.subject}: {row.code or f'{row.before} -> {row.after}'}"
         if drift >= worst:
-            worst, reason = drift, f"{row.id}: drift {drift:.2g} of the largest value"
+            worst, reason = drift, f"{row.subject}: drift {drift:.2g} of the largest value"
     return "good", reason
 
 

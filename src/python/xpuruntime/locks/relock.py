@@ -12,10 +12,11 @@ import msgspec
 
 from xpuruntime.argument_types import ARRAYS, COUNTS, FLAG, MAPPING, NAMES, TEXT, check_types
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.difference import Difference
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import check_lock_writable, load_lock, save_lock
 from xpuruntime.lockfile.differences import compare_identities
-from xpuruntime.lockfile.drift import DriftCode, LockDrift, ValidatorKind, drift_error
+from xpuruntime.lockfile.drift import DriftCode, ValidatorKind, drift_error, lacking, shown
 from xpuruntime.lockfile.records import AcceptedDrift, Lock, utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.create import create_lock
@@ -42,9 +43,9 @@ class LockResult(msgspec.Struct, frozen=True, kw_only=True):
         The one that holds now: the old one where nothing differs.
     path : str
         The file; empty where none was asked for.
-    drifts : tuple of LockDrift
+    drifts : tuple of Difference
         Differences from the lock that was there.
-    lacking : tuple of LockDrift
+    lacking : tuple of Difference
         What computes here and is not in the lock that was there, which an earlier release made; `upgrade` adds it.
     written : bool
     changed : bool
@@ -53,8 +54,8 @@ class LockResult(msgspec.Struct, frozen=True, kw_only=True):
 
     lock: Lock
     path: str = ""
-    drifts: tuple[LockDrift, ...] = ()
-    lacking: tuple[LockDrift, ...] = ()
+    drifts: tuple[Difference, ...] = ()
+    lacking: tuple[Difference, ...] = ()
     written: bool = False
     changed: bool = False
 
@@ -187,11 +188,11 @@ def lock(
     )
     _check_upgraded(upgrade_units, upgrade_packages, (old, made))
     compared = compare_identities(old.identity, made.identity)
-    lacking = tuple(one for one in compared if one.lacking)
-    drifts = tuple(one for one in compared if not one.lacking)
+    unlocked = tuple(one for one in compared if lacking(one))
+    drifts = tuple(one for one in compared if one not in unlocked)
     measured = made.measured.ratios or made.measured.memory_peak is not None or made.measured.batches
-    if check or (not drifts and not (upgrade and (measured or lacking or not old.sealed)) and not batches):
-        return LockResult(lock=old, path=str(path), drifts=drifts, lacking=lacking)
+    if check or (not drifts and not (upgrade and (measured or unlocked or not old.sealed)) and not batches):
+        return LockResult(lock=old, path=str(path), drifts=drifts, lacking=unlocked)
     refused = [] if upgrade else [
         drift for drift in drifts if not _allowed(drift, drifts, old, upgrade_units, upgrade_packages, accept)
     ]  # fmt: skip
@@ -203,7 +204,14 @@ def lock(
     if accept:
         now = utc_now()
         accepted = tuple(
-            AcceptedDrift(code=d.code, subject=d.subject, expected=d.expected, found=d.found, why=why, at=now)
+            AcceptedDrift(
+                code=DriftCode(d.code),
+                subject=d.subject,
+                expected=shown(d.before),
+                found=shown(d.after),
+                why=why,
+                at=now,
+            )
             for d in drifts
             if d.code in accept
         )
@@ -244,7 +252,7 @@ def _with_provenance(made: Lock, **changes: Any) -> Lock:
     return msgspec.structs.replace(made, provenance=msgspec.structs.replace(made.provenance, **changes))
 
 
-def _written(made: Lock, path: Path | None, drifts: tuple[LockDrift, ...], *, dry_run: bool) -> LockResult:
+def _written(made: Lock, path: Path | None, drifts: tuple[Difference, ...], *, dry_run: bool) -> LockResult:
     if path is None or dry_run:
         return LockResult(lock=made, path="" if path is None else str(path), drifts=drifts, changed=path is not None)
     save_lock(made, path)
@@ -261,8 +269,8 @@ def _matches(patterns: Sequence[str], names: Sequence[str]) -> bool:
 
 
 def _allowed(
-    drift: LockDrift,
-    drifts: Sequence[LockDrift],
+    drift: Difference,
+    drifts: Sequence[Difference],
     old: Lock,
     units: Sequence[str],
     packages: Sequence[str],
@@ -283,7 +291,7 @@ def _allowed(
     return drift.code in _FOLLOWS
 
 
-def _packages(drift: LockDrift, old: Lock) -> set[str]:
+def _packages(drift: Difference, old: Lock) -> set[str]:
     """Return the packages that a validator is of."""
     if drift.code == DriftCode.PACKAGE:
         return {drift.subject}

@@ -13,7 +13,7 @@ from xpuruntime.errors import InputError, LockError
 from xpuruntime.files.paths import kind_of, user_path
 from xpuruntime.lockfile.canonical import load_lock, save_lock
 from xpuruntime.lockfile.differences import compare_identities
-from xpuruntime.lockfile.drift import drift_error
+from xpuruntime.lockfile.drift import drift_error, lacking
 from xpuruntime.lockfile.records import CallEntry, Identity, Lock, Provenance
 from xpuruntime.lockfile.rules import policy_record, rules_of_calls, stated_keys, without_lock
 from xpuruntime.lockfile.validators import Surroundings, collect_validators, compare_validators
@@ -83,7 +83,7 @@ def lock(
         return made
     if old is not None:
         compared = compare_identities(old.identity, made.identity)
-        drifts = [one for one in compared if not one.lacking]
+        drifts = [one for one in compared if not lacking(one)]
         if not compared or (not upgrade and not drifts):
             return old
         if not upgrade:

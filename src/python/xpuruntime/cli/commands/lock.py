@@ -217,7 +217,7 @@ def _show(found: LockResult, *, check: bool) -> None:
         lines.append(f"  not locked: values of {identity.random_outputs}, which depend on random numbers")
     lines += [f"  {doubt}" for doubt in found.lock.measured.doubts]
     lines += [f"  {drift}" for drift in found.drifts]
-    lines += [f"  not in the lock: {one.code} {one.subject}, {one.found}; --upgrade adds it" for one in found.lacking]
+    lines += [f"  not in the lock: {one.code} {one.subject}, {one.after}; --upgrade adds it" for one in found.lacking]
     if check and found.drifts:
         lines.append("  take what is here with --upgrade, or single differences with --accept CODE --why TEXT")
     for line in lines:

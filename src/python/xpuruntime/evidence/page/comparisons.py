@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from xpuruntime.evidence.difference import difference_rows
 from xpuruntime.evidence.page.document import assemble
 from xpuruntime.evidence.render_text.changes import boundary_row, change_text, units_text
-from xpuruntime.evidence.render_text.sections import call_at, graph_change_rows, memory_change_rows, shape_change_rows
+from xpuruntime.evidence.render_text.sections import call_at, memory_change_rows
 from xpuruntime.evidence.render_text.tables import arrow_text
 from xpuruntime.notebook import escaped, fragment, fragment_table
 
@@ -70,12 +71,9 @@ def _data(comparison: ReportComparison) -> dict[str, Any]:
         "boundaries": [list(boundary_row(border)) for border in comparison.boundaries],
         "memory": [list(row) for row in memory_change_rows(comparison.memory)],
         "peaks": [list(row) for row in memory_change_rows(comparison.peaks)],
-        "cuda_graph": [list(row) for row in graph_change_rows(comparison.cuda_graph)],
-        "shapes": [list(row) for row in shape_change_rows(comparison.shapes)],
-        "surroundings": [
-            [surrounding.name, *("-" if value is None else value for value in (surrounding.before, surrounding.after))]
-            for surrounding in comparison.surroundings
-        ],
+        "cuda_graph": [list(row) for row in difference_rows(comparison.cuda_graph, "reason")],
+        "shapes": [list(row) for row in difference_rows(comparison.shapes)],
+        "surroundings": [list(row) for row in difference_rows(comparison.surroundings)],
         "notes": list(comparison.notes),
     }
 

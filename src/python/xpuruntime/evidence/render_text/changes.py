@@ -6,8 +6,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from xpuruntime.evidence.render_text.sections import changed_decisions, changed_graph, changed_memory, changed_shapes
-from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, rows_table
+from xpuruntime.evidence.difference import listed
+from xpuruntime.evidence.render_text.sections import changed_decisions, changed_memory
+from xpuruntime.evidence.render_text.tables import arrow_text, bytes_text, cut_text, difference_table, rows_table
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,7 +37,6 @@ _COUNTED: tuple[tuple[What, str, str], ...] = (
     ("folding", "is folded in one only", "are folded in one only"),
 )
 _ROWS = 15
-_LONG = 56
 _STYLE = {"slower": "red", "faster": "green", "same": "", "undecided": ""}
 
 
@@ -86,7 +86,7 @@ def render(comparison: ReportComparison) -> RenderableType:
         parts.append(Text(f"\nabout none of {comparison.unchanged} source nodes anything differs"))
     for word, nodes in (("before", comparison.only_before), ("after", comparison.only_after)):
         if nodes:
-            parts.append(Text(f"\nonly in {word}: {_listed(nodes, 8)}"))
+            parts.append(Text(f"\nonly in {word}: {listed(nodes, 8)}"))
     keys = [
         (
             key.key,
@@ -101,14 +101,11 @@ def render(comparison: ReportComparison) -> RenderableType:
     parts += changed_decisions(comparison.decisions)
     columns = ("kind", "where", ">count", ">bytes", ">time")
     parts += rows_table("boundaries, in one run", columns, map(boundary_row, comparison.boundaries), most=None)
-    parts += changed_graph(comparison.cuda_graph)
+    parts += difference_table("cuda graph", comparison.cuda_graph, "reason")
     parts += changed_memory(comparison.memory, "memory")
     parts += changed_memory(comparison.peaks, "memory at its most, during the pass")
-    parts += changed_shapes(comparison.shapes)
-    surroundings = [
-        (surrounding.name, _cut(surrounding.before), _cut(surrounding.after)) for surrounding in comparison.surroundings
-    ]
-    parts += rows_table("surroundings", ("what", "before", "after"), surroundings, most=None)
+    parts += difference_table("shapes", comparison.shapes)
+    parts += difference_table("surroundings", comparison.surroundings, cut=True)
     if comparison.notes:
         parts.append(Text("\nnotes", style="bold"))
         parts += [Text(f"- {note}") for note in comparison.notes]
@@ -152,10 +149,10 @@ def _groups(comparison: ReportComparison) -> list[RenderableType]:
     def row(group: GroupChange) -> tuple[Cell, ...]:
         verdict = group.time.verdict if group.time else "same"
         return (
-            _listed(group.nodes, 2) if group.nodes else "(inserted)",
+            listed(group.nodes, 2) if group.nodes else "(inserted)",
             ", ".join(group.what) or verdict,
-            _cut(units_text(group, group.before)),
-            _cut(units_text(group, group.after)),
+            cut_text(units_text(group, group.before)),
+            cut_text(units_text(group, group.after)),
             (change_text(group.time), _STYLE[verdict]),
         )
 
@@ -194,16 +191,6 @@ def units_text(group: GroupChange, units: Sequence[UnitSide]) -> str:
 def _some(values: object, sign: str = ", ") -> str:
     found = list(dict.fromkeys(value for value in values if value))  # type: ignore[attr-defined]
     return sign.join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-
-
-def _listed(nodes: Sequence[str], most: int) -> str:
-    return ", ".join(nodes[:most]) + (f" and {len(nodes) - most} more" if len(nodes) > most else "")
-
-
-def _cut(text: str | None) -> str:
-    if text is None:
-        return "-"
-    return text if len(text) <= _LONG else text[: _LONG - 3] + "..."
 
 
 def change_text(time: TimeChange | None) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from xpuruntime.evidence.cuda_graphs import status_text
 from xpuruntime.evidence.memory_over_time import most_by_owner, most_live
-from xpuruntime.evidence.render_text.tables import ROWS, arrow_text, bytes_text, rows_table, table
+from xpuruntime.evidence.render_text.tables import ROWS, bytes_text, rows_table, table
 from xpuruntime.evidence.shape_coverage import covered_text
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.kernel_records import KernelDecision
     from xpuruntime.evidence.records import Unit
     from xpuruntime.evidence.report import Report
-    from xpuruntime.evidence.report_comparison import DecisionChange, GraphChange, MemoryChange, ShapeChange
+    from xpuruntime.evidence.report_comparison import DecisionChange, MemoryChange
     from xpuruntime.evidence.shape_coverage import ShapeCoverage
 
 __all__ = [
@@ -28,18 +28,14 @@ __all__ = [
     "call_at",
     "call_text",
     "changed_decisions",
-    "changed_graph",
     "changed_memory",
-    "changed_shapes",
     "decision_tables",
-    "graph_change_rows",
     "graph_rows",
     "graph_tables",
     "live_text",
     "memory_change_rows",
     "memory_rows",
     "memory_tables",
-    "shape_change_rows",
     "shape_rows",
     "shape_tables",
     "why_text",
@@ -226,38 +222,6 @@ def memory_change_rows(changes: Sequence[MemoryChange]) -> list[tuple[str, ...]]
 def changed_memory(changes: Sequence[MemoryChange], title: str) -> list[RenderableType]:
     """Return a table of owners that hold another number of bytes."""
     return rows_table(title, ("owner", ">before", ">after"), memory_change_rows(changes))
-
-
-def graph_change_rows(change: GraphChange | None) -> list[tuple[str, ...]]:
-    """Return the status, and what came into the way of a graph or left it."""
-    if change is None:
-        return []
-    words = [one.replace("not_applicable", "does not apply") for one in (change.status_before, change.status_after)]
-    rows: list[tuple[str, ...]] = [("status", arrow_text(*words), change.reason)]
-    rows += [("no longer a blocker", node, "") for node in change.blockers_gone]
-    return rows + [("new blocker", node, "") for node in change.blockers_new]
-
-
-def changed_graph(change: GraphChange | None) -> list[RenderableType]:
-    """Return a table of what differs about CUDA graphs."""
-    return rows_table("cuda graph", ("what", "", "why"), graph_change_rows(change))
-
-
-def shape_change_rows(changes: Sequence[ShapeChange]) -> list[tuple[str, ...]]:
-    """Return a row for each input: allowed and observed."""
-    return [
-        (
-            change.input,
-            arrow_text(change.allowed_before, change.allowed_after),
-            arrow_text(change.observed_before, change.observed_after),
-        )
-        for change in changes
-    ]
-
-
-def changed_shapes(changes: Sequence[ShapeChange]) -> list[RenderableType]:
-    """Return a table of inputs of which other shapes are allowed, or were run."""
-    return rows_table("shapes", ("input", "allowed", "observed"), shape_change_rows(changes))
 
 
 def _held(value: int | None) -> str:

@@ -7,12 +7,15 @@ from __future__ import annotations
 import functools
 from typing import TYPE_CHECKING, Any, Union
 
+from xpuruntime.evidence.difference import difference_rows
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
     from rich.table import Table
 
+    from xpuruntime.evidence.difference import Difference
     from xpuruntime.evidence.records import Time
 
 __all__ = [
@@ -20,6 +23,8 @@ __all__ = [
     "Cell",
     "arrow_text",
     "bytes_text",
+    "cut_text",
+    "difference_table",
     "duration_text",
     "outside_text",
     "rows_table",
@@ -30,6 +35,7 @@ __all__ = [
 #: Rows that a table shows; all of them are in the JSON.
 ROWS = 12
 Cell = Union[str, "tuple[str, str]"]
+_HEADS = {"reason": "why", "restore": "restored by"}
 _WIDTHS = {"key": 19, "observed": 11, "status": 12}
 
 
@@ -80,6 +86,31 @@ def rows_table(
         shown.add_row(*(Text(cell) if isinstance(cell, str) else Text(*cell) for cell in row))
     left = 0 if most is None else len(every) - most
     return [shown, *([Text(f"and {left} {more}: all of them are in the JSON")] if left > 0 else [])]
+
+
+#: Characters of a value that a table shows.
+_LONG = 56
+
+
+def cut_text(text: str) -> str:
+    """Return the beginning of a long value."""
+    return text if len(text) <= _LONG else text[: _LONG - 3] + "..."
+
+
+def difference_table(
+    title: str,
+    differences: Sequence[Difference],
+    *more: str,
+    most: int | None = None,
+    cut: bool = False,
+    widths: Mapping[str, int] = _WIDTHS,
+) -> list[RenderableType]:
+    """Return a table of differences: what differs, both values, and more fields by name."""
+    rows = difference_rows(differences, *more)
+    if cut:
+        rows = [tuple(map(cut_text, row)) for row in rows]
+    columns = ("what", "before", "after", *(_HEADS[name] for name in more))
+    return rows_table(title, columns, rows, most=most, more="more rows", widths=widths)
 
 
 @functools.cache

@@ -16,11 +16,12 @@ import numpy as np
 from xpuruntime.argument_types import ARRAYS, CALLABLE, NUMBER, PATH, check_types
 from xpuruntime.errors import InputError
 from xpuruntime.evidence import Report, compare_reports
+from xpuruntime.evidence.difference import Difference
 from xpuruntime.evidence.tolerances import Tolerance, compare_within
 from xpuruntime.files.paths import json_bytes
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.locks.diff.locked import compare_with_lock
-from xpuruntime.locks.diff.result import Diff, DiffRow, Level, environment_rows, plan_rows, possible_causes, restoring
+from xpuruntime.locks.diff.result import Diff, Level, environment_rows, plan_rows, possible_causes, restoring
 from xpuruntime.locks.environments import MODULE, FileSide, LockSide, PythonSide, call, read_side, start_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import read_array, write_arrays
 from xpuruntime.measuring.rounds import in_worker, measure
@@ -190,7 +191,7 @@ class _Work:
         return _Opened(side.name, report, worker, own, found["defaults"])
 
 
-def _level(name: str, rows: tuple[DiffRow, ...], reason: str = "") -> Level:
+def _level(name: str, rows: tuple[Difference, ...], reason: str = "") -> Level:
     return Level(name=name, verdict="differs" if rows else "same", rows=rows, reason=reason)
 
 
@@ -202,35 +203,47 @@ def _absent(what: str) -> Level:
     return Level(name=name, verdict="not compared", reason=reason)
 
 
-def _placement(comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> Level:
+def _placement(comparison: ReportComparison, environment: tuple[Difference, ...]) -> Level:
     rows = _groups(comparison, environment, _PLACEMENT)
     causes, restore = _caused(comparison, environment)
     rows += [
-        DiffRow(id=f"{boundary.kind} {boundary.where}", what="boundary", before=f"{boundary.count_before} a run",
-                after=f"{boundary.count_after} a run", causes=causes, restore=restore)
+        Difference(
+            subject=f"{boundary.kind} {boundary.where}",
+            code="boundary",
+            before=f"{boundary.count_before} a run",
+            after=f"{boundary.count_after} a run",
+            causes=causes,
+            restore=restore,
+        )
         for boundary in comparison.boundaries
         if boundary.count_before != boundary.count_after
-    ]  # fmt: skip
+    ]
     for nodes, before, after in (
         (comparison.only_before, "accounted for", "not accounted for"),
         (comparison.only_after, "not accounted for", "accounted for"),
     ):
         if nodes:
             rows.append(
-                DiffRow(
-                    id="nodes", what="nodes", before=before, after=after, nodes=nodes, causes=causes, restore=restore
+                Difference(
+                    subject="nodes",
+                    code="nodes",
+                    before=before,
+                    after=after,
+                    nodes=nodes,
+                    causes=causes,
+                    restore=restore,
                 )
             )
     return _level("placement", tuple(rows))
 
 
-def _kernels(comparison: ReportComparison, environment: tuple[DiffRow, ...], opened: list[_Opened]) -> Level:
+def _kernels(comparison: ReportComparison, environment: tuple[Difference, ...], opened: list[_Opened]) -> Level:
     rows = _groups(comparison, environment, _KERNELS)
     causes, _ = _caused(comparison, environment)
     rows += [
-        DiffRow(
-            id=f"{decision.op} {decision.description}".strip(),
-            what="xpuruntime kernel",
+        Difference(
+            subject=f"{decision.op} {decision.description}".strip(),
+            code="xpuruntime kernel",
             before=decision.kernel_before,
             after=decision.kernel_after,
             nodes=decision.nodes,
@@ -249,12 +262,14 @@ def _kernels(comparison: ReportComparison, environment: tuple[DiffRow, ...], ope
     return _level("kernels", tuple(rows), reason)
 
 
-def _groups(comparison: ReportComparison, environment: tuple[DiffRow, ...], kinds: tuple[What, ...]) -> list[DiffRow]:
+def _groups(
+    comparison: ReportComparison, environment: tuple[Difference, ...], kinds: tuple[What, ...]
+) -> list[Difference]:
     causes, restore = _caused(comparison, environment)
     return [
-        DiffRow(
-            id=", ".join(group.nodes[:_NAMED]) or "inserted",
-            what=what,
+        Difference(
+            subject=", ".join(group.nodes[:_NAMED]) or "inserted",
+            code=what,
             before=_units(group.before, what),
             after=_units(group.after, what),
             nodes=group.what[what],
@@ -287,12 +302,12 @@ def _said_of(unit: UnitSide, what: What) -> str:
     return {"kernel": unit.kernel, "precision": unit.precision, "layout": unit.layout}[what] or "-"
 
 
-def _caused(comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> tuple[tuple[str, ...], str]:
+def _caused(comparison: ReportComparison, environment: tuple[Difference, ...]) -> tuple[tuple[str, ...], str]:
     causes = possible_causes(environment, comparison.after.engine, comparison.after.device)
     return causes, restoring(causes, environment)
 
 
-def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> Level:
+def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: tuple[Difference, ...]) -> Level:
     before, after = (one.call("outputs", folder=str(one.folder)) for one in opened)
     causes, restore = _caused(comparison, environment)
     rows = []
@@ -300,13 +315,17 @@ def _numerics(opened: list[_Opened], comparison: ReportComparison, environment: 
         one, other = before.get(name), after.get(name)
         if one is None or other is None:
             said = ["there" if side else "missing" for side in (one, other)]
-            rows.append(DiffRow(id=f"output {name}", before=said[0], after=said[1], causes=causes, restore=restore))
+            rows.append(
+                Difference(subject=f"output {name}", before=said[0], after=said[1], causes=causes, restore=restore)
+            )
         elif one["sha256"] != other["sha256"]:
             repeats = ["repeats" if side["repeats"] else "does not repeat" for side in (one, other)]
             drift, figures = _drift(one["file"], other["file"], name)
             rows.append(
-                DiffRow(id=f"output {name}", what=drift, before=repeats[0], after=repeats[1], causes=causes,
-                        restore=restore, figures=figures)
+                Difference(
+                    subject=f"output {name}", code=drift, before=repeats[0], after=repeats[1], causes=causes,
+                    restore=restore, figures=figures,
+                )
             )  # fmt: skip
     if not before and not after:
         return Level(name="numerics", verdict="not compared", reason="no output is a plain array")
@@ -330,7 +349,7 @@ def _drift(before: str, after: str, name: str) -> tuple[str, dict[str, float]]:
     return said, {key: float(value) for key, value in figures.items() if value is not None and math.isfinite(value)}
 
 
-def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: str) -> tuple[list[DiffRow], str]:
+def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: str) -> tuple[list[Difference], str]:
     """Return the first node whose output differs, with the outputs of all nodes as outputs of the model."""
     note = "; ".join(dict.fromkeys(one["note"] for one in found if one["note"]))
     for one, other in zip(found[0]["nodes"], found[1]["nodes"], strict=False):
@@ -338,9 +357,9 @@ def _first_node(found: list[dict[str, Any]], causes: tuple[str, ...], restore: s
             sides = [side["tensors"][tensor] for side in (one, other)]
             if sides[0]["sha256"] != sides[1]["sha256"]:
                 figures, _ = _drift(sides[0]["file"], sides[1]["file"], tensor)
-                row = DiffRow(
-                    id=f"first node {one['node']}", what=f"{one['op']}: {figures}", before=f"tensor {tensor}", after="",
-                    nodes=(one["node"],), causes=causes, restore=restore,
+                row = Difference(
+                    subject=f"first node {one['node']}", code=f"{one['op']}: {figures}", before=f"tensor {tensor}",
+                    after="", nodes=(one["node"],), causes=causes, restore=restore,
                 )  # fmt: skip
                 return [row], note
     fused = (
@@ -363,7 +382,7 @@ def _times(
     )
 
 
-def _time(measured: RoundTimes, comparison: ReportComparison, environment: tuple[DiffRow, ...]) -> Level:
+def _time(measured: RoundTimes, comparison: ReportComparison, environment: tuple[Difference, ...]) -> Level:
     found = measured.comparisons["after"]
     medians = {name: float(np.median(times)) * 1e6 for name, times in measured.rounds.items()}
     said = (
@@ -377,8 +396,8 @@ def _time(measured: RoundTimes, comparison: ReportComparison, environment: tuple
     if found.verdict is RatioVerdict.TIED:
         return Level(name="time", verdict="same", reason=said)
     causes, restore = _caused(comparison, environment)
-    row = DiffRow(
-        id="latency", what=found.verdict.value, before=f"{medians['before']:,.1f} us",
+    row = Difference(
+        subject="latency", code=found.verdict.value, before=f"{medians['before']:,.1f} us",
         after=f"{medians['after']:,.1f} us", causes=causes, restore=restore,
     )  # fmt: skip
     return Level(name="time", verdict="differs", reason=said, rows=(row,))

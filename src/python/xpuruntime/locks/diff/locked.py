@@ -12,6 +12,7 @@ import msgspec
 
 from xpuruntime.engines.model import read_model
 from xpuruntime.errors import InputError
+from xpuruntime.evidence.difference import Difference
 from xpuruntime.evidence.tolerances import samples_agree
 from xpuruntime.files.scratch import ScratchFolder
 from xpuruntime.inference.locked import shapes_that_fit
@@ -21,14 +22,13 @@ from xpuruntime.lockfile.entries import of_kernel
 from xpuruntime.lockfile.records import Lock
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.diff.recorded import narrowed, of_lock, of_report
-from xpuruntime.locks.diff.result import Diff, DiffRow, Level, restoring
+from xpuruntime.locks.diff.result import Diff, Level, restoring
 from xpuruntime.locks.environments import FileSide, LockSide, call, start_worker
 from xpuruntime.locks.worker_side.xrt_session_worker import write_arrays
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from xpuruntime.lockfile.drift import LockDrift
     from xpuruntime.lockfile.records import Identity, LockedOutput, UnitEntry
     from xpuruntime.locks.diff.recorded import RecordedSide
     from xpuruntime.locks.environments import PythonSide
@@ -75,7 +75,7 @@ def locked_levels(before: RecordedSide, after: RecordedSide) -> tuple[tuple[Leve
     return levels, notes
 
 
-def _of_kernels_that_did_not_run(drift: LockDrift, one: Identity, other: Identity) -> bool:
+def _of_kernels_that_did_not_run(drift: Difference, one: Identity, other: Identity) -> bool:
     """Whether a drift is of the build of kernels or of a library of theirs, and they ran on one side alone."""
     if all(any(validator.id == drift.validator for validator in side.validators) for side in (one, other)):
         return False
@@ -85,36 +85,28 @@ def _of_kernels_that_did_not_run(drift: LockDrift, one: Identity, other: Identit
     )
 
 
-def _level(name: str, rows: Sequence[DiffRow]) -> Level:
+def _level(name: str, rows: Sequence[Difference]) -> Level:
     return Level(name=name, verdict="differs" if rows else "same", rows=tuple(rows))
 
 
-def _environment_row(drift: LockDrift) -> DiffRow:
-    return DiffRow(id=f"{drift.code}.{drift.subject}", before=drift.expected, after=drift.found, restore=drift.restore)
+def _environment_row(drift: Difference) -> Difference:
+    return msgspec.structs.replace(drift, subject=f"{drift.code}.{drift.subject}", code="")
 
 
-def _key_rows(one: Identity, other: Identity) -> tuple[DiffRow, ...]:
+def _key_rows(one: Identity, other: Identity) -> tuple[Difference, ...]:
     return tuple(
-        DiffRow(id=drift.subject, what="policy key", before=drift.expected, after=drift.found, restore=drift.restore)
-        for drift in compare_stated(one.policy, other.policy)
+        msgspec.structs.replace(drift, code="policy key") for drift in compare_stated(one.policy, other.policy)
     )
 
 
 def _plan_rows(
-    drifts: Sequence[LockDrift], environment: tuple[DiffRow, ...], keys: tuple[DiffRow, ...]
-) -> tuple[DiffRow, ...]:
+    drifts: Sequence[Difference], environment: tuple[Difference, ...], keys: tuple[Difference, ...]
+) -> tuple[Difference, ...]:
     """Return what differs in the plan, which follows from the environment and from stated keys; and the shapes."""
-    causes = tuple(row.id for row in (*environment, *keys))
+    causes = tuple(row.subject for row in (*environment, *keys))
     restore = restoring(causes, (*environment, *keys))
     return tuple(
-        DiffRow(
-            id=drift.subject,
-            what="shapes" if drift.code == DriftCode.SHAPES else "plan",
-            before=drift.expected,
-            after=drift.found,
-            causes=() if drift.code == DriftCode.SHAPES else causes,
-            restore=drift.restore if drift.code == DriftCode.SHAPES else restore,
-        )
+        drift if drift.code == DriftCode.SHAPES else msgspec.structs.replace(drift, causes=causes, restore=restore)
         for drift in drifts
         if drift.code in (DriftCode.PLAN, DriftCode.SHAPES)
     )
@@ -127,11 +119,11 @@ class _Rows:
         self,
         one: Identity,
         other: Identity,
-        drifts: Sequence[LockDrift],
-        environment: tuple[DiffRow, ...],
-        keys: tuple[DiffRow, ...],
+        drifts: Sequence[Difference],
+        environment: tuple[Difference, ...],
+        keys: tuple[Difference, ...],
     ) -> None:
-        self._drifts, self._all, self._keys = drifts, (*environment, *keys), tuple(row.id for row in keys)
+        self._drifts, self._all, self._keys = drifts, (*environment, *keys), tuple(row.subject for row in keys)
         self._calls = {call.name for identity in (one, other) for call in identity.calls}
         self._changed = {d.validator: f"{d.code}.{d.subject}" for d in drifts if d.validator}
         self._units: dict[str, UnitEntry] = {}
@@ -144,7 +136,7 @@ class _Rows:
             ):
                 self._depends.setdefault(name, set()).update(ids)
 
-    def of(self, codes: tuple[DriftCode, ...], *, calls: bool | None = None) -> tuple[DiffRow, ...]:
+    def of(self, codes: tuple[DriftCode, ...], *, calls: bool | None = None) -> tuple[Difference, ...]:
         """Return the rows of some codes: of units, of calls that xpuruntime dispatched, or of both."""
         return tuple(
             self._row(drift)
@@ -154,19 +146,12 @@ class _Rows:
             and (calls is None or (drift.subject in self._calls) == calls)
         )
 
-    def _row(self, drift: LockDrift) -> DiffRow:
+    def _row(self, drift: Difference) -> Difference:
         name = drift.entries[0] if drift.entries else drift.subject
         entry = self._units.get(name)
         causes, restore = self.caused(self._depends.get(name, set()))
-        return DiffRow(
-            id=drift.subject,
-            what=drift.code,
-            before=drift.expected,
-            after=drift.found,
-            nodes=() if entry is None else entry.sources,
-            causes=causes,
-            restore=restore,
-        )
+        nodes = () if entry is None else entry.sources
+        return msgspec.structs.replace(drift, nodes=nodes, causes=causes, restore=restore)
 
     def caused(self, depends_on: set[str] | None = None) -> tuple[tuple[str, ...], str]:
         """Return the rows that may have caused a difference, and what restores them; ``None``: of any entry."""
@@ -185,7 +170,7 @@ def _kernels(rows: _Rows, one: Identity, other: Identity) -> Level:
     if silent:
         held = "differs" if rows.caused()[0] else "is the same"
         reason = f"the engine does not report the kernels of {silent} of {units} units; what they depend on {held}"
-    if (not found and units and silent == units) or (found and all(row.what == "unobservable" for row in found)):
+    if (not found and units and silent == units) or (found and all(row.code == "unobservable" for row in found)):
         return Level(name="kernels", verdict="unobservable", reason=reason, rows=found)
     return Level(name="kernels", verdict="differs" if found else "same", reason=reason, rows=found)
 
@@ -208,8 +193,8 @@ def _numerics(before: RecordedSide, after: RecordedSide, rows: _Rows) -> Level:
         if one is not None and other is not None and "tolerance" == one.grade == other.grade and None in samples:
             untold.append(name)
         elif (said := _output(one, other, samples)) is not None:
-            row = DiffRow(
-                id=f"output {name}", what=said[0], before=said[1], after=said[2], causes=causes, restore=restore
+            row = Difference(
+                subject=f"output {name}", code=said[0], before=said[1], after=said[2], causes=causes, restore=restore
             )
             found.append(row)
     if untold and not found:

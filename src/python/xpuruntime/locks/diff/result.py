@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 
 import msgspec
 
+from xpuruntime.evidence.difference import Difference
 from xpuruntime.evidence.documents import Document
-from xpuruntime.evidence.render_text.tables import rows_table
+from xpuruntime.evidence.render_text.tables import ROWS, difference_table
 from xpuruntime.evidence.report_comparison import ReportComparison
 from xpuruntime.measuring.conditions import Conditions
 from xpuruntime.measuring.statistics import RatioComparison
@@ -20,13 +21,11 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from xpuruntime.evidence.report_comparison import SurroundingChange
 
 __all__ = [
     "LEVELS",
     "SCHEMA",
     "Diff",
-    "DiffRow",
     "Level",
     "environment_rows",
     "plan_rows",
@@ -35,39 +34,9 @@ __all__ = [
     "restoring",
 ]
 
-SCHEMA = "xpuruntime.diff/1"
+SCHEMA = "xpuruntime.diff/2"
 #: The levels in the order in which a cause comes before its effect.
 LEVELS = ("environment", "plan", "placement", "kernels", "numerics", "time")
-
-
-class DiffRow(msgspec.Struct, frozen=True, kw_only=True):
-    """One difference.
-
-    Attributes
-    ----------
-    id : str
-        Such as ``"packages.onnxruntime"`` or ``"output y"``.
-    what : str
-        What differs about it, such as ``"kernel"`` or ``"precision"``; empty in the environment.
-    before, after : str
-    nodes : tuple of str
-        Source nodes concerned.
-    causes : tuple of str
-        Rows of the environment, and where a side is a lock of the plan, that may have caused it.
-    restore : str
-        The pin or command that restores the first side; empty where none is known.
-    figures : dict of str to float
-        Of an output: ``max_abs``, ``max_rel`` (a share of the largest value) and ``cosine``, where they are finite.
-    """
-
-    id: str
-    what: str = ""
-    before: str
-    after: str
-    nodes: tuple[str, ...] = ()
-    causes: tuple[str, ...] = ()
-    restore: str = ""
-    figures: dict[str, float] = {}
 
 
 class Level(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,13 +49,13 @@ class Level(msgspec.Struct, frozen=True, kw_only=True):
     verdict : {"same", "differs", "undecided", "unobservable", "not compared"}
     reason : str
         What the verdict does not cover, or why nothing was compared.
-    rows : tuple of DiffRow
+    rows : tuple of Difference
     """
 
     name: str
     verdict: Literal["same", "differs", "undecided", "unobservable", "not compared"]
     reason: str = ""
-    rows: tuple[DiffRow, ...] = ()
+    rows: tuple[Difference, ...] = ()
 
 
 class Diff(Document, frozen=True, kw_only=True):
@@ -157,8 +126,6 @@ _STYLE = {
     "not compared": "",
 }
 _HEAD = {0: "bold green", 1: "bold yellow", 4: "bold yellow"}
-#: Node names that are shown; all of them are in the JSON.
-_NAMES = 3
 
 
 def render(diff: Diff) -> RenderableType:
@@ -182,23 +149,13 @@ def render(diff: Diff) -> RenderableType:
 def _rows(level: Level) -> list[RenderableType]:
     from rich.text import Text
 
-    environment = level.name == "environment"
-    columns = ("what", "before", "after", "restored by")[: 4 if environment else 3]
-    rows = [(_subject(row), row.before, row.after, row.restore or "-")[: len(columns)] for row in level.rows]
-    shown = rows_table(level.name, columns, rows, more="more rows", widths={"what": 30 if environment else 44})
-    if not environment:
-        for causes, restore in dict.fromkeys((row.causes, row.restore) for row in level.rows):
-            cause = (
-                f"may be caused by {', '.join(causes)}" if causes else "no difference of the environment explains it"
-            )
-            shown.append(Text(f"{cause}{f'; restored by {restore}' if restore else ''}"))
+    if level.name == "environment":
+        return difference_table(level.name, level.rows, "restore", most=ROWS, widths={"what": 30})
+    shown = difference_table(level.name, level.rows, most=ROWS, widths={"what": 44})
+    for causes, restore in dict.fromkeys((row.causes, row.restore) for row in level.rows):
+        cause = f"may be caused by {', '.join(causes)}" if causes else "no difference of the environment explains it"
+        shown.append(Text(f"{cause}{f'; restored by {restore}' if restore else ''}"))
     return shown
-
-
-def _subject(row: DiffRow) -> str:
-    names = ", ".join(row.nodes[:_NAMES]) + (f" and {len(row.nodes) - _NAMES} more" if len(row.nodes) > _NAMES else "")
-    subject = names or row.id
-    return f"{row.what}: {subject}" if row.what else subject
 
 
 #: Packages that an engine is made of, by how their names begin; and libraries, by how theirs do.
@@ -222,45 +179,45 @@ _ALWAYS = ("packages.xpuruntime", "packages.onnx", "cpu", "machine", "driver")
 _DISTRIBUTION = re.compile(r".*?/(?:site|dist)-packages/")
 
 
-def environment_rows(comparison: ReportComparison) -> tuple[DiffRow, ...]:
+def environment_rows(comparison: ReportComparison) -> tuple[Difference, ...]:
     """Return what differs in the environment, without paths that differ by the folder of the environment alone."""
     rows = []
     for surrounding in comparison.surroundings:
-        if surrounding.name.startswith("settings.") or surrounding.name in ("plan.policy_source",):
+        if surrounding.subject.startswith("settings.") or surrounding.subject in ("plan.policy_source",):
             continue
         before, after = (
             None if value is None else _DISTRIBUTION.sub("", value) for value in (surrounding.before, surrounding.after)
         )
         if before != after:
-            rows.append(
-                DiffRow(id=surrounding.name, before=before or "-", after=after or "-", restore=_pin(surrounding))
-            )
-    versions = {(row.before, row.after) for row in rows if row.id.startswith("packages.")}
-    return tuple(row for row in rows if row.id != "plan.engine_version" or (row.before, row.after) not in versions)
+            rows.append(Difference(subject=surrounding.subject, before=before, after=after, restore=_pin(surrounding)))
+    versions = {(row.before, row.after) for row in rows if row.subject.startswith("packages.")}
+    return tuple(row for row in rows if row.subject != "plan.engine_version" or (row.before, row.after) not in versions)
 
 
 def plan_rows(
-    comparison: ReportComparison, defaults: Sequence[dict[str, str]], environment: Iterable[DiffRow]
-) -> tuple[DiffRow, ...]:
+    comparison: ReportComparison, defaults: Sequence[dict[str, str]], environment: Iterable[Difference]
+) -> tuple[Difference, ...]:
     """Return what differs in the plan: candidate, settings, status of policy keys, defaults of the engine."""
     engine = comparison.after.engine
     causes = possible_causes(environment, engine, comparison.after.device)
     restore = restoring(causes, environment)
     rows = [
-        DiffRow(id=f"plan.{name}", what="chosen", before=before, after=after, restore=f"execution.{name}: {before}")
+        Difference(
+            subject=f"plan.{name}", code="chosen", before=before, after=after, restore=f"execution.{name}: {before}"
+        )
         for name in ("engine", "device", "precision")
         if (before := getattr(comparison.before, name)) != (after := getattr(comparison.after, name))
     ]
     rows += [
-        DiffRow(id=surrounding.name, what="setting", before=surrounding.before or "-",
-                after=surrounding.after or "-", causes=causes, restore=restore)
+        Difference(subject=surrounding.subject, code="setting", before=surrounding.before,
+                after=surrounding.after, causes=causes, restore=restore)
         for surrounding in comparison.surroundings
-        if surrounding.name.startswith("settings.") and surrounding.name != "settings.computes"
+        if surrounding.subject.startswith("settings.") and surrounding.subject != "settings.computes"
     ]  # fmt: skip
     rows += [
-        DiffRow(
-            id=key.key,
-            what="policy key",
+        Difference(
+            subject=key.key,
+            code="policy key",
             before=f"{key.requested_before or '-'}, {key.status_before or 'not stated'}",
             after=f"{key.requested_after or '-'}, {key.status_after or 'not stated'}",
             causes=causes,
@@ -271,7 +228,7 @@ def plan_rows(
     before, after = defaults
     names = dict.fromkeys((*before, *after)) if before and after else {}
     rows += [
-        DiffRow(id=f"default {name}", what="default", before=before.get(name, "-"), after=after.get(name, "-"),
+        Difference(subject=f"default {name}", code="default", before=before.get(name), after=after.get(name),
                 causes=causes, restore=restore)
         for name in names
         if before.get(name) != after.get(name)
@@ -279,32 +236,32 @@ def plan_rows(
     return tuple(rows)
 
 
-def possible_causes(environment: Iterable[DiffRow], engine: str, device: str) -> tuple[str, ...]:
+def possible_causes(environment: Iterable[Difference], engine: str, device: str) -> tuple[str, ...]:
     """Return the rows of the environment that can change what an engine does on a device."""
     packages, libraries = _PACKAGES.get(engine, (engine,)), _LIBRARIES.get(engine, (f"lib{engine}",))
     cuda = device.startswith("cuda")
     found = []
     for row in environment:
-        kind, _, name = row.id.partition(".")
+        kind, _, name = row.subject.partition(".")
         if (
-            row.id in (*_ALWAYS, "plan.engine_version")
+            row.subject in (*_ALWAYS, "plan.engine_version")
             or (kind == "packages" and name.startswith((*packages, *(("nvidia",) if cuda else ()))))
             or (kind == "libraries" and name.startswith((*libraries, *(_CUDA if cuda else ()))))
             or kind == "variables"
             or (kind == "devices" and name == device)
         ):
-            found.append(row.id)
+            found.append(row.subject)
     return tuple(found)
 
 
-def restoring(causes: Iterable[str], environment: Iterable[DiffRow]) -> str:
+def restoring(causes: Iterable[str], environment: Iterable[Difference]) -> str:
     """Return the pins of several rows as one text."""
     wanted = set(causes)
-    return "; ".join(dict.fromkeys(row.restore for row in environment if row.id in wanted and row.restore))
+    return "; ".join(dict.fromkeys(row.restore for row in environment if row.subject in wanted and row.restore))
 
 
-def _pin(change: SurroundingChange) -> str:
-    kind, _, name = change.name.partition(".")
+def _pin(change: Difference) -> str:
+    kind, _, name = change.subject.partition(".")
     if kind == "packages":
         return f"pip install {name}=={change.before}" if change.before else f"pip uninstall {name}"
     if kind == "variables":

@@ -15,7 +15,7 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.documents import Document
 from xpuruntime.evidence.render_text.tables import rows_table
 from xpuruntime.inference.locked import compare_observed, compare_results, probe_at
-from xpuruntime.lockfile.drift import DriftCode
+from xpuruntime.lockfile.drift import DriftCode, shown
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.locks.verification.claims import Claim, ClaimCode
 from xpuruntime.locks.verification.result import VerificationResult
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter, NativeRun
-    from xpuruntime.lockfile.drift import LockDrift
+    from xpuruntime.evidence.difference import Difference
     from xpuruntime.lockfile.records import Identity, Lock, LockedShapes
 
 __all__ = ["SCHEMA", "ExportResult", "prove_export", "render"]
@@ -156,13 +156,15 @@ def prove_export(
     )
 
 
-def _claim(id: str, expected: str, found: str, verdict: str, reason: str, *, section: str = "evidence") -> Claim:
+def _claim(
+    id: str, expected: str | None, found: str | None, verdict: str, reason: str, *, section: str = "evidence"
+) -> Claim:
     codes = {"pass": ClaimCode.OK, "fail": ClaimCode.LOCK_DIFFERS, "unobservable": ClaimCode.UNOBSERVABLE}
     return Claim(
         id=id,
         section=section,  # type: ignore[arg-type]
-        requested=expected,
-        observed=found,
+        requested=shown(expected),
+        observed=shown(found),
         verdict=verdict,  # type: ignore[arg-type]
         code=codes[verdict],
         reason=reason,
@@ -186,7 +188,7 @@ def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun, model: ModelInfo) -> 
         id = f"accuracy.outputs.{one.name}"
         drift = drifts.pop(one.name, None)
         if drift is not None:
-            yield _claim(id, drift.expected, drift.found, "fail", f"{one.grade} for probe inputs", section="accuracy")
+            yield _claim(id, drift.before, drift.after, "fail", f"{one.grade} for probe inputs", section="accuracy")
         elif one.grade == "random":
             reason = f"random numbers of node {model.random_outputs[one.name]} are in it"
             yield _claim(id, "-", "-", "unobservable", reason, section="accuracy")
@@ -195,7 +197,12 @@ def _outputs(lock: Lock, at: LockedShapes, ran: NativeRun, model: ModelInfo) -> 
             yield _claim(id, one.grade, how, "pass", "of the probe inputs of the lock", section="accuracy")
     for name, drift in drifts.items():
         yield _claim(
-            f"accuracy.outputs.{name}", drift.expected, drift.found, "fail", "not in the lock", section="accuracy"
+            f"accuracy.outputs.{name}",
+            drift.before,
+            drift.after,
+            "fail",
+            "not in the lock",
+            section="accuracy",
         )
     if not locked:
         reason = "the lock has no outputs: its model takes inputs that cannot be generated"
@@ -208,7 +215,7 @@ def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Cla
         reason = "the engine did not report what it ran"
         yield _claim("evidence.units", f"{len(entries)} units", "-", "unobservable", reason)
         return
-    groups: dict[str, list[LockDrift]] = {}
+    groups: dict[str, list[Difference]] = {}
     for drift in compare_observed(identity, ran.observed.units, ran.observed.decisions, at=at.id):
         groups.setdefault(drift.subject, []).append(drift)
     blind = 0
@@ -220,17 +227,17 @@ def _units(identity: Identity, at: LockedShapes, ran: NativeRun) -> Iterator[Cla
         asked = " ".join(part for part in (entry.on, entry.kernel, entry.precision, entry.layout) if part)
         id = f"evidence.units.{entry.unit}"
         if real:
-            text = "; ".join(f"{drift.code}: {drift.expected}, found {drift.found}" for drift in real)
-            yield _claim(id, asked, real[0].found, "fail", text)
+            text = "; ".join(f"{drift.code}: {drift.before}, found {drift.after}" for drift in real)
+            yield _claim(id, asked, real[0].after, "fail", text)
         elif hidden:
-            yield _claim(id, asked, hidden[0].found, "unobservable", "its kernel is not reported here")
+            yield _claim(id, asked, hidden[0].after, "unobservable", "its kernel is not reported here")
         else:
             yield _claim(
                 id, asked, "the same", "pass", "placement, precision, layout, fusion and kernel, where reported"
             )
     for subject, found in groups.items():
-        text = "; ".join(f"{drift.code}: {drift.expected}, found {drift.found}" for drift in found)
-        yield _claim(f"evidence.units.{subject}", found[0].expected, found[0].found, "fail", text)
+        text = "; ".join(f"{drift.code}: {drift.before}, found {drift.after}" for drift in found)
+        yield _claim(f"evidence.units.{subject}", found[0].before, found[0].after, "fail", text)
     if blind:
         reason = f"the engine reports no kernel of {blind} units, in the lock neither"
         yield _claim("evidence.kernels", f"{blind} units", "-", "unobservable", reason)

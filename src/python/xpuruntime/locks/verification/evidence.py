@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from xpuruntime.evidence.key_observations import computing
-from xpuruntime.lockfile.drift import DriftCode
+from xpuruntime.lockfile.drift import DriftCode, shown
 from xpuruntime.locks.relock import lock
 from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict
 from xpuruntime.locks.verification.subject import MACHINE
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from xpuruntime.evidence import Report
+    from xpuruntime.evidence.difference import Difference
     from xpuruntime.evidence.records import Observation, Unit
-    from xpuruntime.lockfile.drift import LockDrift
     from xpuruntime.locks.verification.subject import Subject
 
 __all__ = ["evidence_claims", "lock_claims", "observed_claims"]
@@ -35,7 +35,7 @@ _NAMED = 4
 def lock_claims(subject: Subject) -> Iterator[Claim]:
     """Check the lock as ``xrt lock --check`` does, and yield a claim for each code of what differs."""
     found = lock(subject.model, output=subject.lock, check=True, **subject.options)
-    groups: dict[DriftCode, list[LockDrift]] = {}
+    groups: dict[str, list[Difference]] = {}
     for drift in found.drifts:
         groups.setdefault(drift.code, []).append(drift)
     identity = found.lock.identity
@@ -67,11 +67,11 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
         yield Claim(
             id=f"evidence.lock.{code}",
             section="evidence",
-            requested=first.expected,
-            observed=first.found,
+            requested=shown(first.before),
+            observed=shown(first.after),
             verdict="inconclusive" if elsewhere else "fail",
             code=ClaimCode.OTHER_MACHINE if elsewhere else differs,
-            reason="; ".join(one.difference for one in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
+            reason="; ".join(one.text for one in drifts[:_NAMED]) + (f"; and {more} more" if more > 0 else ""),
             fix=first.restore or take,
             figures={"differences": float(len(drifts))},
             line=_line_of(first, subject.lock),

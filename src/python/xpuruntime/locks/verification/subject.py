@@ -95,7 +95,7 @@ def elsewhere(subject: Subject, id: str, section: Section) -> Claim | None:
         observed="-",
         verdict="inconclusive",
         code=ClaimCode.OTHER_MACHINE,
-        reason=f"the lock was made on another machine: {drifts[0].difference}",
+        reason=f"the lock was made on another machine: {drifts[0].text}",
         fix=drifts[0].restore,
     )
 

@@ -108,9 +108,9 @@ function showRest() {
   plainTable("decisions", ["call", "kernel", "asked", "by", "reason"], DATA.decisions.map((cells) => ({ cells })), "No call is served by another kernel.");
   plainTable("boundaries", ["kind", "where", ">count", ">bytes", ">time"], DATA.boundaries.map((cells) => ({ cells })), "No boundary differs.");
   plainTable("memory", ["owner", ">before", ">after"], DATA.memory.map((cells) => ({ cells })), "Nothing differs, or the reports do not say.");
-  plainTable("cuda-graph", ["what", "which", "why"], DATA.cuda_graph.map((cells) => ({ cells })), "Nothing differs, or a report does not say.");
+  plainTable("cuda-graph", ["what", "before", "after", "why"], DATA.cuda_graph.map((cells) => ({ cells })), "Nothing differs, or a report does not say.");
   plainTable("peaks", ["owner", ">before", ">after"], DATA.peaks.map((cells) => ({ cells })), "Nothing differs beyond the noise, or a report does not say.");
-  plainTable("shapes", ["input", "allowed", "observed"], DATA.shapes.map((cells) => ({ cells })), "Nothing differs, or a report does not say.");
+  plainTable("shapes", ["what", "before", "after"], DATA.shapes.map((cells) => ({ cells })), "Nothing differs, or a report does not say.");
   plainTable("surroundings", ["what", "before", "after"], DATA.surroundings.map((cells) => ({ cells })), "Nothing differs.");
   const notes = bodyOf("notes");
   if (DATA.notes.length) notes.append(make("ul", {}, DATA.notes.map((text) => make("li", { text }))));
