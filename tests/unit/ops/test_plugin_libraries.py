@@ -60,7 +60,7 @@ def build(tmp_path: Path) -> Iterator[Callable[..., Path]]:
         (
             "OTHER_FAMILY",
             "describes kernel 1 as one of the family 'flash_v2', which no policy can name for matmul: the families are "
-            "cublas, cublasLt, cuda_raw, cpu, torch",
+            "cublas, cublasLt, cuda_raw, cpu, torch, inductor",
         ),
         ("NO_PREPARE_CONFIG", "describes kernel 1 with configurations and no function prepare_config"),
         ("TWO_AVAILABLE", "has several functions 'available', in faulty.ones and faulty.silent"),

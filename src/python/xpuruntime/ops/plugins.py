@@ -17,6 +17,13 @@ from xpuruntime import _core
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.files.digests import file_digest
 from xpuruntime.files.paths import kind_of, user_path
+from xpuruntime.ops.torch_kernels import (
+    Saved,
+    TorchCall,
+    TorchKernel,
+    forget_torch_kernels,
+    register_torch_kernels,
+)
 from xpuruntime.policies.kernel_rules import FAMILIES, OPS
 from xpuruntime.runtime.packages import load_points
 
@@ -28,6 +35,9 @@ __all__ = [
     "GROUP",
     "KernelBackend",
     "PythonKernel",
+    "Saved",
+    "TorchCall",
+    "TorchKernel",
     "include_folder",
     "load_library",
     "load_plugins",
@@ -95,11 +105,17 @@ class PythonKernel:
         raise NotImplementedError
 
 
-def register(backend: KernelBackend, *kernels: PythonKernel) -> None:
-    """Register kernels written in Python, all or none."""
-    for kernel in kernels:
-        _check_families(kernel)
-    _core.register_python_kernel(backend, *kernels)
+def register(backend: KernelBackend, *kernels: PythonKernel | TorchKernel) -> None:
+    """Register kernels written in Python, all or none: all on arrays, or all on tensors of PyTorch."""
+    for_torch = [kernel for kernel in kernels if isinstance(kernel, TorchKernel)]
+    if for_torch and len(for_torch) < len(kernels):
+        raise InputError("one backend has kernels of both kinds. Fix: register them under two backends")
+    if for_torch:
+        register_torch_kernels(backend.name, *for_torch)
+    else:
+        for kernel in kernels:
+            _check_families(kernel)
+        _core.register_python_kernel(backend, *kernels)
     _note(backend.name, backend, *kernels)
 
 
@@ -224,6 +240,7 @@ def load_plugins() -> None:
         except BaseException:
             for backend in backends:
                 _sources.pop(backend, None)
+                forget_torch_kernels(backend)
                 _core.KernelRegistry.instance().remove(backend)
             raise
         finally:

@@ -23,6 +23,7 @@ __all__ = [
     "FAMILIES",
     "KERNEL_IDS",
     "OPS",
+    "SOURCE_PREFIXES",
     "DType",
     "KernelName",
     "KernelRule",
@@ -35,6 +36,7 @@ __all__ = [
 ]
 
 _FRAMEWORK = "whatever PyTorch runs by default; in a session without PyTorch, what its engine chooses"
+_INDUCTOR = "left to torch.compile's own code generator; outside of compiled code, as torch"
 #: Operation -> family -> what it means.
 FAMILIES: dict[str, dict[str, str]] = {
     "matmul": {
@@ -44,11 +46,14 @@ FAMILIES: dict[str, dict[str, str]] = {
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
         "torch": _FRAMEWORK,
+        "inductor": _INDUCTOR,
     },
     "attention": {
         "auto": "the choice is free; the report says what ran",
         "flash_v2": "FlashAttention 2",
         "flash_v3": "FlashAttention 3 (Hopper and later)",
+        "fa3": "the same as flash_v3",
+        "fa4": "FlashAttention 4 (flash-attn-4), called directly",
         "cudnn": "cuDNN's fused attention",
         "efficient": "memory-efficient attention (CUTLASS)",
         "math": "unfused: matmul, softmax, matmul",
@@ -61,18 +66,21 @@ FAMILIES: dict[str, dict[str, str]] = {
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
         "torch": _FRAMEWORK,
+        "inductor": _INDUCTOR,
     },
     "layer_norm": {
         "auto": "the choice is free; the report says what ran",
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
         "torch": _FRAMEWORK,
+        "inductor": _INDUCTOR,
     },
     "rms_norm": {
         "auto": "the choice is free; the report says what ran",
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
         "torch": _FRAMEWORK,
+        "inductor": _INDUCTOR,
     },
     "conv": {
         "auto": "the choice is free; the report says what ran",
@@ -83,6 +91,7 @@ FAMILIES: dict[str, dict[str, str]] = {
         "cuda_raw": "the CUDA kernels of this library",
         "cpu": "the CPU kernels of this library",
         "torch": _FRAMEWORK,
+        "inductor": _INDUCTOR,
     },
 }
 
@@ -117,11 +126,31 @@ KERNEL_IDS: dict[str, tuple[tuple[str, ...], str]] = {
     "torch.flex_flash": (("attention",), "flex_attention by FlashAttention 4, compiled"),
     "torch.layer_norm": (("layer_norm",), "PyTorch's layer norm"),
     "torch.rms_norm": (("rms_norm",), "PyTorch's RMS norm"),
+    "fa4.attention": (("attention",), "FlashAttention 4 (flash-attn-4), called directly"),
+    "quack.rms_norm": (("rms_norm",), "quack's RMS norm, in CuTe"),
+    "liger.rms_norm": (("rms_norm",), "Liger's RMS norm, in Triton"),
 }
 
 _ID = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\.[A-Za-z_][A-Za-z0-9_]*(@[A-Za-z0-9_.:=,+-]+)?")
-#: The form of an id, for the JSON Schema.
-ID_PATTERN = f"^{_ID.pattern}$"
+#: Kernels that are named by where they come from: a registered operator, or a layer of a Hugging Face repository.
+SOURCE_PREFIXES = ("triton:", "hf:")
+_NAME = r"[A-Za-z_][A-Za-z0-9_]*"
+_SOURCES = {
+    "triton:": re.compile(rf"triton:{_NAME}(\.{_NAME})+"),
+    "hf:": re.compile(
+        rf"hf:([A-Za-z0-9][A-Za-z0-9._-]*/[A-Za-z0-9._-]+@[0-9a-f]{{40}}|/[^,?@\s]+@sha256:[0-9a-f]{{64}})/{_NAME}"
+    ),
+}
+_SOURCE_FIX = {
+    "triton:": "write triton:package.module.operator",
+    "hf:": (
+        "write hf:organisation/repository@<the 40 hexadecimal digits of a commit>/Layer, or "
+        "hf:/absolute/folder@sha256:<digest of its files>/Layer; a branch, a tag or a short commit may mean another "
+        "kernel tomorrow"
+    ),
+}
+#: The form of an id or a source, for the JSON Schema.
+ID_PATTERN = f"^({'|'.join((_ID.pattern, *(form.pattern for form in _SOURCES.values())))})$"
 
 
 def families_of(op: str | None) -> dict[str, str]:
@@ -133,6 +162,10 @@ def families_of(op: str | None) -> dict[str, str]:
 
 def check_kernel(kernel: str, op: str | None) -> str:
     """Return `kernel` if it can be used for `op` (``None``: for any operation). Raises `Refused` otherwise."""
+    if (prefix := next((prefix for prefix in SOURCE_PREFIXES if kernel.startswith(prefix)), None)) is not None:
+        if not _SOURCES[prefix].fullmatch(kernel):
+            raise Refused(f"{quote(kernel)} names no exact kernel: {_SOURCE_FIX[prefix]}")
+        return kernel
     families = families_of(op)
     for_op = f" for {op}" if op else ""
     name, at, _ = kernel.partition("@")

@@ -144,9 +144,10 @@ _DEVICES = {"cpu": "cpu", "null": "cpu", "cuda_raw": "cuda", "cublas": "cuda", "
 #: Words that mean a kernel of PyTorch's own. As `xpuruntime.pytorch.dispatch.route.NATIVE_NAMES`, which needs PyTorch:
 #: a plan is made from facts alone.
 NATIVE = {
-    "matmul": ("torch", "torch.mm"),
+    "matmul": ("torch", "inductor", "torch.mm"),
     "attention": (
         "torch",
+        "inductor",
         "torch.sdpa",
         "flash_v2",
         "torch.flash",
@@ -157,9 +158,9 @@ NATIVE = {
         "math",
         "torch.math",
     ),
-    "layer_norm": ("torch", "torch.layer_norm"),
-    "rms_norm": ("torch", "torch.rms_norm"),
-    "conv": ("torch", "torch.conv"),
+    "layer_norm": ("torch", "inductor", "torch.layer_norm"),
+    "rms_norm": ("torch", "inductor", "torch.rms_norm"),
+    "conv": ("torch", "inductor", "torch.conv"),
 }
 _CUDA_ALONE = ("cudnn", "torch.cudnn", "efficient", "torch.efficient")
 

@@ -44,6 +44,7 @@ FLEX = EntryPoint(
     "flex_attention",
     {
         "torch": "torch.flex",
+        "inductor": "torch.flex",
         "torch.sdpa": "torch.flex",
         "torch.flex": "torch.flex",
         "torch.flex_triton": "torch.flex_triton",
@@ -60,11 +61,13 @@ VARLEN = EntryPoint(
     "varlen_attn",
     {
         "torch": "torch.varlen",
+        "inductor": "torch.varlen",
         "torch.sdpa": "torch.varlen",
         "torch.varlen": "torch.varlen",
         "flash_v2": "torch.flash",
         "torch.flash": "torch.flash",
         "flash_v3": "flash_v3",
+        "fa3": "flash_v3",
         "cudnn": "torch.cudnn",
         "torch.cudnn": "torch.cudnn",
     },

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 
 __all__ = ["attention_decided_by_switch", "attention_switch", "names_kernels", "serves_nothing"]
 
-_FREE = ("auto", "torch", "torch.sdpa")
+_FREE = ("auto", "torch", "inductor", "torch.sdpa")
 _OVERRIDEABLE = 4
 #: What PyTorch's registry calls FlashAttention 3, and what has to be installed for it.
 _FLASH_V3 = "FA3"
 _FLASH_V3_MODULE = "flash_attn_interface"
+_FLASH_V3_NAMES = ("flash_v3", "fa3")
 
 
 def attention_decided_by_switch(policy: Policy) -> bool:
@@ -44,7 +45,7 @@ def attention_decided_by_switch(policy: Policy) -> bool:
     if policy.kernels.auto_strategy == "best_performance" and "auto" in kernel_names:
         return False
     return all(
-        kernel_name in _FREE or kernel_name == "flash_v3" or kernel_name in NATIVE_NAMES["attention"]
+        kernel_name in _FREE or kernel_name in _FLASH_V3_NAMES or kernel_name in NATIVE_NAMES["attention"]
         for kernel_name in kernel_names
     )
 
@@ -99,11 +100,11 @@ def _settle(policy: Policy, undo: list[Callable[[], Any]]) -> None:
         if kernel_name in _FREE:
             free = True
             break
-        reason = _activate_flash_v3(undo) if kernel_name == "flash_v3" else _cannot(kernel_name)
+        reason = _activate_flash_v3(undo) if kernel_name in _FLASH_V3_NAMES else _cannot(kernel_name)
         if reason:
             refused.append(f"{kernel_name}: {reason}")
             continue
-        number = BACKENDS["torch.flash" if kernel_name == "flash_v3" else NATIVE_NAMES["attention"][kernel_name]]
+        number = BACKENDS["torch.flash" if kernel_name in _FLASH_V3_NAMES else NATIVE_NAMES["attention"][kernel_name]]
         if number not in wanted:
             wanted.append(number)
         if number == BACKENDS["torch.math"]:

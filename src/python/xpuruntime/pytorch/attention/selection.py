@@ -23,6 +23,7 @@ from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
 from xpuruntime.pytorch.dispatch.fast_path import fast_path
 from xpuruntime.pytorch.dispatch.route import BY_CALL, NATIVE_NAMES, Route
+from xpuruntime.pytorch.providers.bound import BoundKernel, call_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -41,6 +42,7 @@ __all__ = [
     "four",
     "native_rejection",
     "policy_for_xrt",
+    "provider_rejection",
     "xrt_rejection",
 ]
 
@@ -174,6 +176,8 @@ def find_route(
             return _settle(active, key, route, call, natively, exact, {kernel_name for kernel_name, _ in skip})
         if route.place is None:
             reason, kernel_name = native_rejection(route.kernel, call), _word_of(route)
+        elif isinstance(route.place, BoundKernel):
+            reason, kernel_name = call.unfit or provider_rejection(route.place, call, exact), route.place.word
         else:
             reason, kernel_name = call.unfit or xrt_rejection(route.kernel, call, exact), route.kernel
         if not reason or not kernel_name:
@@ -244,6 +248,23 @@ def xrt_rejection(kernel_name: str, call: AttentionCall, exact: bool) -> str:
         if not any(ok for ok, _ in found):
             said = "; ".join(dict.fromkeys(reason for _, reason in found)) or "it has no such kernel"
             return said if op == "attention" or call.backward else f"its gradient: {said}"
+    return ""
+
+
+def provider_rejection(place: BoundKernel, call: AttentionCall, exact: bool) -> str:
+    """Return why a kernel of another package cannot serve a call and its gradient; empty where it can."""
+    if call.dropout_p > 0:
+        return "it has no dropout"
+    operands = {"q": four(call.q), "k": four(call.k), "v": four(call.v)}
+    if call.mask is not None:
+        operands["mask"] = four(call.mask)
+    attributes = {"causal": call.is_causal, "scale": call.scale}
+    phases = ["backward"] if call.backward else [call.phase, *(["backward"] if call.needs_grad else [])]
+    for phase in phases:
+        tensors = {**operands, "grad": operands["q"]} if phase == "backward" else operands
+        reason = place.rejection(call_of("attention", phase, tensors, attributes, deterministic=exact))
+        if reason:
+            return reason if phase == call.phase or call.backward else f"its gradient: {reason}"
     return ""
 
 

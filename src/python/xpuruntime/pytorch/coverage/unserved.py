@@ -101,14 +101,15 @@ _LEAVE_PACKED = (None, "xpuruntime")
 def _varlen_reasons(query: Tensor) -> tuple[tuple[str, str], ...]:
     if query.is_cuda and _private_api.varlen_uses_cudnn(query.device.index):
         why = "this PyTorch gives varlen_attn to cuDNN, and a call has no option for it"
-        return tuple((kernel_name, why) for kernel_name in ("flash_v2", "torch.flash", "flash_v3"))
+        return tuple((kernel_name, why) for kernel_name in ("flash_v2", "torch.flash", "flash_v3", "fa3"))
     found = [(name, "this PyTorch has cuDNN turned off for varlen_attn") for name in ("cudnn", "torch.cudnn")]
     active = torch_attention.current_flash_attention_impl()
     if active not in _LEAVE_PACKED:
         why = f"{active} is active in its place; torch.nn.attention.restore_flash_attention_impl() restores it"
         found += [(name, why) for name in ("flash_v2", "torch.flash")]
     if active != _FLASH_V3:
-        found.append(("flash_v3", "FlashAttention 3 is not active in PyTorch's registry"))
+        why = "FlashAttention 3 is not active in PyTorch's registry"
+        found += [(name, why) for name in ("flash_v3", "fa3")]
     return tuple(found)
 
 

@@ -25,6 +25,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID, NATIVE_NAMES, Route, place_for, reason_of, refuse
 from xpuruntime.pytorch.dispatch.unmatched_rules import RuleUse, impossible_rules
 from xpuruntime.pytorch.explanation.requested import requests_other_kernel
+from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, rejection_of_word
 
 if TYPE_CHECKING:
     import os
@@ -44,7 +45,7 @@ _numbers = itertools.count(1)
 _MOST = 16384
 #: Overrides beside `scaled_dot_product_attention`, for whatever names a kernel of attention.
 _ENTRIES = frozenset(("flex_attention", "flex_options", "multi_head_attention", "varlen_attn"))
-_FREE = frozenset(("auto", "torch", "torch.sdpa"))
+_FREE = frozenset(("auto", "torch", "inductor", "torch.sdpa"))
 
 
 class CompiledPolicy:
@@ -202,7 +203,9 @@ class CompiledPolicy:
             if device != "cuda" and native in ("torch.cudnn", "torch.efficient"):
                 return f"{native} runs on CUDA, and the operands are on {device}"
             return ""
-        return "" if name == "auto" else unsupported_reason
+        if name == "auto":
+            return ""
+        return rejection_of_word(name, str(facts.op)) or unsupported_reason
 
     def place(
         self, op: str, kernel_name: str, source: str, module: str, *, allow_tf32: bool, deterministic: bool
@@ -266,18 +269,24 @@ class CompiledPolicy:
         allow_tf32: bool,
         deterministic: bool,
         entry: EntryPoint | None,
-    ) -> tuple[str, CallContext | None]:
+    ) -> tuple[str, CallContext | BoundKernel | None]:
         native = (NATIVE_NAMES[op] if entry is None else entry.kernel_names).get(kernel_name)
         if native is not None:
             return native, None
         if kernel_name == "auto":
             return DEFAULT_ID[op] if entry is None else entry.default, None
+        bound = bound_kernel(kernel_name, op)
+        if bound is not None:
+            return bound.kernel.id, bound
         return kernel_name, self.place(
             op, kernel_name, source, module, allow_tf32=allow_tf32, deterministic=deterministic
         )
 
     def refused(self, route: Route, error: XpuRuntimeError) -> tuple[tuple[str, str], ...]:
-        """Return what to give `route` as `skip` after an xpuruntime kernel has refused: name and reason."""
+        """Return what to give `route` as `skip` after its kernel has refused: name and reason."""
+        if isinstance(route.place, BoundKernel):
+            word = route.place.word
+            return (*route.passed_over, (word, error.reason.removeprefix(f"{word}: ")))
         return (*route.passed_over, (route.kernel, reason_of(error, route.op, route.kernel)))
 
     def is_first(self, mark: tuple[Any, ...]) -> bool:

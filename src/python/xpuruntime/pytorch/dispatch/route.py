@@ -22,14 +22,16 @@ if TYPE_CHECKING:
 
     from xpuruntime.errors import XpuRuntimeError
     from xpuruntime.policies import Policy
+    from xpuruntime.pytorch.providers.bound import BoundKernel
 
 __all__ = ["BY_CALL", "NATIVE_NAMES", "Route", "facts_of_call", "place_for", "reason_of", "refuse"]
 
 #: Operation to the kernel names that mean a kernel of PyTorch's own, each with the id it goes by.
 NATIVE_NAMES: dict[str, dict[str, str]] = {
-    "matmul": {"torch": "torch.mm", "torch.mm": "torch.mm"},
+    "matmul": dict.fromkeys(("torch", "inductor", "torch.mm"), "torch.mm"),
     "attention": {
         "torch": "torch.sdpa",
+        "inductor": "torch.sdpa",
         "torch.sdpa": "torch.sdpa",
         "flash_v2": "torch.flash",
         "torch.flash": "torch.flash",
@@ -40,9 +42,9 @@ NATIVE_NAMES: dict[str, dict[str, str]] = {
         "math": "torch.math",
         "torch.math": "torch.math",
     },
-    "layer_norm": {"torch": "torch.layer_norm", "torch.layer_norm": "torch.layer_norm"},
-    "rms_norm": {"torch": "torch.rms_norm", "torch.rms_norm": "torch.rms_norm"},
-    "conv": {"torch": "torch.conv", "torch.conv": "torch.conv"},
+    "layer_norm": dict.fromkeys(("torch", "inductor", "torch.layer_norm"), "torch.layer_norm"),
+    "rms_norm": dict.fromkeys(("torch", "inductor", "torch.rms_norm"), "torch.rms_norm"),
+    "conv": dict.fromkeys(("torch", "inductor", "torch.conv"), "torch.conv"),
 }
 #: The source of kernels that a call itself names.
 BY_CALL = "kernel="
@@ -113,7 +115,7 @@ class Route:
         source: str,
         kernel: str,
         *,
-        place: CallContext | None = None,
+        place: CallContext | BoundKernel | None = None,
         passed_over: tuple[tuple[str, str], ...] = (),
         module: str = "",
         phase: str = "",

@@ -23,6 +23,7 @@ from xpuruntime.pytorch.attention.sdpa_backends import BACKENDS, by_backend
 from xpuruntime.pytorch.attention.selection import deterministic, find_route, native_rejection, policy_for_xrt
 from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
 from xpuruntime.pytorch.dispatch.context import CONTEXT, call_key, thread_policy
+from xpuruntime.pytorch.providers.bound import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -92,6 +93,18 @@ def run_forward(
     while True:
         if route.place is None:
             return _forward_by_torch(route, query, key, value, mask, dropout_p, is_causal, scale, want_lse)
+        if isinstance(route.place, BoundKernel):
+            # Its limits were asked when the route was found, unless that is one of calls of other lengths.
+            given = (query, key, value, mask, is_causal, scale, want_lse, phase)
+            try:
+                attended: tuple[Tensor, Tensor | None] = _run("attention", route, route.place.attention, given)
+            except UnsupportedOperationError as error:
+                route = _find(
+                    active, known, False, query, key, value, mask, dropout_p, is_causal, scale, want_lse, phase, module,
+                    active.refused(route, error),
+                )  # fmt: skip
+                continue
+            return attended
         out = torch.empty_like(query)
         args = (
             route.place, query, key, value, mask, rng, out,
@@ -149,6 +162,19 @@ def run_backward(
     while True:
         if route.place is None:
             return _backward_by_torch(route, grad_out, query, key, value, mask, dropout_p, is_causal, scale)
+        if isinstance(route.place, BoundKernel):
+            given = (dense, query, key, value, out, lse, mask, is_causal, scale)
+            try:
+                found: tuple[Tensor, Tensor, Tensor] = _run(
+                    "attention_backward", route, route.place.attention_backward, given
+                )
+            except UnsupportedOperationError as error:
+                route = _find(
+                    active, known, True, query, key, value, mask, dropout_p, is_causal, scale, True, phase, module,
+                    active.refused(route, error),
+                )  # fmt: skip
+                continue
+            return found
         gradients = tuple(torch.empty_like(x) for x in (query, key, value))
         args = (
             route.place, dense, query, key, value, out, lse,

@@ -21,6 +21,7 @@ from xpuruntime.pytorch.dispatch.overrides.invoke import invoke
 from xpuruntime.pytorch.dispatch.overrides.norms import add_missing_kernel, as_rows, rms_eps, stats_dtype
 from xpuruntime.pytorch.dispatch.route import NATIVE_NAMES, Route
 from xpuruntime.pytorch.ops import norm_autograd
+from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, rejection_of_word
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -69,7 +70,7 @@ def _layer_norm(
 
 
 def _xrt_layer_norm(
-    place: CallContext,
+    place: CallContext | BoundKernel,
     phase: str,
     input: Tensor,
     residual: Tensor | None,
@@ -104,7 +105,7 @@ def _layer_norm_backward(
 
 
 def _xrt_layer_norm_backward(
-    place: CallContext,
+    place: CallContext | BoundKernel,
     phase: str,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -120,7 +121,7 @@ def _xrt_layer_norm_backward(
     if mask[2] and weight is None and bias is not None and bias.dtype != summed.dtype:
         msg = f"a bias of {bias.dtype} without a weight, for an input of {summed.dtype}: give both, or neither"
         raise UnsupportedOperationError(msg)
-    return _backward(place, False, grad, grad_sum, summed, shape, mean, rstd, weight, mask)
+    return _backward(place, False, grad, grad_sum, summed, shape, mean, rstd, weight, mask, bias)
 
 
 def _rms_norm(
@@ -137,7 +138,7 @@ def _rms_norm(
 
 
 def _xrt_rms_norm(
-    place: CallContext,
+    place: CallContext | BoundKernel,
     phase: str,
     input: Tensor,
     residual: Tensor | None,
@@ -168,7 +169,7 @@ def _rms_norm_backward(
 
 
 def _xrt_rms_norm_backward(
-    place: CallContext,
+    place: CallContext | BoundKernel,
     phase: str,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -183,7 +184,7 @@ def _xrt_rms_norm_backward(
 
 
 def _forward(
-    place: CallContext,
+    place: CallContext | BoundKernel,
     phase: str,
     rms: bool,
     input: Tensor,
@@ -195,6 +196,11 @@ def _forward(
 ) -> tuple[Tensor, ...]:
     """Return the norm, the sum, and what there is of mean and rstd, in the type of xpuruntime kernels."""
     n = len(shape)
+    if isinstance(place, BoundKernel):
+        if residual is not None:
+            raise UnsupportedOperationError("it adds no residual")
+        out, *stats = place.norm(phase, input, shape, weight, bias, eps, rms=rms)
+        return out, input.new_empty(0), *stats
     found = list(
         _core.op_norm(
             place, rms, as_rows(input, n), None if residual is None else as_rows(residual, n), _flat(weight),
@@ -208,7 +214,7 @@ def _forward(
 
 
 def _backward(
-    place: CallContext,
+    place: CallContext | BoundKernel,
     rms: bool,
     grad: Tensor,
     grad_sum: Tensor | None,
@@ -218,10 +224,17 @@ def _backward(
     rstd: Tensor | None,
     weight: Tensor | None,
     mask: Sequence[bool],
+    bias: Tensor | None = None,
 ) -> tuple[Tensor | None, ...]:
     n = len(shape)
     wide = torch.float64 if summed.dtype == torch.float64 else torch.float32
     mean, rstd = (None if one is None else one.to(wide).reshape(summed.shape[:-n]) for one in (mean, rstd))
+    if isinstance(place, BoundKernel):
+        if grad_sum is not None:
+            raise UnsupportedOperationError("it adds no residual")
+        stats = tuple(one for one in (mean, rstd) if one is not None)
+        found = place.norm_backward(grad, summed, shape, stats, weight, bias, rms=rms)
+        return tuple(one if wanted else None for one, wanted in zip(found, mask, strict=True))
     found = _core.op_norm_backward(
         place, rms, as_rows(grad, n), as_rows(summed, n), _flat(weight), mean, rstd,
         None if grad_sum is None else as_rows(grad_sum, n), None, mask[1], mask[2], None,
@@ -257,8 +270,10 @@ def _run(
         )  # fmt: skip
     if kernel in NATIVE_NAMES[op] or like.numel() == 0:
         return native(*args)
-    place = call_context(None, kernel or None, op)
+    place: CallContext | BoundKernel = bound_kernel(kernel, op) or call_context(None, kernel or None, op)
     try:
+        if isinstance(place, BoundKernel) and (missing := rejection_of_word(kernel, op)):
+            raise UnsupportedOperationError(f"kernel={kernel!r}: {missing}", engine="torch")
         if CONTEXT.observer is not None:
             route = Route(op, (kernel or "auto",), "kernel=" if kernel else "default", kernel or "auto", place=place)
             return CONTEXT.observer.call(name, op, route, xrt_kernel, (place, "", *args), {})

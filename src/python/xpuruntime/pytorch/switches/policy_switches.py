@@ -25,8 +25,8 @@ __all__ = ["Switches", "decided_by_switches", "set_switches"]
 #: Families of matmul to PyTorch's preferred BLAS library.
 _BLAS = {"cublas": "cublas", "cublasLt": "cublaslt"}
 #: Words for attention that serve every call, and the one that is PyTorch's flash once it is active.
-_WHOLE = frozenset(("math", "torch.math", "flash_v3"))
-_NATIVE = frozenset(("torch", "torch.mm"))
+_WHOLE = frozenset(("math", "torch.math", "flash_v3", "fa3"))
+_NATIVE = frozenset(("torch", "inductor", "torch.mm"))
 _WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
 
 

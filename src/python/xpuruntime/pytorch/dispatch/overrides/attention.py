@@ -34,6 +34,7 @@ from xpuruntime.pytorch.dispatch.overrides.invoke import prefer_native_error
 from xpuruntime.pytorch.dispatch.overrides.native import Native, Override
 from xpuruntime.pytorch.dispatch.route import DEFAULT_ID
 from xpuruntime.pytorch.ops.attention_gradient import attention
+from xpuruntime.pytorch.providers.bound import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -152,7 +153,8 @@ def attend(
             if isinstance(error, InputError):
                 served = _natively(route, natively, (query, key, value))
             reasons = dict(error.passed_over) if isinstance(error, UnsupportedOperationError) else {}
-            skip = (*route.passed_over, (route.kernel, reasons.get(route.kernel, str(error))))
+            word = route.place.word if isinstance(route.place, BoundKernel) else route.kernel
+            skip = (*route.passed_over, (word, reasons.get(word, str(error))))
             call = AttentionCall(*given, needs_grad, phase=phase, module=module)
             with prefer_native_error(natively):
                 route = find_route(active, known, call, natively, skip=skip)
@@ -160,7 +162,7 @@ def attend(
                 return served
             continue
         # Then the fast kernel may hand over the arrays by itself.
-        quick = plain and not kernel and not needs_grad and rng is None
+        quick = plain and not kernel and not needs_grad and rng is None and not isinstance(route.place, BoundKernel)
         route.quick = quick and four_already and in_rows
         out = out if four_already else out.reshape(query.shape)
         return out if in_rows else out.contiguous()  # as PyTorch's own result lies in memory then

@@ -15,6 +15,7 @@ from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.native import qualified
 from xpuruntime.pytorch.dispatch.route import facts_of_call
 from xpuruntime.pytorch.dispatch.tuning import settle
+from xpuruntime.pytorch.providers.bound import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -118,7 +119,7 @@ def invoke(
 
 
 def _set_quick(route: Route, quick: Callable[[], bool] | None) -> None:
-    route.quick = quick is not None and route.place is not None and quick()
+    route.quick = not (quick is None or route.place is None or isinstance(route.place, BoundKernel)) and quick()
 
 
 def _description(name: str, like: Tensor) -> str:

@@ -16,6 +16,7 @@ from xpuruntime.pytorch.dispatch.context import active_policy
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import fast_operator_kernel
 from xpuruntime.pytorch.dispatch.overrides.invoke import call_native, invoke, is_native
 from xpuruntime.pytorch.dispatch.overrides.native import Override
+from xpuruntime.pytorch.providers.bound import BoundKernel
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -98,7 +99,7 @@ def _layer_norm(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_layer_norm(
-    place: CallContext,
+    place: CallContext | BoundKernel,
     phase: str,
     x: Tensor,
     shape: Sequence[int],
@@ -107,6 +108,10 @@ def _xrt_layer_norm(
     eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     n = len(shape)
+    if isinstance(place, BoundKernel):
+        out, mean, rstd = place.norm(phase, x, shape, weight, bias, eps, rms=False)
+        dtype = stats_dtype(x, weight, bias)
+        return out, mean.to(dtype), rstd.to(dtype)
     out, mean, rstd = _op_norm(
         place, False, as_rows(x, n), None, _flat(weight, n), _flat(bias, n), None, None, False, True, eps,
         phase or None, None,
@@ -147,12 +152,15 @@ def _layer_norm_backward(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_layer_norm_backward(
-    place: CallContext, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor, rstd: Tensor,
-    weight: Tensor | None, bias: Tensor | None, mask: Sequence[bool],
+    place: CallContext | BoundKernel, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], mean: Tensor,
+    rstd: Tensor, weight: Tensor | None, bias: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:  # fmt: skip
-    del phase, bias
+    del phase
     n = len(shape)
     _, want_weight, want_bias = mask
+    if isinstance(place, BoundKernel):
+        stats = (_stats(mean, x, n), _stats(rstd, x, n))
+        return _masked(place.norm_backward(grad, x, shape, stats, weight, bias, rms=False), mask)
     found = _op_norm_backward(
         place, False, as_rows(grad, n), as_rows(x, n), _flat(weight, n), _stats(mean, x, n), _stats(rstd, x, n), None,
         None, want_weight, want_bias, None,
@@ -174,9 +182,17 @@ def _rms_norm(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_rms_norm(
-    place: CallContext, phase: str, x: Tensor, shape: Sequence[int], weight: Tensor | None, eps: float | None
+    place: CallContext | BoundKernel,
+    phase: str,
+    x: Tensor,
+    shape: Sequence[int],
+    weight: Tensor | None,
+    eps: float | None,
 ) -> tuple[Tensor, Tensor]:
     n = len(shape)
+    if isinstance(place, BoundKernel):
+        normal, rstd = place.norm(phase, x, shape, weight, None, rms_eps(x.dtype, eps), rms=True)
+        return normal, rstd
     out, rstd = _op_norm(
         place, True, as_rows(x, n), None, _flat(weight, n), None, None, None, False, True, rms_eps(x.dtype, eps),
         phase or None, None,
@@ -213,11 +229,14 @@ def _rms_norm_backward(native: Native) -> Callable[..., Any] | FastKernel:
 
 
 def _xrt_rms_norm_backward(
-    place: CallContext, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor, weight: Tensor | None,
-    mask: Sequence[bool],
+    place: CallContext | BoundKernel, phase: str, grad: Tensor, x: Tensor, shape: Sequence[int], rstd: Tensor,
+    weight: Tensor | None, mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:  # fmt: skip
     del phase
     n = len(shape)
+    if isinstance(place, BoundKernel):
+        stats = (_stats(rstd, x, n),)
+        return _masked(place.norm_backward(grad, x, shape, stats, weight, None, rms=True), (*mask, False))[:2]
     found = _op_norm_backward(
         place, True, as_rows(grad, n), as_rows(x, n), _flat(weight, n), None, _stats(rstd, x, n), None, None, mask[1],
         False, None,
@@ -276,6 +295,13 @@ def _gradients(
         grad_weight = None if grad_weight is None else grad_weight.view(shape)
         grad_bias = None if grad_bias is None else grad_bias.view(shape)
     return (grad_x if mask[0] else None), grad_weight, grad_bias
+
+
+def _masked(
+    gradients: tuple[Tensor | None, Tensor | None, Tensor | None], mask: Sequence[bool]
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    of_x, of_weight, of_bias = (one if wanted else None for one, wanted in zip(gradients, mask, strict=True))
+    return of_x, of_weight, of_bias
 
 
 def _is_row(shape: Sequence[int], *tensors: Tensor) -> bool:

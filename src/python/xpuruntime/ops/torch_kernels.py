@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`TorchKernel`: a kernel on tensors of PyTorch, of another package, that serves an operation forward and backward.
+
+Nothing here imports PyTorch or a package that has such kernels: that happens when a policy names one.
+"""
+
+from __future__ import annotations
+
+import importlib
+import threading
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from packaging.requirements import Requirement
+
+from xpuruntime.errors import InputError
+from xpuruntime.policies.kernel_rules import FAMILIES, SOURCE_PREFIXES
+from xpuruntime.runtime.packages import distributions
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+__all__ = [
+    "Operand",
+    "Saved",
+    "TorchCall",
+    "TorchKernel",
+    "find_torch_kernel",
+    "forget_torch_kernels",
+    "is_torch_kernel",
+    "missing_distributions",
+    "register_torch_kernels",
+]
+
+#: Operations whose calls go to kernels of NumPy-like arrays alone; see `PythonKernel`.
+_BY_ARRAYS = ("matmul", "conv")
+#: First part of an id, or a family, to the module of this library that adapts the kernels of that package.
+_ADAPTERS = {
+    "liger": "xpuruntime.pytorch.providers.liger",
+    "quack": "xpuruntime.pytorch.providers.quack",
+    "fa4": "xpuruntime.pytorch.providers.flash",
+}
+#: What loads kernels that are named by where they come from.
+_SOURCES = "xpuruntime.pytorch.providers.sources"
+
+_lock = threading.RLock()
+_registered: dict[str, TorchKernel] = {}
+
+
+class Operand(NamedTuple):
+    """What is known of a tensor without its data: strides in elements, and the alignment of its address in bytes."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    alignment: int = 256
+
+
+@dataclass(frozen=True, slots=True)
+class TorchCall:
+    """One call of an operation, without data.
+
+    Attributes
+    ----------
+    op, phase : str
+        ``"rms_norm"``; ``"train"``, ``"infer"``, ``"prefill"``, ``"decode"`` or ``"backward"``.
+    device, arch : str
+        ``"cuda:0"`` and ``"sm90"``; ``"cpu"`` and an empty text.
+    operands : mapping of str to Operand
+        By name, in the order in which the kernel gets the tensors.
+    attributes : mapping of str to object
+        Of norms ``epsilon`` and ``formula``; of attention ``causal``, ``scale`` and ``dropout_p``.
+    deterministic : bool
+        Whether the same bits are required in each run.
+    """
+
+    op: str
+    phase: str
+    device: str
+    arch: str
+    operands: Mapping[str, Operand]
+    attributes: Mapping[str, Any] = field(default_factory=dict)
+    deterministic: bool = False
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Everything of the call, to be compared."""
+        return (
+            self.op, self.phase, self.device, self.deterministic, tuple(self.operands.items()),
+            tuple(self.attributes.items()),
+        )  # fmt: skip
+
+    def __str__(self) -> str:
+        shown = ", ".join(f"{name} {list(one.shape)} {one.dtype}" for name, one in self.operands.items())
+        return f"{self.op} ({self.phase}) of {shown} on {self.device}"
+
+
+class Saved(NamedTuple):
+    """What a backward gets of its forward: the tensors that it was called with, its outputs, and what it saved.
+
+    `outputs` are empty where PyTorch keeps none for the gradient of an operation, as for norms.
+    """
+
+    inputs: tuple[Any, ...]
+    outputs: tuple[Any, ...]
+    extra: tuple[Any, ...]
+
+
+class TorchKernel:
+    """A kernel on tensors of PyTorch. Subclass it, and register an object by `xpuruntime.ops.plugins.register`.
+
+    Attributes
+    ----------
+    id, op : str
+        ``"mine.rms_norm"``, and the operation that it serves.
+    families : tuple of str
+        Families of a policy that include it.
+    distributions : tuple of str
+        The packages that bring it, each with the versions that fit, such as ``"liger-kernel>=0.8.5,<0.9"``. All of
+        them must be installed, and a lock holds their versions and contents.
+    install : str
+        The command that installs them.
+    environment : tuple of str
+        Patterns of the environment variables that change what it computes.
+    operators, device_kernels : tuple of str
+        Patterns of the names that profilers show of it.
+    capturable, deterministic : bool or str
+        Whether a CUDA graph may be captured of it, and whether it gives the same bits in each run; a sentence says
+        why not.
+    """
+
+    id: str
+    op: str
+    description: str = ""
+    limits: str = ""
+    families: tuple[str, ...] = ()
+    automatic: bool = False
+    distributions: tuple[str, ...] = ()
+    install: str = ""
+    environment: tuple[str, ...] = ()
+    operators: tuple[str, ...] = ()
+    device_kernels: tuple[str, ...] = ()
+    capturable: bool | str = True
+    deterministic: bool | str = True
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        """Say whether it can do exactly this, and if not why. Touches no device and imports nothing of its package.
+
+        All limits belong here: those that its package states by ``assert`` are gone under ``python -O``.
+        """
+        raise NotImplementedError
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        """Return the outputs, and what the backward needs beside inputs and outputs, all newly allocated.
+
+        What an operation saves is fixed for norms, ``(rstd,)``, and for attention, ``(lse,)``: another kernel may
+        compute the gradient. For other operations it is what `saved_like` says.
+        """
+        raise NotImplementedError
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        """Return a gradient for each input, ``None`` where it has none. Writes no tensor that it gets."""
+        raise NotImplementedError
+
+    def saved_like(self, call: TorchCall, *tensors: Any) -> Sequence[Any]:
+        """Return tensors as `forward` saves them, without data: for code that is compiled, which knows them before."""
+        del call, tensors
+        return ()
+
+    def warm(self, call: TorchCall) -> None:
+        """Compile what a call needs, where the package compiles at the first call."""
+        del call
+
+
+def register_torch_kernels(backend: str, *kernels: TorchKernel) -> None:
+    """Register kernels, all or none. Raises `InputError`."""
+    with _lock:
+        for kernel in kernels:
+            name, op = getattr(kernel, "id", None), getattr(kernel, "op", None)
+            if (
+                not isinstance(name, str)
+                or name.partition(".")[0] != backend
+                or not name.partition(".")[2].isidentifier()
+            ):
+                raise InputError(f"a TorchKernel of the backend {backend!r} has the id {name!r}. Fix: {backend}.name")
+            if op not in FAMILIES or op in _BY_ARRAYS:
+                known = ", ".join(known for known in FAMILIES if known not in _BY_ARRAYS)
+                raise InputError(f"the TorchKernel {name} has the operation {op!r}. Fix: state one of {known}")
+            unknown = [family for family in kernel.families if family == "auto" or family not in FAMILIES[op]]
+            if unknown:
+                raise InputError(f"the TorchKernel {name} is of the family {unknown[0]!r}, which {op} does not have")
+            if name in _registered or backend in _ADAPTERS:
+                raise InputError(f"a kernel {name} is registered already. Fix: give this one another id")
+            for requirement in kernel.distributions:
+                Requirement(requirement)
+        _registered.update((kernel.id, kernel) for kernel in kernels)
+
+
+def forget_torch_kernels(backend: str) -> None:
+    """Remove the kernels of a backend."""
+    with _lock:
+        for name in [name for name in _registered if name.partition(".")[0] == backend]:
+            del _registered[name]
+
+
+def is_torch_kernel(word: str) -> bool:
+    """Say whether a word of a policy means a `TorchKernel`, without importing any."""
+    first = word.partition("@")[0].partition(".")[0]
+    return word.startswith(SOURCE_PREFIXES) or first in _ADAPTERS or _registered_for(word, None) is not None
+
+
+def find_torch_kernel(word: str, op: str) -> TorchKernel | None:
+    """Return the kernel that a word means for an operation; ``None`` where it means none.
+
+    Raises
+    ------
+    InputError
+        The word names a source, and what it names is not there.
+    """
+    if word.startswith(SOURCE_PREFIXES):
+        named: TorchKernel = importlib.import_module(_SOURCES).kernel_of_source(word, op)
+        return named
+    adapter = _ADAPTERS.get(word.partition(".")[0])
+    if adapter is not None:
+        every: tuple[TorchKernel, ...] = importlib.import_module(adapter).KERNELS
+        return next((kernel for kernel in every if kernel.op == op and _means(kernel, word)), None)
+    return _registered_for(word, op)
+
+
+def _registered_for(word: str, op: str | None) -> TorchKernel | None:
+    with _lock:
+        return next(
+            (kernel for kernel in _registered.values() if op in (None, kernel.op) and _means(kernel, word)), None
+        )
+
+
+def _means(kernel: TorchKernel, word: str) -> bool:
+    return word == kernel.id or word in kernel.families
+
+
+def missing_distributions(kernel: TorchKernel) -> str:
+    """Return what of a kernel's packages is missing or of another version, with the command; empty where none is."""
+    installed = {one.name: one.version for one in reversed(list(distributions()))}
+    wrong = []
+    for text in kernel.distributions:
+        wanted = Requirement(text)
+        version = installed.get(wanted.name.lower().replace("_", "-"))
+        if version is None:
+            wrong.append(f"{wanted.name} is not installed")
+        elif not wanted.specifier.contains(version, prereleases=True):
+            wrong.append(f"{wanted.name} is {version}, and {wanted.specifier} is needed")
+    if not wrong:
+        return ""
+    command = kernel.install or f"pip install {' '.join(repr(text) for text in kernel.distributions)}"
+    return f"{'; '.join(wrong)}; {command} installs it"

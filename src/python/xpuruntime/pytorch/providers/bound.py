@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""`BoundKernel`: a `TorchKernel` that a route leads to, with its limits and its results checked."""
+
+from __future__ import annotations
+
+import functools
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError, UnsupportedOperationError, XpuRuntimeError
+from xpuruntime.ops.torch_kernels import (
+    Operand,
+    Saved,
+    TorchCall,
+    TorchKernel,
+    find_torch_kernel,
+    is_torch_kernel,
+    missing_distributions,
+)
+from xpuruntime.pytorch.dispatch import context
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from torch import Tensor
+
+__all__ = ["BoundKernel", "bound_kernel", "call_of", "rejection_of_word"]
+
+#: Answers of `supports` that are kept for one kernel; with one more, all are forgotten.
+_MOST = 4096
+_ALIGNED = 256
+#: Attributes of norms that are called as operators of PyTorch's, whose gradient has no epsilon.
+_NORM = {"formula": "torch", "paired": False}
+
+
+def call_of(
+    op: str,
+    phase: str,
+    operands: Mapping[str, Tensor | None],
+    attributes: Mapping[str, Any],
+    *,
+    deterministic: bool = False,
+) -> TorchCall:
+    """Return the description of a call; operands that are ``None`` are left out."""
+    like = next(x for x in operands.values() if x is not None)
+    return TorchCall(
+        op=op,
+        phase=phase or context.phase(),
+        device=str(like.device),
+        arch=context.arch_of(like.device) or "",
+        operands={
+            name: Operand(
+                str(x.dtype).removeprefix("torch."),
+                tuple(map(int, x.shape)),
+                tuple(map(int, x.stride())),
+                _alignment(x),
+            )
+            for name, x in operands.items()
+            if x is not None
+        },
+        attributes=attributes,
+        deterministic=deterministic or torch.are_deterministic_algorithms_enabled(),
+    )
+
+
+class BoundKernel:
+    """A kernel of another package in the place of one of this library. Threads share one."""
+
+    #: Where kernels of the core keep their decisions; this one keeps none.
+    site = None
+
+    def __init__(self, kernel: TorchKernel, word: str) -> None:
+        self.kernel = kernel
+        self.word = word
+        self._answers: dict[Any, str] = {}
+        self._lock = threading.Lock()
+
+    def __repr__(self) -> str:
+        return f"BoundKernel({self.kernel.id} for {self.kernel.op})"
+
+    def rejection(self, call: TorchCall) -> str:
+        """Return why it cannot serve a call; empty where it can."""
+        if context.capturing() and self.kernel.capturable is not True:
+            return f"it cannot be captured into a CUDA graph: {self.kernel.capturable}"
+        key = call.key
+        found = self._answers.get(key)
+        if found is None:
+            found = self._rejection(call)
+            with self._lock:
+                if len(self._answers) >= _MOST:
+                    self._answers.clear()
+                self._answers[key] = found
+        return found
+
+    def _rejection(self, call: TorchCall) -> str:
+        if call.deterministic and self.kernel.deterministic is not True:
+            return f"its bits differ from run to run: {self.kernel.deterministic}"
+        try:
+            fits, why = self.kernel.supports(call)
+        except Exception as error:
+            return f"its supports() raised {type(error).__name__}: {error}"
+        return "" if fits else str(why) or "it gives no reason"
+
+    def _check(self, call: TorchCall) -> None:
+        reason = self.rejection(call)
+        if reason:
+            raise UnsupportedOperationError(f"{self.word}: {reason}", engine="torch") from None
+
+    def forward(
+        self, call: TorchCall, tensors: Sequence[Tensor], like: Sequence[Tensor], saved: int | None = None
+    ) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+        """Return outputs and what is saved, checked against `like`, tensors that lie in memory as outputs have to."""
+        self._check(call)
+        outputs, extra = self._run(call, "forward", self.kernel.forward, call, *tensors)
+        extra = tuple(extra)
+        if saved is not None and len(extra) != saved:
+            raise self._wrong(call, f"saved {len(extra)} tensors, and {saved} are to be saved")
+        return self._checked(call, "output", outputs, like), extra
+
+    def backward(
+        self, call: TorchCall, saved: Saved, grads: Sequence[Tensor], like: Sequence[Tensor | None]
+    ) -> tuple[Tensor | None, ...]:
+        """Return a gradient for each of `like`, which lie in memory as these do; ``None`` where that is ``None``."""
+        self._check(call)
+        found = list(self._run(call, "backward", self.kernel.backward, call, saved, grads))
+        wanted = [x for x in like if x is not None]
+        if len(found) != len(like):
+            raise self._wrong(call, f"returned {len(found)} gradients, and there are {len(like)} inputs")
+        kept = self._checked(call, "gradient", [x for x, y in zip(found, like, strict=True) if y is not None], wanted)
+        values = iter(kept)
+        return tuple(None if x is None else next(values) for x in like)
+
+    def saved_like(self, call: TorchCall, tensors: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        """Return tensors as the forward saves them, without data."""
+        if call.op == "rms_norm":
+            wide = torch.float64 if tensors[0].dtype == torch.float64 else torch.float32
+            return (tensors[0].new_empty(tensors[0].shape[:-1], dtype=wide),)
+        return tuple(self.kernel.saved_like(call, *tensors))
+
+    def _run(self, call: TorchCall, what: str, function: Any, *args: Any) -> Any:
+        try:
+            return function(*args)
+        except XpuRuntimeError:
+            raise
+        except Exception as error:
+            error.add_note(f"raised by {self.word} in the {what} of {call}")
+            raise
+
+    def _checked(self, call: TorchCall, what: str, found: Sequence[Any], like: Sequence[Tensor]) -> tuple[Tensor, ...]:
+        found = tuple(found)
+        if len(found) != len(like):
+            raise self._wrong(call, f"returned {len(found)} {what}s, and there are {len(like)}")
+        for number, (x, wanted) in enumerate(zip(found, like, strict=True)):
+            if not isinstance(x, torch.Tensor):
+                raise self._wrong(call, f"returned {type(x).__name__} as {what} {number}")
+            for name in ("shape", "dtype"):
+                if getattr(x, name) != getattr(wanted, name):
+                    has, needs = (_shown(getattr(one, name)) for one in (x, wanted))
+                    raise self._wrong(call, f"returned {what} {number} with {name} {has}, and it has to be {needs}")
+            if str(x.device) != call.device:
+                raise self._wrong(call, f"returned {what} {number} on {x.device}, and it has to be on {call.device}")
+            if x.numel() > 1 and _steps(x) != _steps(wanted):
+                steps = f"strides {list(x.stride())}, and they have to be {list(wanted.stride())}"
+                raise self._wrong(call, f"returned {what} {number} with {steps}")
+        return found
+
+    def _wrong(self, call: TorchCall, what: str) -> UnsupportedOperationError:
+        msg = f"{self.word}: it {what}, for {call}"
+        return UnsupportedOperationError(msg, fix="use a kernel that keeps to the operation", engine="torch")
+
+    # --- norms, whose operators are PyTorch's
+
+    def norm(
+        self,
+        phase: str,
+        x: Tensor,
+        shape: Sequence[int],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        eps: float,
+        *,
+        rms: bool,
+    ) -> tuple[Tensor, ...]:
+        """Return the norm over the last dimensions, and mean and rstd, or rstd alone of an RMS norm."""
+        rows, columns = _rows(x, len(shape)), [None if one is None else one.reshape(-1) for one in (weight, bias)]
+        operands = {"x": rows, "weight": columns[0], "bias": columns[1]}
+        call = call_of("rms_norm" if rms else "layer_norm", phase, operands, {"epsilon": float(eps), **_NORM})
+        tensors = [one for one in operands.values() if one is not None]
+        outputs, stats = self.forward(call, tensors, [torch.empty_like(rows)], saved=1 if rms else 2)
+        lead = (*x.shape[: -len(shape)], *(1,) * len(shape))
+        return outputs[0].view(x.shape), *(one.view(lead) for one in stats)
+
+    def norm_backward(
+        self,
+        grad: Tensor,
+        x: Tensor,
+        shape: Sequence[int],
+        stats: Sequence[Tensor],
+        weight: Tensor | None,
+        bias: Tensor | None,
+        *,
+        rms: bool,
+    ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        """Return the gradients of the input, the weight and the bias; ``None`` where there is none."""
+        n = len(shape)
+        rows, of_rows = _rows(x, n), _rows(grad, n)
+        columns = [None if one is None else one.reshape(-1) for one in (weight, bias)]
+        operands = {"x": rows, "weight": columns[0], "bias": columns[1]}
+        call = call_of("rms_norm" if rms else "layer_norm", "backward", {**operands, "grad": of_rows}, _NORM)
+        inputs = tuple(one for one in operands.values() if one is not None)
+        extra = tuple(one.reshape(rows.shape[:-1]) for one in stats)
+        like = [torch.empty_like(one) for one in inputs]
+        found = iter(self.backward(call, Saved(inputs, (), extra), (of_rows,), like))
+        of_x, of_weight, of_bias = (next(found) if one is not None else None for one in (rows, *columns))
+        return (
+            None if of_x is None else of_x.view(x.shape),
+            None if of_weight is None else of_weight.view(*shape),
+            None if of_bias is None else of_bias.view(*shape),
+        )
+
+    # --- attention, of tensors [batch, heads, length, head_dim]
+
+    def attention(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+        want_lse: bool,
+        phase: str,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return attention, and the logarithm of the sum of exponentials of the scores where it is wanted."""
+        operands = {"q": q, "k": k, "v": v, "mask": mask}
+        call = call_of("attention", phase, operands, {"causal": is_causal, "scale": scale})
+        tensors = [one for one in operands.values() if one is not None]
+        (out,), extra = self.forward(call, tensors, [torch.empty_like(q)], saved=1)
+        lse = self._checked(call, "saved tensor", extra, [q.new_empty(q.shape[:3], dtype=torch.float32)])[0]
+        return out, lse if want_lse else None
+
+    def attention_backward(
+        self,
+        grad: Tensor,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        mask: Tensor | None,
+        is_causal: bool,
+        scale: float | None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the gradients of `attention` for queries, keys and values."""
+        operands = {"q": q, "k": k, "v": v, "mask": mask, "grad": grad}
+        call = call_of("attention", "backward", operands, {"causal": is_causal, "scale": scale})
+        inputs = tuple(one for one in (q, k, v, mask) if one is not None)
+        like = [torch.empty_like(one) for one in (q, k, v)] + [None] * (len(inputs) - 3)
+        found = self.backward(call, Saved(inputs, (out,), (lse,)), (grad,), like)
+        of_q, of_k, of_v = (x for x in found if x is not None)
+        return of_q, of_k, of_v
+
+
+def _alignment(x: Tensor) -> int:
+    """Return the largest power of two up to 256 that divides an address; 256 where there is none, as in traced code."""
+    address = x.data_ptr() if type(x) in (torch.Tensor, torch.nn.Parameter) and not x.is_meta else 0
+    return min(address & -address, _ALIGNED) if address else _ALIGNED
+
+
+def _shown(value: Any) -> str:
+    return str(list(value) if isinstance(value, torch.Size) else value)
+
+
+def _steps(x: Tensor) -> tuple[tuple[int, int], ...]:
+    """Return sizes and strides without the dimensions of one element, whose stride means nothing."""
+    return tuple((size, step) for size, step in zip(x.shape, x.stride(), strict=True) if size != 1)
+
+
+def _rows(x: Tensor, n: int) -> Tensor:
+    """Return a view, or where there is none a copy, with the last `n` dimensions as one, all of it dense."""
+    return x.detach().contiguous().flatten(-n) if n > 1 else x.detach().contiguous()
+
+
+@functools.lru_cache(maxsize=256)
+def _bound(kernel: TorchKernel, word: str) -> BoundKernel:
+    return BoundKernel(kernel, word)
+
+
+def bound_kernel(word: str, op: str) -> BoundKernel | None:
+    """Return the kernel that a word of a policy means for an operation; ``None`` where that is no `TorchKernel`."""
+    if not is_torch_kernel(word):
+        return None
+    try:
+        kernel = find_torch_kernel(word, op)
+    except InputError:
+        return None
+    return None if kernel is None else _bound(kernel, word)
+
+
+def rejection_of_word(word: str, op: str) -> str:
+    """Return why a word that means a `TorchKernel` can serve no call of an operation; empty where it may."""
+    if not is_torch_kernel(word):
+        return ""
+    try:
+        kernel = find_torch_kernel(word, op)
+    except InputError as error:
+        return error.reason
+    if kernel is None:
+        return f"it has no kernel for {op}"
+    return missing_distributions(kernel)

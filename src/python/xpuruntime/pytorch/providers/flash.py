@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""FlashAttention 4, called directly: the way that PyTorch has to it expects two results, and it returns five by now."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.ops.torch_kernels import TorchKernel
+from xpuruntime.pytorch.providers.quack import CUTE
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.ops.torch_kernels import Saved, TorchCall
+
+__all__ = ["KERNELS"]
+
+_TYPES = ("float16", "bfloat16")
+#: Architectures that were looked at in its source: what it says of others is left to a newer adapter.
+_ARCHS = ("sm90", "sm100")
+_ALIGNED = 16
+_MOST_HEAD_DIM = {"sm90": 256, "sm100": 128}
+
+
+class _Attention(TorchKernel):
+    id = "fa4.attention"
+    op = "attention"
+    families = ("fa4",)
+    description = "FlashAttention 4, in CuTe"
+    limits = "sm_90 and sm_100; fp16 and bf16; no mask tensor; head_dim in multiples of 8"
+    distributions = ("flash-attn-4==4.0.0b36", "quack-kernels>=0.6.5,<0.7", *CUTE)
+    install = 'pip install "xpuruntime[fa4]"'
+    environment = ("FA_*", "FLASH_ATTENTION_*", "CUTE_DSL_*")
+    device_kernels = ("kernel_cutlass_kernel_flash_attncute*",)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if call.arch not in _ARCHS:
+            return False, f"it runs on {' and '.join(_ARCHS)}, and the operands are on {call.arch or call.device}"
+        if "mask" in call.operands:
+            return False, "it takes no mask tensor"
+        q, k, v = (call.operands[name] for name in ("q", "k", "v"))
+        for name, one in call.operands.items():
+            if one.dtype not in _TYPES:
+                return False, f"it computes {', '.join(_TYPES)}, and {name} is {one.dtype}"
+            if one.strides[-1] != 1 or one.alignment < _ALIGNED or any(step % 8 for step in one.strides[:-1]):
+                return False, f"the rows of {name} do not begin at multiples of {_ALIGNED} bytes"
+        for name, size in (("head_dim of q", q.shape[-1]), ("head_dim of v", v.shape[-1])):
+            if size % 8 or not 8 <= size <= _MOST_HEAD_DIM[call.arch]:
+                most = _MOST_HEAD_DIM[call.arch]
+                return False, f"it takes a head_dim of 8 to {most} in multiples of 8, and the {name} is {size}"
+        if q.shape[-1] != v.shape[-1]:
+            return False, "it is used where queries and values have the same head_dim"
+        if q.shape[1] % k.shape[1]:
+            return False, f"{q.shape[1]} heads of queries are no multiple of {k.shape[1]} heads of keys"
+        if call.attributes["causal"] and q.shape[2] != k.shape[2]:
+            return False, "its causal mask begins at the last key, and PyTorch's at the first"
+        return True, ""
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        import torch
+        from flash_attn.cute.interface import _flash_attn_fwd
+
+        q, k, v = (x.transpose(1, 2) for x in tensors)
+        out = torch.empty_like(tensors[0])
+        _, lse, *_ = _flash_attn_fwd(
+            q, k, v, softmax_scale=call.attributes["scale"], causal=call.attributes["causal"], return_lse=True,
+            out=out.transpose(1, 2),
+        )  # fmt: skip
+        return (out,), (lse,)
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        import torch
+        from flash_attn.cute.interface import _flash_attn_bwd
+
+        made = [torch.empty_like(x) for x in saved.inputs]
+        q, k, v, out, grad = (x.transpose(1, 2) for x in (*saved.inputs, *saved.outputs, *grads))
+        of_q, of_k, of_v = (x.transpose(1, 2) for x in made)
+        _flash_attn_bwd(
+            q, k, v, out, grad, saved.extra[0], softmax_scale=call.attributes["scale"],
+            causal=call.attributes["causal"], deterministic=call.deterministic, dq=of_q, dk=of_k, dv=of_v,
+        )  # fmt: skip
+        return made
+
+
+KERNELS: tuple[TorchKernel, ...] = (_Attention(),)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Liger's Triton kernels, by its functions alone: its ``apply_liger_kernel_to_*`` change classes of the whole process.
+
+The kernels of its submodules are called, which the variable ``LIGER_KERNEL_IMPL`` does not replace.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING, Any
+
+from xpuruntime.ops.torch_kernels import TorchKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from xpuruntime.ops.torch_kernels import Saved, TorchCall
+
+__all__ = ["KERNELS", "LigerKernel"]
+
+_TYPES = ("float32", "float16", "bfloat16")
+#: Columns of the widest block that its kernels take.
+_MOST_COLUMNS = 65536
+#: Formula of a norm to Liger's ``casting_mode`` and the number that is added to the weight.
+_CASTING = {"torch": ("gemma", 0.0), "llama": ("llama", 0.0), "gemma": ("gemma", 1.0)}
+
+
+class LigerKernel(TorchKernel):
+    """What Liger's kernels have in common."""
+
+    distributions = ("liger-kernel>=0.8.5,<0.9", "triton>=3")
+    install = 'pip install "xpuruntime[liger]"'
+    environment = ("TRITON_*", "LIGER_*")
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        """See `TorchKernel.supports`."""
+        if not call.device.startswith("cuda") and os.environ.get("TRITON_INTERPRET") != "1":
+            return False, f"it runs on CUDA, and the operands are on {call.device}"
+        for name, one in call.operands.items():
+            if one.dtype not in _TYPES:
+                return False, f"it computes {', '.join(_TYPES)}, and {name} is {one.dtype}"
+        return True, ""
+
+
+class _RmsNorm(LigerKernel):
+    id = "liger.rms_norm"
+    op = "rms_norm"
+    description = "Liger's RMS norm, in Triton"
+    limits = "fp32, fp16 and bf16; at most 65,536 columns; a weight"
+    device_kernels = ("_rms_norm_*_kernel", "_block_rms_norm_*_kernel")
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        fits, why = super().supports(call)
+        if not fits:
+            return fits, why
+        x, weight = call.operands["x"], call.operands.get("weight")
+        if x.shape[-1] > _MOST_COLUMNS:
+            return False, f"it takes at most {_MOST_COLUMNS} columns, and these are {x.shape[-1]}"
+        if weight is None:
+            return False, "it is used with a weight"
+        if call.attributes["formula"] not in _CASTING:
+            return False, f"it has no formula {call.attributes['formula']}"
+        if weight.dtype != x.dtype:
+            return False, f"it writes the type of the input, {x.dtype}, and the weight is {weight.dtype}"
+        return True, ""
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        from liger_kernel.ops.rms_norm import rms_norm_forward
+
+        x, weight = tensors
+        casting, offset = _CASTING[call.attributes["formula"]]
+        out, _, rstd, *_ = rms_norm_forward(x, weight, call.attributes["epsilon"], offset, casting, None)
+        return (out,), (rstd.view(x.shape[:-1]),)
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        from liger_kernel.ops import rms_norm
+        from liger_kernel.ops.utils import calculate_settings
+
+        x, weight = saved.inputs
+        casting, offset = _CASTING[call.attributes["formula"]]
+        mode = {"gemma": rms_norm._CASTING_MODE_GEMMA, "llama": rms_norm._CASTING_MODE_LLAMA}[casting].value
+        columns = x.shape[-1]
+        return rms_norm.rms_norm_backward(  # type: ignore[no-any-return]
+            grads[0], x.view(-1, columns), weight, saved.extra[0].reshape(-1), offset, mode,
+            *calculate_settings(columns), False, None,
+        )  # fmt: skip
+
+
+KERNELS: tuple[TorchKernel, ...] = (_RmsNorm(),)

@@ -1,0 +1,325 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""One operator for each operation, through which kernels of other packages serve it.
+
+``xpuruntime::swiglu.decided`` lets the active policy choose: it becomes PyTorch's own operations, or
+``xpuruntime::swiglu.served``, a single node of autograd and of a compiled graph whose kernel is a constant. A new
+operation is one more row of `OPERATIONS`.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+
+from xpuruntime.errors import InputError, UnsupportedOperationError
+from xpuruntime.ops.torch_kernels import Saved
+from xpuruntime.pytorch.call_scope import module_paths
+from xpuruntime.pytorch.dispatch import context
+from xpuruntime.pytorch.dispatch.context import CONTEXT, active_policy
+from xpuruntime.pytorch.dispatch.route import BY_CALL, Route, facts_of_call
+from xpuruntime.pytorch.providers.bound import BoundKernel, bound_kernel, call_of, rejection_of_word
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+
+    from torch import Tensor
+
+    from xpuruntime.pytorch.dispatch.compiled_policy import CompiledPolicy
+
+__all__ = ["OPERATIONS", "Operation", "define", "perform", "rms_norm"]
+
+_library = torch.library.Library("xpuruntime", "FRAGMENT")
+
+
+class Operation(NamedTuple):
+    """An operation: the names of its operands, and what it computes, by PyTorch's own differentiable operations.
+
+    `reference` is called with the tensors, then with the attributes by name. `wide` names the integer operands, which
+    have no gradient.
+    """
+
+    name: str
+    operands: tuple[str, ...]
+    reference: Callable[..., Any]
+    without_gradient: tuple[str, ...] = ()
+
+
+def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula: str = "torch") -> Tensor:
+    """Return the RMS norm of rows by one of the formulas that model classes have, bit for bit.
+
+    ``"torch"``: ``(n * w).to(x)``, as ``F.rms_norm``; ``"llama"``: ``w * n.to(x)``; ``"gemma"``:
+    ``(n * (1 + w)).to(x)``, where n is the normalised row in float32.
+    """
+    wide = x if x.dtype == torch.float64 else x.float()
+    normal = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + epsilon)
+    if weight is None:
+        return normal.to(x.dtype)
+    if formula == "llama":
+        return weight * normal.to(x.dtype)
+    return (normal * (1.0 + weight.to(wide.dtype) if formula == "gemma" else weight)).to(x.dtype)
+
+
+#: Operation to its row.
+OPERATIONS: dict[str, Operation] = {}
+
+
+def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[str, Any], kernel: str = "") -> Any:
+    """Return an operation of the table, by the kernel that a call names, or that the active policy gives it.
+
+    A tensor, or a tuple of several. Differentiable, and one operator where code is compiled.
+    """
+    present = {name: operands.get(name) for name in OPERATIONS[op].operands}
+    tensors = [x for x in present.values() if x is not None]
+    names = ",".join(name for name, x in present.items() if x is not None)
+    text = "; ".join([f"{name}={value!r}" for name, value in attributes.items()])  # Dynamo traces no json.dumps
+    if torch.compiler.is_compiling():
+        found = getattr(torch.ops.xpuruntime, op).decided(tensors, names, text, kernel)
+    else:
+        found = _decide(op, tensors, names, text, kernel)
+    return found[0] if len(found) == 1 else tuple(found)
+
+
+@functools.lru_cache(maxsize=1024)
+def _options(attributes: str) -> dict[str, Any]:
+    pairs = (part.partition("=") for part in attributes.split("; ") if part)
+    return {name: ast.literal_eval(value) for name, _, value in pairs}
+
+
+def _decide(op: str, tensors: Sequence[Tensor], names: str, attributes: str, kernel: str) -> list[Tensor]:
+    """Let the policy choose, and go on to PyTorch's own operations or to the operator that has one kernel."""
+    records = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
+    route = _route_of(op, tensors, names, attributes, kernel, records)
+    if route is None or route.place is None:
+        return _by_torch(op, route, tensors, names, attributes)
+    word = route.place.word if isinstance(route.place, BoundKernel) else route.kernel
+    served = getattr(torch.ops.xpuruntime, op).served(list(tensors), names, attributes, word, context.phase())
+    return list(served[: _count(op, tensors, names, attributes)])
+
+
+def _by_torch(op: str, route: Route | None, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
+    def run(*inputs: Tensor) -> list[Tensor]:
+        return _reference(op, inputs, names, attributes)
+
+    if CONTEXT.observer is None or route is None:
+        return run(*tensors)
+    found: list[Tensor] = CONTEXT.observer.call(f"xpuruntime::{op}", op, route, run, tuple(tensors), {})
+    return found
+
+
+def _reference(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
+    operands = dict(zip(names.split(","), tensors, strict=True))
+    made = OPERATIONS[op].reference(*(operands.get(name) for name in OPERATIONS[op].operands), **_options(attributes))
+    return [made] if isinstance(made, torch.Tensor) else list(made)
+
+
+def _count(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> int:
+    return len(_like(op, tensors, names, attributes))
+
+
+def _like(op: str, tensors: Sequence[Tensor], names: str, attributes: str) -> list[Tensor]:
+    """Return the outputs of an operation without data, all of them dense."""
+    with torch.no_grad():
+        if all(type(x) in (torch.Tensor, torch.nn.Parameter) for x in tensors):
+            metas = [torch.empty_strided(x.shape, x.stride(), dtype=x.dtype, device="meta") for x in tensors]
+            return [
+                torch.empty_like(x, memory_format=torch.contiguous_format)
+                for x in _reference(op, metas, names, attributes)
+            ]
+        made = _reference(op, tensors, names, attributes)
+        return [torch.empty_like(x, memory_format=torch.contiguous_format) for x in made]
+
+
+def _route_of(
+    op: str, tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, records: bool
+) -> Route | None:
+    """Return the route of a call, each kernel that the policy names asked whether it can serve it."""
+    if kernel:
+        return _named(op, tensors, names, attributes, kernel, records)
+    active = active_policy()
+    if active is None or op not in active.ops:
+        return None
+    phase = context.phase()
+    module = (module_paths.traced() or module_paths.current()) if active.by_module else ""
+    exact = torch.are_deterministic_algorithms_enabled() or active.policy.execution.deterministic
+    known = (
+        op, names, attributes, records, phase, module, exact, context.capturing(),
+        *((tuple(map(int, x.shape)), tuple(map(int, x.stride())), x.dtype, x.device) for x in tensors),
+    )  # fmt: skip
+    route = active.routes.get(known)
+    if route is not None:
+        return route
+    like = tensors[0]
+    facts = facts_of_call(
+        op, device=like.device, dtype=like.dtype, phase=phase if active.by_phase else "", module=module, sizes={}
+    )
+    skip: tuple[tuple[str, str], ...] = ()
+    while True:
+        description = f"{op} of {', '.join(str(list(x.shape)) for x in tensors)} {like.dtype} on {like.device}"
+        route = active.resolve(known, facts, skip=skip, description=description, deterministic=exact, keep=False)
+        if route.place is None:
+            break
+        if isinstance(route.place, BoundKernel):
+            word, reason = route.place.word, _rejection(route.place, tensors, names, attributes, records, exact)
+        else:
+            word, reason = route.kernel, f"it is no kernel that {op} of this form can be given to"
+        if not reason:
+            break
+        skip = (*skip, *(one for one in route.passed_over if one not in skip), (word, reason))
+    active.keep(known, route)
+    return route
+
+
+def _named(op: str, tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, records: bool) -> Route:
+    place = bound_kernel(kernel, op)
+    reason = rejection_of_word(kernel, op) or ("" if place is not None else "there is no such kernel")
+    if place is not None and not reason:
+        reason = _rejection(place, tensors, names, attributes, records, torch.are_deterministic_algorithms_enabled())
+    if reason or place is None:
+        raise UnsupportedOperationError(f"kernel={kernel!r} cannot serve {op}: {reason}", engine="torch")
+    return Route(op, (kernel,), BY_CALL, place.kernel.id, place=place)
+
+
+def _rejection(
+    place: BoundKernel, tensors: Sequence[Tensor], names: str, attributes: str, records: bool, exact: bool
+) -> str:
+    options = {**_options(attributes), "paired": True}
+    operands = dict(zip(names.split(","), tensors, strict=True))
+    for phase in ("train", "backward") if records else ("infer",):
+        reason = place.rejection(call_of(place.kernel.op, phase, operands, options, deterministic=exact))
+        if reason:
+            return reason if phase != "backward" else f"its gradient: {reason}"
+    return ""
+
+
+def _placed(op: str, word: str) -> BoundKernel:
+    place = bound_kernel(word, op)
+    if place is None:
+        raise InputError(f"xpuruntime::{op} is called with the kernel {word!r}, which is not registered any more")
+    return place
+
+
+def _call(place: BoundKernel, phase: str, tensors: Sequence[Tensor], names: str, attributes: str) -> Any:
+    options = {**_options(attributes), "paired": True}
+    return call_of(place.kernel.op, phase, dict(zip(names.split(","), tensors, strict=True)), options)
+
+
+def _observed(op: str, name: str, place: BoundKernel, run: Callable[..., Any], tensors: Sequence[Tensor]) -> Any:
+    if CONTEXT.observer is None:
+        return run(*tensors)
+    active = active_policy()
+    stated: Any = None if active is None else active.policy.kernels.get(op)
+    asked = (stated,) if isinstance(stated, str) else tuple(stated or ())
+    source = f"kernels.{op}" if place.word in asked else "kernels.rules" if _by_rule(active, op) else BY_CALL
+    route = Route(op, asked if place.word in asked else (place.word,), source, place.kernel.id, place=place)
+    return CONTEXT.observer.call(name, op, route, run, tuple(tensors), {})
+
+
+def _by_rule(active: CompiledPolicy | None, op: str) -> bool:
+    return active is not None and any(rule.use and rule.match.op in (None, op) for rule in active.policy.kernels.rules)
+
+
+def define(operation: Operation) -> None:
+    """Register the operators of an operation. Once for each."""
+    op = operation.name
+    OPERATIONS[op] = operation
+
+    def decided(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str) -> list[Tensor]:
+        return _decide(op, tensors, names, attributes, kernel)
+
+    def served(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str) -> list[Tensor]:
+        place = _placed(op, kernel)
+        like = _like(op, tensors, names, attributes)
+
+        def run(*inputs: Tensor) -> list[Tensor]:
+            outputs, extra = place.forward(_call(place, phase, inputs, names, attributes), inputs, like)
+            return [*outputs, *extra]
+
+        found: list[Tensor] = _observed(op, f"xpuruntime::{op}", place, run, tensors)
+        return found
+
+    def fake(tensors: Sequence[Tensor], names: str, attributes: str, kernel: str, phase: str) -> list[Tensor]:
+        place = _placed(op, kernel)
+        call = _call(place, phase, tensors, names, attributes)
+        return [*_like(op, tensors, names, attributes), *place.saved_like(call, tensors)]
+
+    def served_backward(
+        grads: Sequence[Tensor], tensors: Sequence[Tensor], kept: Sequence[Tensor], names: str, attributes: str,
+        kernel: str,
+    ) -> list[Tensor]:  # fmt: skip
+        place, n = _placed(op, kernel), len(grads)
+
+        def run(*inputs: Tensor) -> list[Tensor]:
+            call = _call(place, "backward", inputs, names, attributes)
+            like = [
+                torch.empty_like(x, memory_format=torch.contiguous_format) if wanted else None
+                for x, wanted in zip(inputs, _with_gradient(operation, names), strict=True)
+            ]
+            found = place.backward(call, Saved(tuple(inputs), tuple(kept[:n]), tuple(kept[n:])), tuple(grads), like)
+            return [x for x in found if x is not None]
+
+        gradients: list[Tensor] = _observed(op, f"xpuruntime::{op}_backward", place, run, tensors)
+        return gradients
+
+    def fake_backward(grads: Any, tensors: Sequence[Tensor], kept: Any, names: str, *_: Any) -> list[Tensor]:
+        del grads, kept
+        return [
+            torch.empty_like(x, memory_format=torch.contiguous_format)
+            for x, wanted in zip(tensors, _with_gradient(operation, names), strict=True)
+            if wanted
+        ]
+
+    def keep(ctx: Any, inputs: Any, output: Any) -> None:
+        tensors, ctx.names, ctx.attributes, ctx.kernel, _ = inputs
+        ctx.count, ctx.outputs = len(tensors), _count(op, tensors, ctx.names, ctx.attributes)
+        ctx.set_materialize_grads(True)
+        ctx.mark_non_differentiable(*output[ctx.outputs :])
+        ctx.save_for_backward(*tensors, *output)
+
+    def gradients(ctx: Any, grads: Sequence[Tensor | None]) -> tuple[Any, ...]:
+        saved = ctx.saved_tensors
+        tensors, kept = saved[: ctx.count], saved[ctx.count :]
+        of_outputs = [
+            torch.zeros_like(x) if grad is None else grad.contiguous()
+            for grad, x in zip(grads[: ctx.outputs], kept, strict=False)
+        ]
+        if torch.is_grad_enabled():
+            with torch.enable_grad():
+                made = _reference(op, tensors, ctx.names, ctx.attributes)
+                found = torch.autograd.grad(
+                    made, [x for x in tensors if x.requires_grad], of_outputs, create_graph=True, allow_unused=True
+                )
+            each = iter(found)
+            return [next(each) if x.requires_grad else None for x in tensors], None, None, None, None
+        values = iter(
+            getattr(torch.ops.xpuruntime, f"{op}_backward").served(
+                of_outputs, list(tensors), list(kept), ctx.names, ctx.attributes, ctx.kernel
+            )
+        )
+        return (
+            [next(values) if wanted else None for wanted in _with_gradient(operation, ctx.names)],
+            None, None, None, None,
+        )  # fmt: skip
+
+    _library.define(f"{op}.decided(Tensor[] tensors, str names, str attributes, str kernel) -> Tensor[]")
+    _library.define(f"{op}.served(Tensor[] tensors, str names, str attributes, str kernel, str phase) -> Tensor[]")
+    _library.define(
+        f"{op}_backward.served(Tensor[] grads, Tensor[] tensors, Tensor[] kept, str names, str attributes, str kernel)"
+        " -> Tensor[]"
+    )
+    _library.impl(f"{op}.decided", decided, "CompositeImplicitAutograd")
+    _library.impl(f"{op}.served", served, "CompositeExplicitAutograd")
+    _library.impl(f"{op}_backward.served", served_backward, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"xpuruntime::{op}.served", fake, lib=_library)
+    torch.library.register_fake(f"xpuruntime::{op}_backward.served", fake_backward, lib=_library)
+    torch.library.register_autograd(f"xpuruntime::{op}.served", gradients, setup_context=keep, lib=_library)
+
+
+def _with_gradient(operation: Operation, names: str) -> list[bool]:
+    return [name not in operation.without_gradient for name in names.split(",")]
+
+
+define(Operation("rms_norm", ("x", "weight"), rms_norm))

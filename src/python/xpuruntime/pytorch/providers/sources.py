@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Kernels that a policy names by where they come from: an operator of a module, or a layer of a repository.
+
+``triton:package.module.operator``, ``hf:organisation/repository@<commit>/Layer`` and
+``hf:/folder@sha256:<digest>/Layer``.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import importlib
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from xpuruntime.errors import InputError
+from xpuruntime.files.digests import file_digest
+from xpuruntime.ops.torch_kernels import TorchKernel
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from xpuruntime.ops.torch_kernels import Saved, TorchCall
+
+__all__ = ["folder_digest", "kernel_of_source"]
+
+#: Attributes of a call that say how this library calls a kernel, and are no arguments of it.
+_OURS = ("formula", "paired")
+_UNPAIRED = (
+    "PyTorch calls the gradient of its norm without epsilon, from which this kernel cannot compute it; it serves a "
+    "norm that records no gradient"
+)
+
+
+class _Function(TorchKernel):
+    """A differentiable function on tensors: called with the operands in order, then with the other arguments.
+
+    Its gradient is that of its own autograd formula, for which the function is called once more.
+    """
+
+    def __init__(self, word: str, op: str, function: Callable[..., Any]) -> None:
+        self.id = word
+        self.op = op
+        self._function = function
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if call.op == "attention":
+            return False, "a function returns no logarithm of the sums of exponentials, which attention has to"
+        if call.op == "layer_norm":
+            return False, "a function returns no mean and no rstd, which a layer norm has to"
+        if call.phase in ("train", "backward") and not call.attributes.get("paired", True):
+            return False, _UNPAIRED
+        if call.attributes.get("formula", "torch") != "torch":
+            return False, "it is called for the formula of F.rms_norm alone"
+        return True, ""
+
+    def _call(self, call: TorchCall, tensors: Sequence[Any]) -> tuple[Any, ...]:
+        options = [value for name, value in call.attributes.items() if name not in _OURS]
+        found = self._function(*tensors, *options)
+        return (found,) if isinstance(found, torch.Tensor) else tuple(found)
+
+    def forward(self, call: TorchCall, *tensors: Any) -> tuple[Sequence[Any], Sequence[Any]]:
+        with torch.no_grad():
+            outputs = self._call(call, [x.detach() for x in tensors])
+        if call.op != "rms_norm":
+            return outputs, ()
+        wide = tensors[0] if tensors[0].dtype == torch.float64 else tensors[0].float()
+        return outputs, (torch.rsqrt(wide.pow(2).mean(-1) + call.attributes["epsilon"]),)
+
+    def backward(self, call: TorchCall, saved: Saved, grads: Sequence[Any]) -> Sequence[Any]:
+        with torch.enable_grad():
+            inputs = [x.detach().requires_grad_(x.is_floating_point()) for x in saved.inputs]
+            outputs = self._call(call, inputs)
+            wanted = [x for x in inputs if x.requires_grad]
+            found = iter(torch.autograd.grad(outputs, wanted, list(grads)))
+        return [next(found) if x.requires_grad else None for x in inputs]
+
+
+class _Layer(_Function):
+    """The forward of a layer without state of its own, as Hugging Face repositories of kernels have them."""
+
+    def __init__(self, word: str, op: str, layer: Any) -> None:
+        self.differentiable = bool(getattr(layer, "has_backward", True))
+
+        def run(x: Any, weight: Any, epsilon: float) -> Any:
+            return layer.forward(SimpleNamespace(weight=weight, variance_epsilon=epsilon, eps=epsilon), x)
+
+        super().__init__(word, op, run)
+
+    def supports(self, call: TorchCall) -> tuple[bool, str]:
+        if call.op != "rms_norm" or "weight" not in call.operands:
+            return False, "layers of repositories serve RMS norms with a weight alone"
+        if call.phase in ("train", "backward") and not self.differentiable:
+            return False, "the layer says has_backward = False"
+        return super().supports(call)
+
+
+@functools.lru_cache(maxsize=256)
+def kernel_of_source(word: str, op: str) -> TorchKernel:
+    """Return the kernel that a word names by its source, for an operation.
+
+    Raises
+    ------
+    InputError
+        It is not there, cannot be imported, or is another one than the word names.
+    """
+    kind, _, rest = word.partition(":")
+    if kind == "hf":
+        return _Layer(word, op, _layer_of(rest))
+    module, _, name = rest.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name, None)
+    except Exception as error:
+        raise InputError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+    if not callable(found):
+        raise InputError(f"{module} has no operator {name}")
+    return _Function(word, op, found)
+
+
+def _layer_of(source: str) -> Any:
+    place, _, name = source.rpartition("/")
+    repository, _, pin = place.rpartition("@")
+    try:
+        import kernels
+    except ImportError:
+        raise InputError(
+            'the package kernels is not installed; pip install "kernels>=0.17,<0.18" installs it'
+        ) from None
+    try:
+        if repository.startswith("/"):
+            found = folder_digest(Path(repository))
+            if f"sha256:{found}" != pin:
+                raise InputError(f"{repository} has the digest sha256:{found}, and the policy names {pin}")
+            module = kernels.get_local_kernel(Path(repository))
+        else:
+            module = kernels.get_kernel(repository, revision=pin)
+    except InputError:
+        raise
+    except Exception as error:
+        raise InputError(f"{repository} cannot be loaded: {type(error).__name__}: {error}") from error
+    layer = getattr(getattr(module, "layers", None), name, None)
+    if layer is None:
+        raise InputError(f"{repository} has no layer {name}")
+    return layer
+
+
+def folder_digest(folder: Path) -> str:
+    """Return the SHA-256 of the names and contents of all files in a folder, but for compiled bytecode.
+
+    Raises
+    ------
+    InputError
+        A file cannot be read, or there is none.
+    """
+    digest = hashlib.sha256()
+    files = sorted(path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    if not files:
+        raise InputError(f"{folder} has no files")
+    for path in files:
+        try:
+            digest.update(f"{path.relative_to(folder).as_posix()}\0{file_digest(path)}\n".encode())
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror}") from error
+    return digest.hexdigest()
