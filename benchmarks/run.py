@@ -13,6 +13,7 @@ HERE = Path(__file__).parent
 PLAN = {
     "cpu": [
         ["bench_session.py", "--device", "cpu"],
+        ["bench_cold_start.py"],
         ["bench_pool.py", "--device", "cpu"],
         ["bench_profile.py", "--device", "cpu"],
         ["soak.py", "--device", "cpu"],

@@ -239,7 +239,48 @@ def test_a_session_loads_no_more_than_it_runs(engine: str):
     }, "the list names what there is"
     wrong = {one for one in loaded if any(one == name or one.startswith(f"{name}.") for name in unused)}
     assert not wrong, sorted(wrong)
-    assert not loaded & {"packaging", "rich", "torch", "typer", "openvino", "tensorrt", "yaml"}
+    assert not loaded & {
+        "difflib", "email", "html", "importlib.metadata", "onnx", "openvino", "packaging", "rich", "subprocess",
+        "tempfile", "tensorrt", "torch", "typer", "yaml",
+    }  # fmt: skip
+    assert len([name for name in loaded if name.startswith("xpuruntime")]) <= MOST_MODULES
+
+
+#: Modules of this package that opening and running a small model loads; each costs a third of a millisecond.
+MOST_MODULES = 125
+
+
+def test_the_command_line_loads_the_command_that_runs():
+    pytest.importorskip("onnxruntime")
+    code = (
+        "import json, sys\n"
+        "from xpuruntime.cli.entry import run\n"
+        "from xpuruntime.demo import demo_model_path\n"
+        "assert run(['run', str(demo_model_path()), '--device', 'cpu', '--json']) == 0\n"
+        "print(json.dumps(sorted(sys.modules)))\n"
+    )
+    loaded = set(json.loads(run_python(code).splitlines()[-1]))
+    commands = {name for name in loaded if name.startswith("xpuruntime.cli.commands.")}
+    assert commands == {"xpuruntime.cli.commands.run"}
+    assert not loaded & {"onnx", "rich.console", "torch", "xpuruntime.evidence.report", "xpuruntime.lockfile", "yaml"}
+    assert len([name for name in loaded if name.startswith("xpuruntime")]) <= MOST_MODULES + 20
+
+
+def test_onnx_can_be_imported_after_its_parts():
+    """A session loads two modules of onnx without the package; the package then takes these."""
+    code = (
+        "import xpuruntime as xrt\n"
+        "from xpuruntime.engines.model import file, read_model\n"
+        "read_model(str(xrt.demo_model_path()))\n"
+        "import onnx\n"
+        "assert onnx.onnx_ml_pb2 is file.onnx_messages() and onnx.onnx_cpp2py_export is file.onnx_checks()\n"
+        "model = onnx.load(xrt.demo_model_path())\n"
+        "onnx.checker.check_model(model)\n"
+        "assert type(model) is file.onnx_messages().ModelProto\n"
+        "assert onnx.onnx_cpp2py_export.checker.ValidationError is onnx.checker.ValidationError\n"
+        "onnx.shape_inference.infer_shapes(model)\n"
+    )
+    run_python(code)
 
 
 #: Engines that are built on another: QNN is a provider of ONNX Runtime.

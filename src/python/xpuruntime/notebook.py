@@ -8,7 +8,6 @@ All text is escaped, and the style holds for the fragment alone, so that names f
 from __future__ import annotations
 
 import functools
-import html
 import io
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar
@@ -110,6 +109,8 @@ def fragment_lines(lines: Iterable[str]) -> str:
 
 def escaped(text: object) -> str:
     """Return text as HTML, with control characters as escapes."""
+    import html
+
     return html.escape(printable(str(text)))
 
 

@@ -7,9 +7,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import pytest
-import typer
 
-from xpuruntime.cli.app import app
+from xpuruntime.cli.app import command_line
 from xpuruntime.cli.entry import run
 
 if TYPE_CHECKING:
@@ -31,7 +30,7 @@ def outputs() -> Iterator[tuple[tuple[str, ...], str]]:
                 if word in _WRITTEN or (path, word) == (("tune",), "--lock"):
                     yield path, word
 
-    yield from walk(typer.main.get_command(app), ())
+    yield from walk(command_line(), ())
 
 
 def test_the_options_are_found() -> None:

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`app`: the commands by name. Commands import what they need when they run, so that ``--help`` is quick."""
+"""`command_line`: the commands by name. What a command imports is imported when it runs, so that each is quick."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator, MutableMapping
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
 
-from xpuruntime.cli.commands import compare, lock, machine, plan, run, serve, tune, verify
-
-__all__ = ["app"]
+__all__ = ["command_line"]
 
 EXIT_CODES = (
     "Exit codes: 0 done; 1 the policy was not, or cannot be, honoured; 2 bad input or usage; "
@@ -51,24 +51,66 @@ def _version(value: bool) -> None:
         raise typer.Exit(0)
 
 
-app.command("run", epilog=EXIT_CODES, rich_help_panel=SEE)(run.run)
-app.command("bench", epilog=EXIT_CODES, rich_help_panel=SEE)(run.bench)
-app.command("profile", epilog=EXIT_CODES, rich_help_panel=SEE)(run.profile)
-app.command("plan", epilog=EXIT_CODES, rich_help_panel=SEE)(plan.plan)
-app.command("compare", epilog=EXIT_CODES, rich_help_panel=SEE)(compare.compare)
-app.command("explain", epilog=EXIT_CODES, rich_help_panel=SEE)(plan.explain)
-app.add_typer(plan.policy_app, name="policy", epilog=EXIT_CODES, rich_help_panel=SEE)
-app.command("demo", epilog=EXIT_CODES, rich_help_panel=SEE)(run.demo)
-app.command("lock", epilog=EXIT_CODES, rich_help_panel=LOCK)(lock.lock)
-app.command("determinism", epilog=EXIT_CODES, rich_help_panel=LOCK)(verify.determinism)
-app.command("diff", epilog=EXIT_CODES, rich_help_panel=LOCK)(compare.diff)
-app.command("bisect", epilog=EXIT_CODES, rich_help_panel=LOCK)(compare.bisect)
-app.command("export", epilog=EXIT_CODES, rich_help_panel=LOCK)(lock.export)
-app.command("verify", epilog=EXIT_CODES, rich_help_panel=LOCK)(verify.verify)
-app.command("compile", epilog=EXIT_CODES, rich_help_panel=TUNE)(tune.compile_)
-app.command("tune", epilog=EXIT_CODES, rich_help_panel=TUNE)(tune.tune)
-app.command("oip-check", epilog=EXIT_CODES, rich_help_panel=SERVE)(serve.oip_check)
-app.command("serve", epilog=EXIT_CODES, rich_help_panel=SERVE)(serve.serve)
-app.command("devices", epilog=EXIT_CODES, rich_help_panel=MACHINE)(machine.devices)
-app.command("doctor", epilog=EXIT_CODES, rich_help_panel=MACHINE)(machine.doctor)
-app.command("kernels", epilog=EXIT_CODES, rich_help_panel=MACHINE)(machine.kernels)
+#: Module, function and group of every command.
+_COMMANDS = {
+    "run": ("run", "run", SEE),
+    "bench": ("run", "bench", SEE),
+    "profile": ("run", "profile", SEE),
+    "plan": ("plan", "plan", SEE),
+    "compare": ("compare", "compare", SEE),
+    "explain": ("plan", "explain", SEE),
+    "demo": ("run", "demo", SEE),
+    "policy": ("plan", "policy_app", SEE),
+    "lock": ("lock", "lock", LOCK),
+    "determinism": ("verify", "determinism", LOCK),
+    "diff": ("compare", "diff", LOCK),
+    "bisect": ("compare", "bisect", LOCK),
+    "export": ("lock", "export", LOCK),
+    "verify": ("verify", "verify", LOCK),
+    "compile": ("tune", "compile_", TUNE),
+    "tune": ("tune", "tune", TUNE),
+    "oip-check": ("serve", "oip_check", SERVE),
+    "serve": ("serve", "serve", SERVE),
+    "devices": ("machine", "devices", MACHINE),
+    "doctor": ("machine", "doctor", MACHINE),
+    "kernels": ("machine", "kernels", MACHINE),
+}
+
+
+class _Commands(MutableMapping[str, Any]):
+    """The commands by name, each made when it is first looked up: one command does not pay for twenty."""
+
+    def __init__(self) -> None:
+        self._made: dict[str, Any] = {}
+
+    def __getitem__(self, name: str) -> Any:
+        if name not in self._made:
+            module, function, group = _COMMANDS[name]
+            found = getattr(import_module(f"xpuruntime.cli.commands.{module}"), function)
+            parent = typer.Typer(add_completion=False, rich_markup_mode=app.rich_markup_mode)
+            if isinstance(found, typer.Typer):
+                parent.add_typer(found, name=name, epilog=EXIT_CODES, rich_help_panel=group)
+            else:
+                parent.command(name, epilog=EXIT_CODES, rich_help_panel=group)(found)
+            parent.callback()(lambda: None)
+            self._made[name] = typer.main.get_command(parent).commands[name]  # type: ignore[attr-defined]
+        return self._made[name]
+
+    def __setitem__(self, name: str, command: Any) -> None:
+        self._made[name] = command
+
+    def __delitem__(self, name: str) -> None:
+        del self._made[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(_COMMANDS)
+
+    def __len__(self) -> int:
+        return len(_COMMANDS)
+
+
+def command_line() -> Any:
+    """Return the command line as a callable, whose commands are made as they are used."""
+    group: Any = typer.main.get_command(app)
+    group.commands = _Commands()
+    return group

@@ -82,21 +82,21 @@ def _is_closed_pipe(error: BaseException) -> bool:
 
 def _complete() -> int:
     """Print what a shell completes. It shows nothing but that at its prompt, whatever happens: no warning, no error."""
-    from xpuruntime.cli.app import app
+    from xpuruntime.cli.app import command_line
 
     with (
         contextlib.suppress(BaseException),
         Path(os.devnull).open("w") as nowhere,
         contextlib.redirect_stderr(nowhere),
     ):
-        app(args=[], prog_name="xrt", standalone_mode=False)
+        command_line()(args=[], prog_name="xrt", standalone_mode=False)
     return ExitCode.OK
 
 
 def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
     import typer
 
-    from xpuruntime.cli.app import app
+    from xpuruntime.cli.app import command_line
     from xpuruntime.cli.output import error_line, print_json, results
 
     if interrupts is not None:
@@ -104,7 +104,7 @@ def _call(arguments: list[str], interrupts: Interrupts | None) -> int:
     # Newer typer carries its own click; its class of usage errors is found through the one it exports.
     usage: Any = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
     try:
-        result: Any = app(args=arguments, prog_name="xrt", standalone_mode=False)
+        result: Any = command_line()(args=arguments, prog_name="xrt", standalone_mode=False)
     except SystemExit as error:  # typer leaves so when it has shown or installed the script of a shell
         if not _COMPLETION.intersection(arguments) or not isinstance(error.code, int):
             raise

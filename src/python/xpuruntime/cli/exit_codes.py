@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import enum
-from importlib import metadata
 from typing import TYPE_CHECKING
 
 from xpuruntime.errors import (
@@ -23,6 +22,7 @@ from xpuruntime.errors import (
 )
 
 if TYPE_CHECKING:
+    from importlib.metadata import Distribution
     from types import TracebackType
 
 __all__ = [
@@ -83,6 +83,8 @@ def missing_module(error: ModuleNotFoundError) -> str | None:
     if importer is None:
         return None
     who, what = importer.partition(".")[0], error.name.partition(".")[0]
+    from importlib import metadata
+
     distributions = metadata.packages_distributions()
     found = set(distributions.get(who, ()))
     if len(found) != 1:  # none, or a namespace of several
@@ -112,6 +114,8 @@ def broken_import(error: BaseException) -> str | None:
         trace = trace.tb_next
     else:
         return None
+    from importlib import metadata
+
     names = sorted(set(metadata.packages_distributions().get(package, ())))
     what = " ".join((package, *(metadata.version(name) for name in names[:1])))
     fix = f"python -m pip install --force-reinstall {names[0]}" if names else f"repair or remove {package}"
@@ -129,7 +133,7 @@ def _importer(trace: TracebackType | None) -> str | None:
     return importer
 
 
-def _requirement(package: metadata.Distribution, module: str) -> str | None:
+def _requirement(package: Distribution, module: str) -> str | None:
     """Return the package's requirement that is named like a module, as pip takes it."""
     from packaging.requirements import InvalidRequirement, Requirement
     from packaging.utils import canonicalize_name

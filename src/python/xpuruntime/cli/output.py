@@ -4,14 +4,10 @@
 
 from __future__ import annotations
 
-import gzip
-import io
 import json
 import os
 import re
 import sys
-import zipfile
-import zlib
 from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
@@ -202,17 +198,17 @@ class _Kind(NamedTuple):
 
 
 def _begins(words: str, pattern: str) -> _Kind:
-    expression = re.compile(rb"(?:\xef\xbb\xbf)?\s*" + pattern.encode(), re.IGNORECASE)
-    return _Kind(words, lambda file: expression.match(file.read(_HEAD)) is not None)
+    expression = rb"(?:\xef\xbb\xbf)?\s*" + pattern.encode()
+    return _Kind(words, lambda file: re.match(expression, file.read(_HEAD), re.IGNORECASE) is not None)
 
 
 def _json(words: str, key: str, value: str) -> _Kind:
     """Return the kind of a JSON object with a key whose text begins so, wherever it stands."""
-    pair = re.compile(rb'"' + re.escape(key).encode() + rb'"\s*:\s*"' + re.escape(value).encode())
+    pair = rb'"' + re.escape(key).encode() + rb'"\s*:\s*"' + re.escape(value).encode()
 
     def fits(file: BinaryIO) -> bool:
         data = file.read(_MOST)
-        return data.lstrip()[:1] == b"{" and pair.search(data) is not None
+        return data.lstrip()[:1] == b"{" and re.search(pair, data) is not None
 
     return _Kind(words, fits)
 
@@ -233,6 +229,8 @@ def _has_arrays(file: BinaryIO) -> bool:
     if file.read(len(_ARRAYS)) == _ARRAYS:
         return True
     file.seek(0)
+    import zipfile
+
     try:
         with zipfile.ZipFile(file) as archive:
             return all(name.endswith(".npy") for name in archive.namelist())
@@ -243,6 +241,10 @@ def _has_arrays(file: BinaryIO) -> bool:
 def _is_trace(file: BinaryIO) -> bool:
     head = file.read(_HEAD)
     if head.startswith(_GZIP):
+        import gzip
+        import io
+        import zlib
+
         try:
             with gzip.GzipFile(fileobj=io.BytesIO(head)) as inside:
                 head = inside.read(4096)

@@ -7,16 +7,13 @@ from __future__ import annotations
 import math
 import os
 import re
-import zipfile
 from typing import IO, TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import InputError
-from xpuruntime.evidence.report import MAX_REPORT
 from xpuruntime.files.paths import kind_of, reason_of, refuse_overwriting, user_path
 from xpuruntime.files.reading import decode_json, open_regular
-from xpuruntime.files.writing import check_writable, replace_file
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -94,10 +91,14 @@ def save_outputs(outputs: Mapping[str, Any], path: str) -> None:
         if not path.endswith(".npz"):
             np.save(file, next(iter(arrays.values())), allow_pickle=False)
             return
+        import zipfile
+
         with zipfile.ZipFile(file, "w") as archive:  # as np.savez, which takes no array called "file"
             for name, array in arrays.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as member:
                     np.lib.format.write_array(member, array, allow_pickle=False)
+
+    from xpuruntime.files.writing import replace_file
 
     replace_file(path, write, private=False)
 
@@ -162,6 +163,8 @@ def check_target(option: str, path: str | None) -> None:
     if kind_of(target.parent) != "folder":
         raise InputError(f"{option} {path}: the folder '{target.parent}' is not there. Fix: make it, or name another")
     try:
+        from xpuruntime.files.writing import check_writable
+
         check_writable(target)
     except OSError as error:
         raise InputError(
@@ -244,6 +247,8 @@ def _schema(path: str) -> str | None:
             if not head.lstrip(_BLANK).startswith(b"{"):
                 return None
             rest = os.fstat(file.fileno()).st_size - len(head)
+            from xpuruntime.evidence.report import MAX_REPORT
+
             if rest > MAX_REPORT:
                 return None
             schema = decode_json(head + file.read(max(rest, 0)), _Header).schema

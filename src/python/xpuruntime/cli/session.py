@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 import time
@@ -250,6 +249,8 @@ def _named(name: str, known: Mapping[str, TensorInfo]) -> str:
 
 
 def _near(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    import difflib
+
     close = difflib.get_close_matches(name, list(known), n=1)
     hint = f"; did you mean {close[0]!r}?" if close else "."
     return f"{hint} It has: {', '.join(known) or 'none'}"

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +186,8 @@ def check_options(
         option = known.get(name)
         if option is None:
             names = sorted({*known, *(also or {})})
+            import difflib
+
             near = difflib.get_close_matches(name, names, n=1) or [n for n in names if n.endswith(f".{name}")]
             hint = f"; did you mean {near[0]!r}?" if near else "."
             msg = f"{where}: unknown option {name!r}{hint} Known: {', '.join(names)}"

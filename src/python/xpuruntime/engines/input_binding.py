@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import threading
 from typing import TYPE_CHECKING, Any
 
@@ -160,6 +159,8 @@ def check_call(feeds: Any, other: Mapping[str, Any], method: str = "run", more: 
         raise InputError(msg, fix=fix)
     if other:
         known = ("stream", "outputs") if method == "run" else ("stream", "queue", "timeout")
+        import difflib
+
         near = difflib.get_close_matches(min(other), known, n=1)
         fix = f"{near[0]}=" if near else f"leave it out; there are {', '.join(known)}"
         raise TypeError(f"{method} has no argument {min(other)!r}. Fix: {fix}")
@@ -206,6 +207,8 @@ class InputValidator:
         check_mapping(feeds, self.required[0] if self.required else "input")
         for name in feeds:
             if name not in self.infos:
+                import difflib
+
                 near = difflib.get_close_matches(str(name), self.infos, n=1)
                 hint = f"; did you mean {near[0]!r}?" if near else "."
                 msg = f"the model has no input {name!r}{hint} Its inputs: {self._all()}"

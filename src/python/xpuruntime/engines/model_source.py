@@ -12,7 +12,6 @@ from xpuruntime.engines.model.file import refuse
 from xpuruntime.engines.model.graph import tensors
 from xpuruntime.engines.model.shapes import with_shapes
 from xpuruntime.files.paths import is_utf8
-from xpuruntime.files.scratch import ScratchFolder
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -88,6 +87,8 @@ def prepare_source(
             log.add(f"graph converted to {convert}", note)
         if converted.fits_in_memory():
             return ModelSource(converted.serialized(), None, label, converted=converted.changed, info=info)
+        from xpuruntime.files.scratch import ScratchFolder
+
         folder = ScratchFolder("converted")
         path = str(converted.write(folder.name))
         return ModelSource(path, None, label, keep=folder, converted=converted.changed, info=info)

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import inspect
 import threading
@@ -71,6 +70,8 @@ class EngineRegistry:
         if found is not None:
             return found
         words = [*self._engines, *self._aliases]
+        import difflib
+
         near = difflib.get_close_matches(name, words, n=1)
         hint = f"; did you mean {near[0]!r}?" if near else "."
         msg = f"unknown engine {name!r}{hint} Registered: {', '.join(sorted(self._engines))}"

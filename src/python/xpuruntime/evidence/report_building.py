@@ -17,6 +17,7 @@ import msgspec
 from xpuruntime.evidence.key_observations import observations
 from xpuruntime.evidence.report import Report
 from xpuruntime.files.paths import json_bytes
+from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -257,19 +258,11 @@ def influential_variables(variables: Mapping[str, str] | None = None) -> dict[st
 
 def environment_facts() -> dict[str, Any]:
     """Return ``python``, ``platform``, ``machine``, ``packages``, ``variables``. None of the packages is imported."""
-    from importlib import metadata
-
-    packages: dict[str, str] = {}
-    for name in _PACKAGES:
-        try:
-            packages[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
     return {
         "python": f"{platform.python_implementation()} {platform.python_version()}",
         "platform": platform.platform(),
         "machine": platform.machine(),
-        "packages": packages,
+        "packages": installed(*_PACKAGES),
         "variables": influential_variables(),
     }
 

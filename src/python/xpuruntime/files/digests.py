@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.files.paths import cache_folder, make_private, not_private
 from xpuruntime.files.reading import open_regular, read_regular
-from xpuruntime.files.writing import replace_file
 
 if TYPE_CHECKING:
     from typing import BinaryIO
@@ -99,6 +98,8 @@ def remember_digest(file: BinaryIO, before: os.stat_result, digest: str) -> None
         if not_private(folder):
             return
         _drop_oldest(folder)
+        from xpuruntime.files.writing import replace_file
+
         replace_file(folder / _name(before), f"{_state(before)} {digest}".encode())
     except (OSError, XpuRuntimeError):
         return

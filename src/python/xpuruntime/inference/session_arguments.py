@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any, NamedTuple, NoReturn, TypedDict
 
 from xpuruntime.argument_types import FLAG, PATH, TEXTS, check_types
@@ -231,6 +230,8 @@ def refuse_arguments(given: Mapping[str, Any], second: Any, names: Iterable[str]
         fixes += [_ARGUMENTS[name] for name in theirs if name in _ARGUMENTS]
         raise InputError(msg, fix="; ".join(fixes))
     name = min(given)
+    import difflib
+
     near = difflib.get_close_matches(name, names, n=1)
     fix = f"{near[0]}=" if near else f"leave it out; there are {', '.join(names)}"
     raise TypeError(f"InferenceSession has no argument {name!r}. Fix: {fix}")

@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -216,6 +215,8 @@ def without_nodes(request: Request, controls: Iterable[Control]) -> list[Control
 
 
 def _nothing(control: Control, pattern: str, names: list[str]) -> Control:
+    import difflib
+
     near = difflib.get_close_matches(pattern.strip("*"), names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ""
     return msgspec.structs.replace(

@@ -85,8 +85,8 @@ def unknown_sizes(op: str) -> dict[str, Unknown]:
 
 
 _MOST = 2**63 - 1
-_BOUND = re.compile(r"(<=|>=|<|>)\s*([0-9]{1,19})")
-_SPAN = re.compile(r"([0-9]{1,19})\s*\.\.\s*([0-9]{1,19})")
+_BOUND = r"(<=|>=|<|>)\s*([0-9]{1,19})"
+_SPAN = r"([0-9]{1,19})\s*\.\.\s*([0-9]{1,19})"
 
 
 class IntRange(Text):
@@ -104,9 +104,9 @@ class IntRange(Text):
         text = super()._check(value).strip()
         if re.fullmatch("[0-9]{1,19}", text):
             return self._check(int(text))
-        if (bound := _BOUND.fullmatch(text)) is not None:
+        if (bound := re.fullmatch(_BOUND, text)) is not None:
             return f"{bound[1]}{self._check(int(bound[2]))}"
-        if (span := _SPAN.fullmatch(text)) is not None:
+        if (span := re.fullmatch(_SPAN, text)) is not None:
             first, last = self._check(int(span[1])), self._check(int(span[2]))
             if first > last:
                 raise Refused(f"{quote(text)} is an empty range; write '{last}..{first}'")
@@ -131,9 +131,9 @@ def bounds_of(condition: int | str) -> tuple[int, int]:
     """
     if isinstance(condition, int):
         return condition, condition
-    if (span := _SPAN.fullmatch(condition)) is not None:
+    if (span := re.fullmatch(_SPAN, condition)) is not None:
         return int(span[1]), int(span[2])
-    bound = _BOUND.fullmatch(condition)
+    bound = re.fullmatch(_BOUND, condition)
     assert bound is not None
     number = int(bound[2])
     if bound[1] == "<=":
@@ -146,8 +146,8 @@ def bounds_of(condition: int | str) -> tuple[int, int]:
 
 
 _WILDCARDS = frozenset("*?[")
-_ESCAPED = re.compile(r"\[([*?[])\]")
-_LITERAL = re.compile(r"(?:[^*?[]|\[[*?[]\])*")
+_ESCAPED = r"\[([*?[])\]"
+_LITERAL = r"(?:[^*?[]|\[[*?[]\])*"
 
 
 def escape(name: str) -> str:
@@ -159,13 +159,13 @@ def literal_of(pattern: str) -> str | None:
     """Return the only name that a pattern matches; ``None`` where it has wildcards."""
     if _WILDCARDS.isdisjoint(pattern):
         return pattern
-    return _ESCAPED.sub(r"\1", pattern) if _LITERAL.fullmatch(pattern) else None
+    return re.sub(_ESCAPED, r"\1", pattern) if re.fullmatch(_LITERAL, pattern) else None
 
 
 def literal_prefix(pattern: str) -> str:
     """Return the text with which every name that a pattern matches begins."""
-    leading = _LITERAL.match(pattern)
-    return _ESCAPED.sub(r"\1", leading[0]) if leading else ""
+    leading = re.match(_LITERAL, pattern)
+    return re.sub(_ESCAPED, r"\1", leading[0]) if leading else ""
 
 
 class Glob:

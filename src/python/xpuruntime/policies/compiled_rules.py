@@ -23,7 +23,7 @@ __all__ = ["Certainty", "CompiledRule", "CompiledRules", "MatchResult", "Prefere
 
 Certainty = Literal["yes", "no", "unknown"]
 
-_ARCH = re.compile("sm[0-9]{2,3}")
+_ARCH = "sm[0-9]{2,3}"
 _AT = {name: place for place, name in enumerate(CallFacts._fields)}
 #: Levels of the tree, those that tell most rules apart first.
 _LEVELS = tuple(
@@ -74,7 +74,7 @@ def conditions_of(match: RuleMatch) -> tuple[Condition, ...]:
         if (stated := getattr(match, name)) is not None:
             first, last = bounds_of(stated)
             found.append((_AT[name], range(first, last + 1).__contains__))
-    if match.device is not None and _ARCH.fullmatch(match.device):
+    if match.device is not None and re.fullmatch(_ARCH, match.device):
         found.append((_AT["arch"], match.device.__eq__))
     elif match.device is not None:
         found.append((_AT["device"], _device_test(match.device)))
@@ -234,7 +234,7 @@ def _keys(match: RuleMatch, fact: int) -> tuple[tuple[Any, ...], str]:
     """Return the exact values of a fact that a rule states, or the literal prefix of its glob; neither: any value."""
     name = CallFacts._fields[fact]
     stated: Any = phases_of(match) if name == "phase" else getattr(match, "device" if name == "arch" else name)
-    if name in ("device", "arch") and stated is not None and (name == "arch") != bool(_ARCH.fullmatch(stated)):
+    if name in ("device", "arch") and stated is not None and (name == "arch") != bool(re.fullmatch(_ARCH, stated)):
         return (), ""
     if stated is None or (name == "device" and stated == "auto"):
         return (), ""

@@ -270,7 +270,7 @@ class FrozenDict(dict[str, Any]):
 
 
 _MOST = 2**63 - 1
-_RANGE = re.compile(r"\s*([0-9]{1,19})\s*(?:\.\.\s*([0-9]{1,19})\s*)?\.\.\s*([0-9]{1,19})\s*")
+_RANGE = r"\s*([0-9]{1,19})\s*(?:\.\.\s*([0-9]{1,19})\s*)?\.\.\s*([0-9]{1,19})\s*"
 
 
 def split_size(size: int | str) -> tuple[int, int, int]:
@@ -299,7 +299,7 @@ class Size(Kind):
         refuse_control_characters(value)
         if re.fullmatch(r"\s*[0-9]{1,19}\s*", value):
             return self._number(int(value))
-        match = _RANGE.fullmatch(value)
+        match = re.fullmatch(_RANGE, value)
         if match is None:
             raise Refused(f"{quote(value)} is not a size; expected {self.expects()}")
         least, best, largest = (self._number(int(text)) for text in (match[1], match[2] or match[3], match[3]))

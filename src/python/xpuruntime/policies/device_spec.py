@@ -30,7 +30,7 @@ DeviceKind = Literal["cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto"
 _KINDS: tuple[DeviceKind, ...] = ("cpu", "cuda", "gpu", "npu", "rocm", "metal", "dml", "auto")
 _INDEXED = ("cuda", "gpu", "npu", "rocm", "dml")
 _MOST = 1023
-_INDEX = re.compile("0|[1-9][0-9]{0,18}")
+_INDEX = "0|[1-9][0-9]{0,18}"
 DEVICE_PATTERN = f"^({'|'.join(_KINDS)}|({'|'.join(_INDEXED)}):(0|[1-9][0-9]{{0,3}}))$"
 
 
@@ -75,7 +75,7 @@ class DeviceSpec(PolicyValue, frozen=True, kw_only=True):
             return cls(kind=kind)
         if kind not in _INDEXED:
             raise Refused(f"{quote(text)} is not a device: '{kind}' takes no index; write '{kind}'")
-        if not _INDEX.fullmatch(index):
+        if not re.fullmatch(_INDEX, index):
             reason = "negative" if re.fullmatch("-[0-9]+", index) else f"{quote(index)}, which is not a whole number"
             raise Refused(f"{quote(text)} is not a device: its index is {reason}; write '{kind}:0' for the first")
         if int(index) > _MOST:

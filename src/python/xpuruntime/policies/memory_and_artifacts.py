@@ -39,7 +39,7 @@ _UNITS = {
     "GiB": 2**30,
     "TiB": 2**40,
 }
-_SIZE = re.compile(r"([0-9]{1,19})(?:\.([0-9]{1,12}))?\s*([A-Za-z]*)")
+_SIZE = r"([0-9]{1,19})(?:\.([0-9]{1,12}))?\s*([A-Za-z]*)"
 _MOST = 2**63 - 1
 
 
@@ -64,7 +64,7 @@ class ByteSize(Text):
         return super()._read(node)
 
     def _parse_size(self, text: str) -> int:
-        match = _SIZE.fullmatch(text)
+        match = re.fullmatch(_SIZE, text)
         if match is None:
             raise Refused(f"{quote(text)} is not a size; expected {self.expects()}")
         whole, fraction, unit = match[1], match[2] or "", match[3]

@@ -233,11 +233,12 @@ class Policy(PolicyValue, frozen=True, kw_only=True):
                 raise PolicyError(f"{name}: expected a {cls.__name__}, got {describe_value(value)}")
         execution = self.execution if exec_policy is None else exec_policy
         single = {"engine": engine, "device": device, "precision": precision}
-        return self.replace(
-            mode=self.mode if mode is None else mode,
-            execution=execution.replace(**{key: value for key, value in single.items() if value is not None}),
-            kernels=self.kernels if kernel_policy is None else kernel_policy,
-        )
+        changes: dict[str, Any] = {
+            "mode": self.mode if mode is None else mode,
+            "execution": execution._replaced({key: value for key, value in single.items() if value is not None}),
+            "kernels": self.kernels if kernel_policy is None else kernel_policy,
+        }
+        return self._replaced(changes)
 
     def stated(self) -> dict[str, Any]:
         """Return every key that asks something of a run: dotted key to canonical value.

@@ -17,7 +17,7 @@ __all__ = ["Duration", "Percentage", "ShortDuration", "duration_text", "read_dur
 
 _NUMBER = r"([0-9]{1,9}(?:\.[0-9]{1,30})?)"
 _PERCENT = re.compile(rf"\s*{_NUMBER}\s*%\s*")
-_DURATION = re.compile(rf"\s*{_NUMBER}\s*([A-Za-z]*)\s*")
+_DURATION = rf"\s*{_NUMBER}\s*([A-Za-z]*)\s*"
 _SECONDS = {"ms": Decimal("0.001"), "s": Decimal(1), "m": Decimal(60), "h": Decimal(3600)}
 _LONGEST = 168 * 3600
 
@@ -95,7 +95,7 @@ class Duration(Kind):
         return seconds
 
     def _parse(self, text: str) -> float:
-        match = _DURATION.fullmatch(text)
+        match = re.fullmatch(_DURATION, text)
         if match is None:
             raise Refused(f"{quote(text)} is not a duration; expected {self.expects()}")
         unit = match[2]

@@ -180,9 +180,12 @@ def _find(node: Node, path: tuple[str | int, ...]) -> Node:
 
 @functools.cache
 def _defaults(cls: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the defaults of a class by field. `msgspec.structs.fields` also evaluates all type hints, and is slow."""
+    stated = cls.__struct_defaults__
+    names = cls.__struct_fields__
     return {
-        field.name: field.default_factory() if callable(field.default_factory) else field.default
-        for field in msgspec.structs.fields(cls)
+        name: default.factory() if hasattr(default, "factory") else default
+        for name, default in zip(names, (*(msgspec.NODEFAULT,) * (len(names) - len(stated)), *stated), strict=True)
     }
 
 
@@ -198,10 +201,10 @@ def warn_if_dropped(call: str) -> None:
 
 @functools.lru_cache(maxsize=1024)
 def _drops(code: CodeType, at: int) -> bool:
-    import dis  # policies are read where nothing else is imported yet
+    from opcode import opmap
 
-    following = next((instruction for instruction in dis.get_instructions(code) if instruction.offset > at), None)
-    return following is not None and following.opname == "POP_TOP"
+    instructions = code.co_code[at + 2 :: 2]  # of two bytes each, after the call
+    return next((one for one in instructions if one != opmap["CACHE"]), None) == opmap["POP_TOP"]
 
 
 def home_in_file(key: str, kinds: dict[str, Kind]) -> str | None:

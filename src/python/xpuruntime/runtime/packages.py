@@ -5,13 +5,11 @@
 from __future__ import annotations
 
 import contextlib
-import csv
 import functools
-import io
-import json
+import os
 import re
 import sys
-from importlib import metadata
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
@@ -31,6 +29,7 @@ __all__ = [
     "failed_plugins",
     "guarded",
     "install_command",
+    "installed",
     "load_points",
     "reinstall_command",
 ]
@@ -48,6 +47,9 @@ class Distribution(msgspec.Struct, frozen=True, kw_only=True):
 
     def files(self) -> tuple[str, ...] | None:
         """Return its files relative to `location`, or ``None`` when the installer kept no list."""
+        import csv
+        import io
+
         try:
             with open_regular(Path(self.record, "RECORD")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
                 return tuple(row[0] for row in csv.reader(file) if row)
@@ -59,24 +61,30 @@ def distributions(paths: Sequence[str] | None = None) -> Iterator[Distribution]:
     """List what is installed in folders; default `sys.path`. A folder that cannot be read is passed over."""
     seen: set[str] = set()
     for path in sys.path if paths is None else paths:
-        folder = Path(path or ".")
+        location = str(Path(path or "."))
         try:
-            location = str(folder.resolve())
-            names = sorted(entry.name for entry in folder.iterdir())
+            real = os.path.realpath(location)
+            names = sorted(name for name in os.listdir(location) if name.endswith("-info"))  # noqa: PTH208 - every run
         except OSError:
             continue
-        if location in seen:
+        if real in seen:
             continue
-        seen.add(location)
+        seen.add(real)
         for name in names:
             match = _FOLDER.fullmatch(name)
             if match:
                 yield Distribution(
                     name=re.sub(r"[-_.]+", "-", match["name"]).lower(),
                     version=match["version"],
-                    location=str(folder),
-                    record=str(folder / name),
+                    location=location,
+                    record=os.path.join(location, name),  # noqa: PTH118 - of every distribution, in every run
                 )
+
+
+def installed(*names: str) -> dict[str, str]:
+    """Return the versions of those distributions that are installed, by their normalised names."""
+    versions = {one.name: one.version for one in reversed([*distributions()]) if one.name in names}
+    return {name: versions[name] for name in names if name in versions}
 
 
 _PACKAGE = "xpuruntime"
@@ -107,6 +115,7 @@ def install_command(extra: str) -> str:
 
 def reinstall_command(options: str = "") -> str:
     """Return the command that builds and installs this package again, from where it came from."""
+    import json
     from importlib import metadata
 
     try:
@@ -136,7 +145,7 @@ def load_points(group: str, load: Callable[[EntryPoint], object]) -> Iterator[tu
     A plugin that exits, raises what is no `Exception`, or raises an error without a text fails as any other. What it
     prints on stdout goes to stderr, for on stdout may be the JSON of a command.
     """
-    for point in sorted(metadata.entry_points(group=group), key=lambda point: (point.name, point.value)):
+    for point in _points(group):
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 load(point)
@@ -146,6 +155,26 @@ def load_points(group: str, load: Callable[[EntryPoint], object]) -> Iterator[tu
             name, reason = _named(point), error_text(error)
             _failed[group, name] = f"the plugin {name} of the group {group} failed to load: {reason}"
             yield name, reason
+
+
+def _points(group: str) -> list[EntryPoint]:
+    """Return the entry points of a group. Most installations have none, and then importlib.metadata is not imported."""
+    others = any(hasattr(finder, "find_distributions") for finder in sys.meta_path if finder is not PathFinder)
+    archives = any(os.path.isfile(path) for path in sys.path)  # noqa: PTH113 - on the way to every session
+    if not others and not archives and not any(_states(one, group) for one in distributions()):
+        return []
+    from importlib import metadata
+
+    return sorted(metadata.entry_points(group=group), key=lambda point: (point.name, point.value))
+
+
+def _states(distribution: Distribution, group: str) -> bool:
+    """Whether the entry points of a distribution name a group."""
+    try:
+        with open_regular(os.path.join(distribution.record, "entry_points.txt")) as file:  # noqa: PTH118
+            return group.encode() in file.read()
+    except OSError:
+        return False
 
 
 def failed_plugins() -> tuple[str, ...]:

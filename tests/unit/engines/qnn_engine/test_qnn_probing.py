@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-from importlib import metadata
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,15 +18,12 @@ def _wheel(monkeypatch: pytest.MonkeyPatch, folder: Path, version: str = "2.7.0"
         return SimpleNamespace(origin=str(folder / "__init__.py")) if name == "onnxruntime_qnn" else real(name, package)
 
     versions = {"onnxruntime-qnn": version, "onnxruntime-gpu": host, "onnxruntime": host}
-    monkeypatch.setattr(metadata, "version", versions.__getitem__)
+    monkeypatch.setattr(probing, "installed", lambda *names: {name: versions[name] for name in names})
     monkeypatch.setattr(importlib.util, "find_spec", find)
 
 
 def test_no_wheel(monkeypatch: pytest.MonkeyPatch) -> None:
-    def absent(name: str) -> str:
-        raise metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(metadata, "version", absent)
+    monkeypatch.setattr(probing, "installed", lambda *names: {})
     facts = probing.probe("qnn")
     assert (facts.version, facts.loadable) == (None, False)
     assert "xpuruntime[qnn]" in (facts.fix or "")
@@ -64,7 +60,7 @@ def test_a_backend_that_is_cut_off(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
 
 
 def test_files_that_are_gone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(metadata, "version", lambda name: "2.7.0")
+    monkeypatch.setattr(probing, "installed", lambda *names: dict.fromkeys(names, "2.7.0"))
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, package=None: None)
     assert "its files are gone" in (probing.probe("qnn").reason or "")
 

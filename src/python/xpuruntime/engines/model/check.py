@@ -4,14 +4,14 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from typing import TYPE_CHECKING, NamedTuple
 
 from xpuruntime.engines.model.external import is_external, nbytes
-from xpuruntime.engines.model.file import refuse
+from xpuruntime.engines.model.file import onnx_checks, onnx_messages, refuse
 from xpuruntime.engines.model.graph import graphs, normal_domain, sort_nodes, subgraphs, tensors
 from xpuruntime.engines.model.limits import element_count, shown_dims
+from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -142,20 +142,18 @@ def complaint(model: onnx.ModelProto) -> str | None:
 
 
 def _asked(model: onnx.ModelProto) -> str | None:
-    import onnx
-
+    checker = onnx_checks().checker
     try:
-        onnx.checker.check_model(model.SerializeToString())
-    except (onnx.checker.ValidationError, RuntimeError, ValueError) as error:
+        checker.check_model(model.SerializeToString(), False, False, False)  # as onnx.checker does by default
+    except (checker.ValidationError, RuntimeError, ValueError) as error:
         return " ".join(str(error).split()).rstrip(".")
     return None
 
 
 def _allowed(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
     """Return a copy in which what engines run is as the ONNX checker wants it, and notes on that."""
-    import onnx
-
-    copy = onnx.ModelProto()
+    messages = onnx_messages()
+    copy = messages.ModelProto()
     copy.CopyFrom(model)
     notes = []
     if copy.ir_version < 4 and copy.HasField("ir_version"):
@@ -187,7 +185,7 @@ def _allowed(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
         for value in (*graph.input, *graph.output):
             if not value.type.WhichOneof("value"):
                 notes.append(f"{value.name!r} has no type")
-                value.type.tensor_type.elem_type = onnx.TensorProto.FLOAT
+                value.type.tensor_type.elem_type = messages.TensorProto.FLOAT
             if value.type.HasField("tensor_type"):
                 value.type.tensor_type.shape.SetInParent()
     return copy, notes
@@ -195,8 +193,6 @@ def _allowed(model: onnx.ModelProto) -> tuple[onnx.ModelProto, list[str]]:
 
 def _known_domains(model: onnx.ModelProto, notes: list[str]) -> None:
     """Give operators that ONNX has no schema of a domain that the checker does not look into."""
-    import onnx
-
     for opset in model.opset_import:
         opset.domain = normal_domain(opset.domain)
     versions = {opset.domain: opset.version for opset in model.opset_import}
@@ -214,7 +210,7 @@ def _known_domains(model: onnx.ModelProto, notes: list[str]) -> None:
             if not known or _is_engine_op(node, versions) or _unknown(node.op_type, node.domain, version) is not None:
                 node.domain = _FOREIGN
     notes += [f"the domain {domain!r} is used and not imported" for domain in sorted(missing)]
-    model.opset_import.append(onnx.helper.make_opsetid(_FOREIGN, 1))
+    model.opset_import.add(domain=_FOREIGN, version=1)
 
 
 def _is_engine_op(node: onnx.NodeProto, versions: dict[str, int]) -> bool:
@@ -224,15 +220,14 @@ def _is_engine_op(node: onnx.NodeProto, versions: dict[str, int]) -> bool:
 
 
 def _check_versions(model: onnx.ModelProto, where: str) -> None:
-    import onnx
-
-    if model.ir_version > onnx.IR_VERSION:
+    newest = onnx_messages().IR_VERSION
+    if model.ir_version > newest:
         raise refuse(
             where,
-            f"its IR version is {model.ir_version}, and onnx {onnx.__version__} knows up to {onnx.IR_VERSION}",
+            f"its IR version is {model.ir_version}, and onnx {installed('onnx')['onnx']} knows up to {newest}",
             "upgrade with `pip install -U onnx`, or save the model with an older ir_version",
         )
-    known = onnx.defs.onnx_opset_version()
+    known = onnx_checks().defs.schema_version_map()[""][1]
     for opset in model.opset_import:
         if not 0 <= opset.version <= _NEVER:
             raise refuse(
@@ -241,7 +236,7 @@ def _check_versions(model: onnx.ModelProto, where: str) -> None:
         if normal_domain(opset.domain) == "" and not 1 <= opset.version <= known:
             raise refuse(
                 where,
-                f"it uses opset {opset.version}, and onnx {onnx.__version__} knows 1 to {known}",
+                f"it uses opset {opset.version}, and onnx {installed('onnx')['onnx']} knows 1 to {known}",
                 "upgrade with `pip install -U onnx`, or convert it with onnx.version_converter.convert_version",
             )
 
@@ -275,16 +270,17 @@ def _check_ops(model: onnx.ModelProto) -> tuple[dict[str, tuple[str, ...]], dict
 @functools.lru_cache(maxsize=4096)
 def _unknown(op: str, domain: str, version: int | None) -> str | None:
     """Return why the standard has no such operator at this version; None when it has, or it is not of the standard."""
-    from onnx import defs
-
     if domain not in _OFFICIAL or version is None:
         return None
-    if defs.has(op, max_inclusive_version=version, domain=domain):
+    defs = onnx_checks().defs
+    if defs.has_schema(op, max_inclusive_version=version, domain=domain):
         return None
     schemas = [s for s in defs.get_all_schemas_with_history() if s.domain == domain]
     since = [s.since_version for s in schemas if s.name == op]
     if since:
         return f"first in opset {min(since)}, and the model imports {version}"
+    import difflib
+
     near = difflib.get_close_matches(op, sorted({s.name for s in schemas}), n=1)
     return f"not in opset {version}" + (f"; did you mean {near[0]!r}?" if near else "")
 
@@ -326,9 +322,7 @@ def _check_data(tensor: onnx.TensorProto, where: str) -> None:
         return
     size = len(tensor.raw_data)
     if size != needed:
-        import onnx
-
-        kind = onnx.TensorProto.DataType.Name(tensor.data_type).lower()
+        kind = onnx_messages().TensorProto.DataType.Name(tensor.data_type).lower()
         raise refuse(
             where,
             f"tensor {tensor.name!r} ({kind}{shown_dims(tensor.dims)}) holds {size} bytes, and needs {needed}",

@@ -4,7 +4,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
+import sys
+import threading
+from importlib.machinery import ModuleSpec, PathFinder
+from importlib.util import module_from_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,9 +18,11 @@ from xpuruntime.files.paths import reason_of
 from xpuruntime.files.reading import NotRegularError, open_regular
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     import onnx
 
-__all__ = ["MAX_PROTOBUF", "looks_like", "parse", "read", "refuse"]
+__all__ = ["MAX_PROTOBUF", "looks_like", "onnx_checks", "onnx_messages", "parse", "read", "refuse"]
 
 #: A protobuf message holds at most this many bytes.
 MAX_PROTOBUF = (1 << 31) - 1
@@ -117,12 +124,69 @@ def read(path: Any) -> tuple[str, bytes, os.stat_result]:
         ) from None
 
 
+class _PartsOfOnnx:
+    """Importer of two modules of onnx without the package around them, which imports ten times as much.
+
+    The package can be imported later: it then finds these two modules here, so that each exists once.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._loaded: dict[str, ModuleType] = {}
+
+    def load(self, name: str) -> ModuleType:
+        """Return a module of onnx."""
+        loaded = self._loaded.get(name)
+        if loaded is not None:
+            return loaded
+        with self._lock:
+            if self not in sys.meta_path:
+                sys.meta_path.insert(0, self)
+            if "onnx" in sys.modules:
+                return importlib.import_module(name)
+            package = importlib.util.find_spec("onnx")
+            spec = PathFinder.find_spec(name, package.submodule_search_locations if package is not None else None)
+            if spec is None or spec.loader is None:
+                return importlib.import_module(name)  # its error names the package
+            module = module_from_spec(spec)
+            spec.loader.exec_module(module)
+            return self._loaded.setdefault(name, module)
+
+    def find_spec(self, name: str, *_: object) -> ModuleSpec | None:
+        """Return the spec of a module that is loaded, for Python's own import of it."""
+        if not name.startswith("onnx."):
+            return None
+        with self._lock:
+            loaded = self._loaded.get(name)
+        # A class that derives from importlib.abc.Loader would import as much as is saved here.
+        return None if loaded is None else ModuleSpec(name, self, origin=loaded.__file__)  # type: ignore[arg-type]
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        """Return the module of a spec."""
+        return self._loaded[spec.name]
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Leave a module as it is: it has been executed."""
+
+
+_PARTS = _PartsOfOnnx()
+
+
+def onnx_messages() -> Any:
+    """Return the module with onnx's message classes: they are those of the package, which is not imported for them."""
+    return _PARTS.load("onnx.onnx_ml_pb2")
+
+
+def onnx_checks() -> Any:
+    """Return onnx's compiled module with its checker and the schemas of its operators."""
+    return _PARTS.load("onnx.onnx_cpp2py_export")
+
+
 def parse(data: bytes, where: str) -> onnx.ModelProto:
     """Parse the bytes of a model."""
-    import onnx
     from google.protobuf.message import DecodeError
 
-    model = onnx.ModelProto()
+    model = onnx_messages().ModelProto()
     try:
         model.ParseFromString(data)
     except DecodeError:

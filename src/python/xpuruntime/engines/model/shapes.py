@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -156,6 +155,8 @@ def _settle(info: ModelInfo, stated: Mapping[str, tuple[int | str, ...]]) -> _Ra
     tensors = {tensor.name: tensor for tensor in _all_inputs(info)}
     for name in stated:
         if name not in tensors:
+            import difflib
+
             near = difflib.get_close_matches(name, tensors, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else "."
             raise PolicyError(f"{_KEY}: the model has no input {name!r}{hint} Its inputs: {', '.join(tensors)}")

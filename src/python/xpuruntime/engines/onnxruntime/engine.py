@@ -24,7 +24,7 @@ from xpuruntime.engines.quantisation.judge import refuse_int8
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
-from xpuruntime.runtime.packages import install_command
+from xpuruntime.runtime.packages import install_command, installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -74,21 +74,14 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
 
     def probe(self) -> EngineFacts:
         """Import the wheel and look which providers can be loaded here; finds libraries without loading them."""
-        from importlib import metadata
-
         from xpuruntime.runtime.snapshot import has_cuda
 
-        installed = {}
-        for wheel in WHEELS:
-            try:
-                installed[wheel] = metadata.version(wheel)
-            except metadata.PackageNotFoundError:
-                continue
-        if not installed:
+        wheels = installed(*WHEELS)
+        if not wheels:
             return EngineFacts(
                 name=self.name, reason="no onnxruntime wheel is installed", fix="pip install onnxruntime-gpu"
             )
-        wheel, version = next(iter(installed.items()))
+        wheel, version = next(iter(wheels.items()))
         try:
             import onnxruntime as ort
 
@@ -107,7 +100,7 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
             missing = _missing_cuda_libraries(Path(ort.__file__).parent)
             if missing:
                 broken[_CUDA], fix = f"{', '.join(missing)} not found", install_command("cuda")
-        detail = {"wheel": " and ".join(f"{name} {v}" for name, v in installed.items())}
+        detail = {"wheel": " and ".join(f"{name} {v}" for name, v in wheels.items())}
         if built_for:
             detail["cuda"] = built_for
         return EngineFacts(

@@ -226,22 +226,22 @@ _OUT_OF_MEMORY = re.compile(
     r"|CUDA failure 2:|CUBLAS_STATUS_ALLOC_FAILED|CUDNN_STATUS_ALLOC_FAILED",
     re.IGNORECASE,
 )
-_OTHER_SIZE = re.compile(
+_OTHER_SIZE = (
     r"OrtValue provided for output '(.*?)' of node .* has shape \{(.*?)\} but the computed output shape .* is \{(.*?)\}"
 )
-_NOISE = re.compile(r"/onnxruntime_src/\S+\s+(?:static |virtual )?[^\n]*?\)(?: const)?(?: \[with [^\]]*\])? ")
+_NOISE = r"/onnxruntime_src/\S+\s+(?:static |virtual )?[^\n]*?\)(?: const)?(?: \[with [^\]]*\])? "
 
 
 def translate(error: BaseException, *, doing: str, device: str, hint: str = "") -> XpuRuntimeError:
     """Return `error` as an xpuruntime error."""
-    text = _NOISE.sub("", str(error)).replace("[ONNXRuntimeError] : ", "").strip()
+    text = re.sub(_NOISE, "", str(error)).replace("[ONNXRuntimeError] : ", "").strip()
     code = type(error).__name__
     message = f"{doing} on {device} failed in ONNX Runtime: {text}" + (f" {hint}" if hint else "")
     known = {"engine": "onnxruntime", "device": device, "status": code}
     if isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(str(error)):
         fix = "Use a smaller batch, a larger execution.memory.limit, or free other sessions; this session still works."
         return OutOfMemoryError(f"{message} {fix}", **known)
-    other_size = _OTHER_SIZE.search(text)
+    other_size = re.search(_OTHER_SIZE, text)
     if other_size:
         name, bound, made = other_size.groups()
         changed = (

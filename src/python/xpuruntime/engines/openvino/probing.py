@@ -8,14 +8,13 @@ import functools
 import importlib.machinery
 import importlib.util
 import sys
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from xpuruntime.engines.openvino.process_core import process_core
 from xpuruntime.engines.openvino.sigaltstack_guard import kept_signal_stack
 from xpuruntime.runtime.machine import EngineFacts
-from xpuruntime.runtime.packages import install_command
+from xpuruntime.runtime.packages import install_command, installed
 
 __all__ = ["device_word", "our_device", "probe"]
 
@@ -47,9 +46,8 @@ def probe() -> EngineFacts:
     On Linux a GPU or NPU has a device node; without one of Intel's there is only the CPU, and the 0.2 s that the import
     takes are saved.
     """
-    try:
-        version = metadata.version(_NAME)
-    except metadata.PackageNotFoundError:
+    version = installed(_NAME).get(_NAME)
+    if version is None:
         return EngineFacts(name=_NAME, reason="the package openvino is not installed", fix=install_command("openvino"))
     try:
         missing = _missing_files()

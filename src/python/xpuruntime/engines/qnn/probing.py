@@ -4,7 +4,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 import platform
 import sys
@@ -12,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from xpuruntime.runtime.machine import EngineFacts
+from xpuruntime.runtime.packages import installed
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -38,11 +38,8 @@ def missing(name: str) -> EngineFacts:
 
 def probe(name: str) -> EngineFacts:
     """Say what is installed and whether its libraries are whole. Never raises."""
-    from importlib import metadata
-
-    try:
-        version = metadata.version(_WHEEL)
-    except metadata.PackageNotFoundError:
+    version = installed(_WHEEL).get(_WHEEL)
+    if version is None:
         return missing(name)
     again = f"pip install --force-reinstall --no-deps {_WHEEL}"
 
@@ -59,7 +56,7 @@ def probe(name: str) -> EngineFacts:
         )
     if importlib.util.find_spec("onnxruntime") is None:
         return broken("the QNN provider is a plugin of ONNX Runtime, which is not installed", "xrt doctor")
-    for host, found in _hosts():
+    for host, found in installed("onnxruntime-gpu", "onnxruntime").items():
         if _release(found) < _NEEDS:
             needs = ".".join(map(str, _NEEDS))
             return broken(
@@ -75,15 +72,6 @@ def probe(name: str) -> EngineFacts:
     backends = [path.stem.removeprefix("lib") for path in sorted(folder.iterdir()) if path.suffix in (".so", ".dll")]
     detail["libraries"] = ", ".join(backends)
     return EngineFacts(name=name, version=version, loadable=True, providers=("QNNExecutionProvider",), detail=detail)
-
-
-def _hosts() -> Iterator[tuple[str, str]]:
-    """Return the wheels of ONNX Runtime that are installed, with their versions."""
-    from importlib import metadata
-
-    for host in ("onnxruntime-gpu", "onnxruntime"):
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            yield host, metadata.version(host)
 
 
 def _problems(folder: Path) -> Iterator[str]:

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 import importlib
-from importlib import metadata, util
+from importlib import util
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from xpuruntime.errors import EngineError, EngineUnavailable
 from xpuruntime.runtime.machine import EngineFacts
-from xpuruntime.runtime.packages import install_command
+from xpuruntime.runtime.packages import install_command, installed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -181,14 +181,14 @@ def bindings(product: TensorRtProduct) -> Any:
 
 def probe(product: TensorRtProduct) -> EngineFacts:
     """Import the bindings, if they are installed, and note what they offer. Touches no device and never raises."""
-    wheel = next((name for name in product.distributions if _version(name)), None)
+    wheel = next(iter(installed(*product.distributions)), None)
     try:
         present = util.find_spec(product.module) is not None
     except (ImportError, ValueError):
         present = False
     if not present:
         return EngineFacts(name=product.name, reason=f"{product.title} is not installed", fix=product.install)
-    version = _version(wheel) if wheel else None
+    version = installed(wheel)[wheel] if wheel else None
     try:
         trt = bindings(product)
         version = str(trt.__version__)
@@ -214,10 +214,3 @@ def probe(product: TensorRtProduct) -> EngineFacts:
         providers=("cuda",),
         detail={**({"wheel": wheel} if wheel else {}), **probe_api(trt, product)},
     )
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None

@@ -12,7 +12,7 @@ from xpuruntime.engines.torch.names import NAMES, OPTIONS
 from xpuruntime.errors import PolicyError
 from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.runtime.machine import EngineFacts
-from xpuruntime.runtime.packages import install_command
+from xpuruntime.runtime.packages import install_command, installed
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -38,12 +38,7 @@ class TorchEngine(Engine["TorchSettings"]):
 
     def probe(self) -> EngineFacts:
         """Look for the package; it is not imported, since that takes seconds."""
-        from importlib import metadata
-
-        try:
-            version = metadata.version("torch")
-        except metadata.PackageNotFoundError:
-            version = None
+        version = installed("torch").get("torch")
         if version is None or util.find_spec("torch") is None:
             return EngineFacts(name=self.name, reason="torch is not installed", fix=install_command("torch"))
         return EngineFacts(

@@ -7,7 +7,6 @@ from __future__ import annotations
 import os
 import re
 import struct
-import subprocess
 import sys
 from importlib.machinery import PathFinder
 from pathlib import Path
@@ -88,6 +87,8 @@ def _system_folders(env: Mapping[str, str], platform: str) -> Iterator[tuple[Pat
 
 def cached_libraries() -> tuple[str, ...]:
     """Return the paths in the cache of the dynamic linker, empty where there is none."""
+    import subprocess
+
     program = next((path for path in _LDCONFIG if Path(path).exists()), None)
     if program is None:
         return ()
