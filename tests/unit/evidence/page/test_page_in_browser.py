@@ -345,6 +345,19 @@ def test_names_without_end_do_not_widen_the_page(show, tmp_path):
     assert browser.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_sections_with_nothing_to_show_are_one_list(show, mixed):
+    browser = show(msgspec.structs.replace(mixed, conversions=(), determinism=None))
+    assert browser.evaluate("document.querySelector('#conversions').hidden") is True
+    assert browser.evaluate("document.querySelectorAll('#nav a[href=\"#conversions\"]').length") == 0
+    assert any("arrays and model went in as they were" in text for text in texts(browser, "#notes li"))
+
+
+def test_long_times_are_in_the_unit_that_is_easy_to_read(show, mixed):
+    latency = msgspec.structs.replace(LATENCY, median_us=17_341.2)
+    browser = show(msgspec.structs.replace(mixed, latency=latency))
+    assert "17.3 ms" in browser.evaluate("document.querySelector('.facts').innerText")
+
+
 def test_a_report_of_nothing_says_so(show):
     browser = show(Report())
     assert browser.complaints == []

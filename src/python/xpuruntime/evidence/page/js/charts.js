@@ -86,7 +86,7 @@ function barCells([name, more], time, kind, most, colour, title) {
   return [
     make("span", { class: "name", title }, name, make("small", { text: more })),
     make("span", { class: "track", "aria-hidden": "true" }, bar),
-    make("span", { class: "num", text: `${amount(time)} ${kind.measure}` }),
+    make("span", { class: "num", text: measured(time, kind.measure) }),
     make("span", { class: "num dim", text: share(kind.total ? time / kind.total : 0) }),
   ];
 }

@@ -50,7 +50,7 @@ function showEngines() {
   const rows = ROWS.map((row) => ({
     mark: row.status === "differs" || row.status === "failed" ? "off" : null,
     cells: [`${row.engine}@${row.device}`, row.precision, badge(row.status), figure(row.max_rel), figure(row.max_abs),
-      figure(row.cosine, 6), row.median_us === null ? "-" : `${amount(row.median_us)} us`,
+      figure(row.cosine, 6), row.median_us === null ? "-" : measured(row.median_us, "us"),
       row.tolerance ? `${figure(row.tolerance.rtol)} rel., ${figure(row.tolerance.atol)} abs., cosine ${figure(row.tolerance.cosine, 6)}` : "-",
       make("span", { class: "dim", text: row.divergence ? `${row.reason}; ${divergenceWords(row.divergence)}` : row.reason })],
   }));

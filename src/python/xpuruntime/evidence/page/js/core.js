@@ -52,7 +52,7 @@ function readUnits() {
 }
 
 function timeOf(unit) {
-  return unit.kind ? `${amount(unit.time)} ${unit.kind.measure}` : "no time";
+  return unit.kind ? measured(unit.time, unit.kind.measure) : "no time";
 }
 
 /** What a unit stands for, in a few words. */

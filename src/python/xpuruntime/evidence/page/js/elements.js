@@ -85,6 +85,13 @@ function amount(value) {
   return value >= 1e5 || Number.isInteger(value) && value >= 1000 ? whole.format(value) : one.format(value);
 }
 
+/** A time or count with its unit, microseconds in the unit that is easy to read. */
+function measured(value, unit) {
+  if (unit !== "us" || value < 1000) return `${amount(value)} ${unit}`;
+  const [scaled, word] = value < 1e6 ? [value / 1e3, "ms"] : [value / 1e6, "s"];
+  return `${scaled < 1000 ? Number(scaled.toPrecision(3)) : whole.format(scaled)} ${word}`;
+}
+
 function share(value) {
   return value > 0 && value < 0.001 ? "<0.1 %" : `${(value * 100).toFixed(1)} %`;
 }

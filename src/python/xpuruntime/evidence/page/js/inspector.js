@@ -76,7 +76,7 @@ function unitCard(unit, node) {
 
 function onDevice(unit) {
   if (!unit.deviceKernels.length) return [];
-  const line = (one) => `${DATA.strings[one.short]}: ${one.times} in a run, ${amount(one.us)} us${one.math === "-" ? "" : `, ${one.math}`}`;
+  const line = (one) => `${DATA.strings[one.short]}: ${one.times} in a run, ${measured(one.us, "us")}${one.math === "-" ? "" : `, ${one.math}`}`;
   return [make("h3", { text: "On the device" }),
     make("ul", {}, unit.deviceKernels.map((one) => make("li", { class: "mono", title: DATA.strings[one.name], text: line(one) })))];
 }
@@ -98,7 +98,7 @@ function groupCard(group) {
   const units = new Set(group.nodes.map((index) => NODES[index].unit).filter(Boolean));
   const times = KINDS.map((kind) => {
     const time = [...units].reduce((sum, u) => sum + (u.kind === kind ? u.time : 0), 0);
-    return time ? `${amount(time)} ${kind.measure} (${kind.word}, ${share(time / kind.total)})` : null;
+    return time ? `${measured(time, kind.measure)} (${kind.word}, ${share(time / kind.total)})` : null;
   }).filter(Boolean);
   const tally = (value) => {
     const counts = new Map();

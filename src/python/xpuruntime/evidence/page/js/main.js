@@ -11,6 +11,7 @@ showGraph();
 showUnits();
 showTables();
 showInspector();
+foldEmpty();
 showNav();
 showPrint();
 document.documentElement.dataset.ready = "true";

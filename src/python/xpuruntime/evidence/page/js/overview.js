@@ -44,8 +44,8 @@ function facts() {
   if (plan.engine) found.push(["Engine", plan.engine, plan.engine_version ? `version ${plan.engine_version}` : null]);
   if (plan.device) found.push(["Device", plan.device, plan.precision ? `precision ${plan.precision}` : null]);
   if (latency) {
-    found.push(["Latency, median", `${amount(latency.median_us)} us`,
-      `p90 ${amount(latency.p90_us)}, min ${amount(latency.min_us)}; ${count(latency.runs, "run")} without instruments`]);
+    found.push(["Latency, median", measured(latency.median_us, "us"),
+      `p90 ${measured(latency.p90_us, "us")}, min ${measured(latency.min_us, "us")}; ${count(latency.runs, "run")} without instruments`]);
   }
   if (UNITS.length) found.push(["Units", whole.format(UNITS.length), accounting()]);
   return found;

@@ -78,7 +78,7 @@ function paintTime(boxes) {
       return { look: "sx", word: plainWord(unit) || "no time" };
     }
     const band = most ? BANDS.findIndex((edge) => found.value <= most * edge * 1.0000001) : 0;
-    return { look: `s${band}`, word: `${amount(found.time)} ${found.kind.measure}, ${share(found.value)}` };
+    return { look: `s${band}`, word: `${measured(found.time, found.kind.measure)}, ${share(found.value)}` };
   });
   const legend = BANDS.map((edge, i) =>
     legendItem(`s${i}`, `${i ? `${fine(most * BANDS[i - 1])} to` : "up to"} ${fine(most * edge)}`));

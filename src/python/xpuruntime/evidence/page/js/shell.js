@@ -29,10 +29,20 @@ function showTheme() {
   apply();
 }
 
+/** Hide the sections that have nothing to show, and say of each at the end why. */
+function foldEmpty() {
+  const empty = [...document.querySelectorAll("main > section[data-optional]")].filter(({ lastElementChild: body }) =>
+    body.childElementCount === 1 && body.firstElementChild.classList.contains("none"));
+  for (const section of empty) section.hidden = true;
+  if (!empty.length) return;
+  bodyOf("notes").append(make("h3", { text: "Nothing to show" }), make("ul", {}, empty.map((section) => make("li", {},
+    make("strong", { text: section.querySelector("h2").textContent }), `: ${section.lastElementChild.textContent}`))));
+}
+
 function showNav() {
   const nav = document.getElementById("nav");
   const links = new Map();
-  for (const section of document.querySelectorAll("main > section[aria-labelledby]")) {
+  for (const section of document.querySelectorAll("main > section[aria-labelledby]:not([hidden])")) {
     const link = make("a", { href: `#${section.id}`, text: section.dataset.short || section.querySelector("h2").textContent });
     links.set(section, link);
     nav.append(link);

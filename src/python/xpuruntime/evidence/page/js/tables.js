@@ -48,7 +48,7 @@ function showPrecision() {
     for (const unit of units) statuses.set(unit.status, (statuses.get(unit.status) || 0) + 1);
     return { mark: statuses.has("substituted") ? "off" : null, cells: [
       device, ran, asked === "-" ? "nothing (not of the model)" : asked, whole.format(units.length),
-      kind < 0 ? "-" : `${amount(time)} ${KINDS[kind].measure}`,
+      kind < 0 ? "-" : measured(time, KINDS[kind].measure),
       kind < 0 ? "-" : share(KINDS[kind].total ? time / KINDS[kind].total : 0),
       make("span", {}, [...statuses].sort().reverse().flatMap(([status, number]) => [badge(status), ` ${whole.format(number)} `])),
     ] };
@@ -60,7 +60,7 @@ function showPrecision() {
 function showDeviceKernels() {
   const rows = DATA.device_kernels.all.map((one) => ({ cells: [
     make("span", { class: "mono", title: DATA.strings[one.name], text: DATA.strings[one.short] }), one.kind, one.math,
-    whole.format(Math.round(one.times)), `${amount(one.us)} us`, share(one.share), whole.format(one.units.length),
+    whole.format(Math.round(one.times)), measured(one.us, "us"), share(one.share), whole.format(one.units.length),
   ] }));
   const columns = ["kernel", "kind", "multiplies on", ">in a run", ">time", ">share", ">units"];
   bodyOf("device-kernels").append(rows.length ? table("Kernels on the device", columns, rows, { class: "policy" })

@@ -42,12 +42,12 @@ function ofOneRun() {
     while (holders.length && holders[holders.length - 1] <= start) holders.pop();
     const unit = UNITS[raw.unit[i]] || null, name = DATA.strings[raw.name[i]];
     const span = { unit, lane: lanes.indexOf(raw.lane[i]), start, time: raw.us[i], depth: Math.min(2, holders.length),
-      words: `${name}${unit && unit.op !== name ? `, ${unit.op}` : ""}, ${amount(raw.us[i])} us, from ${amount(start)} us on` };
+      words: `${name}${unit && unit.op !== name ? `, ${unit.op}` : ""}, ${measured(raw.us[i], "us")}, from ${measured(start, "us")} on` };
     holders.push(start + raw.us[i]);
     return span;
   });
   const end = spans.reduce((most, span) => Math.max(most, span.start + span.time), raw.run_us); // a device may go on
-  return { id: "run", label: `one run of ${amount(raw.run_us)} us`, measure: "us", total: end,
+  return { id: "run", label: `one run of ${measured(raw.run_us, "us")}`, measure: "us", total: end,
     lanes: lanes.map((place) => DATA.strings[place]), spans };
 }
 
@@ -133,7 +133,7 @@ class Timeline {
     for (const value of ticks(this.total, Math.max(4, Math.round(wide / 160)))) {
       const x = GUTTER + value * scale;
       svg.append(draw("line", { class: "tick", x1: x, x2: x, y1: 0, y2: high - 20 }),
-        draw("text", { x, y: high - 6, "text-anchor": "middle", text: `${amount(value)} ${this.measure}` }));
+        draw("text", { x, y: high - 6, "text-anchor": "middle", text: measured(value, this.measure) }));
     }
     this.rects = new Array(this.spans.length).fill(null);
     for (const group of this.merged(scale)) svg.append(this.rect(group, scale));
@@ -161,7 +161,7 @@ class Timeline {
 
   rect({ of, start, end }, scale) {
     const span = this.spans[of[0]], few = of.length === 1;
-    const words = few ? span.words : `${count(of.length, "span")}, ${amount(of.reduce((sum, i) => sum + this.spans[i].time, 0))} ${this.measure}`;
+    const words = few ? span.words : `${count(of.length, "span")}, ${measured(of.reduce((sum, i) => sum + this.spans[i].time, 0), this.measure)}`;
     const rect = draw("rect", {
       class: `unit ${colourOfOp(span.unit ? span.unit.op : "")}${(end - start) * scale < 4 ? " thin" : ""}`,
       id: `t${this.id}-${of[0]}`, role: "option", "aria-label": words,
