@@ -59,6 +59,7 @@ def test_a_request_is_in_the_trace_of_its_client(mlp: Path, spans: Callable[[], 
         Models(settings_of(mlp)) as service,
         xrt.serving.Server(service, http="127.0.0.1:0", grpc="127.0.0.1:0") as server,
     ):
+        assert [name for name, span in spans().items() if span.parent is None] == ["xpuruntime.open"]
         tensor = {"name": "x", "shape": [1, 64], "datatype": "FP32", "data": [0.5] * 64}
         body = json.dumps({"id": "7", "inputs": [tensor]}).encode()
         url = f"{server.url}/v2/models/mlp/infer"

@@ -17,6 +17,7 @@ from xpuruntime.engines.run_threads import RunFuture, RunThreads
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.runtime.process_forks import keep_in_child
 from xpuruntime.runtime.session_registry import instrumented_method
+from xpuruntime.runtime.telemetry import log_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -80,9 +81,13 @@ class LoadedModel(ABC):
         self, feeds: Any = None, stream: Any = None, outputs: Sequence[str] | None = None, **other: Any
     ) -> dict[str, Any]:
         """Run as a session is called: with a choice of outputs, and calls of ONNX Runtime's form refused."""
-        check_call(feeds, other)
-        found = self.run(feeds, stream)
-        return found if outputs is None else {name: found[name] for name in chosen_outputs(outputs, list(found))}
+        try:
+            check_call(feeds, other)
+            found = self.run(feeds, stream)
+            return found if outputs is None else {name: found[name] for name in chosen_outputs(outputs, list(found))}
+        except XpuRuntimeError as error:
+            log_refusal("run", error)
+            raise
 
     def runner(self) -> Callable[..., dict[str, Any]]:
         """Return the hot path: `checked_run`, as short as the engine can make it. It keeps the model alive."""

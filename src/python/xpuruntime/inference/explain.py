@@ -30,9 +30,9 @@ from xpuruntime.evidence.shape_coverage import shape_coverage
 from xpuruntime.evidence.tolerances import compare_within
 from xpuruntime.inference.embedded_policy import compare_kernels
 from xpuruntime.inference.profiling import MemoryWatch
-from xpuruntime.printable import printable
 from xpuruntime.runtime.profiler import Mark, tell
 from xpuruntime.runtime.session_registry import instrumented_method
+from xpuruntime.runtime.telemetry import log_decision, traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping
@@ -47,12 +47,19 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_session", "measure", "source_graph"]
 
-_LOGGER = logging.getLogger(__name__)
+_LEVELS = {"honoured": logging.DEBUG, "substituted": logging.WARNING, "unsupported": logging.WARNING}
 
 _WARM = 3
 _ACCURACY = ("accuracy.reference", "accuracy.rtol", "accuracy.atol", "accuracy.cosine")
 
 
+def _facts_of(report: Report) -> dict[str, Any]:
+    deviations = [observation.key for observation in report.deviations]
+    plan = {name: report.plan.get(name) for name in ("engine", "device", "precision")}
+    return {**plan, "honoured": report.honoured, "deviations": deviations}
+
+
+@traced("explain", _facts_of)
 def explain_session(
     session: InferenceSession, loaded: LoadedModel, inputs: Mapping[str, Any] | None, runs: int
 ) -> Report:
@@ -97,12 +104,13 @@ def explain_session(
         determinism=session.determinism_tests,
     )
     for observation in report.observations:
-        level = logging.DEBUG if observation.status == "honoured" else logging.INFO
         text = (
             f"{observation.key}: asked {observation.requested}, observed {observation.observed}: {observation.status}: "
             f"{observation.reason}"
         )
-        _LOGGER.log(level, "%s", printable(text))
+        names = ("key", "requested", "observed", "status")
+        facts = {name: getattr(observation, name) for name in names}
+        log_decision("explain", _LEVELS.get(observation.status, logging.INFO), "observation", text, **facts)
     return report
 
 

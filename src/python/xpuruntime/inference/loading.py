@@ -15,7 +15,7 @@ from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
 from xpuruntime.evidence.records import Conversion
-from xpuruntime.printable import printable
+from xpuruntime.runtime.telemetry import log_decision, traced
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -28,8 +28,6 @@ if TYPE_CHECKING:
     from xpuruntime.runtime.machine import Machine
 
 __all__ = ["LoadResult", "load_planned", "reference_of"]
-
-_LOGGER = logging.getLogger(__name__)
 
 
 class LoadResult(NamedTuple):
@@ -45,6 +43,11 @@ class LoadResult(NamedTuple):
     conversions: tuple[Conversion, ...]
 
 
+def _facts_of(ready: LoadResult) -> dict[str, Any]:
+    return {"engine": ready.plan.engine, "device": ready.plan.device}
+
+
+@traced("load", _facts_of)
 def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
     """Load what was planned. Slow; leaves nothing behind when it fails."""
     engine, request, judgement, machine = recipe
@@ -59,7 +62,8 @@ def load_planned(recipe: Recipe, plan: Plan) -> LoadResult:
             raise UnsupportedOperationError(judgement.verdict.reason, engine=engine.name, device=request.device)
         how = "which was compiled now" if made else "from the cache"
         note = f"loaded from artifact {artifact.folder}, {how}"
-        _LOGGER.info("%s", printable(note))
+        facts = {"artifact": artifact.folder, "compiled": bool(made)}
+        log_decision("load", logging.INFO, "artifact", note, engine=engine.name, device=request.device, **facts)
         plan = msgspec.structs.replace(plan, notes=(*plan.notes, note))
         if warning:
             plan = msgspec.structs.replace(plan, warnings=(*plan.warnings, warning))

@@ -15,6 +15,7 @@ from xpuruntime.engines.registry import known_engines
 from xpuruntime.errors import InputError, LockError, PolicyError, XpuRuntimeWarning
 from xpuruntime.files.paths import kind_of, with_home
 from xpuruntime.inference.session_arguments import SessionArguments, settle_policy
+from xpuruntime.runtime.telemetry import traced
 
 if TYPE_CHECKING:
     import os
@@ -85,6 +86,13 @@ class PlannedModel(NamedTuple):
     lock: LockInForce | None
 
 
+def _described(planned: PlannedModel) -> dict[str, Any]:
+    plan = planned.plan
+    facts = {"model": plan.model.path, "mode": plan.mode, "policy_source": plan.policy_source}
+    return {**facts, "engine": plan.engine, "device": plan.device, "precision": plan.precision}
+
+
+@traced("plan", _described)
 def plan_session(
     model: ModelLike,
     asked: SessionArguments,
@@ -121,6 +129,7 @@ def plan_session(
     return PlannedModel(request, plan, judgement, here, policy, lock)
 
 
+@traced("plan", _described)
 def reopen_plan(
     model: ModelLike,
     plan: Plan,

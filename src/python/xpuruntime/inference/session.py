@@ -16,12 +16,12 @@ from xpuruntime.engines.input_binding import check_call, check_mapping
 from xpuruntime.engines.model.shapes import with_open_batch
 from xpuruntime.engines.registry import known_engines
 from xpuruntime.engines.run_threads import QueueLimits
-from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
+from xpuruntime.errors import EngineError, InputError, LockError, XpuRuntimeError
 from xpuruntime.inference.plan_request import plan_session, reopen_plan, warn_of
 from xpuruntime.inference.session_arguments import PolicyAliases, SessionArguments
-from xpuruntime.printable import printable
 from xpuruntime.runtime.process_forks import reset_in_child
 from xpuruntime.runtime.session_registry import instrumented_method, note_bound, note_open, open_bindings
+from xpuruntime.runtime.telemetry import log_decision, log_refusal, traced_run
 
 if TYPE_CHECKING:
     import os
@@ -177,7 +177,8 @@ class InferenceSession:
         self.determinism_tests: DeterminismTests | None = None
         self._loaded = ready.loaded
         # The hot path of the engine, in place of the method: two calls less in each run.
-        self.run = self._loaded.runner()  # type: ignore[method-assign]
+        facts = {"engine": self.plan.engine, "device": self.plan.device, "precision": self.plan.precision}
+        self.run = traced_run(self._loaded.runner(), facts)  # type: ignore[method-assign]
         if self._lock is not None:
             self._check_lock(self._lock)
         note_open(self)
@@ -190,7 +191,12 @@ class InferenceSession:
         try:
             check_loaded(lock)
             check_outputs(self, lock)
-            logging.getLogger(__name__).info("lock %s holds for what is loaded and computed", printable(lock.where))
+            text = f"lock {lock.where} holds for what is loaded and computed"
+            log_decision("lock", logging.INFO, "lock", text, lock=lock.where, digest=lock.lock.digest)
+        except LockError as error:
+            log_refusal("lock", error)
+            self.close()
+            raise
         except BaseException:
             self.close()
             raise

@@ -27,9 +27,9 @@ from xpuruntime.planning.candidates import (
 )
 from xpuruntime.planning.plan import ModelFacts, Plan, execution_facts
 from xpuruntime.planning.refusal import control_lines, device_fix, kinds_of, refusal, with_free_choices, without_nodes
-from xpuruntime.printable import printable
 from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command
+from xpuruntime.runtime.telemetry import log_decision
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -42,7 +42,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Resolution", "decide", "judge_candidate", "plan_of", "resolve"]
 
-_LOGGER = logging.getLogger(__name__)
 #: A candidate that ``auto`` offered and that was passed over for one of these reasons deserves a warning: the machine
 #: has the device, but it cannot be used until something is fixed.
 _MENDABLE = frozenset({VerdictCode.LIBRARY_MISSING, VerdictCode.ENGINE_BROKEN})
@@ -96,11 +95,15 @@ def decide(request: PlanRequest, policy: Policy, machine: Machine, engines: Mapp
     if chosen is None:
         raise refusal(candidates, verdicts, unmet, str(request.model.path))
     winner, judgement = chosen
+    model = str(request.model.path)
     for verdict in verdicts:
         if not verdict.accepted:
-            _LOGGER.debug("%s", printable(_why(verdict)))
-    how = "taken as a fallback" if winner.fallback else "chosen"
-    _LOGGER.info("%s is %s for %s", winner, how, printable(str(request.model.path)))
+            facts = {"candidate": verdict.candidate, "code": verdict.code}
+            log_decision("plan", logging.DEBUG, "candidate", _why(verdict), model=model, **facts)
+    level, how = (logging.WARNING, "taken as a fallback") if winner.fallback else (logging.INFO, "chosen")
+    text = f"{winner} is {how} for {model}"
+    facts = {"engine": winner.engine, "device": winner.device, "mode": policy.mode}
+    log_decision("plan", level, "plan", text, model=model, fallback=winner.fallback, **facts)
     return Resolution(plan_of(request, policy, machine, engines, winner, judgement, verdicts), judgement)
 
 

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import shlex
 import time
@@ -46,6 +47,7 @@ from xpuruntime.policies import Policy, VerifyPolicy, files
 from xpuruntime.policies.document import did_you_mean
 from xpuruntime.policies.memory_and_artifacts import read_size
 from xpuruntime.policies.verify_policy import Inconclusive
+from xpuruntime.runtime.telemetry import log_decision, traced
 from xpuruntime.runtime.worker import WorkerFailure
 
 if TYPE_CHECKING:
@@ -79,6 +81,12 @@ _METRICS = ArgumentType(
 _SIZE = ArgumentType("a number of bytes, or text such as '8GiB'", lambda value: COUNT.fits(value) or TEXT.fits(value))
 
 
+def _described(result: VerificationResult) -> dict[str, Any]:
+    facts = {name: getattr(result, name) for name in ("model", "lock", "engine", "device", "verdict")}
+    return {**facts, "failed": [claim.id for claim in result.of("fail")]}
+
+
+@traced("verify", _described)
 def verify(
     model: ModelLike,
     policy: PolicyLike | None = None,
@@ -189,7 +197,7 @@ def verify(
         start = time.perf_counter()
         session = _session(model, options)
         if isinstance(session, Claim):
-            return msgspec.structs.replace(result, claims=(session,))
+            return _logged(msgspec.structs.replace(result, claims=(session,)))
         opened_s = time.perf_counter() - start
         resources.enter_context(session)
         feeds, notes = _first_run(session, inputs)
@@ -210,7 +218,21 @@ def verify(
             options=options,
         )
         claims = tuple(claim for section in SECTIONS for claim in _claims(section, subject))
-        return _verified(result, subject, claims, notes)
+        return _logged(_verified(result, subject, claims, notes))
+
+
+def _logged(result: VerificationResult) -> VerificationResult:
+    """Log the claims that did not pass, and the verdict."""
+    model = result.model
+    for claim in result.claims:
+        level = {"pass": logging.DEBUG, "fail": logging.WARNING}.get(claim.verdict, logging.INFO)
+        text = f"{claim.verdict}: {claim.id}: {claim.reason}"
+        log_decision(
+            "verify", level, "claim", text, model=model, claim=claim.id, verdict=claim.verdict, code=claim.code
+        )
+    level = logging.INFO if result.exit_code == 0 else logging.WARNING
+    log_decision("verify", level, "verdict", f"{model}: {result.headline}", **_described(result))
+    return result
 
 
 class _Stated(NamedTuple):

@@ -19,6 +19,7 @@ from xpuruntime.inference.calls import time_batches
 from xpuruntime.inference.session import InferenceSession
 from xpuruntime.policies import Policy
 from xpuruntime.policies.memory_and_artifacts import format_bytes
+from xpuruntime.runtime.telemetry import traced
 from xpuruntime.serving.batching.settings import batch_sizes
 from xpuruntime.serving.status import ServingError, Status
 
@@ -113,6 +114,11 @@ def size_on_disk(path: str) -> int:
     return place.stat().st_size
 
 
+def _facts_of(session: InferenceSession) -> dict[str, Any]:
+    return {"engine": session.plan.engine, "device": session.plan.device}
+
+
+@traced("open", _facts_of)
 def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | None = None) -> InferenceSession:
     """Open a model under the policy and the lock of its settings.
 

@@ -19,6 +19,7 @@ import msgspec
 from xpuruntime.errors import InputError, XpuRuntimeWarning
 from xpuruntime.files.paths import reason_of
 from xpuruntime.printable import printable
+from xpuruntime.runtime.telemetry import span_tracer
 from xpuruntime.serving.batching.scheduler import REASONS
 
 if TYPE_CHECKING:
@@ -167,16 +168,8 @@ class RequestSpans:
 
 def request_spans() -> RequestSpans | None:
     """Return `RequestSpans` of the tracer provider of this process; ``None`` where there is none."""
-    try:
-        from opentelemetry import trace
-    except ImportError:
-        return None
-    from xpuruntime import __version__
-
-    provider = trace.get_tracer_provider()
-    if isinstance(provider, (trace.ProxyTracerProvider, trace.NoOpTracerProvider)):
-        return None
-    return RequestSpans(provider.get_tracer("xpuruntime.serving", __version__))
+    tracer = span_tracer("xpuruntime.serving")
+    return None if tracer is None else RequestSpans(tracer)
 
 
 def _attributes(request: InferRequest, error: ServingError | None, job: Job | None) -> Mapping[str, Any]:
