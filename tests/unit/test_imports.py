@@ -21,6 +21,7 @@ ORDER = (
     "runtime",
     "measuring",
     "evidence",
+    "generation",
     "lockfile",
     "engines",
     "artifacts",
@@ -36,7 +37,7 @@ ALLOWED = {room: set(ORDER[:i]) for i, room in enumerate(ORDER)}
 ALLOWED["policies"] = {"files"}
 ALLOWED["ops"] = {"files", "policies", "runtime", "measuring", "evidence"}
 ALLOWED["lockfile"] |= {"ops"}
-ALLOWED["pytorch"] = {"files", "policies", "runtime", "measuring", "evidence", "lockfile", "ops"}
+ALLOWED["pytorch"] = {"files", "policies", "runtime", "measuring", "evidence", "generation", "lockfile", "ops"}
 ALLOWED["distributed"] = {"files", "policies", "runtime", "evidence"}
 ALLOWED["engines"] |= {"ops", "pytorch"}
 ALLOWED["serving"] -= {"tuning"}

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from xpuruntime import distributed as distributed
     from xpuruntime import engines as engines
     from xpuruntime import evidence as evidence
+    from xpuruntime import generation as generation
     from xpuruntime import inference as inference
     from xpuruntime import locks as locks
     from xpuruntime import ops
@@ -248,8 +249,8 @@ _LAZY = {
 
 #: Packages that are imported when they are first used as attributes. `pytorch` and `training` require PyTorch.
 _PACKAGES = frozenset((
-    "distributed", "engines", "evidence", "inference", "locks", "ops", "planning", "policies", "pytorch", "runtime",
-    "serving", "testing", "training", "tuning",
+    "distributed", "engines", "evidence", "generation", "inference", "locks", "ops", "planning", "policies", "pytorch",
+    "runtime", "serving", "testing", "training", "tuning",
 ))  # fmt: skip
 
 

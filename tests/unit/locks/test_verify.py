@@ -4,6 +4,7 @@
 
 from __future__ import annotations
 
+import json
 import warnings
 from pathlib import Path
 
@@ -49,6 +50,69 @@ class TestUnchanged:
             warnings.simplefilter("error")
             result = xrt.verify(digits, policy, only=["evidence"])
         assert any("determinism" in note for note in result.notes)
+
+
+class TestGeneration:
+    """`xrt.verify` of an ONNX decoder without a cache."""
+
+    @pytest.fixture
+    def decoder(self, tmp_path):
+        helper = pytest.importorskip("onnx").helper
+        table = helper.make_tensor("table", 1, [4, 4], np.random.default_rng(0).normal(size=16).astype(np.float32))
+        ids = helper.make_tensor_value_info("input_ids", 7, ["batch", "length"])
+        mask = helper.make_tensor_value_info("attention_mask", 7, ["batch", "length"])
+        logits = helper.make_tensor_value_info("logits", 1, ["batch", "length", 4])
+        nodes = [
+            helper.make_node("Gather", ["table", "input_ids"], ["rows"]),
+            helper.make_node("Cast", ["attention_mask"], ["kept"], to=1),
+            helper.make_node("Unsqueeze", ["kept", "last"], ["column"]),
+            helper.make_node("Mul", ["rows", "column"], ["logits"]),
+        ]
+        last = helper.make_tensor("last", 7, [1], [2])
+        graph = helper.make_graph(nodes, "decoder", [ids, mask], [logits], [table, last])
+        opset = [helper.make_opsetid("", 18)]
+        path = tmp_path / "decoder.onnx"
+        path.write_bytes(helper.make_model(graph, opset_imports=opset, ir_version=9).SerializeToString())
+        (tmp_path / "texts.json").write_text(json.dumps([[0, 1, 2, 3, 0, 1], [3, 2, 1, 0]]))
+        return path
+
+    def verify(self, decoder, scale=1.0, **limits):
+        text = limits.pop("text", str(decoder.with_name("texts.json")))
+        verify = {"generation": {"text": text, **limits}}
+
+        def around(run, feeds):
+            return {name: scale * value for name, value in run(feeds).items()}
+
+        return planted(str(decoder), around, only=["generation"], verify=verify)
+
+    def test_a_session_that_is_right(self, decoder):
+        result = self.verify(decoder, top1=1.0, kl=1e-9, perplexity="0.01%", tokens=8)
+        assert {claim.id: claim.verdict for claim in result.claims} == {
+            "generation.top1": "pass", "generation.kl": "pass", "generation.perplexity": "pass",
+            "generation.tokens": "skipped",
+        }  # fmt: skip
+        assert result.exit_code == 0
+
+    def test_a_session_that_is_off_by_a_factor(self, decoder):
+        result = self.verify(decoder, 1.05, top1=1.0, kl=1e-9, perplexity="0.01%", tokens=8)
+        failed = {claim.id: claim.key for claim in result.of("fail")}
+        assert failed == {
+            "generation.kl": "verify.generation.kl", "generation.perplexity": "verify.generation.perplexity"
+        }  # fmt: skip
+
+    @pytest.mark.parametrize("text", ["none.json", '["text"]', "[[0, 77]]"])
+    def test_texts_that_cannot_be_compared_are_inconclusive(self, decoder, text):
+        file = decoder.with_name("other.json")
+        if not text.endswith(".json"):
+            file.write_text(text)
+        [claim] = self.verify(decoder, text=str(file), kl=0.1).claims
+        assert (claim.id, claim.verdict, claim.code) == ("generation.kl", "inconclusive", "not_compared")
+
+    def test_a_model_of_images_is_inconclusive(self, decoder, digits):
+        policy = {"verify": {"generation": {"text": str(decoder.with_name("texts.json")), "top1": 1.0}}}
+        [claim] = xrt.verify(digits, policy, only=["generation"]).claims
+        assert claim.verdict == "inconclusive"
+        assert "does not compute logits" in claim.reason
 
 
 class TestEvidence:

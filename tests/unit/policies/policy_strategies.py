@@ -18,6 +18,7 @@ from xpuruntime.policies import (
     RuleMatch,
     TuningPolicy,
     VerifyEvidence,
+    VerifyGeneration,
     VerifyMemory,
     VerifyPolicy,
     VerifySpeed,
@@ -230,6 +231,16 @@ verify_policies = st.builds(
         )
     ),
     memory=st.builds(VerifyMemory, max_growth=shares, max_peak=optional(sizes)),
+    generation=optional(
+        st.builds(
+            VerifyGeneration,
+            text=text,
+            top1=st.floats(0, 1),
+            kl=optional(st.floats(0, 1e300)),
+            perplexity=optional(shares),
+            tokens=st.integers(0, 65536),
+        )
+    ),
     start=optional(durations),
 )
 

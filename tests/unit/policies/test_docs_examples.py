@@ -24,6 +24,7 @@ from xpuruntime.policies import (
     RuleMatch,
     TuningPolicy,
     VerifyEvidence,
+    VerifyGeneration,
     VerifyMemory,
     VerifyPolicy,
     VerifySpeed,
@@ -100,6 +101,8 @@ def written(value):
         return "all defaults"
     if isinstance(value, dict):
         return "`{}`"
+    if type(value) is int:  # which equals a truth value
+        return f"`{value}`"
     return "nothing stated" if isinstance(value, KernelPolicy) else plain.get(value, f"`{value}`")
 
 
@@ -122,6 +125,7 @@ def written(value):
         ("`verify.evidence`", VerifyEvidence(), set()),
         ("`verify.speed`", VerifySpeed(), {"metric", "max_slowdown", "budget"}),
         ("`verify.memory`", VerifyMemory(), {"max_growth"}),
+        ("`verify.generation`", VerifyGeneration(text="texts.json", kl=0.1), {"text", "kl"}),
     ],
 )
 def test_every_key_is_explained_with_its_default(heading, policy, elsewhere):

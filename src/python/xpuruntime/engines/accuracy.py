@@ -28,6 +28,7 @@ __all__ = [
     "make_reference",
     "make_references",
     "read_reference",
+    "unconverted",
     "write_reference",
 ]
 
@@ -122,7 +123,7 @@ def make_references(
     except InputError as error:
         raise ProbeRefusedError(error.reason, fix="give inputs= (on the command line: --input)") from None
     try:
-        loaded = _plain(request, engine, machine)
+        loaded = unconverted(request, engine, machine)
         try:
             outputs = [dict(loaded.run(dict(feeds))) for feeds in made]
         except XpuRuntimeError as error:
@@ -164,7 +165,7 @@ def _made(request: Request) -> tuple[Sequence[Mapping[str, Any]], str]:
     return [probe_feeds(with_shapes(request.model, request.policy))], GENERATED
 
 
-def _plain(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:
+def unconverted(request: Request, engine: Engine | None, machine: Machine) -> LoadedModel:
     """Return the model as it is, loaded on the CPU."""
     from xpuruntime.engines.base import Request as Plain
     from xpuruntime.engines.base import judge

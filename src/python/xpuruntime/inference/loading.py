@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import msgspec
 
 from xpuruntime.artifacts.manifest import PROBE
-from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, read_reference
+from xpuruntime.engines.accuracy import check_accuracy, check_due, make_reference, read_reference, unconverted
 from xpuruntime.engines.base import judge
 from xpuruntime.engines.model.file_digests import model_digest
 from xpuruntime.errors import EngineError, ModelError, UnsupportedOperationError, XpuRuntimeError
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from xpuruntime.planning import Plan
     from xpuruntime.runtime.machine import Machine
 
-__all__ = ["LoadResult", "load_planned", "reference_of"]
+__all__ = ["LoadResult", "load_planned", "reference_model_of", "reference_of"]
 
 
 class LoadResult(NamedTuple):
@@ -137,6 +137,13 @@ def reference_of(
     if feeds is None and PROBE in artifact.manifest.files:
         return read_reference(artifact.folder / PROBE)
     return make_reference(_with_source(request, artifact), engine, machine, feeds)
+
+
+def reference_model_of(engine: Engine, request: Request, machine: Machine) -> LoadedModel:
+    """Return the model that a reference is made by, loaded, in fp32 on the CPU."""
+    return unconverted(
+        request if request.artifact is None else _with_source(request, request.artifact), engine, machine
+    )
 
 
 def _with_source(request: Request, artifact: Artifact) -> Request:

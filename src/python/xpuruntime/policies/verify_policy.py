@@ -28,6 +28,7 @@ __all__ = [
     "Required",
     "SpeedMetric",
     "VerifyEvidence",
+    "VerifyGeneration",
     "VerifyMemory",
     "VerifyPolicy",
     "VerifySpeed",
@@ -175,6 +176,63 @@ class VerifyMemory(PolicyValue, frozen=True, kw_only=True):
         def __init__(self, *, max_growth: float | str = 0.1, max_peak: int | str | None = None) -> None: ...
 
 
+class VerifyGeneration(PolicyValue, frozen=True, kw_only=True):
+    """How far a language model's next tokens on held-out texts may be from the reference. At least one limit is stated.
+
+    Attributes
+    ----------
+    text : str
+        A JSON file with a list of texts, each a list of token ids, or a string. In a policy file it is relative to the
+        folder of that file.
+    top1 : float or None
+        Least share of positions, from 0 to 1, at which the most likely token is that of the reference.
+    kl : float or None
+        Largest mean KL divergence from the reference to the model, in nats.
+    perplexity : float or None
+        Share by which the perplexity may be off, higher or lower: 0.01, or ``"1%"`` in a file.
+    tokens : int
+        How many greedy tokens after the first half of each text are compared, too. They are reported, and decide
+        nothing: a wrong kernel can leave them as they are, and a right one can change them.
+    """
+
+    KINDS: ClassVar[dict[str, Kind]] = {
+        "text": FilePath(
+            "JSON file of held-out texts, relative to the policy file.", what="the path of a JSON file", optional=True
+        ),
+        "top1": Number(
+            0.0, 1.0, "Least share of positions with the most likely token of the reference.", optional=True
+        ),
+        "kl": Number(0.0, math.inf, "Largest mean KL divergence from the reference, in nats.", optional=True),
+        "perplexity": Percentage("Percentage by which the perplexity may be off, either way.", optional=True),
+        "tokens": Integer(0, 65536, "How many greedy tokens after each text are compared, as a report."),
+    }
+
+    text: str | None = None
+    top1: float | None = None
+    kl: float | None = None
+    perplexity: float | None = None
+    tokens: int = 0
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self,
+            *,
+            text: str | None = None,
+            top1: float | None = None,
+            kl: float | None = None,
+            perplexity: float | str | None = None,
+            tokens: int = 0,
+        ) -> None: ...
+
+    def check_together(self) -> None:
+        """Refuse limits on no text, and a text without a limit."""
+        if self.text is None:
+            raise Refused("states no 'text'; a JSON list of texts, such as [[1, 5, 7], [1, 9]]")
+        if self.top1 is None and self.kl is None and self.perplexity is None:
+            raise Refused("states no limit; state 'kl', 'top1' or 'perplexity'")
+
+
 class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
     """Which claims ``xrt verify`` checks beyond the policy itself. A run pays no attention to it.
 
@@ -188,6 +246,8 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
     speed : VerifySpeed or None
         ``None``: nothing is timed.
     memory : VerifyMemory
+    generation : VerifyGeneration or None
+        ``None``: next tokens are not compared.
     start : float or None
         Most seconds that opening the session may take; ``"20s"`` in a file.
 
@@ -203,6 +263,9 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
         "metrics": Floors("Least values of metrics that are given with --metric."),
         "speed": Nested(VerifySpeed, "How much slower than a control the session may be.", optional=True),
         "memory": Nested(VerifyMemory, "How much memory the session may take."),
+        "generation": Nested(
+            VerifyGeneration, "How far next tokens of a language model may be from the reference.", optional=True
+        ),
         "start": Duration("Longest time to open the session, such as '20s'.", optional=True),
     }
 
@@ -211,6 +274,7 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
     metrics: dict[str, float] = FrozenDict()
     speed: VerifySpeed | None = None
     memory: VerifyMemory = VerifyMemory()
+    generation: VerifyGeneration | None = None
     start: float | None = None
 
     if TYPE_CHECKING:
@@ -223,6 +287,7 @@ class VerifyPolicy(PolicyValue, frozen=True, kw_only=True):
             metrics: Mapping[str, float] = ...,
             speed: VerifySpeed | dict[str, Any] | None = None,
             memory: VerifyMemory | dict[str, Any] = ...,
+            generation: VerifyGeneration | dict[str, Any] | None = None,
             start: float | str | None = None,
         ) -> None: ...
 

@@ -42,7 +42,9 @@ if TYPE_CHECKING:
     from xpuruntime.pytorch.explanation.explain import explain
     from xpuruntime.pytorch.explanation.explanation import Explanation
     from xpuruntime.pytorch.exporter import Exported, export
-    from xpuruntime.pytorch.layer_parity.parity import LayerParity, Parity, parity
+    from xpuruntime.pytorch.generation.logprobs import logprobs_of
+    from xpuruntime.pytorch.layer_parity.parity import parity
+    from xpuruntime.pytorch.layer_parity.result import LayerParity, Parity
     from xpuruntime.pytorch.profiling.profile import profile
     from xpuruntime.pytorch.step_tuning.result import StepCandidate, TunedStep
     from xpuruntime.pytorch.step_tuning.tune import tune
@@ -79,9 +81,10 @@ _LAZY = {
     "get_kernel_policy": "dispatch.policy_scope",
     "kernel_policy": "dispatch.policy_scope",
     "lock": "training_lock",
-    "LayerParity": "layer_parity.parity",
+    "LayerParity": "layer_parity.result",
+    "logprobs_of": "generation.logprobs",
     "memory_report": "allocator.report",
-    "Parity": "layer_parity.parity",
+    "Parity": "layer_parity.result",
     "parity": "layer_parity.parity",
     "profile": "profiling.profile",
     "register_flash_attention": "attention.flash_impl",
@@ -111,6 +114,7 @@ __all__ = [
     "get_kernel_policy",
     "kernel_policy",
     "lock",
+    "logprobs_of",
     "memory_report",
     "parity",
     "profile",

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""Claims of accuracy and determinism."""
+"""Claims of accuracy, generation and determinism."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ import msgspec
 
 from xpuruntime.errors import XpuRuntimeError
 from xpuruntime.evidence.tolerances import RANDOM_FIX
+from xpuruntime.generation import SessionLogprobs, check_gates
 from xpuruntime.inference.comparing import compare_session
+from xpuruntime.inference.loading import reference_model_of
 from xpuruntime.locks.determinism import session_determinism
 from xpuruntime.locks.verification.claims import Claim, ClaimCode, ClaimVerdict
 from xpuruntime.locks.verification.metrics import metric_claim, metric_not_given
@@ -21,9 +23,10 @@ if TYPE_CHECKING:
 
     from xpuruntime.evidence.determinism import GradeTest
     from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
+    from xpuruntime.generation import Gate
     from xpuruntime.locks.verification.subject import Subject
 
-__all__ = ["accuracy_claims", "determinism_claims"]
+__all__ = ["accuracy_claims", "determinism_claims", "generation_claims"]
 
 _FIX = "find the node with `xrt compare`, keep it in fp32 by a rule in kernels.rules, or widen `accuracy` in the policy"
 _OTHER_INPUTS = "give inputs with --input for which the output has other values"
@@ -92,6 +95,50 @@ def _not_compared(name: str, requested: str, reason: str, fix: str) -> Claim:
         code=ClaimCode.NOT_COMPARED,
         reason=reason,
         fix=fix,
+    )
+
+
+def generation_claims(subject: Subject) -> Iterator[Claim]:
+    """Compare what the session says about the next tokens of held-out texts with what the reference says."""
+    limits, session = subject.limits.generation, subject.session
+    if limits is None:
+        return
+    try:
+        candidate = SessionLogprobs(session.run, session.model)
+        reference = reference_model_of(session._engine, session._request, session._machine)
+        try:
+            report = check_gates(SessionLogprobs(reference.run, session.model), candidate, limits)
+        finally:
+            reference.close()
+    except XpuRuntimeError as error:
+        for name in ("top1", "kl", "perplexity"):
+            if getattr(limits, name) is not None:
+                claim = _not_compared(name, f"{name} {getattr(limits, name)}", error.reason, error.fix or _FIX)
+                claim = msgspec.structs.replace(claim, id=f"generation.{name}", section="generation")
+                yield subject.placed(claim, f"verify.generation.{name}")
+        return
+    for gate in report.gates:
+        yield subject.placed(_gate_claim(gate), f"verify.generation.{gate.name}")
+
+
+def _gate_claim(gate: Gate) -> Claim:
+    verdicts: dict[str, tuple[ClaimVerdict, ClaimCode, str | None]] = {
+        "pass": ("pass", ClaimCode.OK, None),
+        "fail": ("fail", ClaimCode.OUT_OF_TOLERANCE, _FIX),
+        "inconclusive": ("inconclusive", ClaimCode.NOT_COMPARED, "write more texts, or longer texts"),
+        "reported": ("skipped", ClaimCode.NOT_APPLICABLE, None),
+    }
+    verdict, code, fix = verdicts[gate.verdict]
+    return Claim(
+        id=f"generation.{gate.name}",
+        section="generation",
+        requested=gate.requested,
+        observed=gate.observed,
+        verdict=verdict,
+        code=code,
+        reason=gate.reason,
+        fix=fix,
+        figures=gate.figures,
     )
 
 

@@ -18,11 +18,13 @@ if TYPE_CHECKING:
 
 __all__ = ["SECTIONS", "VERDICTS", "Claim", "ClaimCode", "ClaimVerdict", "Section", "place_text", "worst_first"]
 
-Section = Literal["evidence", "accuracy", "determinism", "speed", "memory", "start", "audit"]
+Section = Literal["evidence", "accuracy", "generation", "determinism", "speed", "memory", "start", "audit"]
 ClaimVerdict = Literal["pass", "fail", "inconclusive", "unobservable", "skipped"]
 
 #: In the order in which they are checked.
-SECTIONS: tuple[Section, ...] = ("evidence", "accuracy", "determinism", "memory", "start", "audit", "speed")
+SECTIONS: tuple[Section, ...] = (
+    "evidence", "accuracy", "generation", "determinism", "memory", "start", "audit", "speed"
+)  # fmt: skip
 #: The worst first.
 VERDICTS: tuple[ClaimVerdict, ...] = ("fail", "inconclusive", "unobservable", "skipped", "pass")
 

@@ -33,7 +33,7 @@ from xpuruntime.lockfile.canonical import load_lock
 from xpuruntime.lockfile.records import utc_now
 from xpuruntime.lockfile.rules import policy_of
 from xpuruntime.locks.environments import MODULE, session_worker
-from xpuruntime.locks.verification.accuracy import accuracy_claims, determinism_claims
+from xpuruntime.locks.verification.accuracy import accuracy_claims, determinism_claims, generation_claims
 from xpuruntime.locks.verification.audit import audit_claims
 from xpuruntime.locks.verification.claims import SECTIONS, Claim, ClaimCode, Section
 from xpuruntime.locks.verification.evidence import evidence_claims
@@ -65,6 +65,7 @@ __all__ = ["verify"]
 _CHECKS: dict[Section, Callable[[Subject], Iterable[Claim]]] = {
     "evidence": evidence_claims,
     "accuracy": accuracy_claims,
+    "generation": generation_claims,
     "determinism": determinism_claims,
     "memory": memory_claims,
     "start": start_claims,

@@ -16,19 +16,14 @@ from xpuruntime.errors import InputError
 from xpuruntime.evidence.metadata import module_of_node
 from xpuruntime.pytorch._private_api import pytree
 
-__all__ = ["ModuleOutputs", "feeds_and_call", "for_session"]
+__all__ = ["ModuleOutputs", "call_of", "feeds_and_call", "for_session"]
 
 
 def feeds_and_call(
     model: torch.nn.Module, inputs: Any, names: Sequence[str], what: str
 ) -> tuple[dict[str, torch.Tensor], tuple[Any, ...], dict[str, Any]]:
     """Return the tensors that a session is given, by name, and the arguments of the module."""
-    if isinstance(inputs, (torch.Tensor, np.ndarray)):
-        inputs = (inputs,)
-    if not isinstance(inputs, (Mapping, tuple, list)):
-        raise InputError(
-            f"{what}: inputs is a {type(inputs).__name__}; pass a tensor, a tuple of what forward takes, or a mapping"
-        )
+    inputs = _several(inputs, what)
     parameters = inspect.signature(model.forward).parameters
     flat = list(inputs.values()) if isinstance(inputs, Mapping) else list(inputs)
     if len(flat) == len(names) and all(_is_array(value) for value in flat):
@@ -53,10 +48,32 @@ def feeds_and_call(
     found = [torch.as_tensor(leaf) for leaf in pytree.tree_leaves((args, kwargs)) if _is_array(leaf)]
     if len(found) != len(names):
         raise InputError(f"{what}: {len(found)} inputs are given, and the session takes {', '.join(names)}")
+    return dict(zip(names, found, strict=True)), *_moved(model, args, kwargs)
+
+
+def call_of(model: torch.nn.Module, inputs: Any, what: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return the positional and named arguments of a module, on its device."""
+    inputs = _several(inputs, what)
+    return _moved(model, (), dict(inputs)) if isinstance(inputs, Mapping) else _moved(model, tuple(inputs), {})
+
+
+def _several(inputs: Any, what: str) -> Any:
+    if isinstance(inputs, (torch.Tensor, np.ndarray)):
+        inputs = (inputs,)
+    if not isinstance(inputs, (Mapping, tuple, list)):
+        raise InputError(
+            f"{what}: inputs is a {type(inputs).__name__}; pass a tensor, a tuple of what forward takes, or a mapping"
+        )
+    return inputs
+
+
+def _moved(
+    model: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
     args, kwargs = pytree.tree_map(
         lambda leaf: _on_device_of(model, torch.as_tensor(leaf)) if _is_array(leaf) else leaf, (args, kwargs)
     )
-    return dict(zip(names, found, strict=True)), args, kwargs
+    return args, kwargs
 
 
 def _place(parameter: str, names: Sequence[str]) -> int:

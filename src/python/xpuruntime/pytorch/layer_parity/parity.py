@@ -1,29 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
 # SPDX-FileCopyrightText: The xpuruntime developers
-"""`parity`: a module compared with the session that serves it, layer by layer."""
+"""`parity`: a module compared with the session or the module that takes its place, layer by layer."""
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
+import numpy as np
 import torch
 
-from xpuruntime.errors import InputError, ModelError
-from xpuruntime.evidence.tolerances import TOLERANCES, compare_within
-from xpuruntime.printable import printable
-from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs, feeds_and_call, for_session
+from xpuruntime.errors import InputError
+from xpuruntime.evidence.tolerances import TOLERANCES, compare_within, same_bits
+from xpuruntime.generation.logprobs import LogprobSource, SessionLogprobs, normalized, token_ids
+from xpuruntime.pytorch.generation.logprobs import TorchLogprobs, logprobs_of
+from xpuruntime.pytorch.layer_parity.module_outputs import ModuleOutputs, call_of, feeds_and_call, for_session
+from xpuruntime.pytorch.layer_parity.result import LayerParity, LogprobParity, Parity
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from xpuruntime.evidence.tolerances import OutputFigures, Tolerance
 
-__all__ = ["LayerParity", "Parity", "parity"]
+__all__ = ["parity"]
 
-SCHEMA = "xpuruntime.parity/1"
 _PRECISION = {torch.float16: "fp16", torch.bfloat16: "bf16"}
 
 
@@ -38,168 +42,28 @@ class Session(Protocol):
     def intermediates(self, inputs: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]: ...
 
 
-@dataclass(frozen=True)
-class LayerParity:
-    """One result of one module, in the module itself and in the session.
-
-    Attributes
-    ----------
-    module : str
-        Path; empty for the results of the whole model.
-    kind : str
-        Class of the module.
-    call, output : int
-        Which call of the module, and which tensor of its result.
-    tensor : str
-        Name of the tensor in the session's model.
-    shape : tuple of int
-    max_abs : float
-        Largest difference; of integers and booleans the number of elements that differ.
-    max_rel : float
-        `max_abs` over the largest magnitude of the module's result; of integers and booleans the share that differs.
-    cosine : float or None
-        ``None`` where it is not defined: of integers and booleans, and where either side has no value but zero.
-    passed : bool
-    reason : str
-        Why it did not pass; empty where it did.
-    undecided : str
-        Why the limits do not tell a right result from a wrong result here, although it passed.
-    """
-
-    module: str
-    kind: str
-    call: int
-    output: int
-    tensor: str
-    shape: tuple[int, ...]
-    max_abs: float
-    max_rel: float
-    cosine: float | None
-    passed: bool
-    reason: str = ""
-    undecided: str = ""
-
-    @property
-    def name(self) -> str:
-        """The module with the number of the call and of the result, where there are several."""
-        path = self.module or "(results)"
-        return path + (f" call {self.call}" if self.call else "") + (f" [{self.output}]" if self.output else "")
-
-
-@dataclass(frozen=True)
-class Parity:
-    """How far a session drifts from a module, layer by layer.
-
-    Attributes
-    ----------
-    model, session : str
-    rtol, atol, cosine : float
-    layers : tuple of LayerParity
-        In the order in which the modules finished; the results of the whole model last.
-    skipped : dict of str to str
-        Modules that could not be compared, each with the reason.
-    """
-
-    model: str
-    session: str
-    rtol: float
-    atol: float
-    cosine: float
-    layers: tuple[LayerParity, ...]
-    skipped: dict[str, str]
-    schema: str = SCHEMA
-
-    @property
-    def agreed(self) -> bool:
-        """Whether every layer that was compared is within tolerance, and a result of the model was judged."""
-        return all(layer.passed for layer in self.layers) and any(
-            not layer.module and not layer.undecided for layer in self.layers
-        )
-
-    @property
-    def first_diverging(self) -> LayerParity | None:
-        """The first layer out of tolerance in the order of execution, inner ones before those around them."""
-        return next((layer for layer in self.layers if not layer.passed), None)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as plain values."""
-        plain = asdict(self)
-        first = self.first_diverging
-        plain["layers"] = [{**asdict(layer), "shape": list(layer.shape)} for layer in self.layers]
-        return {
-            "schema": plain.pop("schema"),
-            "agreed": self.agreed,
-            "first_diverging": None if first is None else first.module,
-            **plain,
-        }
-
-    def __str__(self) -> str:
-        """Return it as a table in plain text, one layer a line."""
-        rows = [("layer", "kind", "max abs", "max rel", "cosine", ""), *self._rows()]
-        widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-        lines = [
-            self._compared(),
-            self._verdict(),
-            *("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows),
-        ]
-        return printable("\n".join([*lines, *self._missing()]))
-
-    def _repr_html_(self) -> str:
-        from xpuruntime.notebook import Badge, fragment, fragment_lines, fragment_table
-
-        rows = [(*row[:-1], Badge(row[-1] or "agrees")) for row in self._rows()]
-        columns = ("layer", "kind", ">max abs", ">max rel", ">cosine", "verdict")
-        table = fragment_table(self._compared(), columns, rows)
-        return fragment((fragment_lines([self._verdict()]), table, fragment_lines(self._missing())))
-
-    def _compared(self) -> str:
-        return f"{self.model} against {self.session} (rtol {self.rtol:g}, atol {self.atol:g}, cosine {self.cosine:g})"
-
-    def _verdict(self) -> str:
-        first = self.first_diverging
-        if first is not None:
-            return f"first diverging layer: {first.name} ({first.kind}): {first.reason}"
-        idle = sum(bool(layer.undecided) for layer in self.layers)
-        agree = f"{len(self.layers) - idle} results of modules agree"
-        return f"{agree}, {idle} cannot be judged on these inputs" if idle else agree
-
-    def _rows(self) -> list[tuple[str, ...]]:
-        return [
-            (
-                o.name,
-                o.kind,
-                f"{o.max_abs:.3g}",
-                f"{o.max_rel:.3g}",
-                "-" if o.cosine is None else f"{o.cosine:.6f}",
-                "inconclusive" if o.undecided else "" if o.passed else "differs",
-            )
-            for o in self.layers
-        ]
-
-    def _missing(self) -> list[str]:
-        return [f"not compared: {name}: {reason}" for name, reason in self.skipped.items()]
-
-
 def parity(
-    model: torch.nn.Module,
-    session: Session,
+    model: torch.nn.Module | LogprobSource,
+    session: Session | torch.nn.Module | LogprobSource,
     inputs: Any,
     *,
     rtol: float | None = None,
     atol: float | None = None,
     cosine: float | None = None,
 ) -> Parity:
-    """Run a module and the session that serves it on the same inputs, and compare them module by module.
+    """Run a module and what takes its place on the same inputs, and compare them module by module.
 
     Parameters
     ----------
-    model : torch.nn.Module
+    model : torch.nn.Module, or what `logprobs_of` returns
         In evaluation mode; it runs as the caller has set it up, kernel policies included.
-    session : InferenceSession
-        Of the same model: of the file that `export` wrote, or of the module itself.
-    inputs : tensor, sequence, or mapping of str to tensor
+    session : InferenceSession, torch.nn.Module, or LogprobSource
+        Of the same model: of the file that `export` wrote, of the module itself, or another module with the same
+        structure. Of prompts also what `logprobs_of` returns, and any other `LogprobSource`.
+    inputs : tensor, sequence, mapping of str to tensor, or prompts
         What `model` is called with, as `export` takes it: by position, or by the names of ``forward``'s parameters or
-        of the session's inputs.
+        of the session's inputs. A list of lists of token ids are prompts: compared is then what both say about each
+        next token in them, and the layers of the first prompt that differs.
     rtol, atol : float, optional
         The largest difference allowed in a result is ``atol + rtol * max(abs(result of the module))``. Default: by the
         lower of the two precisions, such as 1e-4 and 1e-5 for fp32 and 1e-2 and 1e-3 for fp16.
@@ -231,33 +95,116 @@ def parity(
     ...     xrt_torch.parity(model, session, x).agreed
     True
     """
-    if not isinstance(model, torch.nn.Module):
+    reference = model if isinstance(model, TorchLogprobs) else None
+    module: Any = model if reference is None else reference.model
+    if not isinstance(module, torch.nn.Module):
         raise InputError(f"parity takes a torch.nn.Module, got a {type(model).__name__}")
-    if not hasattr(session, "intermediates"):
-        raise InputError(f"parity takes an InferenceSession, got a {type(session).__name__}: open one of the model")
-    what = f"<{type(model).__qualname__}>"
-    training = next((name for name, part in model.named_modules() if part.training), None)
-    if training is not None:
-        raise ModelError(f"{what} is in training mode: its results are random or change it. Fix: call model.eval()")
-    names = [info.name for info in session.model.inputs]
-    feeds, args, kwargs = feeds_and_call(model, inputs, names, what)
-    seen = _Hooks(model)
-    with seen.watching(), torch.no_grad():
-        model(*args, **kwargs)
+    reference = reference or logprobs_of(module)
+    limits = _limits(module, session, rtol, atol, cosine)
+    if _are_prompts(inputs):
+        return _prompts_parity(reference, session, inputs, limits)
+    if not _has_layers(session):
+        raise InputError(
+            f"parity takes an InferenceSession, got a {type(session).__name__}: open one of the model, or give a "
+            "torch.nn.Module"
+        )
+    what = f"<{type(module).__qualname__}>"
+    with reference.running():
+        if _module_of(session) is None:
+            names = [info.name for info in session.model.inputs]  # type: ignore[union-attr]
+            feeds, args, kwargs = feeds_and_call(module, inputs, names, what)
+        else:
+            feeds, args, kwargs = {}, *call_of(module, inputs, what)
+    layers, skipped = _layers(reference, session, feeds, args, kwargs, limits)
+    return _parity(what, session, limits, layers, skipped)
+
+
+def _parity(
+    what: str,
+    session: Any,
+    limits: Tolerance,
+    layers: Sequence[LayerParity],
+    skipped: dict[str, str],
+    logprobs: LogprobParity | None = None,
+) -> Parity:
+    module, plan = _module_of(session), getattr(session, "plan", None)
+    if module is not None:
+        other = f"<{type(module).__qualname__}>"
+    else:
+        other = (
+            f"<{type(session).__qualname__}>"
+            if plan is None
+            else f"{session.model.path} on {plan.engine}@{plan.device}"
+        )
+    return Parity(
+        model=what,
+        session=other,
+        rtol=limits.rtol,
+        atol=limits.atol,
+        cosine=limits.cosine,
+        layers=tuple(layers),
+        skipped=skipped,
+        logprobs=logprobs,
+    )
+
+
+def _module_of(other: Any) -> torch.nn.Module | None:
+    """Return the module that takes the place of another; ``None`` where it is a session, or of another engine."""
+    module = other.model if isinstance(other, TorchLogprobs) else other
+    return module if isinstance(module, torch.nn.Module) else None
+
+
+def _has_layers(other: Any) -> bool:
+    return _module_of(other) is not None or hasattr(other, "intermediates")
+
+
+def _layers(
+    reference: TorchLogprobs,
+    session: Any,
+    feeds: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any],
+    limits: Tolerance,
+) -> tuple[list[LayerParity], dict[str, str]]:
+    """Run both, and compare the results of their modules."""
+    seen = _Hooks(reference.model)
+    with seen.watching(), reference.running():
+        reference.model(*args, **kwargs)
+    final = seen.calls[-1]
+    other = _module_of(session)
+    if other is not None:
+        found = _Hooks(other)
+        source = session if isinstance(session, TorchLogprobs) else logprobs_of(other)
+        with found.watching(), source.running():
+            other(*args, **kwargs)
+        skipped: dict[str, str] = {}
+        ours = {(call.path, call.number): call for call in found.calls}
+        layers = []
+        for call in seen.calls:
+            match = ours.get((call.path, call.number))
+            if match is None or len(match.values) != len(call.values):
+                skipped[call.path or "(results)"] = (
+                    "the other module has no such call" if match is None else
+                    f"it gives {len(call.values)} tensors, and {len(match.values)} in the other module"
+                )  # fmt: skip
+                continue
+            layers += [
+                _layer(call, index, want, call.path, theirs, limits, skipped)
+                for index, (want, theirs) in enumerate(zip(call.values, match.values, strict=True))
+            ]
+        return [layer for layer in layers if layer is not None], skipped
     arrays = {name: for_session(value, session) for name, value in feeds.items()}
     outputs = ModuleOutputs(session.model)
     pairs, skipped = _pairs(seen, outputs)
     wanted = dict.fromkeys(tensor for *_, tensor in pairs)
     got = dict(session.intermediates(arrays, list(wanted)))
     results = dict(session.run(arrays))
-    limits = _limits(model, session, rtol, atol, cosine)
     layers = []
     for call, index, value, tensor in pairs:
         if tensor not in got:
             skipped[call.path] = f"the session made no tensor {tensor!r}: control flow depends on the inputs"
             continue
         layers.append(_layer(call, index, value, tensor, got[tensor], limits, skipped))
-    final = seen.calls[-1]
     if len(final.values) == len(results):
         layers += [
             _layer(final, index, value, name, results[name], limits, skipped)
@@ -265,16 +212,74 @@ def parity(
         ]
     else:
         skipped["(results)"] = f"the module gives {len(final.values)} tensors, and the session {len(results)}"
-    plan = session.plan
-    return Parity(
-        model=what,
-        session=f"{session.model.path} on {plan.engine}@{plan.device}",
-        rtol=limits.rtol,
-        atol=limits.atol,
-        cosine=limits.cosine,
-        layers=tuple(layer for layer in layers if layer is not None),
-        skipped=skipped,
+    return [layer for layer in layers if layer is not None], skipped
+
+
+def _are_prompts(inputs: Any) -> bool:
+    return (
+        isinstance(inputs, (list, tuple))
+        and bool(inputs)
+        and all(
+            isinstance(prompt, str)
+            or (isinstance(prompt, (list, tuple)) and bool(prompt) and all(isinstance(token, int) for token in prompt))
+            for prompt in inputs
+        )
     )
+
+
+def _prompts_parity(reference: TorchLogprobs, other: Any, prompts: Sequence[Any], limits: Tolerance) -> Parity:
+    """Compare what both say about the next tokens of prompts, then the layers of the first prompt that differs."""
+    if isinstance(other, torch.nn.Module):
+        candidate: LogprobSource = logprobs_of(other)
+    elif hasattr(other, "intermediates"):
+        candidate = SessionLogprobs(other.run, other.model)
+    elif isinstance(other, LogprobSource):
+        candidate = other
+    else:
+        raise InputError(f"parity takes a session, a module or a source of logprobs, got a {type(other).__name__}")
+    what = f"<{type(reference.model).__qualname__}>"
+    positions, largest, reason = 0, 0.0, ""
+    first: tuple[int, int] | None = None
+    ids = [token_ids(prompt, reference) for prompt in prompts]
+    for number, tokens in enumerate(ids):
+        sides = [np.asarray(source.logprobs(tokens)) for source in (reference, candidate)]
+        rows = min(map(len, sides))
+        want, got = (side[-rows:] for side in sides)
+        positions += rows
+        if same_bits(want, got):
+            continue
+        figures = compare_within({"": normalized(want)}, {"": normalized(got)}, limits).outputs[0]
+        if figures.reason and (not reason or figures.max_abs > largest):
+            reason = figures.reason
+        largest = max(largest, figures.max_abs)
+        if first is None:
+            place = 0
+            if want.shape == got.shape:
+                place = next(i for i in range(rows) if not same_bits(want[i], got[i].astype(want.dtype)))
+            first = number, len(tokens) - rows + place
+    logprobs = LogprobParity(len(ids), positions, first is None, largest, first, not reason, reason)
+    layers: list[LayerParity] = []
+    skipped: dict[str, str] = {}
+    if first is not None and not _has_layers(other):
+        skipped["(layers)"] = "the other side shows no tensors inside of it"
+    elif first is not None:
+        tokens = ids[first[0]][: first[1]]
+        args: tuple[Any, ...] = (reference.ids(tokens),)
+        feeds: Mapping[str, Any] = {}
+        if _module_of(other) is None:
+            names = [info.name for info in other.model.inputs]
+            feeds = candidate.feeds(tokens)  # type: ignore[attr-defined]
+            feeds, args, kwargs = feeds_and_call(reference.model, feeds, names, what)
+        else:
+            cached = "use_cache" in inspect.signature(reference.model.forward).parameters
+            kwargs = {"use_cache": False} if cached else {}
+        layers, skipped = _layers(reference, other, feeds, args, kwargs, limits)
+        if all(layer.max_abs == 0 for layer in layers):
+            skipped["(decoding)"] = (
+                "in one forward every layer is the same, so the difference comes of the cache, of decoding or of "
+                "logits processors"
+            )
+    return _parity(what, other, limits, layers, skipped, logprobs)
 
 
 @dataclass
@@ -296,8 +301,6 @@ class _Hooks:
         self._counts: dict[str, int] = {}
 
     def watching(self) -> Any:
-        import contextlib
-
         stack = contextlib.ExitStack()
         for path, part in self._model.named_modules():
             handle = part.register_forward_hook(lambda m, _, out, path=path: self._keep(path, m, out))
@@ -341,10 +344,14 @@ def _pairs(seen: _Hooks, outputs: ModuleOutputs) -> tuple[list[tuple[_Call, int,
 
 
 def _limits(
-    model: torch.nn.Module, session: Session, rtol: float | None, atol: float | None, cosine: float | None
+    model: torch.nn.Module, session: Any, rtol: float | None, atol: float | None, cosine: float | None
 ) -> Tolerance:
-    kinds = {_PRECISION.get(p.dtype, "fp32") for p in model.parameters() if p.is_floating_point()}
-    kinds.add(session.plan.precision if session.plan.precision in TOLERANCES else "fp32")
+    parts = [part for part in (model, _module_of(session)) if part is not None]
+    kinds = {_PRECISION.get(p.dtype, "fp32") for part in parts for p in part.parameters() if p.is_floating_point()} or {
+        "fp32"
+    }
+    if hasattr(session, "plan"):
+        kinds.add(session.plan.precision if session.plan.precision in TOLERANCES else "fp32")
     loosest = max((TOLERANCES[kind] for kind in kinds), key=lambda one: one.rtol)
     given = {"rtol": rtol, "atol": atol, "cosine": cosine}
     for name, value in given.items():
