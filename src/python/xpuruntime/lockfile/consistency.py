@@ -46,7 +46,7 @@ _EXPECTED: dict[ValidatorKind, Any] = {
     ValidatorKind.KERNEL_SOURCE: dict[str, str | int] | None,
     ValidatorKind.CPU_ISA: list[str] | None,
     ValidatorKind.ENVIRONMENT: dict[str, str],
-    ValidatorKind.PACKAGE: str | None,
+    ValidatorKind.PACKAGE: str | dict[str, str] | None,
     ValidatorKind.COMPILER: str | None,
     ValidatorKind.CALIBRATION: dict[str, str | int] | None,
     ValidatorKind.ARTIFACT: str | None,

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from xpuruntime.lockfile.consistency import NOTHING_RAN
 from xpuruntime.lockfile.drift import ValidatorKind
 from xpuruntime.lockfile.records import CallEntry, UnitEntry
+from xpuruntime.ops.torch_kernels import environment_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -154,6 +155,8 @@ def variables_of(
     patterns += _COMPILED_VARIABLES.get(engine, ()) if compiled else ()
     for prefix, names in _KERNEL_VARIABLES.items():
         patterns += names if any(kernel.startswith(prefix) for kernel in kernels) else ()
+    for kernel in kernels:
+        patterns += environment_of(kernel)
     if any(map(is_plugin, kernels)):
         patterns += (*_OPENMP, "OPENBLAS_*", "MKL_*")
     return {

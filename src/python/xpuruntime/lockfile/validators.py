@@ -30,6 +30,8 @@ from xpuruntime.lockfile.entries import (
     variables_of,
 )
 from xpuruntime.lockfile.records import Validator, stable_id
+from xpuruntime.ops.torch_kernels import distribution_facts, packages_of_kernel, source_of
+from xpuruntime.policies.kernel_rules import SOURCE_PREFIXES
 from xpuruntime.runtime.cpu_and_memory import cpu_cores, cpu_quota
 from xpuruntime.runtime.libraries.identity import (
     find_file,
@@ -144,8 +146,12 @@ def collect_validators(here: Surroundings, *, kernels: Iterable[str] = ()) -> tu
             expected[ValidatorKind.LIBRARY, Path(library).name] = facts
     if any(kernel.startswith(OWN_KERNELS) for kernel in kernels) and (core := _core_identity()) is not None:
         expected[ValidatorKind.KERNEL_SOURCE, CORE] = core
-    for backend in {kernel.partition(".")[0] for kernel in kernels if is_plugin(kernel)}:
-        expected[ValidatorKind.KERNEL_SOURCE, backend] = _plugin(backend)
+    for kernel in filter(is_plugin, kernels):
+        for package in packages_of_kernel(kernel):
+            expected[ValidatorKind.PACKAGE, package] = distribution_facts(package)
+        key = kernel if kernel.startswith(SOURCE_PREFIXES) else kernel.partition(".")[0]
+        if not packages_of_kernel(kernel) or _plugin(key) is not None:
+            expected[ValidatorKind.KERNEL_SOURCE, key] = _plugin(key)
     return tuple(
         Validator(id=stable_id(kind, key), kind=kind, key=key, expect=value)
         for (kind, key), value in sorted(expected.items())
@@ -248,7 +254,7 @@ def _found(one: Validator, here: Surroundings, identity: Identity) -> Any:
     if kind == ValidatorKind.ENVIRONMENT:
         return variables_of(key, here.device, here.environment, identity.kernels, compiled=identity.compiled)
     if kind == ValidatorKind.PACKAGE:
-        return _version_of(key)
+        return distribution_facts(key) if isinstance(one.expect, dict) else _version_of(key)
     if kind == ValidatorKind.COMPILER:
         return _compiler(key, here.environment)
     if kind == ValidatorKind.KERNEL_SOURCE:
@@ -270,7 +276,7 @@ def _plugin(backend: str) -> dict[str, str] | None:
     from xpuruntime.ops.plugins import plugin_facts
 
     prepare()
-    return plugin_facts(backend)
+    return source_of(backend) or plugin_facts(backend)
 
 
 def _compiler(variable: str, environment: Mapping[str, str]) -> str | None:
@@ -327,7 +333,8 @@ def _restore_command(one: Validator, expected: Any, found: Any, identity: Identi
             for name in differ
         )
     if kind == ValidatorKind.PACKAGE:
-        return f"pip install {shlex.quote(f'{one.key}=={expected}')}"
+        version = expected["version"] if isinstance(expected, dict) else expected
+        return f"pip install {shlex.quote(f'{one.key}=={version}')}"
     if kind == ValidatorKind.KERNEL_SOURCE and one.key != CORE:
         pin = expected.get("package")
         brought = f"the kernels {one.key} {expected.get('version', '')}".rstrip()

@@ -10,11 +10,13 @@ from __future__ import annotations
 import importlib
 import threading
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from packaging.requirements import Requirement
 
 from xpuruntime.errors import InputError
+from xpuruntime.files.digests import file_digest
 from xpuruntime.policies.kernel_rules import FAMILIES, SOURCE_PREFIXES
 from xpuruntime.runtime.packages import distributions
 
@@ -26,11 +28,15 @@ __all__ = [
     "Saved",
     "TorchCall",
     "TorchKernel",
+    "distribution_facts",
+    "environment_of",
     "find_torch_kernel",
     "forget_torch_kernels",
     "is_torch_kernel",
     "missing_distributions",
+    "packages_of_kernel",
     "register_torch_kernels",
+    "source_of",
 ]
 
 #: Operations whose calls go to kernels of NumPy-like arrays alone; see `PythonKernel`.
@@ -237,6 +243,57 @@ def _registered_for(word: str, op: str | None) -> TorchKernel | None:
 
 def _means(kernel: TorchKernel, word: str) -> bool:
     return word == kernel.id or word in kernel.families
+
+
+def _every(word: str) -> tuple[TorchKernel, ...]:
+    """Return the kernels that a word means for any operation; none where nothing can be imported here."""
+    found = []
+    for op in FAMILIES:
+        try:
+            kernel = find_torch_kernel(word, op)
+        except (ImportError, InputError):
+            continue
+        if kernel is not None:
+            found.append(kernel)
+    return tuple(found)
+
+
+def packages_of_kernel(word: str) -> tuple[str, ...]:
+    """Return the names of the distributions that bring a kernel; none for one of this library or of PyTorch."""
+    if not is_torch_kernel(word):
+        return ()
+    stated = [Requirement(text).name for kernel in _every(word) for text in kernel.distributions]
+    return tuple(dict.fromkeys(name.lower().replace("_", "-") for name in stated))
+
+
+def environment_of(word: str) -> tuple[str, ...]:
+    """Return patterns of the environment variables that change what a kernel computes."""
+    if not is_torch_kernel(word):
+        return ()
+    return tuple(dict.fromkeys(pattern for kernel in _every(word) for pattern in kernel.environment))
+
+
+def distribution_facts(name: str) -> dict[str, str] | None:
+    """Return the version of an installed distribution and the digest of the list of its files; ``None`` without one."""
+    found = next((one for one in distributions() if one.name == name), None)
+    if found is None:
+        return None
+    try:
+        record = f"sha256 {file_digest(Path(found.record, 'RECORD'))}"
+    except OSError:
+        record = "its installer kept no list"
+    return {"version": found.version, "record": record}
+
+
+def source_of(word: str) -> dict[str, str] | None:
+    """Return the digest of the code that a word names by where it comes from; ``None`` for other words."""
+    if not word.startswith(SOURCE_PREFIXES):
+        return None
+    try:
+        facts: dict[str, str] = importlib.import_module(_SOURCES).source_facts(word)
+    except (ImportError, InputError) as error:
+        return {"code": f"unreadable: {error}"}
+    return facts
 
 
 def missing_distributions(kernel: TorchKernel) -> str:

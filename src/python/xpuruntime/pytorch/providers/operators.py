@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import ast
 import functools
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -38,14 +39,15 @@ _library = torch.library.Library("xpuruntime", "FRAGMENT")
 class Operation(NamedTuple):
     """An operation: the names of its operands, and what it computes, by PyTorch's own differentiable operations.
 
-    `reference` is called with the tensors, then with the attributes by name. `wide` names the integer operands, which
-    have no gradient.
+    `reference` is called with the tensors, then with the attributes by name, of which `defaults` are added where a call
+    states none. `without_gradient` names operands such as labels.
     """
 
     name: str
     operands: tuple[str, ...]
     reference: Callable[..., Any]
     without_gradient: tuple[str, ...] = ()
+    defaults: Mapping[str, Any] = MappingProxyType({})
 
 
 def rms_norm(x: Tensor, weight: Tensor | None = None, *, epsilon: float, formula: str = "torch") -> Tensor:
@@ -75,7 +77,8 @@ def perform(op: str, operands: Mapping[str, Tensor | None], attributes: Mapping[
     present = {name: operands.get(name) for name in OPERATIONS[op].operands}
     tensors = [x for x in present.values() if x is not None]
     names = ",".join(name for name, x in present.items() if x is not None)
-    text = "; ".join([f"{name}={value!r}" for name, value in attributes.items()])  # Dynamo traces no json.dumps
+    stated = {**OPERATIONS[op].defaults, **attributes}
+    text = "; ".join([f"{name}={value!r}" for name, value in stated.items()])  # Dynamo traces no json.dumps
     if torch.compiler.is_compiling():
         found = getattr(torch.ops.xpuruntime, op).decided(tensors, names, text, kernel)
     else:
@@ -322,4 +325,4 @@ def _with_gradient(operation: Operation, names: str) -> list[bool]:
     return [name not in operation.without_gradient for name in names.split(",")]
 
 
-define(Operation("rms_norm", ("x", "weight"), rms_norm))
+define(Operation("rms_norm", ("x", "weight"), rms_norm, defaults={"formula": "torch"}))

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from xpuruntime.ops.torch_kernels import Saved, TorchCall
 
-__all__ = ["folder_digest", "kernel_of_source"]
+__all__ = ["folder_digest", "kernel_of_source", "source_facts"]
 
 #: Attributes of a call that say how this library calls a kernel, and are no arguments of it.
 _OURS = ("formula", "paired")
@@ -146,6 +146,26 @@ def _layer_of(source: str) -> Any:
     if layer is None:
         raise InputError(f"{repository} has no layer {name}")
     return layer
+
+
+def source_facts(word: str) -> dict[str, str]:
+    """Return the digest of the files of a repository in a folder, or of the file of a module; a commit as it is.
+
+    Raises
+    ------
+    InputError
+        It is not there.
+    """
+    kind, _, rest = word.partition(":")
+    if kind == "hf":
+        repository, _, pin = rest.rpartition("/")[0].rpartition("@")
+        return {"code": f"sha256 {folder_digest(Path(repository))}" if repository.startswith("/") else f"commit {pin}"}
+    module = rest.rpartition(".")[0]
+    try:
+        file = getattr(importlib.import_module(module), "__file__", None)
+        return {"code": "unreadable" if file is None else f"sha256 {file_digest(file)}"}
+    except Exception as error:
+        raise InputError(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
 
 
 def folder_digest(folder: Path) -> str:
