@@ -36,7 +36,7 @@ BUILD_FILES := pyproject.toml CMakeLists.txt $(shell find src/cpp -type f 2>/dev
 # A virtual environment holds absolute paths: after a move it is made again.
 MOVED := $(shell [ "$$(cat $(STAMPS)/venv 2>/dev/null)" = "$(CURDIR)" ] || echo moved)
 
-.PHONY: help demo install cuda-headers engines test quick test-python test-cpp test-unchanged test-killed test-killed-clients test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns sweep fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel clean FORCE
+.PHONY: help demo install cuda-headers engines test quick test-python test-cpp test-unchanged test-killed test-killed-clients test-tritonclient test-triton test-kserve test-gpu test-pytorch test-patterns sweep fuzz lint format bench bench-gpu bench-kernels bench-training docs docs-serve wheel wheel-test clean FORCE
 
 help: ## Show this list
 	@echo "xpuruntime: make <target>"
@@ -63,7 +63,7 @@ $(STAMPS)/venv: $(if $(MOVED),FORCE)
 	@mkdir -p $(STAMPS)
 	@printf '%s\n' "$(CURDIR)" > $@
 
-$(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/docs: pyproject.toml $(STAMPS)/venv
+$(STAMPS)/build $(STAMPS)/test $(STAMPS)/lint $(STAMPS)/docs $(STAMPS)/wheel: pyproject.toml $(STAMPS)/venv
 	@echo "==> installing the tools for $(@F)"
 	@$(PIP) install --quiet --quiet --group $(@F)
 	@touch $@
@@ -243,12 +243,27 @@ docs: $(STAMPS)/install $(STAMPS)/docs ## Build the documentation into site/, wa
 docs-serve: $(STAMPS)/install $(STAMPS)/docs ## Serve the documentation while you write it
 	NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve
 
+# Interpreters to build wheels for, such as "python3.11 python3.13"; default: that of $(VENV).
+WHEEL_PYTHONS ?= $(PY)
+# In the name of a wheel without CUDA kernels: xpuruntime-0.1.0-0cpu-cp311-...
+WHEEL_TAG := $(if $(filter ON,$(XPURUNTIME_CUDA)),,$(if $(filter OFF,$(XPURUNTIME_CUDA)),0cpu,$(if $(or $(CUDACXX),$(shell command -v nvcc)),,0cpu)))
 # Without the addon for PyTorch, which serves one version of it: whoever installs the wheel builds that by one command.
-wheel: $(STAMPS)/build ## Build a wheel into dist/
-	CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) $(PIP) wheel --quiet --quiet --no-build-isolation --no-deps --wheel-dir dist \
-	  --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
-	  --config-settings=cmake.define.XPURUNTIME_DEVELOPER=$(XPURUNTIME_DEVELOPER) \
-	  --config-settings=cmake.define.XPURUNTIME_TORCH=OFF .
+# auditwheel names the oldest glibc that the wheel runs on: that of a manylinux_2_28 image in release.yml, ours here.
+wheel: $(STAMPS)/build $(STAMPS)/wheel ## Build wheels into dist/ for WHEEL_PYTHONS, with CUDA kernels where nvcc is
+	@for python in $(WHEEL_PYTHONS); do \
+	  rm -rf build/wheel && echo "==> building a wheel for $$python" && \
+	  CMAKE_BUILD_PARALLEL_LEVEL=$(JOBS) "$$python" -m pip --disable-pip-version-check wheel --quiet --quiet \
+	    $$([ "$$python" != "$(PY)" ] || echo --no-build-isolation) --no-deps --wheel-dir build/wheel \
+	    --config-settings=cmake.define.XPURUNTIME_CUDA=$(XPURUNTIME_CUDA) \
+	    --config-settings=cmake.define.XPURUNTIME_DEVELOPER=$(XPURUNTIME_DEVELOPER) \
+	    --config-settings=cmake.define.XPURUNTIME_TORCH=OFF \
+	    $(if $(WHEEL_TAG),--config-settings=wheel.build-tag=$(WHEEL_TAG)) . && \
+	  $(IN_VENV) $(PY) -m auditwheel repair --wheel-dir dist build/wheel/*.whl || exit; \
+	done
+	@ls -l dist/*.whl | awk '{print $$NF ": " $$5 " bytes"}'
+
+wheel-test: wheel ## Install the newest wheel in a fresh environment without a compiler; run the demo, README and the quickstart
+	@bash tests/wheel.sh "$$(ls -t dist/xpuruntime-*.whl | head -n 1)"
 
 clean: ## Remove the environment and everything that was built
 	rm -rf $(VENV) build dist site .mypy_cache .ruff_cache .pytest_cache
