@@ -78,10 +78,10 @@ def lock_claims(subject: Subject) -> Iterator[Claim]:
         )
 
 
-def _line_of(drift: LockDrift, path: str | os.PathLike[str] | None) -> int:
+def _line_of(drift: Difference, path: str | os.PathLike[str] | None) -> int:
     """Return the line of a lock, which has one record a line, with the record that differs, or that of its section."""
     lines = Path(path or "").read_text(encoding="utf-8").splitlines()
-    name = json.dumps((*drift.entries, drift.subject)[0], ensure_ascii=False)
+    name = json.dumps((*drift.entries, *drift.nodes, drift.subject)[0], ensure_ascii=False)
     records = [f'"unit":{name}', f'"name":{name}', f"[{name},", f'"{drift.code}": ', f'"{drift.code}s": ']
     if drift.validator:
         records = [f'"id":"{drift.validator}"', f'"kind":"{drift.code}"']
