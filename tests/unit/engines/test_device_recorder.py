@@ -4,14 +4,15 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from xpuruntime import _core
-from xpuruntime.engines import observation as device_recorder
 from xpuruntime.engines.observation import DeviceRecorder
+from xpuruntime.engines.torch import TorchEngine
 from xpuruntime.errors import CudaError, InputError
 from xpuruntime.runtime.profiler import DeviceRecording, DeviceWork, profiled
 
@@ -61,7 +62,8 @@ def kineto(monkeypatch: pytest.MonkeyPatch) -> type[Kineto]:
     class Fresh(Kineto):
         pass
 
-    monkeypatch.setattr(device_recorder, "_torch_profiles_cuda", lambda: True)
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(kineto_recording, "KinetoRecording", Fresh)
     return Fresh
 
@@ -75,30 +77,26 @@ def recorded(recorder: DeviceRecorder) -> DeviceRecording:
 
 @pytest.mark.skipif(torch.version.cuda is not None, reason="PyTorch has CUDA here")
 def test_a_pytorch_without_cuda_is_not_asked() -> None:
-    assert not device_recorder._torch_profiles_cuda()
     kineto_recording = recorded(DeviceRecorder())
     assert kineto_recording.source != "kineto"
     assert [range_.name for range_ in kineto_recording.ranges] == ["one"]
 
 
-@pytest.mark.parametrize(
-    ("cuda", "available", "asked"), [("13.0", True, True), ("13.0", False, False), (None, True, False)]
-)
-def test_pytorch_is_asked_where_it_can_profile_cuda(
-    monkeypatch: pytest.MonkeyPatch, cuda: str | None, available: bool, asked: bool
+@pytest.mark.parametrize(("cuda", "available"), [("13.0", False), (None, True)])
+def test_pytorch_is_asked_only_where_it_can_profile_cuda(
+    kineto: type[Kineto], monkeypatch: pytest.MonkeyPatch, cuda: str | None, available: bool
 ) -> None:
-    namespace = types.SimpleNamespace(
-        version=types.SimpleNamespace(cuda=cuda), cuda=types.SimpleNamespace(is_available=lambda: available)
-    )
-    monkeypatch.setitem(device_recorder.sys.modules, "torch", namespace)
-    assert device_recorder._torch_profiles_cuda() is asked
+    monkeypatch.setattr(torch.version, "cuda", cuda)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: available)
+    assert recorded(DeviceRecorder()).source != "kineto"
+    assert kineto.started == 0
 
 
 def test_a_pytorch_that_is_not_imported_or_half_imported_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(device_recorder.sys.modules, "torch", types.ModuleType("torch"))
-    assert not device_recorder._torch_profiles_cuda()
-    monkeypatch.delitem(device_recorder.sys.modules, "torch")
-    assert not device_recorder._torch_profiles_cuda()
+    monkeypatch.setitem(sys.modules, "torch", types.ModuleType("torch"))
+    assert TorchEngine().device_recorder(1) is None
+    monkeypatch.delitem(sys.modules, "torch")
+    assert TorchEngine().device_recorder(1) is None
 
 
 def test_beside_pytorch_ranges_are_ours_and_work_is_pytorchs(kineto: type[Kineto]) -> None:

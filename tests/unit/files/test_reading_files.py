@@ -17,7 +17,7 @@ import pytest
 import xpuruntime as xrt
 from xpuruntime.cli.session import read_feeds
 from xpuruntime.distributed import read_choices
-from xpuruntime.engines.model import read_model
+from xpuruntime.engines.registry import read_model
 from xpuruntime.engines.tensorrt.building import CacheFile
 from xpuruntime.evidence import Report, compare_reports
 from xpuruntime.files.reading import open_regular, read_regular

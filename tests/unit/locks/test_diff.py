@@ -31,8 +31,8 @@ def inputs():
 
 @pytest.fixture(scope="module")
 def feeds():
-    from xpuruntime.engines.model import read_model
     from xpuruntime.engines.precision import probe_feeds
+    from xpuruntime.engines.registry import read_model
 
     return probe_feeds(read_model(MODEL))
 

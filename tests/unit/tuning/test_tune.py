@@ -32,7 +32,7 @@ QUICK = {"min_effect": "20%", "confidence": 0.6, "rounds": [3, 5]}
 
 
 def samples(count: int):
-    from xpuruntime.engines.model import read_model
+    from xpuruntime.engines.registry import read_model
 
     made = [probe_feeds(read_model(DEMO), seed=seed) for seed in range(count)]
     return [{name: array[:1] for name, array in one.items()} for one in made]
@@ -314,8 +314,8 @@ def test_int8_is_searched_beside_floats(tmp_path, accuracy, named):
         spec["constraints"] = {"accuracy": accuracy}
     calibration, policy = tmp_path / "samples.npz", CPU
     if named:
-        from xpuruntime.engines.model import read_model
         from xpuruntime.engines.quantisation import Calibration
+        from xpuruntime.engines.registry import read_model
 
         digest = f"sha256:{Calibration.of(str(calibration), read_model(DEMO)).digest}"
         policy, calibration = {**CPU, "calibration": {"path": str(calibration), "digest": digest}}, None

@@ -346,7 +346,7 @@ def _samples(path: str) -> Iterator[tuple[str, str]]:
 
 def _data(model: str) -> Iterator[tuple[str, str]]:
     """Yield the files with the weights of a model."""
-    from xpuruntime.engines.model import read_model
+    from xpuruntime.engines.registry import read_model
 
     info = read_model(model)
     for file in info.external_files:

@@ -39,7 +39,7 @@ def prepare(
 ) -> tuple[ModelInfo, Feeds]:
     """Read the model's facts and its inputs."""
     from xpuruntime.artifacts.manifest import artifact_model
-    from xpuruntime.engines.model import read_model
+    from xpuruntime.engines.registry import read_model
 
     info = artifact_model(model) or read_model(model, trust=trust)
     return info, read_feeds(info, values, dims)

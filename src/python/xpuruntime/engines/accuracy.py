@@ -169,17 +169,16 @@ def unconverted(request: Request, engine: Engine | None, machine: Machine) -> Lo
     """Return the model as it is, loaded on the CPU."""
     from xpuruntime.engines.base import Request as Plain
     from xpuruntime.engines.base import judge
-    from xpuruntime.engines.control_builder import own_options
-    from xpuruntime.engines.onnxruntime import OnnxRuntimeEngine
-    from xpuruntime.engines.onnxruntime.options import NAMES, OPERATOR_LIBRARIES
+    from xpuruntime.engines.registry import default_registry
     from xpuruntime.policies import ExecutionPolicy, Policy
 
-    reference = OnnxRuntimeEngine() if engine is None or request.model.format == "onnx" else engine
+    reference = default_registry().get("onnxruntime") if engine is None or request.model.format == "onnx" else engine
     execution = request.policy.execution
-    libraries = own_options(execution.provider_options, NAMES).get(OPERATOR_LIBRARIES)
-    options = {} if libraries is None else {NAMES[0]: {OPERATOR_LIBRARIES: str(libraries)}}
     plain_execution = ExecutionPolicy(
-        device="cpu", engine=reference.name, threads=execution.threads, provider_options=options
+        device="cpu",
+        engine=reference.name,
+        threads=execution.threads,
+        provider_options=reference.operator_options(execution.provider_options),
     )
     policy = Policy(execution=plain_execution)
     plain = Plain(model=request.model, device="cpu", policy=policy)

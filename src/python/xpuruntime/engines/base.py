@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -15,13 +15,6 @@ from xpuruntime.evidence.records import Verdict, VerdictCode
 from xpuruntime.policies.compound_kinds import FrozenDict
 from xpuruntime.runtime.cpu_and_memory import cpu_cores
 from xpuruntime.runtime.packages import guarded
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Self
-
-    from xpuruntime.engines.control_builder import Option
-    from xpuruntime.runtime.machine import Machine
 
 __all__ = [
     "Binding",
@@ -34,6 +27,7 @@ __all__ = [
     "Refusal",
     "Request",
     "Tunable",
+    "WorkRecorder",
     "closed",
     "judge",
     "missing_cuda_device",
@@ -42,8 +36,9 @@ __all__ = [
 ]
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
     from pathlib import Path
+    from typing import Self
 
     from typing_extensions import TypeVar
 
@@ -55,6 +50,7 @@ if TYPE_CHECKING:
     from xpuruntime.evidence.records import Control, Verdict
     from xpuruntime.policies import Policy
     from xpuruntime.runtime.machine import EngineFacts, Machine
+    from xpuruntime.runtime.profiler import DeviceRecording
 
     SettingsT = TypeVar("SettingsT", default=Any)
 else:
@@ -87,6 +83,23 @@ class Judgement(msgspec.Struct, Generic[SettingsT], frozen=True, kw_only=True):
         if isinstance(self.settings, dict):
             return self.settings.get(name)
         return getattr(self.settings, name, None)
+
+
+class WorkRecorder(Protocol):
+    """Records the work of devices, beside the ranges of the host that the core records."""
+
+    def start(self) -> None:
+        """Start. Where this is interrupted, `abandon` it."""
+
+    def stop(self) -> None:
+        """Wait for the devices."""
+
+    def abandon(self) -> None:
+        """End the recording at whatever point."""
+
+    def added_to(self, recording: DeviceRecording) -> DeviceRecording:
+        """Return a recording of the core's with what devices did."""
+        ...
 
 
 class Engine(ABC, Generic[SettingsT]):
@@ -131,6 +144,32 @@ class Engine(ABC, Generic[SettingsT]):
         """Return the options that ``execution.provider_options`` may give this engine on a device. Pure."""
         del device
         return {}
+
+    def read(self, model: Any, example_inputs: Any, *, trust: bool) -> ModelInfo | None:
+        """Return what is known of a model of a format that is this engine's own; ``None``, the default, for any other.
+
+        ONNX models are no engine's own. `trust` allows a file that can run code of its own.
+        """
+        del model, example_inputs, trust
+        return None
+
+    def operator_schemas(self) -> Sequence[Any]:
+        """Return the schemas of operators of its own, as ONNX Runtime tells them. Empty by default."""
+        return ()
+
+    def operator_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return those of ``execution.provider_options`` without which a model has no operators, under this name."""
+        del options
+        return {}
+
+    def device_recorder(self, limit: int) -> WorkRecorder | None:
+        """Return what records the work of devices in place of the core; ``None``, the default, where nothing has to.
+
+        The package of an engine that takes CUPTI for itself, such as PyTorch's profiler, has to be asked while it is
+        loaded. Raises `InputError` where it cannot be asked now.
+        """
+        del limit
+        return None
 
     def tunables(self, model: ModelInfo, device: str, machine: Machine) -> tuple[Tunable, ...]:
         """Return the settings that a tuner may search for a model on a device. Pure.

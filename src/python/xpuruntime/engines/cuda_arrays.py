@@ -112,9 +112,7 @@ def stream_owner(stream: Any, kind: Kind) -> Any:
 
 def torch_stream(index: int) -> int:
     """Return the handle of torch's current stream on CUDA device `index`."""
-    from xpuruntime.pytorch._private_api import current_stream
-
-    return int(current_stream(index))
+    return int(sys.modules["torch"].cuda.current_stream(index).cuda_stream)
 
 
 def host_copies(feeds: Mapping[str, Any]) -> dict[str, Any]:

@@ -4,13 +4,13 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
 from xpuruntime.engines.precision.names import FLOATS
+from xpuruntime.engines.registry import default_registry
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.records import Unit
 from xpuruntime.runtime import profiler
@@ -19,7 +19,7 @@ from xpuruntime.runtime.interruptible_waits import uninterrupted
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording
+    from xpuruntime.engines.base import WorkRecorder
     from xpuruntime.runtime.profiler import DeviceRecording
 
 __all__ = [
@@ -37,14 +37,13 @@ __all__ = [
 class DeviceRecorder:
     """Records ranges of the host and the work of CUDA devices.
 
-    CUPTI serves one user in a process, and PyTorch's profiler stays blind for as long as the process lives when it
-    finds CUPTI taken at its first start. So, while a PyTorch that can profile CUDA is loaded, its profiler is the
-    source; otherwise the core has CUPTI itself, and gives it back at the end.
+    While an engine says that its package has to be asked for the work of devices, that is the source; otherwise the
+    core has CUPTI itself, and gives it back at the end.
     """
 
     def __init__(self, *, devices: bool = True, limit: int = profiler.LIMIT) -> None:
         self._devices, self._limit = devices, limit
-        self._kineto: KinetoRecording | None = None
+        self._recorder: WorkRecorder | None = None
         self._started = False
         self._notes: tuple[str, ...] = ()
 
@@ -55,21 +54,20 @@ class DeviceRecorder:
             self._start(devices=False)
             self._notes = ("ranges of the host only: the work of devices was not asked for",)
             return
-        if not _torch_profiles_cuda():
-            self._start(devices=True)
-            return
-        from xpuruntime.pytorch.profiling.kineto_recording import KinetoRecording
-
         try:
-            kineto = KinetoRecording(self._limit)
+            recorders = (engine.device_recorder(self._limit) for engine in default_registry())
+            recorder = next((recorder for recorder in recorders if recorder is not None), None)
         except InputError as error:
             self._start(devices=True)
             self._notes = (f"PyTorch's profiler cannot be asked for the work of devices: {error}",)
             return
+        if recorder is None:
+            self._start(devices=True)
+            return
         self._start(devices=False)
-        self._kineto = kineto
+        self._recorder = recorder
         try:
-            kineto.start()
+            recorder.start()
         except BaseException:
             self.abandon()
             raise
@@ -91,32 +89,26 @@ class DeviceRecorder:
     def abandon(self) -> None:
         """End the recording, at whatever point `start` or `stop` was interrupted. Idempotent."""
         try:
-            if self._kineto is not None:
-                self._kineto.abandon()
-                self._kineto = None
+            if self._recorder is not None:
+                self._recorder.abandon()
+                self._recorder = None
         finally:
             if self._started:
                 self._stop()
 
     def stop(self) -> DeviceRecording:
         """Wait for the devices, and return what was recorded."""
-        kineto = self._kineto
-        if kineto is None:
+        recorder = self._recorder
+        if recorder is None:
             recording = self._stop()
         else:
             try:
-                kineto.stop()
-                self._kineto = None
+                recorder.stop()
+                self._recorder = None
             finally:
                 recording = self._stop()
-            recording = kineto.added_to(recording)
+            recording = recorder.added_to(recording)
         return msgspec.structs.replace(recording, notes=(*self._notes, *recording.notes))
-
-
-def _torch_profiles_cuda() -> bool:
-    torch = sys.modules.get("torch")
-    version = getattr(torch, "version", None)
-    return getattr(version, "cuda", None) is not None and bool(torch.cuda.is_available())  # type: ignore[union-attr]
 
 
 #: Operators that change types because the model says so: they have no precision of their own to honour.

@@ -8,19 +8,21 @@ import importlib
 import inspect
 import threading
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from xpuruntime.argument_types import REGISTRY, check_types
 from xpuruntime.engines.base import Engine
-from xpuruntime.errors import EngineError, EngineUnavailable, XpuRuntimeWarning
+from xpuruntime.engines.model.info import inspect_model
+from xpuruntime.errors import EngineError, EngineUnavailable, InputError, XpuRuntimeWarning
 from xpuruntime.policies.device_spec import ENGINE_PATTERN
 from xpuruntime.runtime.packages import load_points
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from importlib.metadata import EntryPoint
 
     from xpuruntime.engines.base import Engine
+    from xpuruntime.engines.model.info import ModelInfo
 
 __all__ = [
     "GROUP",
@@ -127,8 +129,6 @@ def default_registry() -> EngineRegistry:
     with _making:
         if _partial is not None:  # made by another thread meanwhile, or asked for by a plugin that is being loaded
             return _partial
-        from xpuruntime.engines.registry import register_plugins
-
         _partial = registry = EngineRegistry()
         try:
             for module, name in _BUILTIN:
@@ -141,6 +141,18 @@ def default_registry() -> EngineRegistry:
     for failure in failures:  # at the end, for a filter may turn a warning into an error
         warnings.warn(failure, XpuRuntimeWarning, stacklevel=2)
     return registry
+
+
+def read_model(
+    model: Any, example_inputs: Mapping[str, Any] | Sequence[Any] | None = None, *, trust: bool = False
+) -> ModelInfo:
+    """Return what is known of a model before any engine judges it."""
+    for engine in default_registry():
+        if (info := engine.read(model, example_inputs, trust=trust)) is not None:
+            return info
+    if example_inputs is not None:
+        raise InputError("example_inputs describe a torch module; a model says itself what it takes. Leave them out")
+    return inspect_model(model)
 
 
 #: Entry points of this group have the engine's name and point at its class, or at a function that returns it.

@@ -112,7 +112,8 @@ def compare_engines(
     >>> [row.status for row in table.rows]
     ['agrees', 'differs']
     """
-    from xpuruntime.engines.model import read_model, with_shapes
+    from xpuruntime.engines.model import with_shapes
+    from xpuruntime.engines.registry import read_model
     from xpuruntime.planning import PlanRequest
     from xpuruntime.runtime.snapshot import machine_snapshot
 

@@ -105,7 +105,7 @@ def plan_session(
 ) -> PlannedModel:
     """Read a model, settle its policy and plan it."""
     from xpuruntime.artifacts.manifest import find_artifact
-    from xpuruntime.engines.model import read_model
+    from xpuruntime.engines.registry import read_model
     from xpuruntime.inference.embedded_policy import check_export_lock
 
     _check_machine(machine)
@@ -142,7 +142,7 @@ def reopen_plan(
 ) -> PlannedModel:
     """Read a model and check that a plan of before holds for it here; only the plan's engine is probed and asked."""
     from xpuruntime.artifacts.manifest import find_artifact
-    from xpuruntime.engines.model import read_model
+    from xpuruntime.engines.registry import read_model
     from xpuruntime.planning import Plan
     from xpuruntime.planning.reopening import check_plan
     from xpuruntime.policies import Policy

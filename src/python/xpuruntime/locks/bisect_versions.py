@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 
 import msgspec
 
-from xpuruntime.engines.model import read_model
+from xpuruntime.engines.registry import read_model
 from xpuruntime.errors import EngineError, InputError, XpuRuntimeError
 from xpuruntime.evidence.documents import Document
 from xpuruntime.files.digests import file_digest

@@ -229,8 +229,9 @@ def calibration(
     import os
 
     from xpuruntime.cli.output import print_json, print_plain
-    from xpuruntime.engines.model import read_model, with_shapes
+    from xpuruntime.engines.model import with_shapes
     from xpuruntime.engines.quantisation import Calibration
+    from xpuruntime.engines.registry import read_model
     from xpuruntime.policies import CalibrationPolicy, Policy
     from xpuruntime.policies.files import dumps
     from xpuruntime.policies.kinds import seen_from

@@ -7,7 +7,6 @@ from __future__ import annotations
 from xpuruntime.engines.model.external import ExternalFile
 from xpuruntime.engines.model.facts import NodeInfo, Quantisation, TensorInfo
 from xpuruntime.engines.model.info import ModelInfo, inspect_bytes, inspect_edited, inspect_model
-from xpuruntime.engines.model.reading import read_model
 from xpuruntime.engines.model.shapes import ShapeRange, open_dimensions, shape_ranges, with_shapes
 
 __all__ = [
@@ -21,7 +20,6 @@ __all__ = [
     "inspect_edited",
     "inspect_model",
     "open_dimensions",
-    "read_model",
     "shape_ranges",
     "with_shapes",
 ]

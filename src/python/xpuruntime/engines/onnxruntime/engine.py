@@ -4,8 +4,9 @@
 
 from __future__ import annotations
 
+from importlib import util
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Refusal, Request, missing_cuda_device
 from xpuruntime.engines.control_builder import own_options
@@ -27,7 +28,7 @@ from xpuruntime.runtime.machine import EngineFacts
 from xpuruntime.runtime.packages import install_command, installed
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from xpuruntime.engines.base import LoadedModel
     from xpuruntime.engines.compiled import Compiled
@@ -135,6 +136,19 @@ class OnnxRuntimeEngine(Engine[OnnxRuntimeSettings]):
         if kind == "cpu":
             return {**CPU_OPTIONS, **{name: one for name, one in SESSION_OPTIONS.items() if not name.startswith("ep.")}}
         return {}
+
+    def operator_schemas(self) -> Sequence[Any]:
+        """Return those of ONNX and of ONNX Runtime; empty where it is not installed."""
+        if util.find_spec("onnxruntime") is None:
+            return ()
+        from xpuruntime.engines.onnxruntime._private_api import operator_schemas
+
+        return operator_schemas()
+
+    def operator_options(self, options: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Return the libraries of custom operators."""
+        libraries = own_options(options, NAMES).get(OPERATOR_LIBRARIES)
+        return {} if libraries is None else {self.name: {OPERATOR_LIBRARIES: str(libraries)}}
 
     def judge(self, request: Request, machine: Machine) -> Judgement[OnnxRuntimeSettings]:
         """Accept or reject from facts."""

@@ -87,7 +87,7 @@ def signature_type(elem_type: int) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def signature(op: str, domain: str, version: int) -> Signature | None:
-    """Return an operator's signature: from ONNX, else from ONNX Runtime's own operators; None when neither has it."""
+    """Return an operator's signature: from ONNX, else from an engine's own operators; None when neither has it."""
     from onnx import defs
 
     if defs.has(op, max_inclusive_version=version, domain=domain):
@@ -103,10 +103,10 @@ def signature(op: str, domain: str, version: int) -> Signature | None:
 
 @functools.lru_cache(maxsize=1)
 def _engine_signatures() -> dict[tuple[str, str], Signature]:
-    from xpuruntime.engines.onnxruntime._private_api import operator_schemas
+    from xpuruntime.engines.registry import default_registry
 
     signatures: dict[tuple[str, str], Signature] = {}
-    for schema in operator_schemas():
+    for schema in (schema for engine in default_registry() for schema in engine.operator_schemas()):
         key = (normal_domain(schema.domain), schema.name)
         if key in signatures and signatures[key].since > schema.since_version:
             continue

@@ -4,8 +4,10 @@
 
 from __future__ import annotations
 
+import os
+import sys
 from importlib import util
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from xpuruntime.engines.base import Engine, Judgement, Refusal, Request, missing_cuda_device
 from xpuruntime.engines.torch.names import NAMES, OPTIONS
@@ -17,8 +19,9 @@ from xpuruntime.runtime.packages import install_command, installed
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from xpuruntime.engines.base import LoadedModel
+    from xpuruntime.engines.base import LoadedModel, WorkRecorder
     from xpuruntime.engines.control_builder import Option
+    from xpuruntime.engines.model import ModelInfo
     from xpuruntime.engines.native_export.native_config import NativeExporter
     from xpuruntime.engines.torch.names import TorchSettings
     from xpuruntime.runtime.machine import Machine
@@ -56,6 +59,33 @@ class TorchEngine(Engine["TorchSettings"]):
         """Return the options, which are the same on every device."""
         del device
         return OPTIONS
+
+    def read(self, model: Any, example_inputs: Any, *, trust: bool) -> ModelInfo | None:
+        """Return what is known of a module, or of a ``.pt2`` file."""
+        torch = sys.modules.get("torch")
+        if torch is not None and isinstance(model, torch.nn.Module):
+            from xpuruntime.engines.torch.program.reading import inspect_module
+
+            return inspect_module(model, example_inputs)
+        if example_inputs is None and isinstance(model, (str, os.PathLike)) and os.fspath(model).endswith(".pt2"):
+            from xpuruntime.engines.torch.program.reading import inspect_program
+
+            return inspect_program(os.fspath(model), trust=trust)
+        return None
+
+    def device_recorder(self, limit: int) -> WorkRecorder | None:
+        """Return PyTorch's profiler while a PyTorch that can profile CUDA is loaded.
+
+        CUPTI serves one user in a process, and that profiler stays blind for as long as the process lives when it finds
+        CUPTI taken at its first start.
+        """
+        torch = sys.modules.get("torch")
+        version = getattr(torch, "version", None)
+        if getattr(version, "cuda", None) is None or not torch.cuda.is_available():  # type: ignore[union-attr]
+            return None
+        from xpuruntime.pytorch.profiling import kineto_recording
+
+        return kineto_recording.KinetoRecording(limit)
 
     def judge(self, request: Request, machine: Machine) -> Judgement[TorchSettings]:
         """Accept or reject from facts."""

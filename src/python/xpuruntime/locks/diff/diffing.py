@@ -163,8 +163,8 @@ class _Work:
         inputs: Mapping[str, Any] | None,
         arguments: dict[str, Any],
     ) -> None:
-        from xpuruntime.engines.model import read_model
         from xpuruntime.engines.precision import probe_feeds, probing
+        from xpuruntime.engines.registry import read_model
 
         self.folder, self.stack, self.model, self.arguments = folder, stack, model, arguments
         self.inputs = folder / "inputs"

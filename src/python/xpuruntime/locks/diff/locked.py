@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from xpuruntime.engines.model import read_model
+from xpuruntime.engines.registry import read_model
 from xpuruntime.errors import InputError
 from xpuruntime.evidence.difference import Difference
 from xpuruntime.evidence.tolerances import samples_agree

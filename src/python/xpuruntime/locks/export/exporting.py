@@ -166,7 +166,8 @@ def _exporter(lock: Lock, where: Path, target: str, engines: EngineRegistry) -> 
 
 def _job(lock: Lock, where: Path, model: Any, calibration: Any, *, trust: bool) -> ExportJob:
     """Read the model, compare it with the lock, and return what an engine needs."""
-    from xpuruntime.engines.model import read_model, with_shapes
+    from xpuruntime.engines.model import with_shapes
+    from xpuruntime.engines.registry import read_model
     from xpuruntime.inference.plan_request import calibration_of
 
     identity, records = lock.identity, session_records(lock.identity)

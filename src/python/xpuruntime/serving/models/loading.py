@@ -147,7 +147,7 @@ def open_session(path: str, settings: ModelSettings, registry: EngineRegistry | 
 def _with_rows(path: str, settings: ModelSettings, rows: int) -> Policy | None:
     """Return the policy that holds, with a static batch; ``None`` for an artifact, whose own policy holds."""
     from xpuruntime.artifacts.manifest import find_artifact
-    from xpuruntime.engines.model import read_model
+    from xpuruntime.engines.registry import read_model
     from xpuruntime.inference.embedded_policy import carried_policy
 
     if settings.policy is not None:
