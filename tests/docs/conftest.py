@@ -9,8 +9,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pictures import reader_files
 
-from xpuruntime.demo import demo_images, demo_model_path
+from xpuruntime.demo import demo_images
 from xpuruntime.engines.registry import default_registry
 from xpuruntime.runtime.snapshot import machine_snapshot, machine_to_json
 
@@ -19,10 +20,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def reader_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copy(demo_model_path(), tmp_path / "model.onnx")
-    shutil.copy(ROOT / "examples/policies/cpu_fp32_strict.yaml", tmp_path / "policy.yaml")
+    reader_files(tmp_path)
     shutil.copy(ROOT / "examples/policies/npu_qnn.yaml", tmp_path / "npu.yaml")
-    np.savez(tmp_path / "samples.npz", image=demo_images()[0][:64])
     np.save(tmp_path / "image.npy", demo_images()[0][:1])
     (tmp_path / "machine.json").write_text(machine_to_json(machine_snapshot(default_registry().engines())))
     (tmp_path / "docs" / "examples").mkdir(parents=True)

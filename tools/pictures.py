@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Make the pictures of README and of the documentation from real runs: ``python tools/pictures.py``. It needs Chromium.
+
+Each is the top of a page that a command writes: a report with a deviation, a verification that fails, a search.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import onnx
+
+import xpuruntime as xrt
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "unit" / "evidence"))
+
+from chromium import Browser, find_chromium  # noqa: E402
+
+ASSETS = ROOT / "docs" / "assets"
+#: Scrolls to an element, without bars to scroll with, and waits until that is drawn.
+_SHOW = """new Promise(done => { const style = document.head.appendChild(document.createElement('style'));
+  style.textContent = '*::-webkit-scrollbar { display: none }';
+  document.querySelector('%s').scrollIntoView({behavior: 'instant'});
+  requestAnimationFrame(() => requestAnimationFrame(done)); })"""
+#: Commands by the picture that they make: exit codes and words. On a machine that is not quiet a search ends undecided.
+_RUNS: dict[str, list[tuple[tuple[int, ...], str]]] = {
+    "report": [((1,), "explain model.onnx --device cpu --precision fp16 --html report.html")],
+    "verification": [
+        ((0,), "lock model.onnx --policy policy.yaml -o model.lock"),
+        ((1,), "verify retrained.onnx --lock model.lock --only evidence --out html=verification.html"),
+    ],
+    "search": [((0, 4), "tune model.onnx --input samples.npz --device cpu --budget 30s --html search.html")],
+}
+#: Width and height of the window.
+_SIZE = (1240, 750)
+#: Where a picture begins that does not begin at the top of the page.
+_PLACES = {"search": "#candidates"}
+
+
+def reader_files(folder: Path) -> None:
+    """Put into a folder what the pages of the documentation name: models, a policy and samples."""
+    shutil.copy(xrt.demo_model_path(), folder / "model.onnx")
+    shutil.copy(ROOT / "examples/policies/cpu_fp32_strict.yaml", folder / "policy.yaml")
+    np.savez(folder / "samples.npz", image=xrt.demo_images()[0][:64])
+    model = onnx.load(folder / "model.onnx")
+    weight = model.graph.initializer[0]
+    values = (onnx.numpy_helper.to_array(weight) * 1.01).astype(np.float32)
+    weight.CopyFrom(onnx.numpy_helper.from_array(values, weight.name))
+    onnx.save(model, folder / "retrained.onnx")
+
+
+def main() -> int:
+    """Run the commands and take the pictures."""
+    program = find_chromium()
+    if program is None:
+        print("no Chromium on PATH. Fix: apt-get install chromium")
+        return 3
+    with tempfile.TemporaryDirectory() as name, contextlib.closing(Browser(program, Path(name, "browser"))) as browser:
+        folder = Path(name)
+        reader_files(folder)
+        browser.resize(*_SIZE)
+        for picture, commands in _RUNS.items():
+            for codes, words in commands:
+                done = subprocess.run(
+                    [Path(sys.executable).with_name("xrt"), *words.split()],
+                    cwd=folder, capture_output=True, text=True, check=False,
+                )  # fmt: skip
+                if done.returncode not in codes:
+                    print(f"xrt {words}: exit code {done.returncode}\n{done.stderr}")
+                    return 1
+            target = ASSETS / f"{picture}.png"
+            browser.open(folder / f"{picture}.html")
+            browser.evaluate(_SHOW % _PLACES.get(picture, "#top"))
+            target.write_bytes(base64.b64decode(browser.call("Page.captureScreenshot")["data"]))
+            print(f"{target.relative_to(ROOT)}: {target.stat().st_size} bytes")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
