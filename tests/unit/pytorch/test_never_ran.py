@@ -27,20 +27,6 @@ class OwnNorm(torch.nn.Module):
         self.weight, self.kind = torch.nn.Parameter(torch.ones(8)), kind
 
 
-class Rms(OwnNorm):
-    def _norm(self, x):
-        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-    def forward(self, x):
-        return self.weight * self._norm(x.float())
-
-
-class CenteredNorm(OwnNorm):
-    def forward(self, x):
-        x = x - x.mean(-1, keepdim=True)
-        return self.weight * x / torch.sqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
-
-
 class Products(OwnNorm):
     def forward(self, x):
         return (x @ x.transpose(-1, -2)).softmax(-1) @ x
@@ -52,8 +38,8 @@ class Calls(OwnNorm):
         return torch.nn.functional.scaled_dot_product_attention(x, x, x).softmax(-1) @ x.transpose(-1, -2)
 
 
-@pytest.mark.parametrize(("kind", "op"), [(Rms, "rms_norm"), (CenteredNorm, "layer_norm"), (Products, "attention")])
-def test_a_module_that_computes_an_operation_by_others_is_a_gap_and_a_deviation(kind, op):
+def test_a_module_that_computes_an_operation_by_others_is_a_gap_and_a_deviation():
+    kind, op = Products, "attention"
     model, x = torch.nn.Sequential(torch.nn.Linear(8, 8), kind(op), kind(op)), torch.randn(2, 4, 8)
     policy = strict(**{op: "cpu.reference"})
     gaps = xt.coverage_gaps(policy, module=model)
@@ -152,7 +138,7 @@ def test_rules_of_sizes_and_phases_may_meet_no_call():
 
 
 @pytest.mark.parametrize("attention", ["eager", "sdpa"])
-def test_the_norms_and_eager_attention_of_hugging_face(monkeypatch, attention):
+def test_the_eager_attention_of_hugging_face(monkeypatch, attention):
     monkeypatch.setitem(sys.modules, "torchvision", None)
     transformers = pytest.importorskip("transformers")
     config = transformers.LlamaConfig(
@@ -161,16 +147,10 @@ def test_the_norms_and_eager_attention_of_hugging_face(monkeypatch, attention):
     )  # fmt: skip
     model = transformers.LlamaForCausalLM(config)
     gaps = xt.coverage_gaps(strict(rms_norm="cpu.reference", attention="cpu.reference"), module=model)
-    norms = [gap for gap in gaps if gap.op == "rms_norm"]
-    assert len(norms) == 5
-    assert all("LlamaRMSNorm" in gap.reason for gap in norms)
+    assert not any(gap.op == "rms_norm" for gap in gaps)
     others = [gap for gap in gaps if gap.op == "attention"]
     assert len(others) == (2 if attention == "eager" else 0)
     assert all("attn_implementation='sdpa'" in gap.fix for gap in others)
-    with xt.kernel_policy(strict(rms_norm="cpu.reference")), xt.explain(root=model) as found:
-        model(torch.ones(1, 4, dtype=torch.int64))
-    assert "0 of 5 norms are reachable" in found.never_ran[0]
-    assert "LlamaRMSNorm" in found.never_ran[0]
 
 
 IMPOSSIBLE = [

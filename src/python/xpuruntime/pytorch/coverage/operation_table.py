@@ -4,17 +4,19 @@
 
 from __future__ import annotations
 
-import dis
-import inspect
 import re
 from functools import lru_cache
-from types import CodeType, FunctionType
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from xpuruntime.policies.kernel_rules import FAMILIES
+from xpuruntime.pytorch.adapters.norm_formulas import formula_of_module
+from xpuruntime.pytorch.coverage.class_code import code_names
 from xpuruntime.pytorch.coverage.unserved import RECURRENT
+
+if TYPE_CHECKING:
+    from types import FunctionType
 
 __all__ = [
     "CUTE",
@@ -27,8 +29,10 @@ __all__ = [
     "computed_by_operators",
     "decomposed_operator",
     "names_operation",
+    "norm_by_operators",
     "operation_of",
     "operation_of_function",
+    "title_of",
     "uncovered_kernel",
     "uncovered_operator",
     "unserved_operator",
@@ -312,8 +316,8 @@ def computed_by_operators(module: torch.nn.Module) -> ByOperators | None:
     if kind.__module__.partition(".")[0] == "torch":
         return None
     word = getattr(getattr(module, "config", None), "_attn_implementation", None)
-    names = _names(kind)  # type: ignore[arg-type]
-    title = f"{kind.__module__}.{kind.__qualname__}"
+    names = code_names(kind)  # type: ignore[arg-type]
+    title = title_of(kind)
     if isinstance(word, str) and "eager_attention_forward" in names:
         if word in _SERVED_WORDS:
             return None
@@ -321,10 +325,23 @@ def computed_by_operators(module: torch.nn.Module) -> ByOperators | None:
     op = _operation(names)
     if op is None or (op != "attention" and next(module.children(), None) is not None):
         return None
+    if op != "attention" and formula_of_module(module) is not None:
+        return None
     if op == "attention":
         return ByOperators(op, f"{title} {_EAGER}", _USE_SDPA)
     fix = _USE_NORM.format(op=op, module="RMSNorm" if op == "rms_norm" else "LayerNorm")
     return ByOperators(op, f"{title} {_NORM.format(op=op)}", fix)
+
+
+def title_of(kind: type) -> str:
+    """Return the name of a class with its module."""
+    return f"{kind.__module__}.{kind.__qualname__}"
+
+
+def norm_by_operators(kind: type, forward: FunctionType) -> str | None:
+    """Return the norm that a forward of a class may compute by elementwise operators."""
+    op = _operation(code_names(kind, forward))
+    return op if op in ("layer_norm", "rms_norm") else None
 
 
 def _by(word: str) -> str:
@@ -335,7 +352,7 @@ def _operation(names: frozenset[str]) -> str | None:
     op = None
     if "softmax" in names and names & _PRODUCT_OPERATORS:
         op = "attention"
-    elif "mean" in names and names & {"rsqrt", "sqrt"}:
+    elif "mean" in names and (names & {"rsqrt", "sqrt"} or ("pow" in names and names & {"eps", "variance_epsilon"})):
         op = "layer_norm" if names & {"var", "std", "-"} else "rms_norm"
     return None if op is None or names & _REACHED[op] else op
 
@@ -345,42 +362,4 @@ def names_operation(function: type[torch.autograd.Function], op: str) -> bool:
 
     A policy reaches the call then, and decides it.
     """
-    return bool(_names(function, helpers=True) & _REACHED[op])  # type: ignore[arg-type]
-
-
-@lru_cache(maxsize=1024)
-def _names(kind: type, *, helpers: bool = False) -> frozenset[str]:
-    """Return what the code of the forward of a class names, and of the methods of the class that it names.
-
-    With `helpers`, that of functions of the same package, too.
-    """
-    package = kind.__module__.partition(".")[0]
-    found: set[str] = set()
-    left, done = [inspect.getattr_static(kind, "forward", None)], set()
-    while left:
-        method = inspect.unwrap(left.pop() or len)
-        function = getattr(method, "__func__", method)
-        if not isinstance(function, FunctionType) or function in done:
-            continue
-        done.add(function)
-        used = _in_code(function.__code__)
-        for name in used:
-            helper = function.__globals__.get(name) if helpers else None
-            if isinstance(helper, FunctionType) and helper.__module__.partition(".")[0] == package:
-                left.append(helper)
-                continue
-            found.add(name)
-            if not name.startswith("__") and hasattr(kind, name):
-                left.append(inspect.getattr_static(kind, name, None))
-    return frozenset(found)
-
-
-def _in_code(code: CodeType) -> set[str]:
-    found = set(code.co_names)
-    for step in dis.get_instructions(code):
-        if step.opname.startswith("BINARY") and step.argrepr in ("@", "-"):
-            found.add(step.argrepr)
-    for const in code.co_consts:
-        if isinstance(const, CodeType):
-            found |= _in_code(const)
-    return found
+    return bool(code_names(function, helpers=True) & _REACHED[op])  # type: ignore[arg-type]

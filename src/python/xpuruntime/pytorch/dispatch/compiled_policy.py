@@ -75,6 +75,8 @@ class CompiledPolicy:
         self.ops = frozenset(op for op in FAMILIES if self._decides(op))
         self.attention_kernels = self._kernel_names("attention")
         self.overrides = self.ops | (_ENTRIES if self.attention_kernels - _FREE else frozenset())
+        if self.ops & {"layer_norm", "rms_norm"}:
+            self.overrides |= {"norm_classes"}
         self.avoids = bool(rows_here()) and "auto" in self.attention_kernels
         if self.avoids:
             self.overrides |= {"attention"}

@@ -185,9 +185,10 @@ def torch_layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the norm, the sum, mean and rstd, by PyTorch's own kernels."""
     summed = _sum(input, residual)
+    wide = _widened(summed, weight, bias)
     with thread_policy(None):
-        out, mean, rstd = torch.native_layer_norm(summed, shape, _as(weight, input), _as(bias, input), eps)
-    return out, _or_empty(summed, residual), mean, rstd
+        out, mean, rstd = torch.native_layer_norm(wide, shape, _as(weight, wide), _as(bias, wide), eps)
+    return out.to(input.dtype), _or_empty(summed, residual), mean, rstd
 
 
 def torch_layer_norm_backward(
@@ -202,11 +203,13 @@ def torch_layer_norm_backward(
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """Return the gradients of the sum, weight and bias, by PyTorch's own kernels; ``None`` where `mask` wants none."""
+    wide = _widened(summed, weight, bias)
     with thread_policy(None):
         grads = torch.ops.aten.native_layer_norm_backward(
-            grad, summed, shape, mean, rstd, _as(weight, summed), _as(bias, summed), mask
+            _as(grad, wide), wide, shape, mean, rstd, _as(weight, wide), _as(bias, wide), mask
         )
     found = [None if grad is None else grad.contiguous() for grad in grads]
+    found[0] = _as(found[0], summed)
     if grad_sum is not None and found[0] is not None:
         found[0] = found[0] + grad_sum
     return found[0], _as(found[1], weight), _as(found[2], bias)
@@ -217,9 +220,10 @@ def torch_rms_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Return the norm, the sum and rstd, by PyTorch's own operations."""
     summed = _sum(input, residual)
+    wide = _widened(summed, weight)
     with thread_policy(None):
-        out, rstd = torch.ops.aten._fused_rms_norm(summed, list(shape), _as(weight, input), eps)
-    return out.contiguous(), _or_empty(summed, residual), rstd
+        out, rstd = torch.ops.aten._fused_rms_norm(wide, list(shape), _as(weight, wide), eps)
+    return out.to(input.dtype).contiguous(), _or_empty(summed, residual), rstd
 
 
 def torch_rms_norm_backward(
@@ -232,11 +236,12 @@ def torch_rms_norm_backward(
     mask: Sequence[bool],
 ) -> tuple[Tensor | None, Tensor | None]:
     """Return the gradients of the sum and weight, as `torch_layer_norm_backward`."""
+    wide = _widened(summed, weight)
     with thread_policy(None):
         grads = torch.ops.aten._fused_rms_norm_backward(
-            grad, summed, list(shape), rstd, _as(weight, summed), list(mask)
+            _as(grad, wide), wide, list(shape), rstd, _as(weight, wide), list(mask)
         )
-    grad_x = grads[0] if mask[0] else None
+    grad_x = _as(grads[0], summed) if mask[0] else None
     if grad_sum is not None and grad_x is not None:
         grad_x = grad_x + grad_sum
     return grad_x, _as(grads[1], weight) if mask[1] else None
@@ -276,6 +281,13 @@ def _differentiable_gradients(
 
 def _sum(input: Tensor, residual: Tensor | None) -> Tensor:
     return input if residual is None else (input + residual).contiguous()
+
+
+def _widened(summed: Tensor, *parameters: Tensor | None) -> Tensor:
+    """Return what is normalized in the type of wider parameters, since PyTorch's kernels take one type for all."""
+    half = summed.dtype in (torch.float16, torch.bfloat16)
+    wider = any(one is not None and one.dtype == torch.float32 for one in parameters)
+    return summed.float() if half and wider else summed
 
 
 def _or_empty(summed: Tensor, residual: Tensor | None) -> Tensor:

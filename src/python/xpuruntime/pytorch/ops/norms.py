@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["fused_layernorm", "fused_rms_norm"]
+__all__ = ["fused_layernorm", "fused_rms_norm", "phase_of_norm"]
 
 _COMPILED_TRANSFORM = (
     "fused_layernorm and fused_rms_norm with kernel= run uncompiled under torch.func; leave kernel= out to have "
@@ -94,7 +94,7 @@ def fused_layernorm(
         return out if residual is None else (out, total)
     if residual is None and not kernel_name and _goes_to_dispatcher("layer_norm"):
         return functional.layer_norm(input, shape, weight, bias, eps)
-    out, total, _, _ = norm_autograd.layer_norm(input, residual, shape, weight, bias, eps, kernel_name, _phase())
+    out, total, _, _ = norm_autograd.layer_norm(input, residual, shape, weight, bias, eps, kernel_name, phase_of_norm())
     return out if residual is None else (out, total)
 
 
@@ -146,7 +146,7 @@ def fused_rms_norm(
     same = weight is None or weight.dtype == input.dtype
     if residual is None and not kernel_name and same and _goes_to_dispatcher("rms_norm"):
         return functional.rms_norm(input, shape, weight, eps)
-    out, total, _ = norm_autograd.rms_norm(input, residual, shape, weight, eps, kernel_name, _phase())
+    out, total, _ = norm_autograd.rms_norm(input, residual, shape, weight, eps, kernel_name, phase_of_norm())
     return out if residual is None else (out, total)
 
 
@@ -179,7 +179,8 @@ def _is_native_call(function: str, kernel_name: str, *operands: Tensor | None) -
     return not kernel_name
 
 
-def _phase() -> str:
+def phase_of_norm() -> str:
+    """Return the phase of a call, as the operators of norms are given it."""
     if torch.compiler.is_compiling():
         return "train" if torch.is_grad_enabled() else "infer"
     return context.phase()

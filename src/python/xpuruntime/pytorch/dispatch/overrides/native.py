@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "ALIASES",
+    "CLASSES",
     "HIGHER_ORDER",
     "IN_PYTHON",
     "TRACING",
@@ -36,6 +37,9 @@ IN_PYTHON = "Python"
 
 #: In place of a dispatch key: the function stands in for a higher-order operator's, at this key of the dispatcher.
 HIGHER_ORDER = {"HigherOrderDense": "CompositeExplicitAutograd", "HigherOrderAutograd": "Autograd"}
+
+#: In place of a dispatch key: the override adapts classes of models, by itself; see `xpuruntime.pytorch.adapters`.
+CLASSES = "Classes"
 
 #: An alias of many dispatch keys has no kernel of its own, but that of this one is the same.
 ALIASES = {"CompositeImplicitAutograd": "CPU"}

@@ -18,6 +18,7 @@ from xpuruntime.pytorch import _private_api
 from xpuruntime.pytorch.dispatch.context import CONTEXT
 from xpuruntime.pytorch.dispatch.overrides.fast_kernels import FastKernel
 from xpuruntime.pytorch.dispatch.overrides.native import (
+    CLASSES,
     HIGHER_ORDER,
     IN_PYTHON,
     TRACING,
@@ -47,10 +48,11 @@ _MODULES = {
     "flex_attention": ("report_only",),
     "flex_options": ("flex_options",),
     "multi_head_attention": ("report_only",),
+    "norm_classes": ("xpuruntime.pytorch.adapters.norm_classes",),
 }
-#: All that sees what runs. The rest only says what a policy does not reach, or is in the way of code that is being
-#: compiled alone, which would be compiled anew for it.
-RUNNING = tuple(name for name in _MODULES if name not in ("flex_options", "multi_head_attention"))
+#: All that sees what runs. The rest only says what a policy does not reach, adapts classes of models to a policy, or is
+#: in the way of code that is being compiled alone, which would be compiled anew for it.
+RUNNING = tuple(name for name in _MODULES if name not in ("flex_options", "multi_head_attention", "norm_classes"))
 
 #: Before an operation: all operators that compute it and that nothing can stand in for, which ``strict`` refuses.
 _UNSERVED = "unserved_"
@@ -141,7 +143,7 @@ class _Traced:
 
 
 def _module(name: str) -> Any:
-    return importlib.import_module(f"xpuruntime.pytorch.dispatch.overrides.{name}")
+    return importlib.import_module(name if "." in name else f"xpuruntime.pytorch.dispatch.overrides.{name}")
 
 
 def overrides_of(op: str) -> tuple[Override, ...]:
@@ -225,6 +227,9 @@ def _place(override: Override, key: str) -> InPlace | None:
     """Put one override in place; ``None`` where this PyTorch does not have what it stands for."""
     if key == TRACING:
         return _Traced(override, key)
+    if key == CLASSES:
+        adapted: InPlace = override.make((override, key))
+        return adapted
     if key == IN_PYTHON or key in HIGHER_ORDER:
         if not is_there(override, key):
             return None
@@ -233,6 +238,8 @@ def _place(override: Override, key: str) -> InPlace | None:
 
 
 def _exists(override: Override) -> bool:
+    if override.keys == (CLASSES,):
+        return True
     if override.module:
         return importlib.util.find_spec(override.module) is not None
     packet, _, overload = override.name.partition(".")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
-__all__ = ["OVERRIDES"]
+__all__ = ["OVERRIDES", "takes_kernel"]
 
 _fused = torch.ops.aten._fused_rms_norm.default
 _COMPOSITE = _private_api.dispatch_key("CompositeImplicitAutograd")
@@ -42,7 +42,7 @@ def _layer_norm(native: Callable[..., Any]) -> Callable[..., Any]:
         eps: float = 1e-5,
         cudnn_enable: bool = True,
     ) -> Any:
-        if not _takes_xrt_kernel("layer_norm", x):
+        if not takes_kernel("layer_norm", x.dtype, x.device):
             return native(x, shape, weight, bias, eps, cudnn_enable)
         return torch.ops.xpuruntime.layer_norm(x, None, shape, weight, bias, eps, "", _phase())[0]
 
@@ -51,7 +51,7 @@ def _layer_norm(native: Callable[..., Any]) -> Callable[..., Any]:
 
 def _rms_norm(native: Callable[..., Any]) -> Callable[..., Any]:
     def rms_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None = None, eps: float | None = None) -> Any:
-        if not _takes_xrt_kernel("rms_norm", x) or (weight is not None and weight.dtype != x.dtype):
+        if not takes_kernel("rms_norm", x.dtype, x.device) or (weight is not None and weight.dtype != x.dtype):
             if x.device.type != "cuda" and is_traced_for_a_program():
                 # As PyTorch has it off CUDA, where only a policy gives `_fused_rms_norm` a kernel of its own.
                 return _private_api.call_kernel_at(_fused, _COMPOSITE, x, shape, weight, eps)[0]
@@ -65,17 +65,19 @@ def _phase() -> str:
     return "train" if torch.is_grad_enabled() else "infer"
 
 
-def _takes_xrt_kernel(op: str, x: Tensor) -> bool:
+def takes_kernel(op: str, dtype: torch.dtype, device: torch.device) -> bool:
     """Say whether the policy may ask for an xpuruntime kernel in such a call, in some phase or module."""
     active = active_policy()
-    if active is None or op not in active.ops or not x.is_floating_point():
+    if active is None or op not in active.ops or not dtype.is_floating_point:
         return False
     if torch.compiler.is_exporting() or _private_api.compile_context.try_get() is None:
         return False
     import xpuruntime.pytorch.ops.norms  # noqa: F401 - which defines the operators
 
     asks = active.by_module or active.tunes
-    if not asks and not any(_requests_xrt_kernel(active, op, x, phase) for phase in ("train", "infer", "backward")):
+    if not asks and not any(
+        _requests_xrt_kernel(active, op, dtype, device, phase) for phase in ("train", "infer", "backward")
+    ):
         return False
     if not _is_differentiated_by_func():
         return True
@@ -88,9 +90,8 @@ def _is_differentiated_by_func() -> bool:
     return any(transform.key() in (_KIND.Grad, _KIND.Jvp) for transform in context.transforms())
 
 
-def _requests_xrt_kernel(active: CompiledPolicy, op: str, x: Tensor, phase: str) -> bool:
-    device = x.device
-    facts = facts_of_call(op, device=device, dtype=x.dtype, phase=phase, module="", sizes={})
+def _requests_xrt_kernel(active: CompiledPolicy, op: str, dtype: torch.dtype, device: torch.device, phase: str) -> bool:
+    facts = facts_of_call(op, device=device, dtype=dtype, phase=phase, module="", sizes={})
     for kernel_name in active.policy.kernels.compiled_rules.match(facts).use:
         if kernel_name == "auto" or kernel_name in NATIVE_NAMES[op]:
             return False

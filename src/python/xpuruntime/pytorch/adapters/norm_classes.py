@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""Norms of model classes: their forward goes to the kernels of a policy while one decides norms, and is restored after.
+
+A class is adapted by its code, before anything is known of its instances; what a call computes is recognized from the
+instance, by its bits. A call that is not recognized, or that no policy speaks of, runs the forward of the class.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import weakref
+from types import FunctionType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn import functional
+
+from xpuruntime.pytorch import _private_api
+from xpuruntime.pytorch.adapters.norm_formulas import Formula, compute, read, reads_of, recognized
+from xpuruntime.pytorch.coverage.gaps import CoverageGap, report_gaps
+from xpuruntime.pytorch.coverage.operation_table import norm_by_operators, title_of
+from xpuruntime.pytorch.dispatch.context import DTYPES, active_policy
+from xpuruntime.pytorch.dispatch.overrides import traced_norms
+from xpuruntime.pytorch.dispatch.overrides.invoke import call_native
+from xpuruntime.pytorch.dispatch.overrides.native import CLASSES, Override
+from xpuruntime.pytorch.dispatch.route import Route, facts_of_call
+from xpuruntime.pytorch.ops import norm_autograd
+from xpuruntime.pytorch.ops.norms import phase_of_norm
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from torch import Tensor
+
+__all__ = ["OVERRIDES", "AdaptedClasses"]
+
+_TENSORS = (torch.Tensor, torch.nn.Parameter)
+_NORMS = frozenset(("layer_norm", "rms_norm"))
+_DEVICES = ("cpu", "cuda")
+_UNKNOWN = "it computes a norm by elementwise operators, by none of the formulas that this library knows"
+_UNUSUAL = "it is called in a transform of torch.func, in forward mode, or with tensors of another class"
+_FIX = "use a norm of torch.nn, or leave {op} out of the policy"
+
+
+def _subclasses(kind: type) -> list[type]:
+    found: dict[type, None] = {}
+    left = [kind]
+    while left:
+        below: list[type] = type.__subclasses__(left.pop())
+        for one in below:
+            if one not in found:
+                found[one] = None
+                left.append(one)
+    return list(found)
+
+
+def _own_forward(kind: type) -> FunctionType | None:
+    """Return the forward that a class itself defines, where it takes rows, or rows and a gate, and may be a norm."""
+    forward = kind.__dict__.get("forward")
+    if not isinstance(forward, FunctionType) or kind.__module__.partition(".")[0] in ("torch", "xpuruntime"):
+        return None
+    code = forward.__code__
+    if (
+        code.co_argcount not in (2, 3)
+        or code.co_kwonlyargcount
+        or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS)
+    ):
+        return None
+    return forward if norm_by_operators(kind, forward) else None
+
+
+class AdaptedClasses:
+    """All classes of modules that may be norms, those to come included, adapted until `remove`."""
+
+    def __init__(self, placed: tuple[Override, str]) -> None:
+        self.override, self.key = placed
+        self._adapted: weakref.WeakKeyDictionary[type, tuple[Any, Any]] = weakref.WeakKeyDictionary()
+        self._before = torch.nn.Module.__dict__.get("__init_subclass__")
+        self._hook = classmethod(functools.partial(_init_subclass, weakref.ref(self), self._before))
+        torch.nn.Module.__init_subclass__ = self._hook
+        for kind in _subclasses(torch.nn.Module):
+            self.adapt(kind)
+
+    def adapt(self, kind: type) -> None:
+        """Adapt one class, if it may be a norm."""
+        original = _own_forward(kind)
+        if original is not None:
+            replacement = _adapter(original)
+            self._adapted[kind] = (original, replacement)
+            kind.forward = replacement  # type: ignore[attr-defined]
+
+    @property
+    def title(self) -> str:
+        """What is replaced, in a few words."""
+        return f"forward of {len(self._adapted)} classes of norms" if self._adapted else ""
+
+    def remove(self) -> None:
+        """Give each class its own forward back, unless another library has replaced it since."""
+        if torch.nn.Module.__dict__.get("__init_subclass__") is self._hook:
+            if self._before is None:
+                del torch.nn.Module.__init_subclass__
+            else:
+                torch.nn.Module.__init_subclass__ = self._before
+        for kind, (original, replacement) in list(self._adapted.items()):
+            if kind.__dict__.get("forward") is replacement:
+                kind.forward = original  # type: ignore[attr-defined]
+        self._adapted.clear()
+
+
+def _init_subclass(adapted: Any, before: Any, kind: Any, **more: Any) -> None:
+    if before is None:
+        super(torch.nn.Module, kind).__init_subclass__(**more)
+    else:
+        before.__get__(None, kind)(**more)
+    found = adapted()
+    if found is not None:
+        found.adapt(kind)
+
+
+def _adapter(original: FunctionType) -> Callable[..., Any]:
+    names = original.__code__.co_varnames[1 : original.__code__.co_argcount]
+
+    def traced(*facts: Any) -> str:
+        return _traced_as(original, *facts)
+
+    def reads(kind: Any) -> tuple[str, ...]:
+        return reads_of(kind, original)
+
+    for constant in (traced, reads):
+        _private_api.mark_constant(constant)
+
+    # Traced by Dynamo: nothing but what it can follow, and functions that it takes for constants.
+    @functools.wraps(original)
+    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
+        operands = (*args, *[kwargs[name] for name in names[len(args) :] if name in kwargs])
+        x = operands[0] if len(operands) > 0 else None
+        gate = operands[1] if len(operands) > 1 else None
+        if len(operands) != len(args) + len(kwargs) or not isinstance(x, torch.Tensor) or len(operands) > len(names):
+            return original(self, *args, **kwargs)
+        attributes, parameters, plain = read(self, reads(type(self)), x)
+        plain = plain and (gate is None or isinstance(gate, torch.Tensor))
+        types = tuple([(name, value.dtype) for name, value in parameters])
+        columns = x.shape[-1] if plain else 0
+        state = (type(self), attributes, types, x.dtype, x.device, columns, x.dim(), gate is not None)
+        if torch.compiler.is_compiling():
+            text = traced(*state)
+        else:
+            route, text = _route_of_call(original, state, x, parameters)
+            if route is not None:
+                return call_native(f"nn::{type(self).__name__}", route.op, original, (self, *args), kwargs, route)
+        if text == "":
+            return original(self, *args, **kwargs)
+        op, scale, place, activation, group_size, eps = text.split(" ")
+        formula = Formula(op, scale, place, activation, int(group_size))
+        weight = parameters[0][1] if len(parameters) > 0 else None
+        bias = parameters[1][1] if len(parameters) > 1 else None
+        return compute(formula, functools.partial(_normalize, op, float(eps)), x, weight, bias, gate)
+
+    return forward
+
+
+def _text_of(found: tuple[Formula, float]) -> str:
+    """Return a formula as text, which Dynamo takes for a constant."""
+    return " ".join(map(str, (*found[0], repr(found[1]))))
+
+
+def _route_of_call(original: FunctionType, state: Any, x: Tensor, parameters: Any) -> tuple[Route | None, str]:
+    """Return the route of an eager call where the forward of the class serves, or the formula for a kernel as text.
+
+    Neither where no policy decides the call.
+    """
+    active = active_policy()
+    if active is None or not active.ops & _NORMS or x.device.type not in _DEVICES or not x.numel():
+        return None, ""
+    phase, module = active.call_context()
+    kind, attributes, types, dtype, device, columns, dims, gated = state
+    why = "" if _is_usual(x, *(one for _, one in parameters)) else _UNUSUAL
+    found = None if why else recognized(original, kind, attributes, types, dtype, columns, dims, gated)
+    op = str(norm_by_operators(kind, original)) if found is None else found[0].op
+    if op not in active.ops:
+        return None, ""
+    key = ("class", original, state, phase, module, why)
+    route = active.routes.get(key)
+    if route is None:
+        route = active.resolve(
+            key, facts_of_call(op, device=device, dtype=dtype, phase=phase, module=module, sizes={}),
+            description=f"{title_of(kind)} of {list(x.shape)} {DTYPES.get(dtype, dtype)} on {device}",
+            unsupported_reason=why or ("" if found is not None else _UNKNOWN),
+        )  # fmt: skip
+    if found is None or (route.native and not route.open):
+        return route, ""
+    return None, _text_of(found)
+
+
+def _is_usual(*tensors: Tensor) -> bool:
+    """Say whether an operator of a library takes these tensors as PyTorch's own would: plain ones, by reverse mode."""
+    if _private_api.has_transforms() or _private_api.forward_level() >= 0:
+        return False
+    return all(type(one) in _TENSORS for one in tensors)
+
+
+def _traced_as(
+    original: FunctionType,
+    kind: type[torch.nn.Module],
+    attributes: Any,
+    types: Any,
+    dtype: torch.dtype,
+    device: torch.device,
+    columns: int,
+    dims: int,
+    gated: bool,
+) -> str:
+    """Return the formula of a call that is being compiled, where the policy asks for a kernel; else Inductor fuses it.
+
+    The policy that holds is part of the key of compiled code; see `compile_hooks`.
+    """
+    active = active_policy()
+    if active is None or not active.ops & _NORMS:
+        return ""
+    found = recognized(original, kind, attributes, types, dtype, columns, dims, gated)
+    op = found[0].op if found is not None else norm_by_operators(kind, original)
+    if op is None or not traced_norms.takes_kernel(op, dtype, device):
+        return ""
+    if found is None:
+        report_gaps([CoverageGap(op, title_of(kind), _UNKNOWN, _FIX.format(op=op))], active)
+        return ""
+    return _text_of(found)
+
+
+def _normalize(op: str, eps: float, rows: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
+    """Compute a norm by a kernel of the policy's."""
+    if weight is not None and weight.dtype != rows.dtype:
+        weight, bias = weight.float(), None if bias is None else bias.float()
+    shape = rows.shape[-1:]
+    compiling = torch.compiler.is_compiling()
+    same = weight is None or weight.dtype == rows.dtype
+    if op == "rms_norm" and same and not compiling and not torch.is_autocast_enabled(rows.device.type):
+        return functional.rms_norm(rows, shape, weight, eps)  # without Python where a fast kernel serves
+    call: Any = torch.ops.xpuruntime if compiling else norm_autograd
+    if op == "rms_norm":
+        return call.rms_norm(rows, None, shape, weight, eps, "", phase_of_norm())[0]
+    return call.layer_norm(rows, None, shape, weight, bias, eps, "", phase_of_norm())[0]
+
+
+OVERRIDES = (Override("forward", "rms_norm", (CLASSES,), AdaptedClasses, "", "norm_classes"),)

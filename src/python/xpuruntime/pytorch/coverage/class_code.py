@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+# SPDX-FileCopyrightText: The xpuruntime developers
+"""What the code of a class of modules names, without running it."""
+
+from __future__ import annotations
+
+import dis
+import inspect
+from functools import lru_cache
+from types import CodeType, FunctionType
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["code_constants", "code_names"]
+
+#: What each module has, and a class of norms does not define.
+_OF_MODULES = frozenset(dir(torch.nn.Module))
+
+
+@lru_cache(maxsize=4096)
+def code_names(kind: type, forward: FunctionType | None = None, *, helpers: bool = False) -> frozenset[str]:
+    """Return what the code of the forward of a class names, and of the methods of the class that it names.
+
+    With `helpers`, that of functions of the same package, too. `forward` is that of a class that this one extends.
+    """
+    return frozenset(name for _, names in _functions(kind, forward, helpers=helpers) for name in names)
+
+
+@lru_cache(maxsize=4096)
+def code_constants(kind: type, forward: FunctionType) -> tuple[float, ...]:
+    """Return the floats that this code states."""
+    consts = (
+        const for function, _ in _functions(kind, forward, helpers=False) for const in function.__code__.co_consts
+    )
+    return tuple(dict.fromkeys(const for const in consts if isinstance(const, float)))
+
+
+def _functions(kind: type, forward: FunctionType | None, *, helpers: bool) -> Iterator[tuple[FunctionType, list[str]]]:
+    """Yield the functions that `code_names` looks at, each with what it names and is not followed."""
+    package = kind.__module__.partition(".")[0]
+    left, done = [forward or inspect.getattr_static(kind, "forward", None)], set()
+    while left:
+        method = inspect.unwrap(left.pop() or len)
+        function = getattr(method, "__func__", method)
+        if not isinstance(function, FunctionType) or function in done:
+            continue
+        done.add(function)
+        names: list[str] = []
+        for name in _in_code(function.__code__):
+            helper = function.__globals__.get(name) if helpers else None
+            if isinstance(helper, FunctionType) and helper.__module__.partition(".")[0] == package:
+                left.append(helper)
+                continue
+            names.append(name)
+            if not name.startswith("__") and hasattr(kind, name) and (name == "forward" or name not in _OF_MODULES):
+                left.append(inspect.getattr_static(kind, name, None))
+        yield function, names
+
+
+@lru_cache(maxsize=4096)
+def _in_code(code: CodeType) -> frozenset[str]:
+    found = set(code.co_names)
+    for step in dis.get_instructions(code):
+        if step.opname.startswith("BINARY") and step.argrepr in ("@", "-"):
+            found.add(step.argrepr)
+    for const in code.co_consts:
+        if isinstance(const, CodeType):
+            found |= _in_code(const)
+    return frozenset(found)
